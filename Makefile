@@ -1,0 +1,52 @@
+# Each target sets up .venv as far as it needs it; once that is done a call goes straight to its work.
+#   make demo     where does the time of a real training script go?
+#   make test     all tests; ARGS="-k layers" narrows them
+#   make lint     ruff and mypy, as in CI
+#   make bench    the figures of the README: attribution and overhead
+# PYTHON=python3.12 chooses the interpreter for a new .venv.
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+OLD_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: .venv/.installed
+	$(BIN)/diagnose run examples/image_classifier.py
+
+test: .venv/.installed
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.installed-bench
+	$(BIN)/python benchmarks/attribution.py
+	$(BIN)/python benchmarks/overhead.py
+
+# The stamp comes last, so that an interrupted installation is taken up again. An environment that
+# cannot run, because its Python is gone or too old, is made anew.
+.venv/.installed: pyproject.toml constraints.txt
+	@if ! $(BIN)/python $(OLD_ENOUGH) 2>/dev/null; then \
+		command -v $(PYTHON) >/dev/null || { \
+			echo "make: there is no '$(PYTHON)' here; name a Python 3.10 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+		$(PYTHON) $(OLD_ENOUGH) || { \
+			echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1), but 3.10 or newer is needed: make PYTHON=python3.12" >&2; exit 1; }; \
+		echo "make: setting up .venv; the first time this downloads PyTorch, which takes minutes"; \
+		$(PYTHON) -m venv --clear .venv; \
+	fi
+	$(PIP) --editable ".[dev]"
+	@touch $@
+
+.venv/.installed-bench: .venv/.installed
+	$(PIP) --editable ".[dev,bench]"
+	@touch $@

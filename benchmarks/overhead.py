@@ -1,0 +1,126 @@
+"""What measuring costs: one loop bare, under `diagnose`, TraceML and torch.profiler, in turn in one run.
+
+    python benchmarks/overhead.py [--rounds 5] [--step-ms 1 10 100] [--markdown docs/overhead.md]
+
+Three costs, kept apart, since one hides another: main-thread time per step, seconds that start and end add,
+and whether all steps were completed. Tools alternate within every round, so that a drift of the machine
+hits all alike; the differences are taken within the round; median and range over rounds are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+JOB = Path(__file__).with_name("overhead_job.py")
+STEPS = {1: 8000, 10: 800, 100: 80}
+TOOLS = ("bare", "diagnose", "traceml", "torch.profiler")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--step-ms", type=int, nargs="+", default=list(STEPS))
+    parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    args = parser.parse_args()
+    tools = [tool for tool in args.tools if tool != "traceml" or importlib.util.find_spec("traceml_ai")]
+    lines = header(args.rounds, missing=set(args.tools) - set(tools))
+    for step_ms in args.step_ms:
+        rounds = []
+        for number in range(args.rounds):
+            # The order rotates, so that none always runs after the same neighbour.
+            order = tools[number % len(tools) :] + tools[: number % len(tools)]
+            rounds.append({tool: run(tool, step_ms) for tool in order})
+            print(f"{step_ms} ms, round {number + 1} of {args.rounds}", file=sys.stderr)
+        lines += [row(tool, step_ms, rounds) for tool in tools]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if args.markdown:
+        args.markdown.write_text(text, encoding="utf-8")
+
+
+def run(tool: str, step_ms: int) -> dict[str, Any]:
+    """Runs the job once under a tool; returns its own figures and the whole process's."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        job = ["--step-ms", str(step_ms), "--steps", str(STEPS[step_ms]), "--tool", tool, "--out", str(out)]
+        command = {
+            "diagnose": [sys.executable, "-m", "diagnose", "run", "--run-dir", folder, str(JOB), *job],
+            "traceml": [traceml(), "run", "--logs-dir", folder, str(JOB), "--args", *job],
+        }.get(tool, [sys.executable, str(JOB), *job])
+        root = str(Path(__file__).parents[1])
+        environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        begun = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        seconds = time.perf_counter() - begun
+        if not out.exists():
+            return {"error": done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]}
+        figures: dict[str, Any] = json.loads(out.read_text())
+    cpu, wall = figures.pop("cpu_ns"), figures.pop("wall_ns")
+    return figures | {
+        "cpu_us": (cpu[-1] - cpu[0]) / (len(cpu) - 1) / 1000,
+        "wall_us": statistics.median(b - a for a, b in itertools.pairwise(wall)) / 1000,
+        "outside_s": seconds - figures["loop_s"],
+    }
+
+
+def traceml() -> str:
+    return str(Path(sys.executable).with_name("traceml"))
+
+
+def row(tool: str, step_ms: int, rounds: list[dict[str, dict[str, Any]]]) -> str:
+    """Formats one tool's differences to the bare loop of the same round."""
+    failed = [r[tool]["error"] for r in rounds if "error" in r[tool]]
+    if failed:
+        return f"| {step_ms} ms | {tool} | failed: {failed[0][0][:60]} | | | |"
+    cells = []
+    for key, digits in (("cpu_us", 0), ("wall_us", 0), ("outside_s", 2)):
+        if tool == "bare":
+            values = [r[tool][key] for r in rounds]
+            cells.append(spread(values, digits))
+        else:
+            cells.append(spread([r[tool][key] - r["bare"][key] for r in rounds], digits, sign="+"))
+    steps = min(r[tool]["steps"] for r in rounds)
+    same = all(r[tool]["loss"] == r["bare"]["loss"] for r in rounds)
+    return f"| {step_ms} ms | {tool} | {' | '.join(cells)} | {steps}{'' if same else ', other loss'} |"
+
+
+def spread(values: list[float], digits: int, sign: str = "") -> str:
+    """Formats the median and the range of some values."""
+    middle = statistics.median(values)
+    return f"{middle:{sign},.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+def header(rounds: int, missing: set[str]) -> list[str]:
+    import torch
+
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, no GPU, Python {platform.python_version()}"
+    return [
+        "# What measuring costs",
+        "",
+        f"`python benchmarks/overhead.py`, {date.today()}, {machine}, torch {torch.__version__}; {rounds} "
+        "interleaved rounds, median and range. The bare rows are absolute, all others what the tool adds "
+        "to the bare run of its round. TraceML runs with its step context added to the script, as its "
+        "documentation asks; torch.profiler on the CPU, in cycles of 50 steps.",
+        *([f"Not installed, not run: {', '.join(sorted(missing))}."] if missing else []),
+        "",
+        "| step | tool | main-thread CPU us/step | wall us/step | seconds besides the loop | steps |",
+        "|---|---|---|---|---|---|",
+    ]
+
+
+if __name__ == "__main__":
+    main()

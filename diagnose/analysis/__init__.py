@@ -1,0 +1,1 @@
+"""A Run to a Profile: pure functions."""

@@ -1,0 +1,106 @@
+"""The source lines that time was spent on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.analysis.gaps import measured_samples
+from diagnose.analysis.roles import Roles, Sources
+from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED
+from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
+from diagnose.store.reader import Frame, RankLog
+
+MIN_SHARE = 0.001
+"""Lines below a thousandth of the time are noise of the sampler."""
+
+LineKey = tuple[Phase, Frame]
+
+
+def source_lines(
+    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, sources: Sources
+) -> list[SourceLine]:
+    """Returns the user's lines on the training thread by their share of the measured time, highest first.
+
+    How much time each slot took is measured exactly; the samples only divide it among lines. So the shares
+    of a slot's lines sum to the slot's share.
+
+    Args:
+        log: One rank's records.
+        rows: Its measured steps.
+        warmup: Leading steps whose samples are left out.
+        roles: Tells what a line between hooks serves.
+        sources: Where the text of a line is read.
+    """
+    slot_ns = rows[:, len(COUNTS) :].sum(axis=0).astype(float)
+    total_ns = float(slot_ns.sum())
+    if not total_ns:
+        return []
+    sampled: dict[int, float] = defaultdict(float)
+    weights: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
+    for slot, (library, *stack), weight_ns in measured_samples(log, warmup):
+        sampled[slot] += weight_ns
+        if stack:
+            phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
+            weights[phase, stack[0]][slot] += weight_ns
+            if library[0]:
+                libraries[phase, stack[0]][library] += weight_ns
+    num_samples = log.meta.get("samples") or 1
+    one_sample_ns = sum(weight for _, _, _, weight in log.samples) / num_samples or 1.0
+    return _ranked(
+        SourceLine(
+            phase=phase,
+            file=file,
+            line=line,
+            function=function,
+            share=sum(float(slot_ns[slot]) * ns / sampled[slot] for slot, ns in by_slot.items()) / total_ns,
+            num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
+            text=sources.line(file, line),
+            via=_heaviest(libraries[phase, (file, line, function)]),
+        )
+        for (phase, (file, line, function)), by_slot in weights.items()
+    )
+
+
+def worker_lines(log: RankLog, sources: Sources) -> list[SourceLine]:
+    """Returns the user's lines inside DataLoader workers by their share of the workers' busy time."""
+    total = sum(weight for _, weight in log.worker_samples)
+    weights: dict[Frame, int] = {}
+    for (_, *stack), weight in log.worker_samples:
+        if stack:
+            weights[stack[0]] = weights.get(stack[0], 0) + weight
+    return _ranked(
+        SourceLine(
+            phase=Phase.DATA_WAIT,
+            file=file,
+            line=line,
+            function=function,
+            share=weight / total,
+            in_worker=True,
+            text=sources.line(file, line),
+        )
+        for (file, line, function), weight in weights.items()
+    )
+
+
+def _ranked(lines: Iterable[SourceLine]) -> list[SourceLine]:
+    return sorted((line for line in lines if line.share >= MIN_SHARE), key=lambda line: -line.share)
+
+
+def _heaviest(libraries: dict[Frame, float]) -> str:
+    """Names the package's frame that took most: `transformers/trainer.py:2520
+    Trainer._inner_training_loop`."""
+    if not libraries:
+        return ""
+    file, line, function = max(libraries, key=lambda frame: libraries[frame])
+    path = Path(file)
+    inside = next(
+        (i for i, part in enumerate(path.parts) if part.endswith("-packages")), len(path.parts) - 2
+    )
+    return f"{'/'.join(path.parts[inside + 1 :])}:{line} {function}"

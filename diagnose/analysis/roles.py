@@ -1,0 +1,317 @@
+"""What a statement of the training loop is for: building the batch, computing the loss, or something else.
+
+Hooks see a model call and a backward, not the code between them. The source does: walking back from the
+arguments of the model call gives the statements that build the batch, and walking back from what `backward`
+is called on gives those that compute the loss. Everything else is other.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.core.phases import Phase
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+Frame = tuple[str, int, str]
+"""File, line, function."""
+Site = tuple[str, str, int, str, int]
+"""Kind, file, line, function, calls. The kind is `next`, `forward`, `backward` or `optimizer`."""
+Sample = tuple[int, int, Sequence[Frame], int]
+"""First step, slot, a package's frame and then the user's, nanoseconds, as the store has them."""
+
+KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
+AFTER_FORWARD = SLOT_OF["gap_after_forward"]
+
+PHASE_OF_KIND = {
+    "next": Phase.DATA_WAIT,
+    "forward": Phase.FORWARD,
+    "backward": Phase.BACKWARD,
+    "optimizer": Phase.OPTIMIZER,
+}
+
+
+@dataclass(slots=True)
+class _Anchors:
+    """The lines of one function from which hooks were entered, straight or through functions it calls."""
+
+    next: set[int] = field(default_factory=set)
+    forward: set[int] = field(default_factory=set)
+    backward: set[int] = field(default_factory=set)
+    optimizer: set[int] = field(default_factory=set)
+
+
+class Roles:
+    """Answers which phase a sampled stack belongs to when no hook was open.
+
+    Args:
+        sites: Lines from which batches were asked, models called, backward passes and steps begun.
+        sources: Text of each file, where it can be read; a file without text has no roles.
+        samples: What the sampler saw. A stack inside a model call or a backward also shows which lines
+            called the function that it is in: a loop may build its batch and leave the rest to a function.
+    """
+
+    def __init__(self, sites: Iterable[Site], sources: Sources, samples: Iterable[Sample] = ()) -> None:
+        self._roles: dict[tuple[str, int], Phase] = {}
+        self._anchored: set[tuple[str, int]] = set()
+        self._kinds: dict[tuple[str, int], set[str]] = {}
+        straight: dict[tuple[str, int], set[str]] = {}
+        for kind, file, line, _, _ in sites:
+            straight.setdefault((file, line), set()).add(kind)
+        by_file: dict[str, list[tuple[int, str]]] = {}
+        for (file, line), kinds in straight.items():
+            by_file.setdefault(file, []).extend((line, kind) for kind in kinds)
+        for file, line, kind in _callers(straight, samples):
+            by_file.setdefault(file, []).append((line, kind))
+        for file, in_file in by_file.items():
+            tree = sources.tree(file)
+            if tree is not None:
+                self._read(file, tree, in_file, straight)
+
+    def phase(self, stack: Iterable[Frame], slot: int) -> Phase:
+        """Returns the phase of a stack sampled between hooks.
+
+        The innermost frame of a function that holds a model call or a backward decides: what it calls
+        serves the statement that calls it.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+            slot: The gap in which it was sampled.
+        """
+        for depth, (file, line, _) in enumerate(stack):
+            kinds = self._kinds.get((file, line))
+            if kinds is not None:
+                return _beside(kinds, slot, within=depth > 0)
+            if (file, line) in self._anchored:
+                return self._roles.get((file, line), Phase.OTHER)
+        return Phase.OTHER
+
+    def _read(
+        self,
+        file: str,
+        tree: ast.Module,
+        sites: list[tuple[int, str]],
+        straight: Mapping[tuple[str, int], set[str]],
+    ) -> None:
+        functions = list(_functions(tree))
+        anchors: dict[int, _Anchors] = {}
+        for line, kind in sites:
+            index = _innermost(functions, line)
+            getattr(anchors.setdefault(index, _Anchors()), kind).add(line)
+        for index, found in anchors.items():
+            statements = list(_statements(functions[index]))
+            for statement in statements:
+                lines = _header_lines(statement)
+                kinds = set().union(*(straight.get((file, line), ()) for line in lines))
+                if kinds:
+                    self._kinds.update(((file, line), kinds) for line in lines)
+            if found.forward or found.backward:
+                for statement in statements:
+                    self._anchored.update((file, line) for line in _header_lines(statement))
+                for line, phase in _slice(statements, found).items():
+                    self._roles[file, line] = phase
+
+
+def _callers(
+    straight: Mapping[tuple[str, int], set[str]], samples: Iterable[Sample]
+) -> set[tuple[str, int, str]]:
+    """Returns the lines that call, at some remove, a function that calls a model or begins a backward."""
+    callers: set[tuple[str, int, str]] = set()
+    for _, slot, (_, *stack), _ in samples:
+        kind = KIND_OF_SLOT.get(slot)
+        if kind is not None:
+            depths = (
+                i for i, (file, line, _) in enumerate(stack) if kind in straight.get((file, line), ())
+            )
+            for file, line, _ in stack[next(depths, len(stack)) + 1 :]:
+                callers.add((file, line, kind))
+    return callers
+
+
+def _beside(kinds: set[str], slot: int, *, within: bool) -> Phase:
+    """Returns whose the time is that passes in a statement before or after what a hook sees of it.
+
+    Args:
+        kinds: What the statement does. One that does it all calls a trainer, whose time this does not tell.
+        slot: The gap in which the time passed.
+        within: Whether it passed in another function of the user's that the statement calls.
+    """
+    if slot == AFTER_FORWARD and "next" not in kinds and kinds & {"forward", "backward"}:
+        return Phase.FORWARD  # loss = cross_entropy(model(x), y)
+    if len(kinds) > 1:
+        return Phase.OTHER
+    if "forward" in kinds and within:
+        return Phase.DATA_WAIT  # out = model(get_batch())
+    return PHASE_OF_KIND[next(iter(kinds))]
+
+
+class Sources:
+    """Source text by file, read once.
+
+    Args:
+        texts: Texts that are known already, such as those kept with the run.
+    """
+
+    def __init__(self, texts: dict[str, str] | None = None) -> None:
+        self._texts: dict[str, str | None] = dict(texts or {})
+
+    def text(self, file: str) -> str | None:
+        """Returns the text of a file, or `None` when it cannot be read."""
+        if file not in self._texts:
+            try:
+                self._texts[file] = Path(file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
+                self._texts[file] = None
+        return self._texts[file]
+
+    def line(self, file: str, line: int) -> str:
+        """Returns one line without its indentation, or an empty text."""
+        lines = (self.text(file) or "").splitlines()
+        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+
+    def tree(self, file: str) -> ast.Module | None:
+        """Returns the parsed file, or `None` when it is not Python."""
+        text = self.text(file)
+        if text is None:
+            return None
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError):
+            return None
+
+
+def _functions(tree: ast.Module) -> Iterator[Function]:
+    yield tree
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def _innermost(functions: list[Function], line: int) -> int:
+    """Returns the index of the innermost function that holds a line; 0 is the module."""
+    best, span = 0, float("inf")
+    for index, function in enumerate(functions):
+        if isinstance(function, ast.Module):
+            continue
+        end = function.end_lineno or function.lineno
+        if function.lineno <= line <= end and end - function.lineno < span:
+            best, span = index, end - function.lineno
+    return best
+
+
+def _statements(function: Function) -> Iterator[ast.stmt]:
+    """Yields the statements of a function, of every depth, but not those of functions inside it."""
+    pending: list[ast.stmt] = list(function.body)
+    while pending:
+        statement = pending.pop()
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        yield statement
+        for _, value in ast.iter_fields(statement):
+            if isinstance(value, list):
+                for item in value:
+                    if isinstance(item, ast.stmt):
+                        pending.append(item)
+                    elif isinstance(item, (ast.ExceptHandler, ast.match_case)):
+                        pending.extend(item.body)
+
+
+def _header_lines(statement: ast.stmt) -> range:
+    """Returns the lines that a statement itself occupies, without those of the statements in it."""
+    end = statement.end_lineno or statement.lineno
+    inner = [node.lineno for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt)]
+    if inner:
+        end = max(statement.lineno, min(inner) - 1)
+    return range(statement.lineno, end + 1)
+
+
+def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
+    """Walks back from the model calls and the backward passes to the statements that feed them.
+
+    A function without a backward hands its loss to who called it, so there the way back begins at `return`.
+    """
+    calls = [s for s in statements if anchors.forward.intersection(_header_lines(s))]
+    passes = [s for s in statements if anchors.backward.intersection(_header_lines(s))]
+    asks = [s for s in statements if anchors.next.intersection(_header_lines(s))]
+    steps = [s for s in statements if anchors.optimizer.intersection(_header_lines(s))]
+    fixed = {id(s) for s in (*calls, *passes, *asks, *steps)}
+    roles: dict[int, Phase] = {}
+    if not passes:
+        passes = [s for s in statements if isinstance(s, ast.Return) and id(s) not in fixed]
+        roles.update((line, Phase.FORWARD) for s in passes for line in _header_lines(s))
+    # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
+    for sources, phase in ((passes, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
+        wanted = set().union(*(_reads(s) for s in sources)) if sources else set()
+        if phase is Phase.DATA_WAIT:
+            # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
+            wanted -= set().union(*(_writes(s) for s in sources)) if sources else set()
+        found: set[int] = set()
+        grew = True
+        while grew:
+            grew = False
+            for statement in statements:
+                if id(statement) in found or id(statement) in fixed or not _writes(statement) & wanted:
+                    continue
+                found.add(id(statement))
+                wanted |= _reads(statement)
+                grew = True
+                for line in _header_lines(statement):
+                    roles[line] = phase
+    return roles
+
+
+def _reads(statement: ast.stmt) -> set[str]:
+    """Returns the names and dotted names that a statement's own expressions read."""
+    return {
+        name
+        for expression in _own_expressions(statement)
+        for node in ast.walk(expression)
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+        for name in (_dotted(node),)
+        if name is not None and name != "self"
+    }
+
+
+def _writes(statement: ast.stmt) -> set[str]:
+    """Returns the names, dotted names and containers that a statement assigns."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = list(statement.targets)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+        targets = [statement.target]
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
+    names: set[str] = set()
+    while targets:
+        target = targets.pop()
+        if isinstance(target, (ast.Tuple, ast.List)):
+            targets.extend(target.elts)
+        elif isinstance(target, (ast.Starred, ast.Subscript)):
+            targets.append(target.value)
+        else:
+            name = _dotted(target)
+            if name is not None:
+                names.add(name)
+    return names
+
+
+def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    for _, value in ast.iter_fields(statement):
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, ast.expr):
+                yield item
+            elif isinstance(item, ast.withitem):
+                yield item.context_expr
+
+
+def _dotted(node: ast.expr) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join((node.id, *reversed(parts)))

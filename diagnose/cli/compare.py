@@ -1,0 +1,40 @@
+"""`diagnose compare`: says whether one run was faster than another."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._output import Json, RunDir, as_json, put, root_of_runs, show
+
+WIDEST = 100
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("compare")(compare)
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A", help="Name or path of the run before.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Name or path of the run after.")],
+    json: Json = None,
+    run_dir: RunDir = None,
+) -> None:
+    """Compares two runs phase by phase: faster, slower, or cannot tell."""
+    from diagnose.analysis.compare import compare as compare_series
+    from diagnose.analysis.compare import differences
+    from diagnose.analysis.profile import load_profile, load_series
+    from diagnose.report import Terminal, comparison_json, comparison_text
+    from diagnose.store.runs import resolve_run
+
+    root = root_of_runs(run_dir)
+    one, other = resolve_run(before, root), resolve_run(after, root)
+    runs = (load_profile(one).run, load_profile(other).run)
+    comparison = compare_series(load_series(one), load_series(other), notes=differences(*runs))
+    if json is not None:
+        put(as_json(comparison_json(comparison, runs)), json)
+    else:
+        show(comparison_text(comparison, runs, Terminal.of(sys.stdout, widest=WIDEST)))

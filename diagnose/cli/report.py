@@ -1,0 +1,49 @@
+"""`diagnose report`: shows what a run recorded."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._output import STDOUT, Json, RunDir, as_json, put, root_of_runs, show
+from diagnose.core.errors import DiagnoseError
+
+WIDEST = 120  # a wider table is not easier to read
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("report")(report)
+
+
+def report(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
+    ] = None,
+    json: Json = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="PATH|-", help="Write one HTML file, or to stdout for -.")
+    ] = None,
+    md: Annotated[
+        str | None, typer.Option(metavar="PATH|-", help="Write markdown to a file, or to stdout for -.")
+    ] = None,
+    run_dir: RunDir = None,
+) -> None:
+    """Says where the time of a recorded run went: phases, source lines, workers, ranks."""
+    if [json, html, md].count(STDOUT) > 1:
+        raise DiagnoseError("diagnose report: only one of --json, --html and --md can go to stdout.")
+    from diagnose.analysis.profile import load_profile
+    from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
+    from diagnose.store.runs import resolve_run
+
+    profile = load_profile(resolve_run(run, root_of_runs(run_dir)))
+    if json is not None:
+        put(as_json(to_json(profile)), json)
+    if html is not None:
+        put(to_html(profile), html)
+    if md is not None:
+        put(to_markdown(profile), md)
+    if json is html is md is None:
+        show(to_text(profile, Terminal.of(sys.stdout, widest=WIDEST)))

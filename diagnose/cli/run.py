@@ -1,0 +1,85 @@
+"""`diagnose run`: runs a script and says where its time went."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(
+        "run",
+        # What follows the script is the script's. Unknown options before it stay errors: with them ignored,
+        # `run --stpes 5 train.py` would run a script called --stpes.
+        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+    )(run)
+
+
+def _torchruns() -> Any:
+    return typer.Option(help="As of torchrun.")
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT|MODULE", help="The script; what follows it is its own.")
+    ],
+    is_module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the run. [default: time and script]")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds the runs. [default: .diagnose/runs]")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="PATH", help="Write the report as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write the report as HTML.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Measure N steps, then let it train on.")
+    ] = None,
+    stop_after: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="End the script cleanly after N steps.")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Leave the first N steps out of every figure.")
+    ] = None,
+    quiet: Annotated[
+        bool | None, typer.Option("--quiet", help="Print no start line and no report.")
+    ] = None,
+    nproc_per_node: Annotated[
+        str | None, typer.Option(metavar="N", help="Start N ranks through torchrun.")
+    ] = None,
+    nnodes: Annotated[str | None, _torchruns()] = None,
+    node_rank: Annotated[int | None, _torchruns()] = None,
+    master_addr: Annotated[str | None, _torchruns()] = None,
+    master_port: Annotated[int | None, _torchruns()] = None,
+    local_addr: Annotated[str | None, _torchruns()] = None,
+    standalone: Annotated[bool | None, typer.Option("--standalone", help="As of torchrun.")] = None,
+    rdzv_backend: Annotated[str | None, _torchruns()] = None,
+    rdzv_endpoint: Annotated[str | None, _torchruns()] = None,
+    rdzv_id: Annotated[str | None, _torchruns()] = None,
+    rdzv_conf: Annotated[str | None, _torchruns()] = None,
+    max_restarts: Annotated[int | None, _torchruns()] = None,
+    monitor_interval: Annotated[float | None, _torchruns()] = None,
+    start_method: Annotated[str | None, _torchruns()] = None,
+    role: Annotated[str | None, _torchruns()] = None,
+    log_dir: Annotated[str | None, _torchruns()] = None,
+    redirects: Annotated[str | None, _torchruns()] = None,
+    tee: Annotated[str | None, _torchruns()] = None,
+    local_ranks_filter: Annotated[str | None, _torchruns()] = None,
+) -> None:
+    """Runs a PyTorch script, unmodified, and says where its time went.
+
+    Everything after SCRIPT is the script's own, also options that have the name of one of ours.
+    """
+    from diagnose.launch.command import Target
+    from diagnose.launch.run import run as run_script
+    from diagnose.launch.settings import KEYS, resolve
+    from diagnose.launch.supervisor import end_as
+
+    options = dict(context.params)
+    script, is_module = options.pop("script"), options.pop("is_module")
+    target = Target(script=script, is_module=is_module, arguments=tuple(context.args))
+    settings = resolve({key: options.pop(key) for key in KEYS}, os.environ, Path.cwd())
+    end_as(run_script(target, settings, torchrun=options))

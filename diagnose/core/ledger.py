@@ -1,0 +1,40 @@
+"""The columns of one recorded step: which slot of the recorder's ledger means what.
+
+The recorder charges every nanosecond of the training thread to exactly one slot. Ten slots are the
+phases that a hook can see. Time between two hooks is a *gap*; it is kept apart by the phase that ended
+before it, because the analysis divides each gap between the batch the loop builds, the loss it computes
+and its other code, from the source lines that the sampler saw there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from diagnose.core.phases import Phase
+
+HOOKED: Final[tuple[Phase, ...]] = tuple(phase for phase in Phase if phase is not Phase.OTHER)
+
+SLOTS: Final[tuple[str, ...]] = (
+    *(phase.value for phase in HOOKED),
+    "gap_after_data_wait",
+    "gap_after_copy",
+    "gap_after_forward",
+    "gap_after_backward",
+    "gap_after_optimizer",
+    "gap_after_evaluation",
+    "gap_after_rest",
+)
+
+SLOT_OF: Final[dict[str, int]] = {name: index for index, name in enumerate(SLOTS)}
+FIRST_GAP: Final[int] = len(HOOKED)
+
+GAP_AFTER: Final[tuple[int, ...]] = tuple(
+    SLOT_OF.get(f"gap_after_{name}", SLOT_OF["gap_after_rest"]) for name in SLOTS
+)
+"""For each slot, the gap that follows when it ends and no hook is left open."""
+
+COUNTS: Final[tuple[str, ...]] = ("end_ns", "samples", "tokens", "backward_passes", "spans")
+"""What a step's row holds before its slots: when it ended (`time.perf_counter_ns`), and four counts."""
+
+COLUMNS: Final[tuple[str, ...]] = (*COUNTS, *SLOTS)
+"""The columns of one stored step, all int64: counts first, then nanoseconds per slot."""

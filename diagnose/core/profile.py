@@ -1,0 +1,219 @@
+"""What is known of a run once its records are analysed: the nouns that rules and reports read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from diagnose.core.phases import Phase
+
+
+class Status(str, Enum):
+    """How much a run's figures can carry."""
+
+    OK = "ok"
+    NO_STEPS = "no_steps"
+    TOO_FEW_STEPS = "too_few_steps"
+    SCRIPT_FAILED = "script_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """Which program ran, where, and how it ended.
+
+    Attributes:
+        id: Name of the run's folder.
+        script: The script or module as the user typed it.
+        argv: The script's own arguments.
+        exit_code: The code the script exited with; `None` while it runs or when a signal ended it.
+        signal: The number of the signal that ended the script, if one did.
+        world_size: Number of ranks that recorded steps.
+        device: `cpu` or the accelerator's type as torch names it.
+        torch: Version of torch, or `None` when the script never imported it.
+        started: Start of the run, ISO 8601 with time zone.
+        duration_s: Wall time of the script, from its start to its end, as far as it is known.
+        error: Type of the uncaught exception that ended the script, if one did.
+    """
+
+    id: str
+    script: str
+    argv: tuple[str, ...] = ()
+    exit_code: int | None = None
+    signal: int | None = None
+    world_size: int = 1
+    device: str = "cpu"
+    torch: str | None = None
+    started: str = ""
+    duration_s: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Work done per second over the measured steps, of all ranks together.
+
+    Attributes:
+        samples_per_s: `None` when no batch size could be read.
+        samples_per_s_ci95: 95 % interval of `samples_per_s`, from the spread between blocks of steps.
+        tokens_per_s: Only for integer batches of shape `(B, T)`.
+        steps_per_s: Steps of one rank per second.
+    """
+
+    samples_per_s: float | None = None
+    samples_per_s_ci95: tuple[float, float] | None = None
+    tokens_per_s: float | None = None
+    steps_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """How many steps there were, and how long the measured ones took.
+
+    Attributes:
+        count: All steps that ended, warm-up included.
+        warmup: Leading steps left out of every figure.
+        total_time_ns: Wall time of the measured steps together.
+    """
+
+    count: int = 0
+    warmup: int = 0
+    total_time_ns: int = 0
+    mean_ns: float | None = None
+    median_ns: float | None = None
+    p95_ns: float | None = None
+    p99_ns: float | None = None
+
+    @property
+    def measured(self) -> int:
+        """Number of steps that the figures rest on."""
+        return self.count - self.warmup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """A line of the user's code and the share of all measured time spent there, from the sampler.
+
+    Attributes:
+        phase: The phase that the time belongs to.
+        file: Absolute path, or the name in angle brackets of code without a file.
+        line: Line number, from 1.
+        function: Qualified name of the function, `<module>` at the top level.
+        share: Part of the measured wall time, 0 to 1.
+        num_samples: About how many times the sampler saw the line; small numbers carry little.
+        in_worker: Whether a DataLoader worker, not the training thread, spent the time. `share` is then
+            the part of the workers' busy time.
+        text: The source line without indentation, when it could be read.
+        via: The frame of an installed package, inside that line, that most of its time was spent in:
+            `transformers/trainer.py:2520 Trainer._inner_training_loop`. Empty when there was none.
+    """
+
+    phase: Phase
+    file: str
+    line: int
+    function: str
+    share: float
+    num_samples: int = 0
+    in_worker: bool = False
+    text: str = ""
+    via: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """What the DataLoader's worker processes did, all of them together.
+
+    Attributes:
+        num_workers: Number of distinct worker processes that reported.
+        batches: Batches they produced.
+        fetch_ns: Time in `dataset[...]` per batch, without collate.
+        collate_ns: Time in `collate_fn` per batch.
+        send_ns: CPU time per batch of everything but fetch and collate: pickling and queues, mostly.
+        cpu_share: Part of fetch and collate that was spent on a CPU; the rest waited for disk, network or a
+            free core.
+        idle_share: Part of the workers' life spent waiting to be asked.
+        ready_batches: Mean number of finished batches waiting when the loop asked for one.
+    """
+
+    num_workers: int
+    batches: int
+    fetch_ns: float
+    collate_ns: float
+    send_ns: float
+    cpu_share: float
+    idle_share: float
+    ready_batches: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputStats:
+    """Where loading a batch took its time, whoever loaded it.
+
+    Attributes:
+        fetch_ns: Time per batch in `dataset[...]` on the training thread; `None` when workers do it.
+        collate_ns: Likewise in `collate_fn`.
+        workers: The worker processes, if there were any.
+    """
+
+    fetch_ns: float | None = None
+    collate_ns: float | None = None
+    workers: WorkerStats | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What measuring cost, measured.
+
+    Attributes:
+        us_per_step: Microseconds of the training thread per step: spans, sampler and flushes.
+        startup_s: Seconds added before the script's first line and by installing hooks.
+    """
+
+    us_per_step: float | None = None
+    startup_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProfile:
+    """One rank's ledger: mean nanoseconds per measured step."""
+
+    rank: int
+    host: str
+    phase_time_ns: Mapping[Phase, float]
+    late_ns_per_step: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One run, analysed.
+
+    Attributes:
+        phase_time_ns: Mean nanoseconds per measured step. Their sum is `step_time_ns`. A phase that is
+            absent was not measured; a phase at 0 was measured and took no time.
+        where: Sampled source lines, most expensive first, all phases.
+        events: How often something happened over the whole run: `compile`, `checkpoint`, `gc`, ...
+        notes: What the reader must know: hooks that were switched off, records that were lost.
+    """
+
+    run: RunInfo
+    status: Status
+    throughput: Throughput = Throughput()
+    steps: StepStats = StepStats()
+    phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
+    where: tuple[SourceLine, ...] = ()
+    input: InputStats = InputStats()
+    overhead: Overhead = Overhead()
+    ranks: tuple[RankProfile, ...] = ()
+    events: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_time_ns(self) -> float:
+        """Mean wall time of a measured step; 0 without steps."""
+        return sum(self.phase_time_ns.values())
+
+    def share(self, phase: Phase) -> float | None:
+        """Returns the phase's part of the step, 0 to 1, or `None` when it was not measured."""
+        if phase not in self.phase_time_ns or not self.step_time_ns:
+            return None
+        return self.phase_time_ns[phase] / self.step_time_ns

@@ -1,0 +1,1 @@
+"""Script to spans: one file per thing measured."""

@@ -1,0 +1,119 @@
+"""Tells the user's frames from those of libraries, and turns sampled instructions into lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import CodeType, FrameType
+
+import diagnose
+from diagnose.hooks._skid import entry, operator_before
+
+MAX_FRAMES = 8
+"""User frames kept of one stack: from the line that spends the time out to the loop that called for it."""
+
+INTERNAL, LIBRARY, USER = 0, 1, 2
+"""Whose code a frame runs: Python's, torch's or ours; another installed package's; the user's."""
+
+_LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_INTERNAL_ROOTS = tuple(
+    os.path.join(root, "")
+    for root in {
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        os.path.dirname(os.path.realpath(os.__file__)),
+        os.path.dirname(os.path.realpath(diagnose.__file__)),
+    }
+)
+_TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
+# A notebook's cells, `python -c` and a script on standard input have such names.
+_USER_NAMES = ("<stdin>", "<string>", "<ipython-input")
+
+_codes: dict[int, CodeType] = {}
+_owners: dict[int, int] = {}
+_entries: dict[int, int] = {}
+
+
+def owner(code: CodeType) -> int:
+    """Returns whose code it is: `USER`, `LIBRARY` or `INTERNAL`."""
+    known = _owners.get(id(code))
+    if known is None:
+        known = _owners[id(code)] = _file_owner(code.co_filename)
+        _codes[id(code)] = code  # kept alive, so that its identity stays its own
+        _entries[id(code)] = entry(code)
+    return known
+
+
+def _file_owner(file: str) -> int:
+    if file.startswith("<"):
+        return USER if file.startswith(_USER_NAMES) else INTERNAL
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is not None and file == main:
+        return USER
+    path = os.path.abspath(file)
+    if any(part in path for part in _LIBRARY_PARTS):
+        return INTERNAL if _TORCH in path else LIBRARY
+    return INTERNAL if path.startswith(_INTERNAL_ROOTS) else USER
+
+
+def user_frame(frame: FrameType | None) -> tuple[int, int] | None:
+    """Returns `(id(code), instruction)` of the innermost user frame at or outside `frame`."""
+    while frame is not None:
+        if owner(frame.f_code) == USER:
+            return id(frame.f_code), frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def user_stack(slot: int, frame: FrameType | None) -> tuple[int, ...]:
+    """Returns the slot, then `id(code)` and instruction of some frames, innermost first.
+
+    The first pair is the innermost frame of an installed package inside the user's code, or zeros: under a
+    trainer the user's only line is `trainer.train()`, and the package's says more. Then come the user's
+    frames. A function that has just begun is left out, and the instruction of its caller is complemented.
+    """
+    key = [slot, 0, 0]
+    known = _owners
+    called = False
+    if frame is not None and frame.f_back is not None:
+        owner(frame.f_code)
+        if frame.f_lasti == _entries[id(frame.f_code)]:
+            called, frame = True, frame.f_back
+    while frame is not None:
+        code = frame.f_code
+        whose = known.get(id(code))
+        if whose is None:
+            whose = owner(code)
+        if whose == USER:
+            key += (id(code), ~frame.f_lasti if called else frame.f_lasti)
+            if len(key) > 2 * MAX_FRAMES + 2:
+                break
+        elif whose == LIBRARY and key[1] == 0 and len(key) == 3:
+            key[1], key[2] = id(code), frame.f_lasti
+        called = False
+        frame = frame.f_back
+    return tuple(key)
+
+
+def resolve(code_id: int, instruction: int) -> tuple[str, int, str]:
+    """Turns a sampled instruction into absolute file, line and function.
+
+    Args:
+        code_id: Identity of a code object that `user_stack` returned; 0 stands for none.
+        instruction: Byte offset into its code. A negative one is the complement of where a call stands that
+            has taken no time: the operator before it has.
+    """
+    if not code_id:
+        return "", 0, ""
+    code = _codes[code_id]
+    if instruction < 0:
+        instruction = operator_before(code, ~instruction)
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if number is not None and start <= instruction < end:
+            line = number
+            break
+    name = getattr(code, "co_qualname", code.co_name)  # Python 3.11
+    file = code.co_filename
+    return file if file.startswith("<") else os.path.abspath(file), line, name

@@ -1,0 +1,190 @@
+"""Samples which line of the user's code the training thread is in, at a low rate.
+
+A kernel timer sends the training thread a signal every few milliseconds; the handler runs between two of
+its instructions. A sampling thread would have to wait for the interpreter lock, so it would see long calls
+that release the lock and miss Python code that holds it; the signal sees both. When a call into C outlasts
+several ticks, its one sample weighs as many.
+
+`SIGURG` is ignored by default, so a signal that arrives late harms nobody, and hardly any program uses it;
+the Go runtime picked it for preemption for the same reasons. System calls that it interrupts restart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from time import monotonic_ns, perf_counter_ns
+from types import FrameType
+from typing import Any
+
+from diagnose.hooks._frames import user_stack
+from diagnose.hooks._recorder import Recorder
+
+SIGNAL = getattr(signal, "SIGURG", None)
+
+INTERVAL_NS = (2_500_000, 4_500_000)
+"""Bounds of the interval between samples. It is drawn anew every flush, lest it keep step with the loop."""
+
+DENSE_SAMPLES = 600
+"""So many samples are taken at that rate, in about two seconds. Then there are enough to be sparing."""
+
+SPARSE = 3.0
+"""The interval is then this many times longer, or more, as far as `COST_PER_STEP_NS` asks."""
+
+COST_PER_STEP_NS = 20_000
+"""What the sampler may take of a step, on average: its part of the promised 50 us."""
+
+MAX_STRETCH = 16
+"""Still one sample in about 50 ms, however long the steps are."""
+
+_CLOCK_MONOTONIC = 1
+_SIGEV_THREAD_ID = 4
+_TIMER_ABSTIME = 1
+_NS_PER_S = 1_000_000_000
+
+
+class _SigEvent(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("thread", ctypes.c_int),
+        ("padding", ctypes.c_char * 44),
+    )
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+class _TimerSpec(ctypes.Structure):
+    _fields_ = (("interval", _TimeSpec), ("first", _TimeSpec))
+
+
+class Sampler:
+    """Adds sampled stacks of the main thread to `recorder.pending` while it runs.
+
+    Args:
+        recorder: Says which slot is running; its `pending` gets `{(slot, stack...): nanoseconds}`.
+
+    Attributes:
+        cost_ns: Time that the handler has taken of the training thread so far.
+        count: Number of samples so far.
+        set_eval_frame: Dynamo's switch, once it is imported; returns the callback that it replaces.
+        missing: Why there are no samples, in words; empty when there are.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.cost_ns = 0
+        self.count = 0
+        self.set_eval_frame: Callable[[Any], Any] | None = None
+        self.missing = ""
+        self._recorder = recorder
+        self._timer: ctypes.c_void_p | None = None
+        self._interval_ns = 0
+        self._started_ns = 0
+        self._charged_ns = 0
+        self._previous_handler: Any = None
+        self._libc: Any = None
+
+    def start(self) -> None:
+        """Starts sampling the calling thread. Where that cannot be done, says so in `missing`."""
+        if SIGNAL is None or not sys.platform.startswith("linux"):
+            self.missing = f"source lines are not sampled on {sys.platform}"
+        elif threading.current_thread() is not threading.main_thread():
+            self.missing = "source lines are not sampled: the training loop is not in the main thread"
+        elif signal.getsignal(SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN, self._handle):
+            self.missing = "source lines are not sampled: the script uses SIGURG itself"
+        else:
+            self._arm()
+
+    def _arm(self) -> None:
+        assert SIGNAL is not None
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            create = libc.timer_create
+        except AttributeError:  # glibc before 2.34
+            libc = ctypes.CDLL("librt.so.1", use_errno=True)
+            create = libc.timer_create
+        self._libc = libc
+        event = _SigEvent(signo=SIGNAL, notify=_SIGEV_THREAD_ID, thread=threading.get_native_id())
+        timer = ctypes.c_void_p()
+        if create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+            self.missing = f"source lines are not sampled: timer_create failed ({ctypes.get_errno()})"
+            return
+        self._previous_handler = signal.signal(SIGNAL, self._handle)
+        signal.siginterrupt(SIGNAL, False)
+        self._timer = timer
+        self._started_ns = self._charged_ns = monotonic_ns()
+        self.vary()
+
+    def vary(self) -> None:
+        """Draws a new interval. Any thread may call it."""
+        if self._timer is None:
+            return
+        interval = int(random.SystemRandom().randint(*INTERVAL_NS) * self._stretch())
+        self._interval_ns = interval
+        first = divmod((monotonic_ns() // interval + 1) * interval, _NS_PER_S)
+        spec = _TimerSpec(_TimeSpec(0, interval), _TimeSpec(*first))
+        self._libc.timer_settime(self._timer, _TIMER_ABSTIME, ctypes.byref(spec), None)
+
+    def _stretch(self) -> float:
+        """Returns how many times longer than `INTERVAL_NS` the interval has to be."""
+        if self.count < DENSE_SAMPLES:
+            return 1.0
+        step_ns = (monotonic_ns() - self._started_ns) / max(1, self._recorder.steps)
+        samples_per_step = step_ns / (sum(INTERVAL_NS) / 2)
+        wanted = samples_per_step * (self.cost_ns / self.count) / COST_PER_STEP_NS
+        return min(max(wanted, SPARSE), float(MAX_STRETCH))
+
+    def stop(self) -> None:
+        """Stops sampling and puts the signal's handler back. Call it in the main thread."""
+        if self._timer is None:
+            return
+        assert SIGNAL is not None
+        self._libc.timer_delete(self._timer)
+        self._timer = None
+        if signal.getsignal(SIGNAL) == self._handle:
+            signal.signal(SIGNAL, self._previous_handler)
+
+    def disarm(self) -> None:
+        """In a forked child, where the timer does not exist: gives the signal back, perhaps to a worker's
+        sampler."""
+        if self._timer is not None:
+            self._timer = None
+            if SIGNAL is not None and signal.getsignal(SIGNAL) == self._handle:
+                signal.signal(SIGNAL, self._previous_handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        begun = perf_counter_ns()
+        now = monotonic_ns()
+        # Since the last sample, whatever the interval was in between: when a long call into C returns, the
+        # flusher may have drawn a new one just before this.
+        tick_ns = now - now % self._interval_ns
+        weight = tick_ns - self._charged_ns
+        if weight <= 0:
+            return
+        self._charged_ns = tick_ns
+        recorder = self._recorder
+        if not recorder.thread:
+            return
+        dynamo = self.set_eval_frame
+        if dynamo is None:
+            recorder.guarded(self._add, frame, weight)
+        else:
+            # The signal may land in a region that Dynamo watches, where every frame counts as the script's.
+            callback = dynamo(None)
+            recorder.guarded(self._add, frame, weight)
+            dynamo(callback)
+        self.count += 1
+        self.cost_ns += perf_counter_ns() - begun
+
+    def _add(self, frame: FrameType | None, weight: int) -> None:
+        recorder = self._recorder
+        key = user_stack(recorder.current, frame)
+        pending = recorder.pending
+        pending[key] = pending.get(key, 0) + weight

@@ -1,0 +1,52 @@
+"""Finds what was running when a signal came, where Python ran the handler only later.
+
+CPython looks for signals when a function begins, after a call into C and when a loop goes back, but not
+after an operator. So what `x = table[order]` took is seen where the next function begins. A function that
+has just begun has taken no time itself: it was what its caller did before the call.
+"""
+
+from __future__ import annotations
+
+import dis
+from types import CodeType
+
+LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+"""How the names of instructions begin after which CPython looks for signals."""
+
+OPERATORS = ("BINARY_", "INPLACE_", "UNARY_", "COMPARE_OP", "CONTAINS_OP", "STORE_SUBSCR", "DELETE_SUBSCR")
+"""How the names of instructions begin that may run long in C."""
+
+VIEW = ("BUILD_SLICE", "LOAD_CONST", "LOAD_SMALL_INT")
+"""What makes an index: a slice or a constant picks a view of a tensor, or little of a list."""
+
+
+def entry(code: CodeType) -> int:
+    """Returns the offset at which a function of this code stands when it has just begun."""
+    resume = dis.opmap.get("RESUME")
+    if resume is None:  # before Python 3.11
+        return -1
+    opcodes = code.co_code[::2]
+    return 2 * opcodes.index(resume) if resume in opcodes else -1
+
+
+def operator_before(code: CodeType, call: int) -> int:
+    """Returns the offset of the first operator since the last look for signals; without one, of the call.
+
+    Of several operators the first is a guess: tables are indexed before what is made of them.
+
+    Args:
+        code: The caller's.
+        call: Where the caller stands: at the call, or in the cache behind it.
+    """
+    found, previous = call, ""
+    *before, _ = (instruction for instruction in dis.get_instructions(code) if instruction.offset <= call)
+    for instruction in before:
+        name = instruction.opname
+        if name.startswith(LOOKS):
+            found = call
+        elif found == call and name.startswith(OPERATORS) and name != "BINARY_SLICE":
+            subscript = name == "BINARY_SUBSCR" or instruction.argrepr == "[]"  # the latter in Python 3.14
+            if not (subscript and previous in VIEW):
+                found = instruction.offset
+        previous = name
+    return found

@@ -1,0 +1,223 @@
+"""What a DataLoader's worker process measures, and how it tells the training process.
+
+A worker adds to a few counters and sends them, twice a second at most, as one datagram to a socket of the
+training process. Sending never blocks and never fails the worker: a datagram that finds no room is left
+out, and the next one carries the same running totals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns, process_time_ns, thread_time_ns
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._frames import resolve
+from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder, Samples
+from diagnose.hooks._sampler import Sampler
+from diagnose.hooks.base import hidden, timed, unseen
+
+BUSY = SLOT_OF["data_wait"]
+SEND_EVERY_NS = 500_000_000
+MAX_STACKS = 40
+"""Sampled stacks sent at a time, the heaviest first, so that a report fits into one datagram."""
+MAX_DATAGRAM = 200_000
+REPORT_KEYS = {
+    "pid",
+    "worker",
+    "batches",
+    "fetch_ns",
+    "collate_ns",
+    "cpu_ns",
+    "rest_cpu_ns",
+    "life_ns",
+    "stacks",
+}
+
+
+def _address(pid: int) -> str:
+    # An address that begins with NUL lives in no file system and vanishes with its socket (Linux).
+    return f"\0torch-diagnose-{pid}"
+
+
+class Inbox:
+    """Receives the reports of worker processes, in the training process."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._pid = 0
+
+    def open(self) -> None:
+        """Opens the socket if this process has none yet."""
+        if self._pid == os.getpid() or not sys.platform.startswith("linux"):
+            return
+        self._pid = os.getpid()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(_address(self._pid))
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Returns the reports that have come since the last call."""
+        reports: list[dict[str, Any]] = []
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(MAX_DATAGRAM)
+            except (BlockingIOError, InterruptedError):
+                break
+            with contextlib.suppress(ValueError, RecursionError):  # any process here can send anything
+                report = json.loads(data)
+                if isinstance(report, dict) and report.keys() == REPORT_KEYS:
+                    reports.append(report)
+        return reports
+
+    def close(self) -> None:
+        """Closes the socket."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._pid = 0
+
+
+inbox = Inbox()
+log: WorkerLog | None = None
+"""The log of this process, if it is a worker."""
+
+
+class WorkerLog:
+    """Counts what one worker process does.
+
+    Args:
+        recorder: The recorder that the worker inherited or made; it measures no loop here, but the sampler
+            writes to it.
+        worker_id: The loader's number for this worker.
+    """
+
+    def __init__(self, recorder: Recorder, worker_id: int) -> None:
+        self._recorder = recorder
+        self._worker_id = worker_id
+        self._batches = 0
+        self._fetch_ns = 0
+        self._cpu_ns = 0
+        self._born_ns = self._sent_ns = perf_counter_ns()
+        self._cpu_born_ns = process_time_ns()
+        self._cpu_mark_ns = 0
+        self._sent_once = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        parent = multiprocessing.parent_process()
+        self._address = _address(parent.pid if parent is not None and parent.pid else os.getppid())
+        self._stacks: Samples = {}
+        recorder.reset()
+        recorder.thread = get_ident()
+        self._sampler = Sampler(recorder)
+        self._sampler.start()
+
+    def fetch_begins(self) -> None:
+        """The worker begins a batch."""
+        self._cpu_mark_ns = thread_time_ns()
+        self._recorder.current = BUSY
+
+    def fetched(self, elapsed_ns: int) -> None:
+        """The worker has finished a batch, collate included."""
+        self._recorder.current = GAP_AFTER_REST
+        self._cpu_ns += thread_time_ns() - self._cpu_mark_ns
+        self._fetch_ns += elapsed_ns
+        self._batches += 1
+        if not self._sent_once or perf_counter_ns() - self._sent_ns > SEND_EVERY_NS:
+            self.send()
+
+    def send(self) -> None:
+        """Sends the running totals, and the stacks sampled since the last time."""
+        now = perf_counter_ns()
+        self._sent_ns = now
+        self._sent_once = True
+        self._sampler.vary()
+        pending, self._recorder.pending = self._recorder.pending, {}
+        busy = {key[1:]: weight for key, weight in pending.items() if key[0] == BUSY}
+        heaviest = sorted(busy.items(), key=lambda item: -item[1])[:MAX_STACKS]
+        collate_ns = self._recorder.counters["collate_ns"]
+        report = {
+            "pid": os.getpid(),
+            "worker": self._worker_id,
+            "batches": self._batches,
+            "fetch_ns": self._fetch_ns - collate_ns,
+            "collate_ns": collate_ns,
+            "cpu_ns": self._cpu_ns,
+            "rest_cpu_ns": max(0, process_time_ns() - self._cpu_born_ns - self._cpu_ns),
+            "life_ns": now - self._born_ns,
+            "stacks": [[frames(key), weight] for key, weight in heaviest],
+        }
+        with contextlib.suppress(OSError):  # no room, or no one there: the totals come with the next
+            self._socket.sendto(json.dumps(report).encode(), self._address)
+
+    def close(self) -> None:
+        """Sends a last time and stops sampling."""
+        self._sampler.stop()
+        self.send()
+        self._socket.close()
+
+
+def frames(key: tuple[int, ...]) -> list[tuple[str, int, str]]:
+    """Resolves pairs of `id(code)` and instruction to file, line and function, in the same order."""
+    return [resolve(key[i], key[i + 1]) for i in range(0, len(key), 2)]
+
+
+def time_collate(fetcher: Any, recorder: Recorder, begins: Callable[[], None] | None = None) -> None:
+    """Makes a fetcher of torch's add what `collate_fn` takes to the recorder's counters."""
+
+    def collated(elapsed_ns: int) -> None:
+        recorder.counters["collates"] += 1
+        recorder.counters["collate_ns"] += elapsed_ns
+
+    fetcher.collate_fn = timed(fetcher.collate_fn, recorder, collated, begins)
+
+
+def _with_timed_collate(original: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
+    def init(fetcher: Any, *args: Any, **kwargs: Any) -> None:
+        original(fetcher, *args, **kwargs)
+        time_collate(fetcher, recorder)
+
+    return hidden(init)
+
+
+def logged(worker_loop: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Wraps torch's worker loop so that the worker keeps a `WorkerLog`.
+
+    The wrapper keeps the loop's name and module: a spawned worker finds it by these.
+    """
+
+    def begin(worker_id: int) -> None:
+        global log
+        log = WorkerLog(recorder, worker_id)
+        # This process is a worker until it ends, so these are never taken out again.
+        from torch.utils.data._utils import fetch
+
+        base: Any = fetch._BaseDatasetFetcher
+        base.__init__ = _with_timed_collate(base.__init__, recorder)
+        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            fetch_timed = timed(fetcher.fetch, recorder, log.fetched, log.fetch_begins)
+            fetcher.fetch = fetch_timed  # type: ignore[method-assign]
+
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        recorder.thread = 0  # whatever model the dataset may call, this is no training loop
+        recorder.guarded(begin, args[10] if len(args) > 10 else kwargs.get("worker_id", 0))
+        try:
+            return worker_loop(*args, **kwargs)
+        except BaseException as error:
+            unseen(error)
+            raise
+        finally:
+            if log is not None:
+                recorder.guarded(log.close)
+
+    loop.__module__ = worker_loop.__module__
+    loop.__name__ = worker_loop.__name__
+    loop.__qualname__ = worker_loop.__qualname__
+    return loop

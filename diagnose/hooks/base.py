@@ -1,0 +1,258 @@
+"""What a hook is, and the two ways in which hooks meet the user's script."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
+from time import perf_counter_ns
+from types import CodeType, FunctionType
+from typing import Any
+
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER
+from diagnose.hooks._recorder import Recorder
+
+HIDDEN_FILE = "<diagnose (importlib._bootstrap)>"
+"""File name of every wrapper's code.
+
+`warnings.warn(stacklevel=2)` skips frames whose file name holds both words, so a warning still points at
+the user's line although our wrapper stands between.
+"""
+
+Before = Callable[[tuple[Any, ...], dict[str, Any]], int]
+After = Callable[[tuple[Any, ...], Any], None]
+
+
+class Hook:
+    """Measures one thing while its context is open, and leaves no trace when it closes.
+
+    Attributes:
+        requires: The module whose import makes the hook installable. A script that never imports it is
+            not measured in this respect, and misses nothing.
+    """
+
+    requires = "torch"
+
+    def install(self, recorder: Recorder) -> AbstractContextManager[None]:
+        """Opens the measurement.
+
+        Args:
+            recorder: Where spans and events go.
+
+        Raises:
+            AttributeError: If this torch lacks a name that the hook needs. The session then reports the
+                hook
+                as switched off, by that name, and the script goes on.
+        """
+        raise NotImplementedError
+
+
+@contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces `owner.name` by `wrap(original)` and puts back exactly what was there.
+
+    If another library has replaced the name in the meantime, its replacement stays: it holds ours, which
+    calls the original.
+
+    Args:
+        owner: A module or a class.
+        name: The attribute to replace. On a class it may be inherited; then leaving deletes ours.
+        wrap: Makes the replacement from the original.
+
+    Raises:
+        AttributeError: If `owner` has no such attribute.
+    """
+    own = vars(owner)
+    inherited = name not in own
+    original = getattr(owner, name) if inherited else own[name]
+    replacement = wrap(original)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if vars(owner).get(name) is replacement:
+            if inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+THEN = 64
+"""Added to the slot that `before` returns, it asks for `after` to be called when the span has ended."""
+
+
+def spanned(
+    original: Callable[..., Any],
+    recorder: Recorder,
+    before: Before,
+    after: After | None = None,
+) -> Callable[..., Any]:
+    """Wraps a callable so that its time is charged to a slot of the ledger.
+
+    The wrapper is invisible where it matters: no line in a traceback (Python 3.11 and newer), no shift of a
+    warning's line, nothing in a graph that Dynamo traces. An exception in `before` or `after` is
+    reported in the run and never reaches the script.
+
+    Args:
+        original: What to call. Its arguments, result and exceptions pass through untouched.
+        recorder: Charges the time.
+        before: Gets `args` and `kwargs`; returns the slot to charge, or a negative number to leave the time
+            to whatever surrounds the call. `slot + THEN` asks for `after`.
+        after: Gets `args` and the result when it was asked for and nothing was raised.
+    """
+    from torch.compiler import is_dynamo_compiling
+
+    clock, times = recorder.clock, recorder.times
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        slot = -1
+        if get_ident() == recorder.thread:
+            try:
+                slot = before(args, kwargs)
+            except Exception:  # noqa: BLE001 (the one place where a hook meets the script)
+                recorder.broke(before)
+        if slot < 0:
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+        then = slot >= THEN
+        if then:
+            slot -= THEN
+        # `recorder.push` and `recorder.leave`, written out: this is the hottest code there is.
+        interrupted = recorder.current
+        now = clock()
+        times[interrupted] += now - recorder.last
+        recorder.last = now
+        recorder.current = slot
+        recorder.spans += 1
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            recorder.leave(slot, interrupted)
+            unseen(error)
+            raise
+        now = clock()
+        times[recorder.current] += now - recorder.last
+        recorder.last = now
+        recorder.current = GAP_AFTER[slot] if interrupted >= FIRST_GAP else interrupted
+        if then:
+            assert after is not None
+            try:
+                after(args, result)
+            except Exception:  # noqa: BLE001 (likewise)
+                recorder.broke(after)
+        return result
+
+    return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
+
+
+def timed(
+    original: Callable[..., Any],
+    recorder: Recorder,
+    took: Callable[[int], None],
+    begins: Callable[[], None] | None = None,
+) -> Callable[..., Any]:
+    """Wraps a callable, as invisibly as `spanned`, and tells `took` its nanoseconds; charges no slot."""
+    clock = recorder.clock
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if begins is not None:
+            recorder.guarded(begins)
+        begun = clock()
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            unseen(error)
+            raise
+        recorder.guarded(took, clock() - begun)
+        return result
+
+    return hidden(call)
+
+
+def unseen(error: BaseException) -> None:
+    """Removes the wrapper's own frame from a traceback that passes through it.
+
+    Called in an `except` clause that ends in a bare `raise`, which does not add the frame again (Python
+    3.11 and newer; 3.10 does).
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
+def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a Python function the file name that warnings skip; returns it."""
+    assert isinstance(function, FunctionType)
+    function.__code__ = function.__code__.replace(co_filename=HIDDEN_FILE)
+    _hidden_codes.append(function.__code__)
+    for skip_code in _skip_hidden:
+        skip_code(function.__code__)
+    return function
+
+
+def always(slot: int) -> Before:
+    """Returns a `before` that charges every call to `slot`."""
+    return lambda args, kwargs: slot
+
+
+def calibrate(spans: int = 30) -> float:
+    """Measures what one span costs here: median nanoseconds of the training thread.
+
+    In a training step a span finds the caches full of the model's data, so they are filled with other data
+    before each one.
+    """
+    recorder = Recorder()
+    call = spanned(int, recorder, always(0))
+    other_data = bytearray(EVICTING_BYTES)
+    costs = []
+    for _ in range(spans):
+        bytes(other_data)
+        begun = perf_counter_ns()
+        call()
+        costs.append(perf_counter_ns() - begun)
+    return float(sorted(costs)[spans // 2])
+
+
+EVICTING_BYTES = 1 << 21
+"""About the size of a core's own cache."""
+
+
+def keep_out_of_dynamo() -> None:
+    """Marks our frames as never to be compiled: the sampler's and the wrappers' run inside regions that
+    Dynamo watches, and would count as compilations of the script.
+
+    Raises:
+        ImportError: If this torch has no way to mark them.
+    """
+    from torch._dynamo.eval_frame import skip_code
+
+    package = __name__.rpartition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package):
+            for value in list(vars(module).values()):
+                functions = vars(value).values() if isinstance(value, type) else (value,)
+                for function in functions:
+                    function = getattr(function, "fget", function)  # a property
+                    function = getattr(function, "__wrapped__", function)  # a context manager
+                    if isinstance(function, FunctionType) and function.__module__.startswith(package):
+                        _skip(function.__code__, skip_code)
+    for code in _hidden_codes:
+        skip_code(code)
+    _skip_hidden.append(skip_code)
+
+
+def _skip(code: CodeType, skip_code: Callable[[CodeType], None]) -> None:
+    skip_code(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _skip(constant, skip_code)
+
+
+_hidden_codes: list[CodeType] = []
+_skip_hidden: list[Callable[[CodeType], None]] = []

@@ -1,0 +1,44 @@
+"""Time in saving state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, replaced, spanned
+
+CHECKPOINT = SLOT_OF["checkpoint"]
+
+
+class CheckpointHook(Hook):
+    """Charges `torch.save` to `checkpoint`."""
+
+    requires = "torch.serialization"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        import torch
+
+        with (
+            replaced(torch, "save", lambda original: spanned(original, recorder, saving(recorder))),
+            replaced(
+                torch.serialization, "save", lambda original: spanned(original, recorder, saving(recorder))
+            ),
+        ):
+            yield
+
+
+def saving(recorder: Recorder) -> Any:
+    """Returns a `before` that charges the outermost save and notes it as an event."""
+
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if recorder.current == CHECKPOINT:
+            return -1
+        recorder.event("checkpoint")
+        return CHECKPOINT
+
+    return before

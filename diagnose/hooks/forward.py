@@ -1,0 +1,161 @@
+"""Time in the outermost training-mode call of a model or a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from diagnose.core.ledger import FIRST_GAP, SLOT_OF
+from diagnose.hooks._batch import batch_size
+from diagnose.hooks._imports import after_import
+from diagnose.hooks._recorder import TRAINED, Recorder
+from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
+
+FORWARD = SLOT_OF["forward"]
+EVALUATION = SLOT_OF["evaluation"]
+
+LOOK_UNTIL = 128
+"""Calls after each of which outermost modules of new classes are looked for: a loss or a second model
+appears early. The line that calls is looked up, too."""
+
+LOOK_EVERY = 256
+"""Afterwards one call in this many does so, and each in an evaluation looks for modules."""
+
+
+class ForwardHook(Hook):
+    """Charges the outermost module call to `forward`, or to `evaluation` when gradients are off.
+
+    No module gets a hook of torch's: those split compiled graphs. Instead the *class* of each outermost
+    module gets a `__call__` of its own, so that calls of submodules cost nothing. To find these classes,
+    `nn.Module.__call__` itself is replaced at first, and only between outermost calls, so that
+    neither submodules nor Dynamo ever meet it.
+
+    The call of a loss module counts as `forward` too: it is an outermost training-mode call.
+    """
+
+    requires = "torch.nn.modules.module"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        with ExitStack() as adopted, _Search(recorder, adopted) as search:
+            cancel = after_import(
+                "torch._dynamo.eval_frame", lambda: adopted.enter_context(search.unseen_by_compile())
+            )
+            adopted.callback(cancel)
+            yield
+
+
+class _Search:
+    """Finds the classes of outermost modules and gives each its own `__call__`."""
+
+    def __init__(self, recorder: Recorder, adopted: ExitStack) -> None:
+        import torch
+
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._module = torch.nn.Module
+        self._recorder = recorder
+        self._adopted = adopted
+        self._classes: set[type] = set()
+        self._base: ExitStack | None = None
+        self._calls = 0
+        self._closed = False  # another library may hold our replacement and call it for ever
+
+    def __enter__(self) -> _Search:
+        self._listen()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._rest()
+        self._closed = True
+
+    @contextmanager
+    def unseen_by_compile(self) -> Iterator[None]:
+        """`torch.compile(module)` keeps the bound `__call__` that it finds: it must not be ours."""
+        from torch._dynamo.eval_frame import OptimizedModule
+
+        def wrap(original: Any) -> Any:
+            def init(*args: Any, **kwargs: Any) -> None:
+                listening = self._base is not None
+                self._rest()
+                try:
+                    original(*args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+                finally:
+                    if listening:
+                        self._listen()
+
+            return hidden(init)
+
+        with replaced(OptimizedModule, "_initialize", wrap):
+            yield
+
+    def _listen(self) -> None:
+        if self._base is None:
+            self._base = ExitStack()
+            self._base.enter_context(replaced(self._module, "__call__", self._wrap_base))
+
+    def _rest(self) -> None:
+        if self._base is not None:
+            base, self._base = self._base, None
+            base.close()
+
+    def _wrap_base(self, original: Any) -> Any:
+        adopt, rest = self._adopt, self._rest
+        from torch.compiler import is_dynamo_compiling
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling() or not adopt(type(module)):
+                return original(module, *args, **kwargs)
+            rest()
+            try:
+                return type(module).__call__(module, *args, **kwargs)
+            except BaseException as error:
+                self._listen()  # which no `after` does now
+                unseen(error)
+                raise
+
+        return hidden(call)
+
+    def _adopt(self, cls: type) -> bool:
+        """Gives a class its own `__call__` if one of its instances is being called outermost."""
+        recorder = self._recorder
+        if self._closed or cls in self._classes or not recorder.on_training_thread():
+            return False
+        if not recorder.outermost:
+            return False
+        self._classes.add(cls)
+        self._rest()
+        self._adopted.enter_context(
+            replaced(
+                cls, "__call__", lambda original: spanned(original, recorder, self._before, self._after)
+            )
+        )
+        return True
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        recorder = self._recorder
+        if recorder.current < FIRST_GAP and not recorder.outermost:
+            return -1
+        if self._base is not None:
+            self._rest()
+        module = args[0]
+        if not self._is_grad_enabled() or (recorder.evaluating and not module.training):
+            recorder.evaluation_begins()
+            return EVALUATION + THEN
+        self._calls = calls = self._calls + 1
+        look = calls < LOOK_UNTIL or not calls % LOOK_EVERY
+        if look:
+            recorder.site("forward")
+        recorder.batch_use = TRAINED
+        if id(module) not in recorder.models:
+            recorder.model_appears(module)
+        if recorder.alert:
+            recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
+        return FORWARD + THEN if look else FORWARD
+
+    def _after(self, args: tuple[Any, ...], result: Any) -> None:
+        self._listen()

@@ -1,0 +1,44 @@
+"""Pauses of the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook
+
+GC = SLOT_OF["gc"]
+OLDEST = 2
+"""The generation whose collections walk the whole heap; only these are counted as events."""
+
+
+class GcPausesHook(Hook):
+    """Charges collections that stop the training thread to `gc`, through `gc.callbacks`."""
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        interrupted = -1
+
+        def pause(phase: str, info: dict[str, Any]) -> None:
+            nonlocal interrupted
+            if not recorder.on_training_thread():
+                return
+            if phase == "start":
+                interrupted = recorder.push(GC)
+            elif interrupted >= 0:
+                recorder.leave(GC, interrupted)
+                # A collection is no event of the loop: the gap that it cut in two goes on.
+                recorder.current, interrupted = interrupted, -1
+                if info["generation"] == OLDEST:
+                    recorder.event("gc", collected=info["collected"])
+
+        gc.callbacks.append(pause)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(pause)

@@ -1,0 +1,95 @@
+"""Time in optimizer steps; the event by which training steps are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._recorder import EVERY_SITE_UNTIL, GAP_AFTER_REST, Recorder
+from diagnose.hooks.base import Hook, always, spanned
+
+OPTIMIZER = SLOT_OF["optimizer"]
+
+
+class OptimizerHook(Hook):
+    """Charges `step()` of every `torch.optim.Optimizer` to `optimizer`, through torch's process-wide hooks.
+
+    A closure given to `step` is the script's own code, not the optimizer's: inside it the ledger goes on as
+    in the loop. Lightning runs a whole training step in one.
+    """
+
+    requires = "torch.optim.optimizer"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch.compiler import is_dynamo_compiling
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        calls = 0
+        open_steps: list[tuple[int, int]] = []  # identity of the optimizer, slot that it interrupted
+
+        def forget(identity: int) -> None:
+            # An exception inside `step` skips the post hook: what is still open of this optimizer is over.
+            for index, (known, interrupted) in enumerate(open_steps):
+                if known == identity or not recorder.in_step:
+                    if recorder.in_step:
+                        recorder.leave(OPTIMIZER, interrupted)
+                    recorder.in_step = index
+                    del open_steps[index:]
+                    break
+
+        def pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            nonlocal calls
+            if is_dynamo_compiling():
+                return None
+            if get_ident() != recorder.thread:
+                recorder.claim_thread()
+                if not recorder.on_training_thread():
+                    return None
+            try:
+                if open_steps:
+                    forget(id(optimizer))
+                if recorder.alert:
+                    recorder.work_begins()
+                calls += 1
+                if calls < EVERY_SITE_UNTIL or not calls % EVERY_SITE_UNTIL:
+                    recorder.site("optimizer")
+                open_steps.append((id(optimizer), recorder.push(OPTIMIZER)))
+                recorder.in_step += 1
+            except Exception:  # noqa: BLE001 (a hook meets the script)
+                recorder.broke(pre)
+            if len(args) == 1 and not kwargs:
+                return None
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            if not callable(closure):
+                return None
+            ledgered = spanned(closure, recorder, always(GAP_AFTER_REST))
+            if "closure" in kwargs:
+                return args, {**kwargs, "closure": ledgered}
+            return (args[0], ledgered, *args[2:]), kwargs
+
+        def post(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if is_dynamo_compiling() or not open_steps or get_ident() != recorder.thread:
+                return
+            try:
+                identity, interrupted = open_steps.pop()
+                recorder.leave(OPTIMIZER, interrupted)
+                recorder.in_step = len(open_steps)
+                if not open_steps:
+                    recorder.optimizer_stepped(identity)
+            except Exception:  # noqa: BLE001 (a hook meets the script)
+                recorder.broke(post)
+
+        handles = register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -1,0 +1,47 @@
+"""Fetch and collate apart, inside worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.hooks import _worker
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, hidden, replaced, unseen
+
+
+class WorkersHook(Hook):
+    """Lets the worker processes of a `DataLoader` measure what they do, and opens the inbox for their
+    reports.
+
+    On the training thread the `dataloader` hook tells fetch and collate apart.
+    """
+
+    requires = "torch.utils.data.dataloader"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch.utils.data._utils import worker as torch_worker
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+        def wrap_loop(original: Any) -> Any:
+            return _worker.logged(original, recorder)
+
+        def wrap_new_workers(original: Any) -> Any:
+            def init(batches: Any, *args: Any, **kwargs: Any) -> None:
+                recorder.guarded(_worker.inbox.open)
+                try:
+                    original(batches, *args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+
+            return hidden(init)
+
+        with (
+            replaced(torch_worker, "_worker_loop", wrap_loop),
+            replaced(_MultiProcessingDataLoaderIter, "__init__", wrap_new_workers),
+        ):
+            yield

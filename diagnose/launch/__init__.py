@@ -1,0 +1,1 @@
+"""Runs the user's script: wires hooks and store together."""

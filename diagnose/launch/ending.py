@@ -1,0 +1,113 @@
+"""The last words: analyses what a run recorded, prints the end block, writes the reports asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.launch import run_folder
+from diagnose.launch.record import Record
+from diagnose.launch.settings import Settings
+from diagnose.launch.supervisor import Fate
+from diagnose.store.runs import runs_root
+
+
+def conclude(record: Record, settings: Settings, fate: Fate) -> None:
+    """Writes the report, and gets in nobody's way: whatever goes wrong here becomes one line on stderr."""
+    if record.folder is None or not record.is_first:
+        return
+    try:
+        with _ctrl_c_stops_the_report():
+            _conclude(record, record.folder, settings, fate)
+    except KeyboardInterrupt:
+        say(f"diagnose: the report was interrupted; to see it: diagnose report {record.folder.name}")
+    except (DiagnoseError, OSError) as error:
+        say(f"diagnose: no report: {error}")
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not become the script's
+        where = _keep_traceback(record.folder)
+        say(f"diagnose: no report, a bug of ours: {type(error).__name__}: {error}{where}")
+
+
+def say(text: str) -> None:
+    """Prints on stderr; nobody listening there is no error."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def say_notes(record: Record) -> None:
+    """Prints what went wrong so far."""
+    for note in record.facts["notes"]:
+        say(f"diagnose: {note}")
+
+
+def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> None:
+    if not run_folder.has_room(folder):
+        place = folder.parent
+        record.note(f"{place} has no room left; what was to be recorded after it filled up is missing.")
+    try:
+        record.end(fate)
+    except OSError as error:
+        say(f"diagnose: {folder / 'run.json'} could not be rewritten: {error.strerror}.")
+    # Only now, with the script gone, is there time to import these.
+    from diagnose.analysis.profile import load_profile
+
+    profile = load_profile(folder)
+    if not settings.quiet and sys.stderr is not None:
+        from diagnose.report import Terminal, end_block
+
+        command = _next_command(folder)
+        say("\n" + end_block(profile, **asdict(Terminal.of(sys.stderr)), command=command).rstrip())
+    if settings.json is not None:
+        from diagnose.report import to_json
+
+        _write(settings.json, json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n")
+    if settings.html is not None:
+        from diagnose.report import to_html
+
+        _write(settings.html, to_html(profile))
+
+
+def _next_command(folder: Path) -> str | None:
+    """Returns what to paste for a run that lies where `diagnose report` does not look; else `None`."""
+    if folder.parent == runs_root().absolute():
+        return None
+    return f"diagnose report {shlex.quote(os.path.relpath(folder))} --html report.html"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        say(f"diagnose: {path} could not be written: {error.strerror}.")
+
+
+def _keep_traceback(folder: Path) -> str:
+    try:
+        path = folder / "report-error.txt"
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:
+        return ""
+    return f" (traceback in {path})"
+
+
+@contextlib.contextmanager
+def _ctrl_c_stops_the_report() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,80 @@
+"""Runs a script under supervision: folder, process, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.launch.command import Target, environment, why_blind
+from diagnose.launch.ending import conclude, say, say_notes
+from diagnose.launch.record import Record, open_record
+from diagnose.launch.settings import Settings
+from diagnose.launch.supervisor import Fate, supervise
+from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, torchrun_arguments
+from diagnose.store.runs import check_name
+
+
+def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate:
+    """Runs the script, records it, prints and writes the report.
+
+    Args:
+        target: The script.
+        settings: The user's settings.
+        torchrun: Options for `torch.distributed.run`, by name; `None` where one was not given. Without
+            any the script is a plain process.
+
+    Returns:
+        How the script ended, whatever became of the report.
+
+    Raises:
+        DiagnoseError: If the script or the folder for a report is not there, or the run's name is none.
+            Nothing was started then.
+    """
+    target.check()
+    if settings.name is not None:
+        check_name(settings.name)
+    _check_destination("--json", settings.json)
+    _check_destination("--html", settings.html)
+    launcher = torchrun_arguments({"nproc_per_node": settings.nproc_per_node, **torchrun})
+    place = None if launcher else place_in_torchrun(os.environ, settings.name or target.name)
+    record = open_record(target, settings, place)
+    blind = why_blind()
+    if blind:
+        record.note(blind)
+    # What goes into a file or a pipe is the script's first; only a person is told right away.
+    told = sys.stderr is not None and sys.stderr.isatty()
+    if told and record.is_first:
+        _tell_start(record, settings)
+    ranks = RanksAtWork(record.folder) if place is not None and record.folder is not None else None
+    fate = supervise(target.command(launcher), environment(os.environ, settings, record.folder))
+    if ranks is not None:
+        # After a failure torchrun waits for this rank to end before it ends the others.
+        if record.is_first and fate.exit_code == 0:
+            ranks.wait_for_others()
+        ranks.leave()
+    if not told and record.is_first:
+        say_notes(record)
+    conclude(record, settings, fate)
+    return fate
+
+
+def _tell_start(record: Record, settings: Settings) -> None:
+    say_notes(record)
+    if record.folder is not None and not settings.quiet:
+        where = os.path.relpath(record.folder.parent)
+        say(f"diagnose: run {record.folder.name}  recording to {where}; Ctrl-C stops the script as usual")
+
+
+def _check_destination(option: str, path: Path | None) -> None:
+    """Finds a wrong path now, not after hours of training."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise DiagnoseError(f"diagnose: cannot write {option} {path}: there is no folder {folder}.")
+    if path.is_dir():
+        raise DiagnoseError(f"diagnose: cannot write {option} {path}: it is a folder.")

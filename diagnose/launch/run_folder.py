@@ -1,0 +1,104 @@
+"""The folder of one run, and `run.json` in it: what was run, when, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+MAX_STEM = 60
+"""Characters of a name that go into a folder's name: it stays readable in a list, and far from the 255
+bytes that file systems allow."""
+
+
+def folder_name(started: time.struct_time, name: str) -> str:
+    """Returns `YYYYmmdd-HHMMSS-name`, with every character outside `[A-Za-z0-9_.-]` made a dash."""
+    stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:MAX_STEM].strip("-.")
+    return f"{time.strftime('%Y%m%d-%H%M%S', started)}-{stem or 'run'}"
+
+
+def create(root: Path, name: str, *, shared: bool = False) -> Path:
+    """Makes the folder of a run in `root` and returns its absolute path.
+
+    Args:
+        root: Folder that holds the runs; made when missing.
+        name: Name of the run's folder. When it is taken, `-2`, `-3`, ... is added.
+        shared: Whether other processes record into the folder too; it may then exist.
+
+    Raises:
+        OSError: If the folder cannot be made.
+    """
+    root = root.absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    if root.parent.name == ".diagnose":
+        _keep_out_of_git(root.parent)
+    if shared:
+        (root / name).mkdir(exist_ok=True)
+        return root / name
+    number = 1
+    while True:
+        path = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def temporary_root() -> Path:
+    """Returns a folder for runs that only this user can reach, where the wanted one cannot be written.
+
+    The same for every rank on this host, so it has a known name, and is refused when another user made it.
+
+    Raises:
+        OSError: If there is no such place.
+    """
+    import tempfile  # only needed here; costs milliseconds of every start
+
+    user = os.getuid() if hasattr(os, "getuid") else "runs"
+    root = Path(tempfile.gettempdir()) / f"diagnose-{user}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    if hasattr(os, "getuid") and (root.is_symlink() or root.stat().st_uid != os.getuid()):
+        raise PermissionError(13, "belongs to another user", str(root))
+    return root
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes `run.json` so that a reader sees the old one or the new one, never half of one.
+
+    On a full disk an existing file is overwritten in place: its block is its own already.
+
+    Raises:
+        OSError: If neither could be written.
+    """
+    path = folder / "run.json"
+    data = (json.dumps({"schema": SCHEMA, **manifest}, indent=1) + "\n").encode()
+    beside = folder / f".run.json.{os.getpid()}"
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        if not path.exists():
+            raise
+        with path.open("r+b") as file:
+            file.write(data)
+            file.truncate()
+
+
+def has_room(folder: Path) -> bool:
+    """Whether the folder's file system takes another block; where it cannot be asked, it is taken to."""
+    return not hasattr(os, "statvfs") or os.statvfs(folder).f_bavail > 0
+
+
+def _keep_out_of_git(folder: Path) -> None:
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")

@@ -1,0 +1,143 @@
+"""What the user asked for: command line > `DIAGNOSE_*` > `[tool.diagnose]` > default."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.store.runs import DEFAULT_ROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one run, resolved.
+
+    Attributes:
+        run_dir: Folder that holds the runs, one folder each.
+        name: Name of the run's folder; made of the time and the script's name when `None`.
+        json: Where to write the report as JSON.
+        html: Where to write the report as HTML.
+        steps: Number of steps after which measuring ends and training goes on; `None` for all.
+        stop_after: Number of steps after which the script is ended cleanly; `None` for never.
+        warmup: Leading steps left out of every figure; `None` for the analysis to find.
+        nproc_per_node: Number of ranks to start, as torchrun understands it (`8`, `gpu`, `auto`).
+        quiet: Print neither a start line nor the report.
+    """
+
+    run_dir: Path = DEFAULT_ROOT
+    name: str | None = None
+    json: Path | None = None
+    html: Path | None = None
+    steps: int | None = None
+    stop_after: int | None = None
+    warmup: int | None = None
+    nproc_per_node: str | None = None
+    quiet: bool = False
+
+
+KEYS = tuple(field.name for field in fields(Settings))
+VARIABLE_OF = {key: "DIAGNOSE_DIR" if key == "run_dir" else f"DIAGNOSE_{key.upper()}" for key in KEYS}
+"""The environment variable of each setting. `DIAGNOSE_RUN_DIR` is taken: it names the folder of one run."""
+
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off")
+
+
+def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder: Path) -> Settings:
+    """Brings together what was set where.
+
+    Args:
+        command_line: Values of the options by the name of the setting; `None` where one was not given.
+        environ: The environment.
+        folder: Where to begin to look, upward, for the `pyproject.toml`.
+
+    Raises:
+        DiagnoseError: If a key is unknown or a value of the wrong kind; names the key and where it stands.
+    """
+    values = _from_project(folder)
+    for key in KEYS:
+        text = environ.get(VARIABLE_OF[key], "")
+        if text:
+            values[key] = _from_text(key, text)
+    values.update((key, value) for key, value in command_line.items() if value is not None)
+    return Settings(**values)
+
+
+def find_project_file(folder: Path) -> Path | None:
+    """Returns the nearest `pyproject.toml` in `folder` or above it."""
+    absolute = folder.absolute()
+    for candidate in (absolute, *absolute.parents):
+        path = candidate / "pyproject.toml"
+        if path.is_file():
+            return path
+    return None
+
+
+def _from_project(folder: Path) -> dict[str, Any]:
+    path = find_project_file(folder)
+    if path is None:
+        return {}
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DiagnoseError(f"diagnose: cannot read {path}: {error.strerror}.") from error
+    if b"diagnose" not in data:
+        return {}  # most projects: spares the start-up the time to import a parser
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        table = toml.loads(data.decode()).get("tool", {}).get("diagnose", {})
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise DiagnoseError(f"diagnose: cannot read {path}: {error}.") from error
+    values = {}
+    for dashed, value in table.items():
+        key = dashed.replace("-", "_")
+        where = f"{path}: [tool.diagnose] {dashed}"
+        if key not in KEYS:
+            known = ", ".join(name.replace("_", "-") for name in KEYS)
+            raise DiagnoseError(f"{where}: there is no such setting. There are: {known}.")
+        values[key] = _checked(key, value, where)
+        if isinstance(values[key], Path):
+            values[key] = path.parent / values[key]
+    return values
+
+
+def _from_text(key: str, text: str) -> Any:
+    where = VARIABLE_OF[key]
+    value: Any = text
+    if key in INTEGERS:
+        try:
+            value = int(text)
+        except ValueError:
+            value = text  # refused below, in the same words as a wrong value in the file
+    elif key == "quiet" and text.lower() in (*YES, *NO):
+        value = text.lower() in YES
+    return _checked(key, value, where)
+
+
+INTEGERS = {"steps": 1, "stop_after": 1, "warmup": 0}
+"""The whole numbers, with the least value each may have."""
+
+
+def _checked(key: str, value: Any, where: str) -> Any:
+    if key in INTEGERS:
+        least = INTEGERS[key]
+        ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return _accept(ok, value, where, f"a whole number of {least} or more", int)
+    if key == "quiet":
+        return _accept(isinstance(value, bool), value, where, "true or false", bool)
+    if key == "nproc_per_node":
+        is_count = isinstance(value, (int, str)) and not isinstance(value, bool)
+        return _accept(is_count, value, where, "a number of processes", str)
+    is_text = isinstance(value, str) and value != ""
+    return _accept(is_text, value, where, "text", str if key == "name" else Path)
+
+
+def _accept(ok: bool, value: Any, where: str, kind: str, convert: Callable[[Any], Any]) -> Any:
+    if not ok:
+        raise DiagnoseError(f"{where}: must be {kind}, not {value!r}.")
+    return convert(value)

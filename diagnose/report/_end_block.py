@@ -1,0 +1,224 @@
+"""The last words of `diagnose run`: at most twelve lines that fit any terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.units import format_duration, format_part, format_rate, format_share
+from diagnose.report._terminal import Terminal, display_width
+from diagnose.report._wording import (
+    coverage,
+    failure,
+    likely_reason,
+    most_expensive,
+    nothing_measured,
+    overhead,
+    percent,
+    plural,
+    printable,
+    samples_rate,
+    short_path,
+    too_few,
+    what_to_do_without_steps,
+)
+
+TAG = "diagnose: "
+MAX_LINES = 12
+NUM_CLOSING_LINES = 2
+LEDGER_NEEDS = 4  # lines below which the ledger says less than the first note would
+NUM_SOURCE_LINES = 3
+FOLD_BELOW_SHARE = 0.005  # under half a percent of the step a phase gets no line of its own
+READABLE_CELLS = 8  # a function's name cut shorter than this says nothing
+OF_WHAT_CELLS = len("of the workers")
+LABEL_CELLS = max(len(phase.label) for phase in Phase)
+FIGURES_CELLS = 2 + LABEL_CELLS + 1 + 10 + 1 + 7 + 2  # margin, label, ms, share, gap before the bar
+
+
+def end_block(
+    profile: Profile,
+    *,
+    width: int = 80,
+    color: bool = False,
+    unicode: bool = True,
+    command: str | None = None,
+) -> str:
+    """Sums up a run in at most twelve lines.
+
+    Args:
+        profile: The run.
+        width: Columns that no line exceeds.
+        color: Whether to write ANSI colours.
+        unicode: Whether to write anything but ASCII.
+        command: The next command to paste; without it, the one that writes this run's HTML report.
+
+    Returns:
+        The lines, each with its newline.
+    """
+    terminal = Terminal(width=width, color=color, unicode=unicode)
+    notes = [_note(profile, terminal)] if profile.notes else []
+    if profile.steps.measured <= 0 or not profile.step_time_ns:
+        lines = [*_nothing_measured(profile, terminal), *_closing(profile, terminal, command, notes)]
+        return "".join(f"{line}\n" for line in lines)
+    opening = _opening(profile, terminal)
+    source_lines = _source_lines(profile, terminal)
+    room = MAX_LINES - len(opening) - len(source_lines) - NUM_CLOSING_LINES
+    if room - len(notes) < LEDGER_NEEDS:
+        notes = []
+    ledger = _ledger(profile, terminal, room - len(notes))
+    lines = [*opening, *ledger, *source_lines, *_closing(profile, terminal, command, notes)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _nothing_measured(profile: Profile, terminal: Terminal) -> list[str]:
+    """Returns what was seen of a run without figures, and what to do about it."""
+    failed = _failed(profile, terminal)
+    if failed and not profile.steps.count:
+        return failed
+    lines = failed or [_tagged(nothing_measured(profile), terminal)]
+    advice, code = what_to_do_without_steps(profile)
+    lines.append("  " + _fitted(advice, terminal.width - 2, terminal))
+    if code:
+        lines.append("      " + terminal.paint(code, "place"))
+    return lines
+
+
+def _opening(profile: Profile, terminal: Terminal) -> list[str]:
+    """Returns the run's figures, below what the reader must know of them first."""
+    covered = coverage(profile)
+    lines = _failed(profile, terminal, after=f"; {covered}")
+    told = not lines or covered in lines[0]
+    doubt = too_few(profile)
+    if doubt and not lines:
+        lines = [_tagged(doubt, terminal)]
+    if not lines:
+        return [_tagged(_headline(profile, [], terminal.width - len(TAG)), terminal, "bold")]
+    return [*lines, "  " + _headline(profile, [] if told else [covered], terminal.width - 2)]
+
+
+def _failed(profile: Profile, terminal: Terminal, after: str = "") -> list[str]:
+    """Returns how a script failed, with `after` where it fits, and the likely reason; nothing otherwise."""
+    failed = failure(profile)
+    if failed is None:
+        return []
+    if len(TAG) + len(failed + after) <= terminal.width:
+        failed += after
+    lines = [_tagged(failed, terminal, "alarm")]
+    reason = likely_reason(profile.run)
+    if reason:
+        lines.append("  " + _fitted(reason, terminal.width - 2, terminal))
+    return lines
+
+
+def _tagged(text: str, terminal: Terminal, style: str | None = None) -> str:
+    """Returns the first line of the block, which says whose words these are."""
+    text = _fitted(text, terminal.width - len(TAG), terminal)
+    return terminal.paint(TAG.rstrip(), "bold") + " " + (terminal.paint(text, style) if style else text)
+
+
+def _headline(profile: Profile, figures: list[str], room: int) -> str:
+    """Returns the run's figures after those given, as many as fit `room`, the most telling first."""
+    steps, throughput = profile.steps, profile.throughput
+    figures = figures or [plural(steps.count, "step")]
+    if steps.median_ns is not None:
+        figures.append(f"median {format_duration(steps.median_ns)}")
+    samples = samples_rate(profile)
+    if samples:
+        figures.append(samples)
+    if throughput.tokens_per_s is not None:
+        figures.append(f"{format_rate(throughput.tokens_per_s)} tokens/s")
+    if samples is None and throughput.steps_per_s is not None:
+        figures.append(f"{format_rate(throughput.steps_per_s)} steps/s")
+    while len(figures) > 1 and len(", ".join(figures)) > room:
+        figures.pop()
+    return ", ".join(figures)
+
+
+def folded(phase_time_ns: Mapping[Phase, float], room: int) -> tuple[list[Phase], list[Phase]]:
+    """Divides the phases into those that get a line and those that share the last one.
+
+    Returns:
+        The phases with a line, at most `room` together with the shared line, and the others, both in
+        the order of a step. A phase that took no time is in neither.
+    """
+    total_ns = sum(phase_time_ns.values())
+    spent = [phase for phase in Phase if phase_time_ns.get(phase, 0) > 0]
+    by_time = sorted(spent, key=lambda phase: -phase_time_ns[phase])
+    shown = [phase for phase in by_time if phase_time_ns[phase] >= FOLD_BELOW_SHARE * total_ns]
+    if len(shown) + (len(shown) < len(spent)) > room:
+        shown = shown[: room - 1]
+    if len(spent) - len(shown) == 1 and len(spent) <= room:
+        shown = spent
+    return [phase for phase in spent if phase in shown], [phase for phase in spent if phase not in shown]
+
+
+def _ledger(profile: Profile, terminal: Terminal, room: int) -> list[str]:
+    """Returns one line per phase, and one for those too small for a line."""
+    shown, rest = folded(profile.phase_time_ns, max(room, 2))
+    lines = []
+    for phase in shown:
+        time_ns = profile.phase_time_ns[phase]
+        bar = terminal.bar(time_ns / profile.step_time_ns, terminal.width - FIGURES_CELLS)
+        lines.append((_figures(phase.label, time_ns, profile) + terminal.paint(bar, "bar")).rstrip())
+    if rest:
+        time_ns = sum(profile.phase_time_ns[phase] for phase in rest)
+        names = ", ".join(phase.label for phase in rest)
+        names = terminal.shortened(names, terminal.width - FIGURES_CELLS)
+        line = _figures("the rest", time_ns, profile)
+        lines.append(line + terminal.paint(names, "dim"))
+    return lines
+
+
+def _figures(label: str, time_ns: float, profile: Profile) -> str:
+    """Returns the left half of a line of the ledger: label, milliseconds per step, share of the step."""
+    share = time_ns / profile.step_time_ns
+    return (
+        f"  {label:<{LABEL_CELLS}} {format_part(time_ns, profile.step_time_ns):>10} {percent(share):>7}  "
+    )
+
+
+def _source_lines(profile: Profile, terminal: Terminal) -> list[str]:
+    """Returns the lines of the user's code that cost most, in table form: place, function, share."""
+    return [
+        _source_line(line, terminal) for line in most_expensive(profile.where, profile, NUM_SOURCE_LINES)
+    ]
+
+
+def _source_line(line: SourceLine, terminal: Terminal) -> str:
+    of_what = "of the workers" if line.in_worker else line.phase.label
+    right = f" {format_share(line.share):>6}  {of_what:<{OF_WHAT_CELLS}}".rstrip()
+    room = terminal.width - 2 - len(f" {'':>6}  ") - OF_WHAT_CELLS
+    place = terminal.encoded(printable(f"{short_path(line.file)}:{line.line}"))
+    function = terminal.encoded(printable(line.function))
+    # A place without its end is useless, a function's name is a courtesy: the place goes first.
+    place = terminal.shortened(place, room)
+    left_over = room - display_width(place) - 1
+    function = " " + terminal.shortened(function, left_over) if left_over >= READABLE_CELLS else ""
+    blanks = " " * (room - display_width(place + function))
+    return f"  {terminal.paint(place, 'place')}{function}{blanks}{right}"
+
+
+def _note(profile: Profile, terminal: Terminal) -> str:
+    """Returns the first note, and how many more the report has."""
+    more = f" (+{len(profile.notes) - 1} more in the report)" if len(profile.notes) > 1 else ""
+    return "  " + _fitted(f"note: {profile.notes[0]}", terminal.width - 2 - len(more), terminal) + more
+
+
+def _closing(profile: Profile, terminal: Terminal, command: str | None, notes: list[str]) -> list[str]:
+    """Returns the notes, what measuring cost, and the next command to paste, which is never cut."""
+    cost = f"measuring cost {overhead(profile)}"
+    if profile.notes and not notes:
+        cost += f"; {plural(len(profile.notes), 'note')} in the report"
+    if command is None:
+        command = f"diagnose report {shlex.quote(printable(profile.run.id))} --html report.html"
+        if len(command) + len("  next: ") > terminal.width or not command.isascii():
+            command = "diagnose report --html report.html"
+    cost = terminal.paint(_fitted(cost, terminal.width - 2, terminal), "dim")
+    return [*notes, f"  {cost}", f"  next: {terminal.paint(command, 'place')}"]
+
+
+def _fitted(text: str, room: int, terminal: Terminal) -> str:
+    """Returns foreign words on one line of the terminal."""
+    return terminal.shortened(terminal.encoded(printable(text)), room)

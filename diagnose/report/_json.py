@@ -1,0 +1,103 @@
+"""The report for programs. Versioned: a key once published keeps its meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, RankProfile, RunInfo, SourceLine
+from diagnose.core.units import NS_PER_MS
+
+SCHEMA = 1
+
+
+def to_json(profile: Profile) -> dict[str, Any]:
+    """Returns the report as the JSON object of schema 1: every key always there, every number finite.
+
+    What was not measured is `null` or an empty list, never 0.
+    """
+    throughput, steps = profile.throughput, profile.steps
+    report = {
+        "schema": SCHEMA,
+        "run": run_as_json(profile.run),
+        "status": profile.status.value,
+        "throughput": {
+            "samples_per_s": throughput.samples_per_s,
+            "samples_per_s_ci95": throughput.samples_per_s_ci95,
+            "tokens_per_s": throughput.tokens_per_s,
+            "steps_per_s": throughput.steps_per_s,
+        },
+        "steps": {
+            "count": steps.count,
+            "warmup": steps.warmup,
+            "mean_ms": _ms(steps.mean_ns),
+            "median_ms": _ms(steps.median_ns),
+            "p95_ms": _ms(steps.p95_ns),
+            "p99_ms": _ms(steps.p99_ns),
+        },
+        "phases": _phases(profile.phase_time_ns),
+        "where": [_line(line) for line in profile.where],
+        "overhead": asdict(profile.overhead),
+        "findings": [],
+        "abstained": [],
+        "trials": [],
+        "confirmation": None,
+        "ranks": [_rank(rank) for rank in profile.ranks],
+        "input": asdict(profile.input),
+        "events": dict(profile.events),
+        "notes": list(profile.notes),
+    }
+    return {key: finite(value) for key, value in report.items()}
+
+
+def run_as_json(run: RunInfo) -> dict[str, Any]:
+    """Returns which program ran, as `report`, `runs` and `compare` all name it."""
+    return {**asdict(run), "argv": list(run.argv)}
+
+
+def finite(value: Any) -> Any:
+    """Returns `value` as JSON has it: tuples as lists, a number that is not finite as null."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _ms(time_ns: float | None) -> float | None:
+    return None if time_ns is None else time_ns / NS_PER_MS
+
+
+def _phases(phase_time_ns: Mapping[Phase, float]) -> list[dict[str, Any]]:
+    """Returns the measured phases in a step's order, always with `other`; nothing without steps."""
+    step_ns = sum(phase_time_ns.values())
+    if not step_ns:
+        return []
+    phase_time_ns = {Phase.OTHER: 0.0, **phase_time_ns}
+    return [
+        {
+            "name": phase.value,
+            "ms_per_step": _ms(phase_time_ns[phase]),
+            "share": phase_time_ns[phase] / step_ns,
+        }
+        for phase in Phase
+        if phase in phase_time_ns
+    ]
+
+
+def _line(line: SourceLine) -> dict[str, Any]:
+    return {**asdict(line), "phase": line.phase.value}
+
+
+def _rank(rank: RankProfile) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "phases": _phases(rank.phase_time_ns),
+        "late_ms_per_step": _ms(rank.late_ns_per_step),
+    }

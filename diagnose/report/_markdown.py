@@ -1,0 +1,79 @@
+"""The report for a pull request: GitHub's markdown, in which every foreign name is only text."""
+
+from __future__ import annotations
+
+import re
+
+from diagnose.core.profile import Profile
+from diagnose.report._terminal import Terminal
+from diagnose.report._wording import printable
+from diagnose.report.base import Block, Column, Facts, Paragraph, Row, Table, document
+
+BAR_CELLS = 20
+SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@$]|^[-+=])")
+BAR = Terminal()
+
+
+def to_markdown(profile: Profile) -> str:
+    """Writes the whole report as GitHub-flavoured markdown."""
+    parts = [f"## diagnose: {code(profile.run.script)}"]
+    for title, blocks in document(profile):
+        if title:
+            parts.append(f"### {title}")
+        parts += [part for part in map(_block, blocks) if part]
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Returns `text` so that no markup, mention or entity in it takes effect."""
+    return SPECIAL.sub(r"\\\1", printable(text))
+
+
+def code(text: str) -> str:
+    """Returns `text` as a code span."""
+    text = printable(text)
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if longest else ""
+    return f"{fence}{pad}{text or ' '}{pad}{fence}"
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Paragraph):
+        text = escape(block.text)
+        text = f"**{text}**" if block.alarm else text
+        return f"{text}\n\n    {block.code}" if block.code else text
+    if isinstance(block, Facts):
+        return "\n".join(
+            f"- {escape(fact.label)}: {code(fact.value) if fact.code else f'**{escape(fact.value)}**'}"
+            + (f" ({escape(fact.detail)})" if fact.detail else "")
+            for fact in block.items
+        )
+    if isinstance(block, Table):
+        return _table(block)
+    return ""
+
+
+def _table(table: Table) -> str:
+    has_bar = any(row.share is not None for row in table.rows)
+    columns = [*table.columns, *([Column(title=" ")] if has_bar else [])]
+    has_source = any(row.source for row in table.rows)
+    columns += [Column(title="source", code=True)] if has_source else []
+    lines = [
+        escape(table.caption) + "\n",
+        "| " + " | ".join(escape(column.title) for column in columns) + " |",
+        "|" + "|".join("---:" if column.number else "---" for column in columns) + "|",
+    ]
+    for row in table.rows:
+        cells = [
+            code(cell).replace("|", "\\|") if column.code and cell else escape(cell)
+            for column, cell in zip(table.columns, row.cells, strict=True)
+        ]
+        cells += [_bar(row)] if has_bar else []
+        cells += [code(row.source).replace("|", "\\|") if row.source else ""] if has_source else []
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _bar(row: Row) -> str:
+    return BAR.bar(row.share or 0.0, BAR_CELLS)

@@ -1,0 +1,123 @@
+"""The report for a terminal or a file, in full."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from diagnose.core.profile import Profile
+from diagnose.report._terminal import Terminal, display_width, padded
+from diagnose.report._wording import printable
+from diagnose.report.base import Block, Facts, Paragraph, Row, Table, document
+
+INDENT = "  "
+GAP = "  "  # between two columns
+SOURCE_INDENT = INDENT * 3
+MAX_BAR_CELLS = 40
+NARROWEST_NAME = 12  # columns of names are not cut below this
+
+
+def to_text(profile: Profile, terminal: Terminal) -> str:
+    """Prints the whole report.
+
+    Returns:
+        The lines, each with its newline. Only the user's own names and commands make a line longer than the
+        terminal, where cutting them would make them useless.
+    """
+    lines = [terminal.paint(clean(f"run {profile.run.id}", terminal), "bold")]
+    for title, blocks in document(profile):
+        lines += ["", terminal.paint(title, "bold")] if title else []
+        for block in blocks:
+            lines += block_lines(block, terminal)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def block_lines(block: Block, terminal: Terminal) -> list[str]:
+    """Prints one block of any kind; a bar of phases stands in the ledger's rows already."""
+    if isinstance(block, Paragraph):
+        return _paragraph(block, terminal)
+    if isinstance(block, Facts):
+        return _facts(block, terminal)
+    if isinstance(block, Table):
+        return _table(block, terminal)
+    return []
+
+
+def clean(text: str, terminal: Terminal) -> str:
+    """Returns foreign text as this terminal can show it."""
+    return terminal.encoded(printable(text))
+
+
+def _wrapped(text: str, terminal: Terminal, indent: str = INDENT) -> list[str]:
+    return textwrap.wrap(
+        clean(text, terminal),
+        terminal.width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _paragraph(paragraph: Paragraph, terminal: Terminal) -> list[str]:
+    lines = _wrapped(paragraph.text, terminal)
+    if paragraph.alarm:
+        lines = [INDENT + terminal.paint(line[len(INDENT) :], "alarm") for line in lines]
+    return [*lines, *([INDENT * 3 + terminal.paint(paragraph.code, "place")] if paragraph.code else [])]
+
+
+def _facts(facts: Facts, terminal: Terminal) -> list[str]:
+    """One fact per line: label, value, detail, in columns."""
+    labels = max((len(fact.label) for fact in facts.items), default=0)
+    values = max((display_width(fact.value) for fact in facts.items if fact.detail), default=0)
+    lines = []
+    for fact in facts.items:
+        value = padded(clean(fact.value, terminal), values if fact.detail else 0)
+        value = terminal.paint(value, "bold") if facts.headline else value
+        detail = GAP + clean(fact.detail, terminal) if fact.detail else ""
+        lines.append(f"{INDENT}{fact.label:<{labels}}{GAP}{value}{detail}")
+    return lines
+
+
+def _table(table: Table, terminal: Terminal) -> list[str]:
+    cells = [[clean(cell, terminal) for cell in row.cells] for row in table.rows]
+    widths = [
+        max([len(column.title), *(display_width(row[index]) for row in cells)])
+        for index, column in enumerate(table.columns)
+    ]
+    _narrow(widths, table, terminal)
+    header = [
+        padded(column.title, width, right=column.number)
+        for column, width in zip(table.columns, widths, strict=True)
+    ]
+    lines = [*_wrapped(table.caption, terminal), terminal.paint(INDENT + GAP.join(header), "dim")]
+    for row, texts in zip(table.rows, cells, strict=True):
+        fitted = [
+            padded(terminal.shortened(text, width), width, right=column.number)
+            for column, width, text in zip(table.columns, widths, texts, strict=True)
+        ]
+        lines.append((INDENT + GAP.join(fitted)).rstrip() + _bar(row, widths, terminal))
+        if row.source:
+            room = terminal.width - len(SOURCE_INDENT)
+            source = terminal.shortened(clean(row.source, terminal), room)
+            lines.append(SOURCE_INDENT + terminal.paint(source, "dim"))
+    return lines
+
+
+def _narrow(widths: list[int], table: Table, terminal: Terminal) -> None:
+    """Takes from the columns of names, the last one first, what the table is too wide."""
+    excess = len(INDENT) + sum(widths) + len(GAP) * (len(widths) - 1) - terminal.width
+    for index in reversed(range(len(widths))):
+        if table.columns[index].code and excess > 0:
+            cut = min(excess, max(0, widths[index] - NARROWEST_NAME))
+            widths[index] -= cut
+            excess -= cut
+
+
+def _bar(row: Row, widths: Sequence[int], terminal: Terminal) -> str:
+    """Draws the row's share in what the columns leave of the line."""
+    if row.share is None:
+        return ""
+    used = len(INDENT) + sum(widths) + len(GAP) * len(widths)
+    bar = terminal.bar(row.share, max(0, min(MAX_BAR_CELLS, terminal.width - used)))
+    return GAP + terminal.paint(bar, "bar") if bar else ""

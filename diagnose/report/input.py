@@ -1,0 +1,53 @@
+"""How a batch came to be: fetch, collate, and the workers that did it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diagnose.core.profile import InputStats, Profile, WorkerStats
+from diagnose.core.units import format_duration, format_share
+from diagnose.report.base import Block, Fact, Facts, Section
+
+
+class Input(Section):
+    """Time per batch in the dataset and in collate, on the training thread or in worker processes."""
+
+    order = 50
+    title = "Loading a batch"
+
+    def blocks(self, profile: Profile) -> Sequence[Block]:
+        facts = [*on_training_thread(profile.input)]
+        if profile.input.workers is not None:
+            facts += in_workers(profile.input.workers)
+        return [Facts(items=tuple(facts))] if facts else []
+
+
+def on_training_thread(stats: InputStats) -> list[Fact]:
+    """Returns what loading cost the training thread itself."""
+    times = (("fetch", stats.fetch_ns), ("collate", stats.collate_ns))
+    return [
+        Fact(label=name, value=format_duration(time_ns), detail="per batch, on the training thread")
+        for name, time_ns in times
+        if time_ns is not None
+    ]
+
+
+def in_workers(workers: WorkerStats) -> list[Fact]:
+    """Returns what the worker processes did."""
+    made = "1 batch made" if workers.batches == 1 else f"{workers.batches:,} batches made"
+    facts = [
+        Fact(label="workers", value=f"{workers.num_workers}", detail=made),
+        Fact(label="fetch", value=format_duration(workers.fetch_ns), detail="per batch, in a worker"),
+        Fact(label="collate", value=format_duration(workers.collate_ns), detail="per batch, in a worker"),
+        Fact(label="send", value=format_duration(workers.send_ns), detail="CPU per batch: pickle, queue"),
+        Fact(
+            label="on a CPU",
+            value=format_share(workers.cpu_share),
+            detail="of fetch and collate; the rest waits for disk, network or a core",
+        ),
+        Fact(label="idle", value=format_share(workers.idle_share), detail="of the workers' life"),
+    ]
+    if workers.ready_batches is not None:
+        ready = f"{workers.ready_batches:.1f}"
+        facts.append(Fact(label="batches ready", value=ready, detail="on average, when the loop asked"))
+    return facts

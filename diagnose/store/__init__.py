@@ -1,0 +1,1 @@
+"""Spans to files to a Run: one writer, one reader, one format."""

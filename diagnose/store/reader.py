@@ -1,0 +1,154 @@
+"""Reads what a run left on disk, whole or torn."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.ledger import COLUMNS
+from diagnose.store.format import VERSION
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged file raises; the latter when SQLite quotes the damage in its own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLog:
+    """One rank's file, read.
+
+    Attributes:
+        path: The file.
+        meta: What the rank said of itself.
+        steps: int64 of shape `(steps, len(COLUMNS))`, in the order of `core.ledger.COLUMNS`.
+        samples: First step of the bucket, slot, stack, nanoseconds. A stack is the frame of an installed
+            package, or one without a file, then the user's frames, innermost first.
+        sites: Kind, file, line, function, calls.
+        events: Time, step, kind, detail.
+        workers: Running totals of each DataLoader worker.
+        worker_samples: Stack and nanoseconds, of all workers together.
+        notes: What could not be read, in words.
+    """
+
+    path: Path
+    meta: dict[str, Any] = field(default_factory=dict)
+    steps: npt.NDArray[np.int64]
+    samples: list[tuple[int, int, tuple[Frame, ...], int]] = field(default_factory=list)
+    sites: list[tuple[str, str, int, str, int]] = field(default_factory=list)
+    events: list[tuple[int, int, str, dict[str, Any]]] = field(default_factory=list)
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    worker_samples: list[tuple[tuple[Frame, ...], int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_rank(path: Path) -> RankLog:
+    """Reads one rank's file; also while it is being written, and as far as it goes when it is torn.
+
+    Raises:
+        DiagnoseError: If the file was written by a newer version.
+    """
+    notes: list[str] = []
+    db = _connect(path)
+    try:
+        version = _rows(db, "PRAGMA user_version", path, notes)
+        if version and version[0][0] > VERSION:
+            raise DiagnoseError(
+                f"{path.name}: written by a newer diagnose: format {version[0][0]}, not {VERSION}.\n"
+                "Upgrade: pip install --upgrade torch-diagnose"
+            )
+        stacks = dict(_rows(db, "SELECT id, frames FROM stacks", path, notes, _stack))
+        meta = dict(_rows(db, "SELECT key, value FROM meta", path, notes, lambda k, v: (k, json.loads(v))))
+        return RankLog(
+            path=path,
+            meta=meta | meta.pop("state", {}),
+            # A scan is in the order of the integer primary key, the first step.
+            steps=_steps(_rows(db, "SELECT num_steps, columns FROM chunks", path, notes, _chunk)),
+            samples=_rows(
+                db,
+                "SELECT * FROM samples",
+                path,
+                notes,
+                lambda first, slot, stack, weight: (int(first), int(slot), stacks[stack], int(weight)),
+            ),
+            sites=_rows(db, "SELECT * FROM sites", path, notes),
+            events=_rows(
+                db,
+                "SELECT * FROM events",
+                path,
+                notes,
+                lambda time_ns, step, kind, detail: (time_ns, step, kind, json.loads(detail)),
+            ),
+            workers=_rows(db, "SELECT report FROM workers", path, notes, json.loads),
+            worker_samples=_rows(
+                db,
+                "SELECT * FROM worker_samples",
+                path,
+                notes,
+                lambda stack, weight: (stacks[stack], int(weight)),
+            ),
+            notes=notes,
+        )
+    finally:
+        db.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    address = f"file:{quote(os.fsencode(path.absolute()))}"
+    db = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=5)
+    try:
+        db.execute("SELECT count(*) FROM meta")
+    except DAMAGE:
+        # A write-ahead log needs a writable folder to be read; without one, read the file as it stands.
+        db.close()
+        db = sqlite3.connect(f"{address}?immutable=1", uri=True)
+    return db
+
+
+def _rows(
+    db: sqlite3.Connection,
+    query: str,
+    path: Path,
+    notes: list[str],
+    parse: Callable[..., Any] = lambda *row: row,
+) -> list[Any]:
+    """Runs a query and parses its rows; a damaged table gives the rows that can be read, and a note."""
+    rows: list[Any] = []
+    torn = 0
+    table = query.rpartition(" ")[2]
+    try:
+        for row in db.execute(query):
+            try:
+                rows.append(parse(*row))
+            except (ValueError, TypeError, LookupError, zlib.error):
+                torn += 1
+    except DAMAGE as error:
+        notes.append(f"{path.name}: {table} is damaged ({error}); {len(rows)} rows of it were read.")
+    if torn:
+        notes.append(f"{path.name}: {table} is damaged; {torn} of its rows are left out.")
+    return rows
+
+
+def _stack(key: int, text: str) -> tuple[int, tuple[Frame, ...]]:
+    return key, tuple((str(file), int(line), str(function)) for file, line, function in json.loads(text))
+
+
+def _chunk(num_steps: int, blob: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(len(COLUMNS), num_steps)
+
+
+def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    empty = np.empty((len(COLUMNS), 0), dtype=np.int64)
+    return np.ascontiguousarray(np.concatenate([empty, *chunks], axis=1).T)

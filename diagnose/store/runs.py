@@ -1,0 +1,82 @@
+"""Where runs lie, and how they are named and found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from diagnose.core.errors import DiagnoseError
+
+DEFAULT_ROOT = Path(".diagnose") / "runs"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+"""What a run may be called: it becomes a folder's name, and is shown in terminals and browsers."""
+
+
+def runs_root() -> Path:
+    """Returns the folder that runs lie in: `DIAGNOSE_DIR`, or `.diagnose/runs` here."""
+    return Path(os.environ.get("DIAGNOSE_DIR") or DEFAULT_ROOT)
+
+
+def check_name(name: str) -> str:
+    """Returns the name of a run if it is fit to be one.
+
+    Raises:
+        DiagnoseError: If it is not.
+    """
+    if not NAME.fullmatch(name):
+        raise DiagnoseError(
+            f"{name[:60]!r} cannot name a run: use up to 128 letters, digits, '_', '.' and '-', "
+            "beginning with a letter or a digit."
+        )
+    return name
+
+
+def list_runs(root: Path) -> list[Path]:
+    """Returns the folders of all runs under `root`, newest first."""
+    if not root.is_dir():
+        return []
+    runs = [path.parent for path in root.glob("*/run.json") if NAME.fullmatch(path.parent.name)]
+    return sorted(runs, key=lambda run: (read_manifest(run).get("started_unix", 0), run.name), reverse=True)
+
+
+def resolve_run(name: str | None, root: Path) -> Path:
+    """Finds a run by name or path; without either, the newest.
+
+    Raises:
+        DiagnoseError: If there is no such run.
+    """
+    if name is None:
+        runs = list_runs(root)
+        if not runs:
+            raise DiagnoseError(f"there are no runs under {root}.\nRecord one: diagnose run train.py")
+        return runs[0]
+    if os.sep in name or (Path(name) / "run.json").is_file():
+        if not (Path(name) / "run.json").is_file():
+            raise DiagnoseError(f"{name} is not a run: it holds no run.json.\nList them: diagnose runs")
+        return Path(name)
+    run = root / check_name(name)
+    if not (run / "run.json").is_file():
+        raise DiagnoseError(f"there is no run {name!r} under {root}.\nList them: diagnose runs")
+    return run
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """Returns what `run.json` says; empty when it cannot be read."""
+    try:
+        manifest = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def rank_files(run: Path) -> list[Path]:
+    """Returns the files of a run's ranks in the order of ranks; of each rank the first process first."""
+
+    def order(path: Path) -> tuple[int, int, str]:
+        number = re.match(r"rank(\d+)", path.name)
+        return (int(number[1]) if number else -1, path.name.count("."), path.name)
+
+    return sorted(run.glob("rank*.sqlite"), key=order)

@@ -1,0 +1,137 @@
+"""Writes one rank's file. Lives in the flusher's thread of the training process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diagnose.store.format import SCHEMA, VERSION, pack
+
+Frames = Sequence[tuple[str, int, str]]
+"""A sampled stack of file, line and function: the frame of an installed package, or one without a file,
+then the user's frames, innermost first."""
+
+
+class Writer:
+    """The one writer of a rank's SQLite file.
+
+    A connection must not cross a fork, nor threads: make the writer in the thread that uses it.
+
+    Args:
+        folder: The run's folder; must exist.
+        rank: Number of this rank. A second process of the same rank gets a file of its own.
+
+    Attributes:
+        path: The file.
+        safe_steps: Steps that are on disk for certain.
+        journal: `wal`, or `delete` where the file system cannot do WAL.
+
+    Raises:
+        OSError: If the folder cannot be written.
+        sqlite3.Error: If SQLite cannot.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.path = _free_name(folder, rank)
+        self._db, self.journal = _open(self.path)
+        self._stacks: dict[str, int] = {}
+        self._steps = 0
+        self.safe_steps = 0
+
+    def add_steps(self, rows: Sequence[tuple[int, ...]]) -> None:
+        """Appends finished steps, in the order of `core.ledger.COLUMNS`."""
+        if not rows:
+            return
+        self._db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (self._steps, len(rows), *pack(rows)))
+        self._steps += len(rows)
+
+    def add_samples(self, first_step: int, samples: Iterable[tuple[int, Frames, int]]) -> None:
+        """Appends sampled stacks: slot, frames, nanoseconds."""
+        self._db.executemany(
+            "INSERT INTO samples VALUES (?, ?, ?, ?)",
+            [(first_step, slot, self._stack(frames), weight) for slot, frames, weight in samples],
+        )
+
+    def add_sites(self, sites: Iterable[tuple[str, str, int, str, int]]) -> None:
+        """Replaces the counts of call sites: kind, file, line, function, calls."""
+        self._db.executemany("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", sites)
+
+    def add_events(self, events: Iterable[tuple[int, int, str, Mapping[str, Any]]]) -> None:
+        """Appends events: time, step, kind, detail."""
+        self._db.executemany(
+            "INSERT INTO events VALUES (?, ?, ?, ?)",
+            [(time_ns, step, kind, json.dumps(detail)) for time_ns, step, kind, detail in events],
+        )
+
+    def add_worker(self, report: dict[str, Any]) -> None:
+        """Replaces a DataLoader worker's totals and adds its sampled stacks."""
+        for frames, weight in report.pop("stacks"):
+            self._db.execute(
+                "INSERT INTO worker_samples VALUES (?, ?) "
+                "ON CONFLICT (stack) DO UPDATE SET weight_ns = weight_ns + excluded.weight_ns",
+                (self._stack(frames), weight),
+            )
+        self._db.execute(
+            "INSERT OR REPLACE INTO workers VALUES (?, ?)", (report["pid"], json.dumps(report))
+        )
+
+    def set_meta(self, values: Mapping[str, Any]) -> None:
+        """Sets what is known of the rank as a whole; values as JSON."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+            [(key, json.dumps(value)) for key, value in values.items()],
+        )
+
+    def commit(self) -> None:
+        """Makes everything added so far visible to readers, and safe from the death of this process."""
+        self._db.commit()
+        self.safe_steps = self._steps
+
+    def close(self) -> None:
+        """Commits and closes the file, which then is one file: readers need no write-ahead log beside
+        it."""
+        self.commit()
+        self._db.execute("PRAGMA journal_mode=DELETE")
+        self._db.close()
+
+    def _stack(self, frames: Frames) -> int:
+        text = json.dumps(frames)
+        known = self._stacks.get(text)
+        if known is None:
+            known = self._stacks[text] = len(self._stacks)
+            self._db.execute("INSERT INTO stacks VALUES (?, ?)", (known, text))
+        return known
+
+
+def _free_name(folder: Path, rank: int) -> Path:
+    path = folder / f"rank{rank}.sqlite"
+    try:
+        path.touch(exist_ok=False)  # the name is taken, before another process of this rank looks
+    except FileExistsError:
+        return folder / f"rank{rank}.{os.getpid()}.sqlite"
+    return path
+
+
+def _open(path: Path) -> tuple[sqlite3.Connection, str]:
+    """Opens with a write-ahead log, or without one where SQLite or the first real write shows that it does
+    not work."""
+    for journal in ("wal", "delete"):
+        db = sqlite3.connect(path, isolation_level="DEFERRED")
+        try:
+            (used,) = db.execute(f"PRAGMA journal_mode={journal}").fetchone()
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.executescript(SCHEMA)
+            db.execute(f"PRAGMA user_version={VERSION}")
+            db.commit()
+        except sqlite3.OperationalError:
+            db.close()
+            if journal == "delete":
+                raise
+            path.write_bytes(b"")
+        else:
+            return db, str(used)
+    raise AssertionError("unreachable")

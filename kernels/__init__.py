@@ -1,0 +1,1 @@
+"""Fused CUDA optimizer kernels; imported as `diagnose.kernels`."""

@@ -1,0 +1,168 @@
+"""What every test is held to: it leaves torch, and the interpreter, as it found them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+MODULES = (
+    "safetensors.torch",
+    "torch",
+    "torch._dynamo.eval_frame",
+    "torch.amp.grad_scaler",
+    "torch.autograd",
+    "torch.cuda",
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch.distributed.distributed_c10d",
+    "torch.nn.functional",
+    "torch.nn.modules.module",
+    "torch.nn.parallel.distributed",
+    "torch.nn.utils",
+    "torch.nn.utils.clip_grad",
+    "torch.optim.lr_scheduler",
+    "torch.optim.optimizer",
+    "torch.serialization",
+    "torch.utils.data._utils.collate",
+    "torch.utils.data._utils.fetch",
+    "torch.utils.data._utils.worker",
+    "torch.utils.data.dataloader",
+)
+"""Every attribute of these modules, and of the classes they define, is watched once they are imported."""
+
+TORCH_REPLACES = {
+    # By `torch._dynamo`, when it is imported and when it first compiles.
+    "torch.manual_seed",
+    "torch.nn.modules.module.Module.__init__",
+    "torch.nn.modules.module.Module.__setstate__",
+}
+
+HOOK_TABLES = (
+    "torch._dynamo.callback.callback_handler.start_callbacks",
+    "torch._dynamo.callback.callback_handler.end_callbacks",
+    "torch.nn.modules.module._global_backward_hooks",
+    "torch.nn.modules.module._global_backward_pre_hooks",
+    "torch.nn.modules.module._global_forward_hooks",
+    "torch.nn.modules.module._global_forward_pre_hooks",
+    "torch.optim.optimizer._global_optimizer_post_hooks",
+    "torch.optim.optimizer._global_optimizer_pre_hooks",
+)
+"""torch's own process-wide hooks."""
+
+SETTINGS = (
+    "torch.are_deterministic_algorithms_enabled",
+    "torch.get_default_dtype",
+    "torch.get_float32_matmul_precision",
+    "torch.get_num_threads",
+    "torch.is_grad_enabled",
+)
+
+
+def imported(name: str) -> Any:
+    """The module, or what a module holds under that full name; `None` when nothing has imported it."""
+    if name in sys.modules or "." not in name:
+        return sys.modules.get(name)
+    path, _, attribute = name.rpartition(".")
+    holder = imported(path)
+    if isinstance(holder, ModuleType):  # asking torch for `_dynamo` would import it
+        return vars(holder).get(attribute)
+    return getattr(holder, attribute, None)
+
+
+def holders() -> Iterator[tuple[str, object]]:
+    """The watched modules and the classes defined in them."""
+    for name in MODULES:
+        module = sys.modules.get(name)
+        if module is not None:
+            yield name, module
+            for attribute, value in list(vars(module).items()):
+                # `type()`, because some of torch's objects warn when `isinstance` looks at them
+                if issubclass(type(value), type) and value.__module__ == name:
+                    yield f"{name}.{attribute}", value
+
+
+def subclasses(base: type) -> Iterator[type]:
+    for child in base.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+def torch_attributes() -> dict[str, object]:
+    """Every attribute of the holders as stored, and what of ours stands in as `__call__` of a model."""
+    held = {f"{holder}.{name}": value for holder, owner in holders() for name, value in vars(owner).items()}
+    if "torch.nn" in sys.modules:
+        for model in subclasses(sys.modules["torch.nn"].Module):
+            call = vars(model).get("__call__")
+            if is_ours(call):
+                held[f"{model.__module__}.{model.__qualname__}.__call__"] = call
+    return held
+
+
+def global_state() -> dict[str, object]:
+    """What a hook, an action or the sampler may change while it is at work, by name."""
+    timers = Path("/proc/self/timers")
+    return {
+        **{name: list(table) for name in HOOK_TABLES if (table := imported(name)) is not None},
+        **{name: get() for name in SETTINGS if (get := imported(name)) is not None},
+        **{f"handler of signal {number}": signal.getsignal(number) for number in signal.valid_signals()},
+        "environment": {
+            key: os.environ[key] for key in os.environ if key.startswith(("DIAGNOSE_", "PYTHON"))
+        },
+        "gc.callbacks": list(gc.callbacks),
+        "gc.get_threshold()": (gc.isenabled(), gc.get_threshold()),
+        "kernel timers": timers.read_text() if timers.exists() else "",
+        "sys.excepthook": sys.excepthook,
+        "sys.getprofile()": sys.getprofile(),
+        "sys.getswitchinterval()": sys.getswitchinterval(),
+        "sys.gettrace()": sys.gettrace(),
+        "sys.meta_path": [finder for finder in sys.meta_path if is_ours(type(finder))],
+        "threading.excepthook": threading.excepthook,
+        "threads": {thread.name for thread in threading.enumerate() if "diagnose" in thread.name},
+    }
+
+
+def is_ours(value: object) -> bool:
+    """Whether a function or class was defined in this project, whatever its `__module__` claims."""
+    function = getattr(value, "__func__", value)
+    names = (getattr(function, "__globals__", {}).get("__name__"), getattr(value, "__module__", None))
+    return any(name in ("diagnose", "sitecustomize") or str(name).startswith("diagnose.") for name in names)
+
+
+def traces(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Names in torch that hold another object than before, or one of ours that they did not hold."""
+    return sorted(
+        name
+        for name, value in after.items()
+        if name not in TORCH_REPLACES and (before[name] is not value if name in before else is_ours(value))
+    )
+
+
+def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Names of global state that differ; SIGCHLD is torch's, which takes it for DataLoader workers."""
+    theirs = f"handler of signal {int(signal.SIGCHLD)}"
+    return sorted(name for name in before if name != theirs and before[name] != after[name])
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    attributes, state = torch_attributes(), global_state()
+    yield
+    left = traces(attributes, torch_attributes()) + changes(state, global_state())
+    if left:
+        pytest.fail(f"the test left these changed: {', '.join(left)}", pytrace=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA GPU; torch sees none")

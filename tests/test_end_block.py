@@ -1,0 +1,263 @@
+"""The end block of a run: what the user sees, letter for letter."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagnose.core.phases import Phase
+from diagnose.core.profile import (
+    Overhead,
+    Profile,
+    SourceLine,
+    Status,
+    StepStats,
+    Throughput,
+)
+from diagnose.report import Terminal, end_block, to_text
+from diagnose.report._terminal import display_width, wants_color
+from tests.profiles import NOTHING, PROFILE, RUN, assert_lines, line
+
+
+def test_end_block_shows_figures_ledger_lines_cost_and_the_next_command() -> None:
+    assert_lines(
+        end_block(PROFILE),
+        """
+diagnose: 412 steps, median 40.1 ms, 776 samples/s (770-781)
+  data wait       20.50 ms    50 %  ██████████████████████
+  forward          8.20 ms    20 %  ████████▊
+  backward        10.25 ms    25 %  ███████████
+  optimizer        1.23 ms   3.0 %  █▍
+  other            0.71 ms   1.7 %  ▊
+  the rest         0.11 ms   0.3 %  copy, checkpoint, gc
+  train.py:41 JpegFolder.__getitem__                        34 %  data wait
+  train.py:118 main                                         25 %  backward
+  train.py:117 main                                         20 %  forward
+  measuring cost 38 us per step (0.1 %), 0.31 s at start
+  next: diagnose report 20261120-141502-train --html report.html
+""",
+    )
+
+
+def test_end_block_is_pure_ascii_where_the_terminal_is() -> None:
+    accented = replace(PROFILE, where=(line(Phase.FORWARD, 7, "Modèle.forward", 0.2),))
+    text = end_block(accented, unicode=False)
+    assert text.isascii()
+    assert "  data wait       20.50 ms    50 %  ######################\n" in text
+    assert "  train.py:7 Mod\\xe8le.forward" in text
+
+
+def test_end_block_without_colour_has_no_escape_and_with_colour_the_same_words() -> None:
+    plain, coloured = end_block(PROFILE), end_block(PROFILE, color=True)
+    assert "\033" not in plain
+    for code in ("1", "2", "36", "0"):
+        coloured = coloured.replace(f"\033[{code}m", "")
+    assert coloured == plain
+
+
+def test_end_block_of_a_failed_script_says_how_it_failed_and_what_the_report_covers() -> None:
+    failed = replace(
+        PROFILE, status=Status.SCRIPT_FAILED, run=replace(RUN, exit_code=1, error="ValueError")
+    )
+    whole = replace(failed, steps=replace(PROFILE.steps, warmup=0))
+    assert end_block(whole).splitlines()[:2] == [
+        "diagnose: script failed with ValueError after 412 steps",
+        "  report covers steps 1-412, median 40.1 ms, 776 samples/s (770-781)",
+    ]
+    assert end_block(whole, width=100).splitlines()[:2] == [
+        "diagnose: script failed with ValueError after 412 steps; report covers steps 1-412",
+        "  412 steps, median 40.1 ms, 776 samples/s (770-781)",
+    ]
+
+
+def test_end_block_of_a_killed_script_names_the_signal_and_the_likely_reason() -> None:
+    killed = replace(PROFILE, status=Status.SCRIPT_FAILED, run=replace(RUN, exit_code=None, signal=9))
+    assert_lines(
+        end_block(killed),
+        """
+diagnose: script ended by SIGKILL after 412 steps; report covers steps 11-412
+  most likely the out-of-memory killer (see dmesg) or the job scheduler
+  412 steps, median 40.1 ms, 776 samples/s (770-781)
+  data wait       20.50 ms    50 %  ██████████████████████
+  forward          8.20 ms    20 %  ████████▊
+  backward        10.25 ms    25 %  ███████████
+  the rest         2.05 ms   5.0 %  copy, optimizer, checkpoint, gc, other
+  train.py:41 JpegFolder.__getitem__                        34 %  data wait
+  train.py:118 main                                         25 %  backward
+  train.py:117 main                                         20 %  forward
+  measuring cost 38 us per step (0.1 %), 0.31 s at start
+  next: diagnose report 20261120-141502-train --html report.html
+""",
+    )
+
+
+def test_end_block_of_too_few_steps_gives_figures_and_says_that_there_is_no_verdict() -> None:
+    few = replace(PROFILE, status=Status.TOO_FEW_STEPS, steps=replace(PROFILE.steps, count=12, warmup=4))
+    assert end_block(few).splitlines()[:2] == [
+        "diagnose: only 8 steps after 4 of warm-up: too few for a verdict, figures only",
+        "  12 steps, median 40.1 ms, 776 samples/s (770-781)",
+    ]
+
+
+def test_end_block_without_steps_says_what_was_seen_and_how_to_mark_a_step() -> None:
+    assert_lines(
+        end_block(NOTHING),
+        """
+diagnose: no optimizer step was seen in 12.3 s; torch was imported
+  If torch.optim does not drive the steps, mark where each one ends:
+      import diagnose; diagnose.step()
+  measuring cost 0.31 s at start
+  next: diagnose report 20261120-141502-train --html report.html
+""",
+    )
+
+
+def test_end_block_without_torch_asks_whether_this_is_the_script_that_trains() -> None:
+    assert_lines(
+        end_block(replace(NOTHING, run=replace(RUN, torch=None, duration_s=0.4), overhead=Overhead())),
+        """
+diagnose: no optimizer step was seen in 400 ms; torch was not imported
+  Is this the script that trains, run by the Python that has torch?
+  measuring cost not measured
+  next: diagnose report 20261120-141502-train --html report.html
+""",
+    )
+
+
+def test_end_block_of_a_script_that_failed_before_its_first_step_has_no_figures() -> None:
+    failed = replace(
+        NOTHING, status=Status.SCRIPT_FAILED, run=replace(RUN, exit_code=1, error="ImportError")
+    )
+    assert_lines(
+        end_block(failed),
+        """
+diagnose: script failed with ImportError before any step was recorded
+  measuring cost 0.31 s at start
+  next: diagnose report 20261120-141502-train --html report.html
+""",
+    )
+
+
+def test_end_block_shows_the_first_note_and_counts_the_others() -> None:
+    noted = replace(PROFILE, notes=("collectives: torch 2.6 has no hook; not measured", "another"))
+    lines = end_block(noted).splitlines()
+    assert len(lines) == 12
+    assert lines[-3] == "  note: collectives: torch 2.6 has no hook; not measured (+1 more in the report)"
+
+
+def test_a_workers_line_counts_only_as_far_as_the_loop_waits_for_data() -> None:
+    busy = SourceLine(
+        phase=Phase.DATA_WAIT, file="/data/set.py", line=9, function="decode", share=0.9, in_worker=True
+    )
+    waiting = end_block(replace(PROFILE, where=(*PROFILE.where, busy)))
+    assert "  /data/set.py:9 decode                                     90 %  of the workers\n" in waiting
+    keeping_up = {**PROFILE.phase_time_ns, Phase.DATA_WAIT: 0.0}
+    assert "set.py" not in end_block(
+        replace(PROFILE, where=(*PROFILE.where, busy), phase_time_ns=keeping_up)
+    )
+
+
+def test_terminal_escapes_in_foreign_names_are_printed_as_text() -> None:
+    hostile = SourceLine(phase=Phase.FORWARD, file="/x/\033[31mred.py", line=1, function="a\nb", share=0.5)
+    profile = replace(PROFILE, where=(hostile,), notes=("\033]0;title\a",), run=replace(RUN, id="a\rb"))
+    for text in (end_block(profile), to_text(profile, Terminal())):
+        assert "\033" not in text and "\a" not in text and "\r" not in text
+        assert "/x/\\x1b[31mred.py:1" in text
+
+
+@settings(database=None)
+@given(st.none())
+def start_hypothesis(_: None) -> None:
+    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
+
+
+start_hypothesis()
+names = st.text(min_size=1, max_size=120)
+shares = st.floats(0, 1)
+
+
+@settings(database=None, deadline=None)
+@given(
+    times=st.dictionaries(st.sampled_from(list(Phase)), st.floats(0, 1e12), max_size=11),
+    where=st.lists(
+        st.builds(
+            SourceLine,
+            phase=st.sampled_from(list(Phase)),
+            file=names,
+            line=st.integers(1, 10**6),
+            function=names,
+            share=shares,
+            in_worker=st.booleans(),
+        ),
+        max_size=5,
+    ),
+    count=st.integers(0, 10**9),
+    warmup=st.integers(0, 20),
+    error=st.none() | names,
+    number=st.none() | st.integers(1, 64),
+    notes=st.lists(names, max_size=3),
+    status=st.sampled_from(list(Status)),
+    width=st.integers(44, 120),
+    unicode=st.booleans(),
+    identity=names,
+)
+def test_end_block_never_exceeds_twelve_lines_nor_the_width_of_the_terminal(
+    times: dict[Phase, float],
+    where: list[SourceLine],
+    count: int,
+    warmup: int,
+    error: str | None,
+    number: int | None,
+    notes: list[str],
+    status: Status,
+    width: int,
+    unicode: bool,
+    identity: str,
+) -> None:
+    profile = Profile(
+        run=replace(RUN, id=identity, error=error, signal=number),
+        status=status,
+        steps=StepStats(count=count, warmup=min(warmup, count), median_ns=1e9),
+        throughput=Throughput(
+            samples_per_s=1e7, samples_per_s_ci95=(9e6, 1.1e7), tokens_per_s=1e9, steps_per_s=1.0
+        ),
+        phase_time_ns=times,
+        where=tuple(where),
+        notes=tuple(notes),
+        overhead=Overhead(us_per_step=12.0, startup_s=0.1),
+    )
+    lines = end_block(profile, width=width, unicode=unicode).split("\n")
+    assert lines.pop() == ""
+    assert len(lines) <= 12
+    assert max(map(display_width, lines)) <= width
+    assert unicode or "".join(lines).isascii()
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_terminal", "colour"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True, True),
+    ],
+)
+def test_colour_is_used_on_terminals_unless_the_environment_says_otherwise(
+    environ: dict[str, str], is_terminal: bool, colour: bool
+) -> None:
+    assert wants_color(is_terminal, environ) is colour
+
+
+def test_a_pipe_is_80_columns_without_colour_and_its_encoding_decides_on_ascii() -> None:
+    utf8 = io.TextIOWrapper(io.BytesIO(), encoding="UTF-8")
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    assert Terminal.of(utf8, environ={}) == Terminal(width=80, color=False, unicode=True)
+    assert Terminal.of(latin, environ={}) == Terminal(width=80, color=False, unicode=False)

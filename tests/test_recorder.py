@@ -1,0 +1,391 @@
+"""The ledger closes: every nanosecond of a step is charged to exactly one slot."""
+
+from __future__ import annotations
+
+import gc
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from diagnose.core.ledger import COLUMNS, COUNTS, GAP_AFTER, SLOT_OF, SLOTS
+from diagnose.hooks._recorder import Recorder
+from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, one_step, steps_of
+
+# -- any program
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hypothesis_at_work() -> None:
+    """Hypothesis measures the garbage collector, too, from its first test on."""
+    given(st.none())(lambda nothing: None)()
+
+
+Program = tuple[Any, ...]
+"""An instruction and what belongs to it, programs to run inside it among them."""
+
+
+class Failed(Exception):
+    """What a program raises on purpose."""
+
+
+class Machine:
+    """Runs random programs with real models, optimizers and loaders."""
+
+    def __init__(self, clock: FakeClock, recorder: Recorder) -> None:
+        self.clock, self.recorder = clock, recorder
+        self.models = [Runs(self), Runs(self)]
+        self.optimizers = [SlowOptimizer(clock, model, step_ns=1) for model in self.models]
+        self.batches: list[Any] = [None, None]
+
+    def run(self, programs: tuple[Program, ...]) -> None:
+        for name, *operands in programs:
+            getattr(self, name)(*operands)
+
+    def spend(self, time_ns: int) -> None:
+        self.clock.spend(time_ns)
+
+    def forward(self, which: int, inside: tuple[Program, ...]) -> None:
+        self.models[which](torch.ones(2, 4), inside)
+
+    def without_gradients(self, inside: tuple[Program, ...]) -> None:
+        with torch.no_grad():
+            self.run(inside)
+
+    def evaluate(self, which: int, inside: tuple[Program, ...]) -> None:
+        self.models[which].eval()
+        self.run(inside)
+        self.models[which].train()
+
+    def switch(self, which: int, training: bool) -> None:
+        self.models[which].train(training)
+
+    def backward(self, which: int, inside: tuple[Program, ...]) -> None:
+        with torch.enable_grad():
+            loss = self.models[which].layer(torch.ones(2, 4)).sum()
+            loss.register_hook(lambda gradient: self.run(inside))
+            loss.backward()
+
+    def step(self, which: int) -> None:
+        self.optimizers[which].step()
+
+    def step_with_closure(self, which: int, inside: tuple[Program, ...]) -> None:
+        self.optimizers[which].step(lambda: self.run(inside))
+
+    def zero_grad(self, which: int) -> None:
+        self.optimizers[which].zero_grad()
+
+    def next_batch(self, which: int, inside: tuple[Program, ...]) -> None:
+        if self.batches[which] is None:
+            self.batches[which] = iter(DataLoader(RunsToFetch(self, inside)))
+        if next(self.batches[which], None) is None:
+            self.batches[which] = None
+
+    def save(self, time_ns: int) -> None:
+        torch.save(SlowToSave(self.clock, time_ns), io.BytesIO())
+
+    def collect(self, inside: tuple[Program, ...]) -> None:
+        RunsWhenDeleted(self, inside)
+        gc.collect(0)
+
+    def mark(self) -> None:
+        self.recorder.step_marked()
+
+    def fail(self) -> None:
+        raise Failed
+
+    def survive(self, inside: tuple[Program, ...]) -> None:
+        try:
+            self.run(inside)
+        except Failed:
+            self.clock.spend(1)
+
+
+class Runs(nn.Module):
+    """A model whose call runs a program."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.machine = [machine]
+
+    def forward(self, rows: torch.Tensor, inside: tuple[Program, ...]) -> torch.Tensor:
+        self.machine[0].run(inside)
+        return self.layer(rows)
+
+
+class RunsToFetch(Dataset[Any]):
+    """Two rows whose fetching runs a program."""
+
+    def __init__(self, machine: Machine, inside: tuple[Program, ...]) -> None:
+        self.machine, self.inside = machine, inside
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        self.machine.run(self.inside)
+        return index
+
+
+class RunsWhenDeleted:
+    """Garbage whose collection runs a program."""
+
+    def __init__(self, machine: Machine, inside: tuple[Program, ...]) -> None:
+        self.machine, self.inside, self.cycle = machine, inside, self
+
+    def __del__(self) -> None:
+        with suppress(Failed):
+            self.machine.run(self.inside)
+
+
+class SlowToSave:
+    def __init__(self, clock: FakeClock, time_ns: int) -> None:
+        self.clock, self.time_ns = clock, time_ns
+
+    def __reduce__(self) -> Any:
+        self.clock.spend(self.time_ns)
+        return (list, ())
+
+
+def programs() -> st.SearchStrategy[tuple[Program, ...]]:
+    which = st.integers(0, 1)
+    time_ns = st.integers(1, 9)
+    simple = st.one_of(
+        st.tuples(st.just("spend"), time_ns),
+        st.tuples(st.just("step"), which),
+        st.tuples(st.just("zero_grad"), which),
+        st.tuples(st.just("save"), time_ns),
+        st.tuples(st.just("switch"), which, st.booleans()),
+        st.tuples(st.just("mark")),
+        st.tuples(st.just("fail")),
+    )
+
+    def nested(inner: st.SearchStrategy[Program]) -> st.SearchStrategy[Program]:
+        inside = st.lists(inner, max_size=4).map(tuple)
+        return st.one_of(
+            st.tuples(st.sampled_from(["forward", "evaluate", "backward", "next_batch"]), which, inside),
+            st.tuples(st.just("step_with_closure"), which, inside),
+            st.tuples(st.sampled_from(["without_gradients", "survive"]), inside),
+            st.tuples(st.just("collect"), st.lists(st.tuples(st.just("spend"), time_ns)).map(tuple)),
+        )
+
+    return st.lists(st.recursive(simple, nested, max_leaves=12), min_size=1, max_size=12).map(tuple)
+
+
+TRAINS = (("next_batch", 0, ()), ("forward", 0, ()), ("backward", 0, ()), ("step", 0))
+
+
+EVALUATES = ("without_gradients", (("forward", 0, ()), ("spend", 3), ("forward", 0, ())))
+TEACHES = (
+    "step_with_closure",
+    0,
+    (("without_gradients", (("forward", 1, ()),)), ("spend", 5), ("zero_grad", 0)),
+)
+
+
+@settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(programs())
+@example(
+    (*TRAINS, EVALUATES, ("spend", 5), ("collect", ()), ("spend", 3), *TRAINS * 3, EVALUATES, *TRAINS * 2)
+)
+@example((TEACHES, ("spend", 1), *TRAINS * 2, EVALUATES, *TRAINS * 2))
+@example((*TRAINS, ("mark",), *TRAINS, ("mark",), *TRAINS))
+@example((*TRAINS, ("step_with_closure", 0, (("spend", 2), ("fail",))), ("spend", 4), *TRAINS * 2))
+def test_the_slots_of_every_step_add_up_to_the_time_since_the_step_before(program):
+    clock = FakeClock()
+    gc.disable()
+    try:
+        with measured(clock) as recorder:
+            machine = Machine(clock, recorder)
+            recorder.step_marked()
+            recorder.finder.marked = False  # the mark was only to know where the first step begins
+            begun_ns = clock.now_ns
+            for part in program:
+                machine.run((("survive", (part,)),))
+            recorder.finish()
+            rows = recorder.take_rows(10_000)
+            assert not recorder.notes
+            assert recorder.steps == len(rows)
+    finally:
+        gc.enable()
+    ends = [begun_ns, *(row[0] for row in rows)]
+    for row, was, now in zip(rows, ends[:-1], ends[1:], strict=True):
+        named = dict(zip(COLUMNS, row, strict=True))
+        assert sum(row[len(COUNTS) :]) == now - was, named
+        assert min(row) >= 0, named
+
+
+# -- spans
+
+
+def test_the_innermost_span_is_charged():
+    clock = FakeClock()
+    recorder = Recorder()
+    recorder.clock = clock
+    with one_step(recorder) as step:
+        clock.spend(1)
+        outer = recorder.push(SLOT_OF["forward"])
+        clock.spend(2)
+        inner = recorder.push(SLOT_OF["compile"])
+        clock.spend(4)
+        recorder.leave(SLOT_OF["compile"], inner)
+        clock.spend(8)
+        recorder.leave(SLOT_OF["forward"], outer)
+        clock.spend(16)
+    assert step.times == {"gap_after_rest": 1, "forward": 10, "compile": 4, "gap_after_forward": 16}
+    assert step.spans == 2
+
+
+def test_each_phase_that_training_passes_through_has_a_gap_of_its_own():
+    gaps = {SLOTS[slot]: SLOTS[gap] for slot, gap in enumerate(GAP_AFTER)}
+    own = ("data_wait", "copy", "forward", "backward", "optimizer", "evaluation")
+    assert {slot: gap for slot, gap in gaps.items() if gap != "gap_after_rest"} == {
+        slot: f"gap_after_{slot}" for slot in own
+    }
+
+
+# -- which thread is the training thread
+
+
+def trains(clock: FakeClock, steps: int) -> None:
+    model = SlowModel(clock, 3, 4)
+    optimizer = SlowOptimizer(clock, model, 5)
+    for rows in DataLoader(SlowData(clock, num_rows=steps, fetch_ns=2)):
+        model(rows).sum().backward()
+        optimizer.step()
+
+
+def in_a_thread(function: Any, *args: Any) -> None:
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    thread.join()
+
+
+def test_a_loop_in_a_thread_is_measured_from_its_first_optimizer_step():
+    """That it trains is known when its optimizer steps."""
+    clock = FakeClock()
+    with measured(clock) as recorder:
+        in_a_thread(trains, clock, 6)
+        recorder.finish()
+    steps = steps_of(recorder)
+    times = {"data_wait": 2, "forward": 3, "backward": 4, "optimizer": 5}
+    assert [step.times for step in steps] == [{"optimizer": 5}, *[times] * 5]
+
+
+def test_once_one_thread_trains_no_other_is_measured():
+    clock = FakeClock()
+    with measured(clock) as recorder:
+        trains(clock, 2)
+        in_a_thread(trains, clock, 50)
+        recorder.finish()
+    assert len(steps_of(recorder)) == 2
+
+
+# -- what a long or a broken run may not do
+
+
+def test_rows_are_taken_in_portions_and_each_once():
+    clock = FakeClock()
+    recorder = Recorder()
+    recorder.clock = clock
+    assert not recorder.has_rows()
+    recorder.step_marked()
+    assert not recorder.has_rows(), "a beginning is no step"
+    for _ in range(5):
+        clock.spend(1)
+        recorder.step_marked()
+    assert recorder.has_rows()
+    taken = [recorder.take_rows(2) for _ in range(4)]
+    assert [len(rows) for rows in taken] == [2, 2, 1, 0]
+    first = COLUMNS.index("end_ns")
+    assert [row[first] for rows in taken for row in rows] == [1_000_001 + step for step in range(5)]
+    assert not recorder.has_rows()
+
+
+def test_a_recorder_that_is_reset_knows_nothing_of_what_was():
+    clock = FakeClock()
+    with measured(clock) as recorder:
+        trains(clock, 3)
+        recorder.reset()
+        trains(clock, 2)
+        recorder.finish()
+        steps = steps_of(recorder)
+    assert len(steps) == 2
+    assert recorder.steps == 2
+    assert sum(sum(step.times.values()) for step in steps) == 28
+
+
+def test_a_note_is_kept_once_and_there_are_never_many():
+    recorder = Recorder()
+
+    def fail(text: str) -> None:
+        raise ValueError(text)
+
+    for _ in range(3):
+        recorder.guarded(fail, "the same")
+    assert len(recorder.notes) == 1
+    for number in range(100):
+        recorder.guarded(fail, str(number))
+    assert len(recorder.notes) == 20
+
+
+# -- samples of the sampler belong to whole steps
+
+
+def test_sampled_lines_go_to_the_flusher_with_the_step_that_they_belong_to():
+    clock = FakeClock()
+    recorder = Recorder()
+    recorder.clock = clock
+    recorder.step_marked()
+    for number in range(30):
+        recorder.pending[(0, number)] = 7
+        if number == 25:
+            recorder.rotate_due = True
+        recorder.step_marked()
+    recorder.pending[(0, 99)] = 7
+    recorder.finish()
+    firsts = [first for first, _ in recorder.buckets]
+    assert firsts == [0, 1, 2, 3, 5, 8, 12, 16, 20, 26], "where a warm-up may end, and where it was due"
+    seen = {key[1]: first for first, bucket in recorder.buckets for key in bucket}
+    assert set(seen) == set(range(30)), "what was sampled after the last step is not part of any"
+    assert all(first <= number for number, first in seen.items())
+
+
+# -- the models that are trained
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    yield
+    model.train()
+
+
+@pytest.mark.parametrize("name", ["module", "_orig_mod"])
+def test_a_wrapped_model_may_be_switched_to_evaluation_directly(name):
+    clock = FakeClock()
+
+    class Wraps(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            setattr(self, name, inner)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return getattr(self, name)(rows)
+
+    inner = SlowModel(clock, 3, 4)
+    model = Wraps(inner)
+    with measured(clock) as recorder, one_step(recorder) as step:
+        model(torch.ones(1, 4))
+        with evaluated(inner):
+            clock.spend(50)
+    assert step.times == {"forward": 3, "evaluation": 50}

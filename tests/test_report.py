@@ -1,0 +1,239 @@
+"""The report in full: text, JSON, markdown, and the sections that they are made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+from diagnose.core.phases import Phase
+from diagnose.core.profile import (
+    InputStats,
+    Throughput,
+)
+from diagnose.report import Terminal, to_json, to_markdown, to_text
+from diagnose.report.base import Column, Row, Table, sections
+from tests.profiles import (
+    FOUR_RANKS,
+    HOSTILE_PROFILE,
+    MS,
+    NOTHING,
+    PROFILE,
+    RUN,
+    WORKERS,
+    assert_lines,
+    line,
+)
+
+
+def test_full_text_report_is_complete_and_fits() -> None:
+    profile = replace(
+        PROFILE,
+        input=InputStats(fetch_ns=0.4 * MS, collate_ns=0.1 * MS),
+        notes=("collectives: torch 2.6 has no hook; not measured",),
+    )
+    assert_lines(
+        to_text(profile, Terminal(width=80)),
+        """
+run 20261120-141502-train
+  samples/s          776      95 % interval 770-781
+  step time, median  40.1 ms  mean 41.0 ms, p95 58.3 ms, p99 71.0 ms
+  steps/s            24.3
+  steps              412      the first 10 left out as warm-up
+  measuring cost     38 us    per step, 0.1 % of it; 0.31 s at start
+
+Where the step goes
+  Mean time per measured step. The phases add up to the step.
+  phase       per step   share
+  data wait   20.50 ms    50 %  ████████████████████
+  copy         0.02 ms  <0.1 %
+  forward      8.20 ms    20 %  ████████
+  backward    10.25 ms    25 %  ██████████
+  optimizer    1.23 ms   3.0 %  █▎
+  evaluation   0.00 ms     0 %
+  checkpoint   0.08 ms   0.2 %  ▏
+  compile      0.00 ms     0 %
+  gc           0.01 ms  <0.1 %
+  other        0.71 ms   1.7 %  ▊
+  step        41.00 ms   100 %
+  Not measured in this run: communication.
+
+Source lines
+  Sampled on the training thread. Share is of the step, with its 95 % interval.
+  per step       share  phase      line          function
+  13.94 ms     34 % ±3  data wait  train.py:41   JpegFolder.__getitem__
+      image = decode(self.jpegs[index])
+  10.25 ms     25 % ±2  backward   train.py:118  main
+      loss.backward()
+   8.20 ms     20 % ±2  forward    train.py:117  main
+      loss = cross_entropy(model(images), labels)
+   0.61 ms  1.5 % ±0.2  other      train.py:121  main
+      losses.append(loss.item())
+
+Loading a batch
+  fetch    400 us  per batch, on the training thread
+  collate  100 us  per batch, on the training thread
+
+Events
+  gc          12
+  checkpoint  2
+
+Notes
+  collectives: torch 2.6 has no hook; not measured
+
+This run
+  command  train.py --lr 1e-3
+  ended    ok
+  started  2026-11-20 14:15:02 +01:00
+  took     48.2 s
+  torch    2.13.0
+  device   cpu
+""",
+    )
+
+
+def test_ascii_text_report_writes_its_own_signs_in_ascii_too() -> None:
+    text = to_text(PROFILE, Terminal(unicode=False))
+    assert text.isascii()
+    assert "34 % +-3" in text and "\\x" not in text
+
+
+def test_a_phase_that_was_not_measured_is_named_and_not_shown_as_zero() -> None:
+    text = to_text(PROFILE, Terminal())
+    assert "  Not measured in this run: communication.\n" in text
+    assert "\n  communication" not in text
+    assert "\n  evaluation   0.00 ms     0 %\n" in text
+
+
+def test_ranks_are_compared_only_where_there_are_several_the_latest_first() -> None:
+    assert "Ranks" not in to_text(replace(PROFILE, ranks=FOUR_RANKS[:1]), Terminal())
+    text = to_text(replace(PROFILE, ranks=FOUR_RANKS), Terminal())
+    assert_lines(
+        text[text.index("  rank  host") : text.index("\nEvents")],
+        """
+  rank  host      late      step   forward  communication
+     3  node1  1.50 ms  11.00 ms  10.00 ms        1.00 ms
+     2  node1  1.00 ms  12.00 ms  10.00 ms        2.00 ms
+     1  node0  0.50 ms  13.00 ms  10.00 ms        3.00 ms
+     0  node0  0.00 ms  14.00 ms  10.00 ms        4.00 ms
+""",
+    )
+
+
+def test_worker_section_says_what_the_workers_did() -> None:
+    text = to_text(replace(PROFILE, input=InputStats(workers=WORKERS)), Terminal())
+    assert_lines(
+        text[text.index("Loading a batch") : text.index("\nEvents")],
+        """
+Loading a batch
+  workers        4        412 batches made
+  fetch          150 ms   per batch, in a worker
+  collate        3.00 ms  per batch, in a worker
+  send           1.20 ms  CPU per batch: pickle, queue
+  on a CPU       93 %     of fetch and collate; the rest waits for disk, network or a core
+  idle           2.0 %    of the workers' life
+  batches ready  0.1      on average, when the loop asked
+""",
+    )
+
+
+def test_sections_come_in_one_order_and_no_two_share_a_place() -> None:
+    orders = [section.order for section in sections()]
+    assert orders == sorted(set(orders))
+    assert len(orders) >= 8
+
+
+def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> None:
+    report = json.loads(json.dumps(to_json(PROFILE), allow_nan=False))
+    assert {key: sorted(value) for key, value in report.items() if isinstance(value, dict)} == {
+        "run": sorted(
+            [
+                "argv",
+                "device",
+                "duration_s",
+                "error",
+                "exit_code",
+                "id",
+                "script",
+                "signal",
+                "started",
+                "torch",
+                "world_size",
+            ]
+        ),
+        "throughput": ["samples_per_s", "samples_per_s_ci95", "steps_per_s", "tokens_per_s"],
+        "steps": ["count", "mean_ms", "median_ms", "p95_ms", "p99_ms", "warmup"],
+        "overhead": ["startup_s", "us_per_step"],
+        "input": ["collate_ns", "fetch_ns", "workers"],
+        "events": ["checkpoint", "gc"],
+    }
+    assert (report["schema"], report["status"], report["confirmation"]) == (1, "ok", None)
+    assert report["findings"] == report["abstained"] == report["trials"] == report["ranks"] == []
+    names = [phase["name"] for phase in report["phases"]]
+    assert names == [phase.value for phase in Phase if phase is not Phase.COMMUNICATION]
+    assert abs(sum(phase["share"] for phase in report["phases"]) - 1) < 1e-6
+    assert report["phases"][0] == {"name": "data_wait", "ms_per_step": 20.5, "share": 0.5}
+    assert report["where"][1] == {
+        "phase": "backward",
+        "file": os.path.join(os.getcwd(), "train.py"),
+        "line": 118,
+        "function": "main",
+        "share": 0.25,
+        "num_samples": 300,
+        "in_worker": False,
+        "text": "loss.backward()",
+        "via": "",
+    }
+
+
+def test_json_report_of_nothing_measured_keeps_its_keys_and_invents_no_zero() -> None:
+    report = to_json(NOTHING)
+    assert report.keys() == to_json(PROFILE).keys()
+    assert report["phases"] == report["where"] == []
+    assert report["throughput"]["samples_per_s"] is None
+    assert report["steps"]["median_ms"] is None
+
+
+def test_json_report_has_no_number_that_json_lacks() -> None:
+    odd = replace(
+        PROFILE,
+        throughput=Throughput(samples_per_s=float("inf"), samples_per_s_ci95=(float("nan"), 2.0)),
+        phase_time_ns={Phase.FORWARD: 5.0},
+    )
+    report = to_json(odd)
+    json.dumps(report, allow_nan=False)
+    assert report["throughput"]["samples_per_s_ci95"] == [None, 2.0]
+    assert [phase["name"] for phase in report["phases"]] == ["forward", "other"]
+
+
+def test_json_report_gives_each_rank_its_phases() -> None:
+    rank = to_json(replace(PROFILE, ranks=FOUR_RANKS))["ranks"][3]
+    assert (rank["rank"], rank["host"], rank["late_ms_per_step"]) == (3, "node1", 1.5)
+    assert [phase["name"] for phase in rank["phases"]] == ["forward", "communication", "gc", "other"]
+
+
+def test_markdown_report_shows_the_ledger_and_lets_no_foreign_markup_through() -> None:
+    text = to_markdown(PROFILE)
+    assert text.startswith("## diagnose: `train.py`\n\n- samples/s: **776** (95 % interval 770-781)\n")
+    assert "\n| data wait | 20.50 ms | 50 % | ██████████ |\n" in text
+    assert "| `train.py:41` | `JpegFolder.__getitem__` | `image = decode(self.jpegs[index])` |\n" in text
+    hostile = to_markdown(
+        replace(
+            HOSTILE_PROFILE,
+            run=replace(RUN, script="a`b|c"),
+            notes=("- @someone #1 <b>", "**x** | [a](b)"),
+        )
+    )
+    assert hostile.startswith("## diagnose: `` a`b|c ``\n")
+    assert "\n\n\\- \\@someone \\#1 \\<b\\>\n\n\\*\\*x\\*\\* \\| \\[a\\](b)\n" in hostile
+    outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", hostile)
+    assert "<img" not in outside_code.replace("\\<img", "")
+    assert "`a\\|b`" in to_markdown(replace(PROFILE, where=(line(Phase.COPY, 1, "a|b", 0.1),)))
+
+
+def test_a_table_refuses_a_row_of_another_width() -> None:
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Table(caption="", columns=(Column(title="a"), Column(title="b")), rows=(Row(cells=("1",)),))

@@ -1,0 +1,118 @@
+"""`diagnose run` and torchrun, either started by the other: one run, every rank in it, one report."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, torchrun_arguments
+from tests.running import DIAGNOSE, SCRIPTS, only_run, run
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+TWO_RANKS = SCRIPTS / "two_ranks.py"
+
+
+@pytest.fixture
+def two() -> list[str]:
+    """Options for two ranks on a port that nobody else uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return ["--nproc-per-node", "2", "--master-port", str(probe.getsockname()[1])]
+
+
+def test_both_ways_around_train_the_same_weights_and_report_every_rank_once(tmp_path, two):
+    plain = run(*TORCHRUN, *two, TWO_RANKS, cwd=tmp_path)
+    for folder, command in (
+        ("inside", [*DIAGNOSE, *two, "--json", "report.json", TWO_RANKS]),
+        ("outside", [*TORCHRUN, *two, "-m", "diagnose", "run", "--json", "report.json", TWO_RANKS]),
+    ):
+        (tmp_path / folder).mkdir()
+        ours = run(*command, cwd=tmp_path / folder)
+        assert (ours.code, ours.stdout) == (0, plain.stdout), folder
+        assert ours.stderr.startswith(plain.stderr), folder
+        assert ours.stderr.count("diagnose: 30 steps, median ") == 1, "only rank 0 speaks"
+        report = json.loads((tmp_path / folder / "report.json").read_text())
+        assert report["run"]["world_size"] == 2
+        assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+        assert report["steps"]["count"] == 30
+        assert report["notes"] == []
+        assert (only_run(tmp_path / folder) / "run.json").is_file()
+
+
+def test_a_failing_rank_fails_the_job_and_the_report_still_comes_out(tmp_path, two):
+    ours = run(*DIAGNOSE, *two, TWO_RANKS, cwd=tmp_path, EXIT_CODE="3")
+    assert ours.code == 1, "what torchrun makes of it"
+    assert "diagnose: script exited with code 1 after 30 steps" in ours.stderr
+
+
+def test_options_are_handed_over_as_torchrun_spells_them():
+    given = {"nproc_per_node": "2", "standalone": True, "max_restarts": 0, "rdzv_id": None, "tee": None}
+    assert torchrun_arguments(given) == [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        "--max-restarts=0",
+    ]
+
+
+def test_a_single_process_is_not_made_a_torchrun_of_one():
+    assert torchrun_arguments({"nproc_per_node": None, "standalone": None, "max_restarts": None}) == []
+
+
+RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_every_rank_derives_the_same_folder_and_restarts_get_their_own():
+    names = [
+        place_in_torchrun({**RANK_1, **changes}, "train").folder
+        for changes in (
+            {},
+            {"RANK": "0"},
+            {"TORCHELASTIC_RUN_ID": "none"},
+            {"TORCHELASTIC_RUN_ID": "job7"},
+            {"TORCHELASTIC_RESTART_COUNT": "1"},
+        )
+    ]
+    ends = [name.partition("-train-")[2] for name in names]
+    assert ends == ["127.0.0.1-29500"] * 3 + ["job7", "127.0.0.1-29500-restart1"]
+    assert len({name.partition("-train-")[0] for name in names}) == 1, (
+        "the time at which the parent started"
+    )
+
+
+def test_the_user_names_the_folder_that_several_hosts_share():
+    place = place_in_torchrun({**RANK_1, "DIAGNOSE_RUN_DIR": "/shared/run 7"}, "train")
+    assert (place.rank, place.path) == (1, Path("/shared/run 7"))
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}]
+)
+def test_a_job_of_one_process_is_no_place_among_ranks(environ):
+    assert place_in_torchrun(environ, "train") is None
+
+
+def test_rank_0_waits_for_the_others_to_end(tmp_path):
+    first, second = RanksAtWork(tmp_path), RanksAtWork(tmp_path)
+    threading.Timer(0.3, second.leave).start()
+    begun = time.monotonic()
+    first.wait_for_others()
+    first.leave()
+    assert 0.25 < time.monotonic() - begun < 1.5
+
+
+def test_rank_0_does_not_wait_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("diagnose.launch.torchrun.LATE_RANK_S", 0.1)
+    first, second = RanksAtWork(tmp_path), RanksAtWork(tmp_path)
+    first.wait_for_others()
+    first.leave()
+    second.leave()
+    assert os.listdir(tmp_path) == []

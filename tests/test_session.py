@@ -1,0 +1,436 @@
+"""Measuring a process: by `attach`, by the boot folder, in threads and in child processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import diagnose
+from diagnose.analysis.profile import load_profile
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Status
+from diagnose.hooks import _imports
+from diagnose.hooks._imports import after_import
+from diagnose.store.reader import read_rank
+from diagnose.store.runs import rank_files, read_manifest
+from diagnose.store.writer import Writer
+from tests.running import REPOSITORY, Ended, run, write
+
+BOOT = REPOSITORY / "diagnose" / "launch" / "boot"
+
+
+def train(steps: int, step_s: float = 0.0) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+        time.sleep(step_s)
+
+
+# -- attach, detach, step
+
+
+def test_what_happens_between_attach_and_detach_is_measured(tmp_path):
+    train(5)
+    folder = diagnose.attach(tmp_path / "run")
+    train(40, step_s=0.001)
+    profile = diagnose.detach()
+    train(5)
+    assert folder == tmp_path / "run"
+    assert read_manifest(folder)["id"] == "run"
+    assert (profile.status, profile.steps.count, profile.notes) == (Status.OK, 40, ())
+    assert profile.throughput.samples_per_s is not None
+    assert sum(profile.share(phase) or 0 for phase in Phase) == pytest.approx(1, abs=1e-6)
+    assert profile.overhead.us_per_step is not None
+    assert load_profile(folder) == profile
+
+
+def test_a_process_can_be_measured_again(tmp_path):
+    for number in range(3):
+        diagnose.attach(tmp_path / str(number))
+        train(10 + number)
+        assert diagnose.detach().steps.count == 10 + number
+
+
+def test_without_a_folder_the_records_go_to_a_temporary_one():
+    folder = diagnose.attach()
+    try:
+        train(3)
+        assert diagnose.detach().run.id == folder.name
+        assert rank_files(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_warm_up_can_be_given(tmp_path):
+    diagnose.attach(tmp_path / "run", warmup=7)
+    train(30)
+    assert diagnose.detach().steps.warmup == 7
+
+
+def test_attaching_twice_and_detaching_for_nothing_are_mistakes_of_the_caller(tmp_path):
+    with pytest.raises(
+        RuntimeError, match=r"^this process is not measured; call diagnose.attach\(\) first$"
+    ):
+        diagnose.detach()
+    diagnose.attach(tmp_path / "run")
+    with pytest.raises(
+        RuntimeError, match=r"^this process is measured already; call diagnose.detach\(\) first$"
+    ):
+        diagnose.attach(tmp_path / "other")
+    assert diagnose.detach().status is Status.NO_STEPS
+
+
+def test_marking_steps_does_nothing_in_a_process_that_is_not_measured():
+    diagnose.step()
+
+
+def test_steps_can_be_marked_by_hand(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    for _ in range(25):
+        diagnose.step()
+        elsewhere = threading.Thread(target=diagnose.step)
+        elsewhere.start()
+        elsewhere.join()
+    assert diagnose.detach().steps.count == 24, "the first mark begins the first step"
+
+
+def test_training_in_a_thread_is_measured_and_the_report_says_what_is_not(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    thread = threading.Thread(target=train, args=(30,))
+    thread.start()
+    thread.join()
+    profile = diagnose.detach()
+    assert profile.steps.count in (29, 30)
+    assert profile.where == ()
+    assert profile.notes == ("source lines are not sampled: the training loop is not in the main thread",)
+
+
+def test_an_error_of_our_own_ends_the_measuring_and_not_the_script(tmp_path, monkeypatch, capsys):
+    def fail(*args: Any) -> None:
+        raise LookupError("a mistake of ours")
+
+    monkeypatch.setattr(Writer, "add_steps", fail)
+    diagnose.attach(tmp_path / "run")
+    train(10)
+    time.sleep(0.7)
+    train(10)
+    diagnose.detach()
+    words = capsys.readouterr().err
+    assert words.startswith("diagnose: an error of our own: Traceback (most recent call last):\n")
+    assert words.endswith("LookupError: a mistake of ours.\n")
+
+
+def test_a_folder_that_vanishes_ends_the_measuring_and_not_the_script(tmp_path, capsys):
+    folder = diagnose.attach(tmp_path / "run")
+    shutil.rmtree(folder)
+    train(10)
+    diagnose.detach()
+    assert capsys.readouterr().err == (
+        "diagnose: unable to open database file; records after step 0 are lost.\n"
+    ) or not rank_files(folder)
+
+
+def state_of_the_interpreter(extra: str) -> str:
+    return f"""
+import gc, json, signal, sys, threading, torch, torch.optim, torch.utils.data
+def state():
+    return {{
+        "meta_path": [str(finder) for finder in sys.meta_path],
+        "callbacks": len(gc.callbacks),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+        "hooks": [len(sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks)],
+        "files": sorted(set(__import__("os").listdir("/proc/self/fd"))) if sys.platform == "linux" else [],
+    }}
+before = state()
+{extra}
+print(json.dumps([before, state()]))
+"""
+
+
+def test_detaching_leaves_the_interpreter_as_it_was(tmp_path):
+    write(
+        tmp_path / "job.py",
+        state_of_the_interpreter(
+            """
+import diagnose
+diagnose.attach("run")
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in torch.utils.data.DataLoader([torch.ones(2)] * 8, num_workers=1):
+    model(rows).sum().backward()
+    optimizer.step()
+del rows  # which lies in memory shared with the worker
+diagnose.detach()
+"""
+        ),
+    )
+    ended = run(sys.executable, "job.py", cwd=tmp_path)
+    assert ended.stderr == ""
+    before, after = json.loads(ended.stdout)
+    after["signals"][-1] = before["signals"][-1]
+    sigchld = 16  # torch's own, for the workers
+    after["signals"][sigchld] = before["signals"][sigchld]
+    assert after == before
+
+
+def test_a_script_that_ends_without_detaching_is_recorded_to_its_end(tmp_path):
+    write(
+        tmp_path / "job.py",
+        """
+import diagnose, torch
+diagnose.attach("run")
+parameter = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for _ in range(30):
+    (parameter * 2).sum().backward()
+    optimizer.step()
+raise SystemExit(3)
+""",
+    )
+    ended = run(sys.executable, "job.py", cwd=tmp_path)
+    assert (ended.code, ended.stdout, ended.stderr) == (3, "", "")
+    log = read_rank(tmp_path / "run" / "rank0.sqlite")
+    assert len(log.steps) == 30
+    assert log.meta["finished"] is True
+
+
+# -- the boot folder
+
+
+def booted(folder: Path, *command: object, path: str = "", **changes: str) -> Ended:
+    """Runs Python as `diagnose run` would, recording to `folder/run`."""
+    (folder / "run").mkdir(exist_ok=True)
+    python_path = os.pathsep.join(filter(None, [str(BOOT), path]))
+    return run(
+        sys.executable,
+        *command,
+        cwd=folder,
+        PYTHONPATH=python_path,
+        DIAGNOSE_RUN=str(folder / "run"),
+        **changes,
+    )
+
+
+TRAINS = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_script_knows_nothing_of_the_boot_folder(tmp_path):
+    write(tmp_path / "job.py", "import sys; print(sys.path, sys.argv, sys.flags, sorted(sys.warnoptions))")
+    plain = run(sys.executable, "job.py", "--lr", "1", cwd=tmp_path, PYTHONPATH=None)
+    ours = booted(tmp_path, "job.py", "--lr", "1")
+    assert (ours.code, ours.stdout, ours.stderr) == (plain.code, plain.stdout, plain.stderr)
+
+
+def test_nothing_heavy_is_imported_before_the_script_wants_it(tmp_path):
+    write(tmp_path / "job.py", "import sys; print(*sorted(sys.modules))")
+    ours = booted(tmp_path, "job.py")
+    heavy = {"torch", "numpy", "pandas", "sqlite3", "asyncio", "multiprocessing", "diagnose.hooks.base"}
+    assert heavy & set(ours.stdout.split()) == set()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_users_own_sitecustomize_runs_and_is_the_one_that_the_script_sees(tmp_path):
+    write(tmp_path / "site" / "sitecustomize.py", "import sys; sys.theirs = __file__; answer = 42")
+    write(tmp_path / "job.py", "import sys, sitecustomize as s; print(sys.theirs == s.__file__, s.answer)")
+    ended = booted(tmp_path, "job.py", path=str(tmp_path / "site"))
+    assert (ended.stdout, ended.stderr) == ("True 42\n", "")
+
+
+def test_a_sitecustomize_that_fails_fails_as_without_us(tmp_path):
+    write(tmp_path / "site" / "sitecustomize.py", "import no_such_module")
+    write(tmp_path / "job.py", "print('the script runs')")
+    plain = run(sys.executable, "job.py", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    ours = booted(tmp_path, "job.py", path=str(tmp_path / "site"))
+    assert plain.stderr
+    assert (ours.code, ours.stdout, ours.stderr) == (plain.code, plain.stdout, plain.stderr)
+
+
+def test_a_failure_of_ours_at_the_start_is_one_line_and_the_script_runs(tmp_path):
+    write(tmp_path / "site" / "diagnose" / "__init__.py", "")
+    write(tmp_path / "site" / "diagnose" / "launch" / "__init__.py", "")
+    write(tmp_path / "site" / "diagnose" / "launch" / "session.py", "raise OSError('broken')")
+    write(tmp_path / "job.py", "print('the script runs')")
+    ended = booted(tmp_path, "job.py", path=str(tmp_path / "site"))
+    assert (ended.code, ended.stdout) == (0, "the script runs\n")
+    assert ended.stderr == "diagnose: this process is not measured: OSError('broken')\n"
+
+
+def test_a_script_that_asks_first_whether_torch_is_there_is_measured(tmp_path):
+    write(
+        tmp_path / "job.py",
+        f"import importlib.util\nassert importlib.util.find_spec('torch')\n{TRAINS}\ntrain(30)",
+    )
+    assert booted(tmp_path, "job.py").code == 0
+    assert load_profile(tmp_path / "run").steps.count == 30
+
+
+def test_the_environment_says_how_many_steps_to_measure_and_where_to_stop(tmp_path):
+    write(tmp_path / "job.py", f"{TRAINS}\ntrain(60)\nprint('done')")
+    ended = booted(tmp_path, "job.py", DIAGNOSE_STEPS="25", DIAGNOSE_WARMUP="4")
+    assert (ended.code, ended.stdout) == (0, "done\n")
+    assert len(read_rank(tmp_path / "run" / "rank0.sqlite").steps) == 25
+    shutil.rmtree(tmp_path / "run")
+    ended = booted(tmp_path, "job.py", DIAGNOSE_STOP_AFTER="25")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
+    assert len(read_rank(tmp_path / "run" / "rank0.sqlite").steps) == 25
+
+
+def test_every_hook_is_installed_whenever_its_part_of_torch_comes(tmp_path):
+    write(
+        tmp_path / "job.py",
+        f"""{TRAINS}
+import io, safetensors.torch, torch.distributed.checkpoint, torch._dynamo
+train(30)
+torch.save({{}}, io.BytesIO())
+train(10)
+""",
+    )
+    pytest.importorskip("safetensors")
+    assert booted(tmp_path, "job.py").code == 0
+    profile = load_profile(tmp_path / "run")
+    assert profile.notes == ()
+    assert profile.events["checkpoint"] == 1
+
+
+# -- child processes
+
+
+def test_children_that_torch_spawns_are_measured_each_for_itself(tmp_path):
+    write(
+        tmp_path / "job.py",
+        f"""{TRAINS}
+import torch.multiprocessing as mp
+def work(rank):
+    train(30 + rank)
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+    print("done")
+""",
+    )
+    ended = booted(tmp_path, "job.py")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "done\n", "")
+    logs = [read_rank(path) for path in rank_files(tmp_path / "run")]
+    assert sorted(len(log.steps) for log in logs) == [30, 31]
+    assert all(log.meta["finished"] for log in logs), "though they end without atexit"
+    assert load_profile(tmp_path / "run").steps.count in (30, 31)
+
+
+def test_children_that_are_forked_are_measured_each_for_itself(tmp_path):
+    write(
+        tmp_path / "job.py",
+        f"""{TRAINS}
+import multiprocessing as mp
+torch.set_num_threads(1)
+train(21)
+children = [mp.get_context("fork").Process(target=train, args=(30 + number,)) for number in range(2)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+train(2)
+""",
+    )
+    ended = booted(tmp_path, "job.py")
+    assert (ended.code, ended.stderr) == (0, "")
+    logs = [read_rank(path) for path in rank_files(tmp_path / "run")]
+    assert sorted(len(log.steps) for log in logs) == [23, 30, 31]
+    assert all(log.meta["finished"] for log in logs)
+
+
+def test_children_that_do_not_train_leave_nothing(tmp_path):
+    write(
+        tmp_path / "job.py",
+        f"""{TRAINS}
+import multiprocessing as mp, subprocess, sys
+train(5)
+with mp.get_context("fork").Pool(2) as pool:
+    print(pool.map(abs, [-1, -2]))
+subprocess.run([sys.executable, "-c", "import torch; print(torch.ones(1).item())"], check=True)
+train(20)
+""",
+    )
+    ended = booted(tmp_path, "job.py")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "1.0\n[1, 2]\n", "")
+    assert [path.name for path in rank_files(tmp_path / "run")] == ["rank0.sqlite"]
+
+
+# -- waiting for an import
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module that nobody has imported yet."""
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write(tmp_path / "awaited.py", "import sys\nsys.executed = sys.executed + 1\n")
+    monkeypatch.setattr(sys, "executed", 0, raising=False)
+    yield path
+    sys.modules.pop("awaited", None)
+    _imports._waiting.clear()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _imports._finder]
+
+
+def test_an_action_runs_when_the_module_has_been_executed(module):
+    seen: list[int] = []
+    after_import("awaited", lambda: seen.append(sys.executed))
+    after_import("awaited", lambda: seen.append(sys.executed + 10))
+    assert seen == []
+    import awaited  # noqa: F401
+
+    assert seen == [1, 11]
+    assert _imports._finder not in sys.meta_path, "nothing is awaited any more"
+    after_import("awaited", lambda: seen.append(99))
+    assert seen == [1, 11, 99], "at once, for it is there"
+
+
+def test_asking_for_a_module_is_not_importing_it(module):
+    seen: list[int] = []
+    after_import("awaited", lambda: seen.append(1))
+    for _ in range(2):
+        assert importlib.util.find_spec("awaited") is not None
+    assert seen == []
+    import awaited
+
+    assert seen == [1]
+    assert "exec_module" not in vars(awaited.__loader__)
+
+
+def test_a_module_that_fails_at_first_is_awaited_still(module):
+    seen: list[int] = []
+    module.write_text("import sys\nsys.executed += 1\nassert sys.executed > 1\n")
+    after_import("awaited", lambda: seen.append(1))
+    with pytest.raises(AssertionError):
+        import awaited
+    assert seen == []
+    import awaited  # noqa: F401
+
+    assert (seen, sys.executed) == ([1], 2)
+
+
+def test_a_module_that_is_not_there_is_not_there(module):
+    after_import("awaited_in_vain", lambda: None)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'awaited_in_vain'$"):
+        import awaited_in_vain  # noqa: F401
+    assert importlib.util.find_spec("awaited_in_vain") is None

@@ -1,0 +1,107 @@
+"""Time spent in an operator is charged to the operator's line, not to the call behind it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+from diagnose.hooks._frames import owner, resolve, user_stack
+from diagnose.hooks._skid import entry, operator_before
+
+
+def charged(*lines: str) -> int:
+    """Number, from 1, of the line that is charged when `call`, on the last line, has just begun."""
+    text = "def caller(call, a, b, c):\n" + "".join(f"    {line}\n" for line in lines)
+    scope: dict[str, object] = {}
+    exec(compile(text, "<string>", "exec"), scope)
+    seen: list[int] = []
+
+    def call(*args: object) -> None:
+        frame = sys._getframe(1)
+        owner(frame.f_code)
+        offset = operator_before(frame.f_code, frame.f_lasti)
+        seen.append(resolve(id(frame.f_code), offset)[1] - 1)
+
+    scope["caller"](call, {1: 2, 2: 2, 3: 2}, 2, [3])  # type: ignore[operator]
+    return seen[-1]
+
+
+def test_an_operator_before_a_call_is_charged():
+    assert charged("x = a[b]", "call(x)") == 1
+    assert charged("x = b / 3", "y = x", "call(y)") == 1
+    assert charged("y = b == 3", "call(y)") == 1
+    assert charged("a[b] = 1", "call(a)") == 1
+    assert charged("for _ in range(2):", "    x = b * b", "    call(x)") == 2
+
+
+def test_of_several_operators_the_first_is_charged():
+    assert charged("x = a[b]", "y = x + 1", "call(y)") == 1
+
+
+def test_a_slice_or_an_element_is_too_short_to_be_charged():
+    assert charged("x = c[:2]", "call(x)") == 2
+    assert charged("x = c[0]", "call(x)") == 2
+    assert charged("x = c[:2]", "y = b * b", "call(x)") == 2
+
+
+def test_without_an_operator_the_call_is_charged():
+    assert charged("x = b", "call(x)") == 2
+
+
+def test_an_operator_before_another_call_is_not_charged():
+    assert charged("x = b + 1", "len(c)", "call(x)") == 3
+
+
+def closure(value: int):
+    return lambda: value
+
+
+def test_a_function_begins_behind_the_making_of_its_cells():
+    if sys.version_info < (3, 11):
+        assert entry(charged.__code__) == -1
+    else:
+        assert 0 <= entry(owner.__code__) < entry(charged.__code__), "`charged` makes a cell for `seen`"
+        assert entry(closure(1).__code__) > 0
+
+
+BLOCK = bytes(4_000_000)
+
+
+def begins(block: bytes) -> int:
+    return len(block)
+
+
+def copy_then_call(times: int) -> None:
+    for _ in range(times):
+        block = BLOCK + BLOCK
+        begins(block)
+
+
+def test_a_signal_during_an_operator_is_charged_to_it():
+    lines: list[tuple[int, str]] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        _, _, _, *user = user_stack(0, frame)
+        lines.append(resolve(user[0], user[1])[1:])
+
+    previous = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        copy_then_call(100)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    first = copy_then_call.__code__.co_firstlineno
+    on_the_operator = [line for line in lines if line == (first + 2, "copy_then_call")]
+    assert len(lines) > 5, f"the machine took less than 10 ms to copy {100 * 8} MB?"
+    assert len(on_the_operator) > 0.8 * len(lines), lines
+
+
+def test_a_function_that_is_under_way_is_charged_itself():
+    frame = sys._getframe()
+    _, _, _, code, instruction, *_ = user_stack(0, frame)
+    here = "test_a_function_that_is_under_way_is_charged_itself"
+    first = sys._getframe().f_code.co_firstlineno
+    assert resolve(code, instruction) == (os.path.abspath(__file__), first + 2, here)

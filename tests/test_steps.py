@@ -1,0 +1,799 @@
+"""A training step is found in every kind of loop, without the user's help."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from diagnose.hooks._recorder import Recorder
+from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, Step, measured, steps_of
+
+BATCHES = 4
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def recorder(clock: FakeClock) -> Iterator[Recorder]:
+    with measured(clock) as recorder:
+        yield recorder
+        assert not recorder.notes
+
+
+@pytest.fixture
+def model(clock: FakeClock) -> SlowModel:
+    return SlowModel(clock, forward_ns=100, backward_ns=200)
+
+
+@pytest.fixture
+def optimizer(clock: FakeClock, model: SlowModel) -> SlowOptimizer:
+    return SlowOptimizer(clock, model, step_ns=10)
+
+
+@pytest.fixture
+def loader(clock: FakeClock) -> DataLoader[Any]:
+    """Four batches of two samples, 2 ns each."""
+    return DataLoader(SlowData(clock, num_rows=2 * BATCHES, fetch_ns=1), batch_size=2)
+
+
+def ended(recorder: Recorder) -> list[Step]:
+    """The steps of a script that has come to its end."""
+    recorder.finish()
+    return steps_of(recorder)
+
+
+def batch(rows: int = 2) -> torch.Tensor:
+    return torch.ones(rows, 4)
+
+
+# -- loops with a loader
+
+
+def test_each_batch_of_a_plain_loop_is_a_step(recorder, clock, model, optimizer, loader):
+    for rows in loader:
+        optimizer.zero_grad()
+        loss = model(rows).sum()
+        clock.spend(3)
+        loss.backward()
+        optimizer.step()
+        clock.spend(4)
+    clock.spend(1000)
+    steps = ended(recorder)
+    times = {
+        "data_wait": 2,
+        "forward": 100,
+        "gap_after_forward": 3,
+        "backward": 200,
+        "optimizer": 10,
+        "gap_after_optimizer": 4,
+    }
+    assert [step.times for step in steps] == [times] * BATCHES, "and nothing of what follows the loop"
+    assert [step.samples for step in steps] == [2] * BATCHES
+    assert [step.backward_passes for step in steps] == [1] * BATCHES
+
+
+def test_a_step_of_gradient_accumulation_is_one_optimizer_step(recorder, model, optimizer, loader):
+    for index, rows in enumerate(loader):
+        model(rows).sum().backward()
+        if index % 2 == 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [4, 4]
+    assert [step.backward_passes for step in steps] == [2, 2]
+    assert [step.times["data_wait"] for step in steps] == [4, 4]
+
+
+def test_batches_fetched_ahead_for_accumulation_are_waited_for_in_training(
+    recorder, clock, model, optimizer, loader
+):
+    batches = iter(loader)  # as Hugging Face's Trainer does, to know the number of tokens beforehand
+    for _ in range(2):
+        ahead = [next(batches), next(batches)]
+        for rows in ahead:
+            model(rows).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [4, 4]
+    assert [step.times.get("data_wait") for step in steps] == [4, 4]
+    assert not any("evaluation" in step.times for step in steps)
+
+
+def test_a_loop_that_keeps_one_batch_in_hand_waits_for_data_not_for_evaluation(
+    recorder, model, optimizer, loader
+):
+    batches = iter(loader)  # as Accelerate's loader does, to know which batch is the last
+    upcoming: Any = next(batches)
+    while upcoming is not None:
+        rows, upcoming = upcoming, next(batches, None)
+        model(rows).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.times.get("data_wait") for step in steps] == [4, 2, 2, None]
+    assert not any("evaluation" in step.times for step in steps)
+
+
+def test_batches_skipped_when_training_resumes_are_waited_for(recorder, model, optimizer, loader):
+    for index, rows in enumerate(loader):
+        if index < 2:
+            continue
+        model(rows).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.times.get("data_wait") for step in steps] == [6, 2]
+    assert not any("evaluation" in step.times for step in steps)
+
+
+def test_the_end_of_an_epoch_is_no_step_of_its_own(recorder, model, optimizer, loader):
+    for _ in range(3):
+        for rows in loader:
+            model(rows).sum().backward()
+            optimizer.step()
+    assert [step.samples for step in ended(recorder)] == [2] * BATCHES * 3
+
+
+def test_what_follows_the_last_batch_of_an_epoch_belongs_to_the_next_step(
+    recorder, clock, model, optimizer, loader
+):
+    for _ in range(2):
+        for rows in loader:
+            model(rows).sum().backward()
+            optimizer.step()
+        clock.spend(50)  # the StopIteration has ended the step
+    steps = ended(recorder)
+    whole = [sum(step.times.values()) for step in steps]
+    assert whole == [312, 312, 312, 312, 362, 312, 312, 312]
+
+
+def test_two_optimizers_in_one_batch_are_one_step(recorder, clock, loader):
+    generator, critic = SlowModel(clock, 100, 200), SlowModel(clock, 30, 40)
+    for_generator, for_critic = SlowOptimizer(clock, generator, 10), SlowOptimizer(clock, critic, 5)
+    for rows in loader:
+        (critic(rows).sum() - critic(torch.randn(2, 4)).sum()).backward()
+        for_critic.step()
+        critic(generator(batch()).expand(2, 4)).sum().backward()
+        for_generator.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [2] * BATCHES
+    assert {step.times["optimizer"] for step in steps} == {15}
+    assert {step.times["forward"] for step in steps} == {30 + 30 + 100 + 30}
+
+
+def test_a_critic_that_trains_more_often_makes_a_step_of_each_of_its_batches(recorder, clock, loader):
+    generator, critic = SlowModel(clock), SlowModel(clock)
+    for_generator, for_critic = SlowOptimizer(clock, generator, 10), SlowOptimizer(clock, critic, 5)
+    batches = iter(loader)
+    for _ in range(2):
+        for _ in range(2):
+            critic(next(batches)).sum().backward()
+            for_critic.step()
+        generator(batch()).sum().backward()
+        for_generator.step()
+    assert [step.times["optimizer"] for step in ended(recorder)] == [5, 15, 5, 15]
+
+
+def test_a_batch_of_two_loaders_is_one_step(recorder, clock, model, optimizer, loader):
+    unlabelled = DataLoader(SlowData(clock, num_rows=6 * BATCHES, fetch_ns=1), batch_size=6)
+    for rows, more in zip(loader, unlabelled, strict=True):
+        (model(rows).sum() + model(more).sum()).backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [8] * BATCHES
+    assert [step.times["data_wait"] for step in steps] == [8] * BATCHES
+
+
+def test_an_iterable_dataset_makes_steps_like_any_other(recorder, clock, model, optimizer):
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for _ in range(6):
+                clock.spend(7)
+                yield torch.ones(4)
+
+    for rows in DataLoader(Stream(), batch_size=2):
+        model(rows).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [2, 2, 2]
+    assert [step.times["data_wait"] for step in steps] == [14, 14, 14]
+
+
+def test_one_batch_trained_on_many_times_makes_many_steps(recorder, clock, model, optimizer, loader):
+    rows = next(iter(loader))
+    for _ in range(5):
+        model(rows).sum().backward()
+        clock.spend(1)
+        optimizer.step()
+        clock.spend(6)
+    steps = ended(recorder)
+    assert [sum(step.times.values()) for step in steps] == [2 + 311 + 6, 317, 317, 317, 311]
+    assert [step.samples for step in steps] == [2] * 5
+
+
+# -- loops without a loader
+
+
+@pytest.mark.parametrize("source", ["function", "generator", "list"])
+def test_a_loop_without_a_loader_makes_a_step_of_each_optimizer_step(
+    recorder, clock, model, optimizer, source
+):
+    def get_batch() -> torch.Tensor:
+        clock.spend(30)
+        return batch(3)
+
+    sources: dict[str, Callable[[], Any]] = {
+        "function": lambda: (get_batch() for _ in iter(lambda: clock.now_ns < 0, True)),
+        "generator": lambda: (get_batch() for _ in range(5)),
+        "list": lambda: [batch(3)] * 5,
+    }
+    for _, rows in zip(range(5), sources[source](), strict=False):
+        optimizer.zero_grad()
+        model(rows).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [3] * 5
+    # The first step begins, and every later one, where the batch meets the model.
+    build = 0 if source == "list" else 30
+    assert [sum(step.times.values()) for step in steps] == [310 + build] * 4 + [310]
+
+
+def test_a_batch_built_between_forward_and_backward_ends_no_step(recorder, clock, model, optimizer):
+    rows = batch()
+    for _ in range(5):  # as nanoGPT prefetches
+        loss = model(rows).sum()
+        clock.spend(30)
+        rows = batch()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    steps = ended(recorder)
+    assert len(steps) == 5
+    assert {step.times["gap_after_forward"] for step in steps} == {30}
+
+
+def test_accumulation_without_a_loader_is_one_step_of_each_optimizer_step(recorder, model, optimizer):
+    for _ in range(4):
+        for _ in range(3):
+            model(batch()).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.backward_passes for step in steps] == [3] * 4
+    assert [step.samples for step in steps] == [6] * 4
+
+
+def test_two_optimizers_without_a_loader_are_one_step(recorder, clock):
+    generator, critic = SlowModel(clock, 100, 200), SlowModel(clock, 30, 40)
+    for_generator, for_critic = SlowOptimizer(clock, generator, 10), SlowOptimizer(clock, critic, 5)
+    for _ in range(4):
+        (critic(batch()).sum() - critic(batch()).sum()).backward()
+        for_critic.step()
+        critic(generator(batch()).expand(2, 4)).sum().backward()
+        for_generator.step()
+    steps = ended(recorder)
+    assert [step.times["optimizer"] for step in steps] == [15] * 4
+    assert [step.samples for step in steps] == [2] * 4, "the generator's batch, not all that the critic saw"
+
+
+def test_a_critic_that_trains_more_often_without_a_loader_makes_a_step_of_each(recorder, clock):
+    generator, critic = SlowModel(clock), SlowModel(clock)
+    for_generator, for_critic = SlowOptimizer(clock, generator, 10), SlowOptimizer(clock, critic, 5)
+    for _ in range(3):
+        for _ in range(2):
+            critic(batch()).sum().backward()
+            for_critic.step()
+        generator(batch()).sum().backward()
+        for_generator.step()
+    assert [step.times["optimizer"] for step in ended(recorder)] == [5, 15, 5, 15, 5, 15]
+
+
+def test_two_models_trained_one_after_the_other_are_one_step_short_where_they_change(recorder, clock):
+    """At the change, two models trained in turn look like two that are trained together."""
+    models = [SlowModel(clock, 100, 200) for _ in range(2)]
+    optimizers = [SlowOptimizer(clock, model, 10) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for _ in range(3):
+            model(batch()).sum().backward()
+            optimizer.step()
+    assert [step.times["optimizer"] for step in ended(recorder)] == [10, 10, 20, 10, 10]
+
+
+def test_two_models_trained_one_after_the_other_on_a_loader_have_all_their_steps(recorder, clock, loader):
+    for _ in range(2):
+        model = SlowModel(clock, 100, 200)
+        optimizer = SlowOptimizer(clock, model, 10)
+        for rows in loader:
+            model(rows).sum().backward()
+            optimizer.step()
+    assert [step.times["optimizer"] for step in ended(recorder)] == [10] * 2 * BATCHES
+
+
+def test_a_loop_whose_loss_no_module_computes_has_steps(recorder, clock):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(5):
+        clock.spend(50)
+        (weight * batch()).sum().backward()
+        optimizer.step()
+    assert len(ended(recorder)) == 5
+
+
+def test_gradients_written_by_hand_make_steps(recorder, clock):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(5):
+        clock.spend(50)
+        weight.grad = torch.ones(4)
+        optimizer.step()
+    steps = ended(recorder)
+    assert len(steps) == 5
+    assert [sum(step.times.values()) for step in steps] == [50, 50, 50, 50, 0]
+
+
+def test_an_optimizer_in_the_backward_pass_makes_one_step_of_all_its_parameters(recorder, clock, model):
+    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for _ in range(4):
+        model(batch()).sum().backward()
+        clock.spend(6)
+    steps = ended(recorder)
+    assert len(steps) == 4
+    assert {step.times["backward"] for step in steps} == {200}
+
+
+def test_an_optimizer_in_the_backward_pass_makes_one_step_of_each_batch(recorder, model, loader):
+    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    for rows in loader:
+        model(rows).sum().backward()
+    assert [step.samples for step in ended(recorder)] == [2] * BATCHES
+
+
+# -- closures
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_a_closure_that_lbfgs_calls_often_is_part_of_one_step(recorder, clock, model, loader, with_loader):
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    calls = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        clock.spend(1)
+        optimizer.zero_grad()
+        loss: torch.Tensor = (model(rows) - 1).square().sum()
+        loss.backward()
+        return loss
+
+    for rows in loader if with_loader else [batch()] * 4:  # noqa: B007 (the closure reads it)
+        optimizer.step(closure)
+    steps = ended(recorder)
+    assert len(steps) == 4
+    assert calls > 4
+    assert sum(step.backward_passes for step in steps) == calls
+    assert sum(step.times["forward"] for step in steps) == 100 * calls
+    assert sum(step.times["backward"] for step in steps) == 200 * calls
+    assert not any("optimizer" in step.times for step in steps), "the closure's time is not the optimizer's"
+    assert sum(sum(step.times.values()) for step in steps) == 301 * calls + (8 if with_loader else 0)
+
+
+def test_a_trainer_that_runs_its_step_in_a_closure_has_the_phases_of_a_loop(
+    recorder, clock, model, optimizer, loader
+):
+    def training_step(rows: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        clock.spend(5)
+        loss: torch.Tensor = model(rows).sum()
+        clock.spend(3)
+        loss.backward()
+        return loss
+
+    for rows in loader:  # as Lightning does
+        optimizer.step(closure=lambda rows=rows: training_step(rows))
+        clock.spend(4)
+    steps = ended(recorder)
+    assert len(steps) == BATCHES
+    assert [step.times for step in steps] == [
+        {
+            "data_wait": 2,
+            "gap_after_optimizer": 4 + 5,
+            "forward": 100,
+            "gap_after_forward": 3,
+            "backward": 200,
+            "optimizer": 10,
+        }
+    ] * BATCHES
+
+
+def test_a_gradient_free_model_inside_a_closure_leaves_the_ledger_whole(
+    recorder, clock, model, optimizer, loader
+):
+    teacher = copy.deepcopy(model)
+
+    def closure() -> torch.Tensor:
+        clock.spend(1)
+        with torch.no_grad():
+            goal = teacher(rows)
+        clock.spend(6)
+        loss: torch.Tensor = (model(rows) - goal).sum()
+        loss.backward()
+        return loss
+
+    for rows in loader:  # noqa: B007 (the closure reads it)
+        optimizer.step(closure)
+        clock.spend(4)
+    steps = ended(recorder)
+    assert [sum(step.times.values()) for step in steps] == [2 + 1 + 100 + 6 + 100 + 200 + 10 + 4] * BATCHES
+    assert all(time_ns > 0 for step in steps for time_ns in step.times.values())
+
+
+# -- gradient scaling
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_a_step_that_the_scaler_skips_is_a_step(recorder, clock, model, optimizer, loader, with_loader):
+    scaler = torch.amp.GradScaler("cpu")
+    for index, rows in enumerate(loader if with_loader else [batch()] * 4):
+        optimizer.zero_grad()
+        loss = model(rows).sum() * (float("inf") if index == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    steps = ended(recorder)
+    assert [step.times.get("optimizer") for step in steps] == [10, None, 10, 10]
+
+
+# -- evaluation between training steps
+
+
+def evaluations() -> dict[str, Callable[[nn.Module, Any], None]]:
+    def in_both(model: nn.Module, batches: Any) -> None:
+        model.eval()
+        with torch.no_grad():
+            for rows in batches:
+                model(rows)
+        model.train()
+
+    def in_eval_mode(model: nn.Module, batches: Any) -> None:
+        model.eval()
+        for rows in batches:
+            model(rows)
+        model.train()
+
+    def without_gradients(model: nn.Module, batches: Any) -> None:
+        with torch.no_grad():
+            for rows in batches:
+                model(rows)
+
+    @torch.inference_mode()
+    def in_inference_mode(model: nn.Module, batches: Any) -> None:
+        for rows in batches:
+            model(rows)
+
+    def without_gradients_around_each_call(model: nn.Module, batches: Any) -> None:
+        for rows in batches:
+            with torch.no_grad():
+                model(rows)
+
+    return {function.__name__: function for function in vars().values() if callable(function)}
+
+
+@pytest.mark.parametrize("way", evaluations())
+def test_evaluation_in_the_middle_is_part_of_a_step_and_ends_none(
+    recorder, clock, model, optimizer, loader, way
+):
+    held_out = DataLoader(SlowData(clock, num_rows=3, fetch_ns=7), batch_size=1)
+    for index, rows in enumerate(loader):
+        model(rows).sum().backward()
+        optimizer.step()
+        if index % 2 == 1:
+            evaluations()[way](model, held_out)
+    steps = ended(recorder)
+    assert len(steps) == BATCHES
+    assert [step.samples for step in steps] == [2] * BATCHES
+    # Around each call alone, the first batch cannot be told from a training batch when it is asked for.
+    batches = 2 if way == "without_gradients_around_each_call" else 3
+    spent = [step.times.get("evaluation", 0) for step in steps]
+    # ... so the step before it ends there, and the evaluation after the last step belongs to none.
+    expected = [0, 0, 314, 0] if batches == 2 else [0, 321, 0, 321]
+    assert spent == expected
+    assert sum(sum(step.times.values()) for step in steps) == steps[-1].end_ns - 1_000_000
+
+
+def test_training_goes_on_after_an_evaluation_of_a_model_inside_another(
+    recorder, clock, model, optimizer, loader
+):
+    """As DDP holds the user's: `train()` of the one calls that of the other."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.module(rows)
+
+    outer = Outer()
+    for rows in loader:
+        outer.train()
+        outer(rows).sum().backward()
+        optimizer.step()
+        outer.eval()
+        with torch.no_grad():
+            outer(rows)
+    steps = ended(recorder)
+    assert len(steps) == BATCHES
+    assert steps[0].times["forward"] > 0 and steps[0].times["backward"] > 0
+    for phase in ("forward", "backward"):
+        assert [step.times[phase] for step in steps] == [steps[0].times[phase]] * BATCHES
+
+
+@pytest.mark.parametrize("way", evaluations())
+def test_evaluation_in_the_middle_of_a_loop_without_a_loader_ends_no_step(
+    recorder, clock, model, optimizer, way
+):
+    for index in range(6):
+        model(batch()).sum().backward()
+        optimizer.step()
+        if index % 2 == 1:
+            evaluations()[way](model, [batch()] * 3)
+    steps = ended(recorder)
+    assert len(steps) == 6
+    assert [step.times.get("evaluation", 0) for step in steps] == [0, 300, 0, 300, 0, 0]
+
+
+def test_evaluation_with_gradients_and_in_training_mode_ends_no_step(recorder, clock, model, optimizer):
+    """Nothing tells it from training but that no optimizer steps."""
+    for index in range(6):
+        model(batch()).sum().backward()
+        optimizer.step()
+        if index % 2 == 1:
+            for _ in range(3):
+                model(batch())
+    assert len(ended(recorder)) == 6
+
+
+def test_a_second_loader_that_is_only_evaluated_ends_no_step_twice(
+    recorder, clock, model, optimizer, loader
+):
+    held_out = DataLoader(SlowData(clock, num_rows=3, fetch_ns=7), batch_size=1)
+    for rows in loader:
+        model(rows).sum().backward()
+        optimizer.step()
+        for more in held_out:
+            model(more)
+    steps = ended(recorder)
+    assert len(steps) == BATCHES
+
+
+def test_code_between_gradient_free_calls_is_evaluation_and_code_before_training_is_not(
+    recorder, clock, model, optimizer
+):
+    for _ in range(3):
+        model(batch()).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for _ in range(3):
+                clock.spend(5)
+                model(batch())
+        clock.spend(1)
+    steps = ended(recorder)
+    assert [step.times["evaluation"] for step in steps[:2]] == [3 * 100 + 2 * 5] * 2
+    assert [step.times["gap_after_optimizer"] for step in steps[:2]] == [5] * 2
+    assert [step.times["gap_after_rest"] for step in steps[:2]] == [1] * 2
+
+
+def test_everything_in_evaluation_mode_is_evaluation_but_a_hooked_save(
+    recorder, clock, model, optimizer, loader, tmp_path
+):
+    class Slow:
+        def __reduce__(self) -> Any:
+            clock.spend(9)
+            return (list, ())
+
+    for rows in loader:
+        model(rows).sum().backward()
+        optimizer.step()
+        model.eval()
+        clock.spend(5)
+        torch.save(Slow(), tmp_path / "checkpoint")
+        clock.spend(6)
+        model.train()
+        clock.spend(8)
+    for step in ended(recorder):
+        assert step.times["evaluation"] == 11
+        assert step.times["checkpoint"] == 9
+        assert step.times["gap_after_rest"] == 8
+
+
+def test_a_frozen_teacher_in_evaluation_mode_makes_no_evaluation(recorder, model, optimizer, loader):
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    for rows in loader:
+        (model(rows) - teacher(rows)).sum().backward()
+        optimizer.step()
+        teacher.eval()
+    steps = ended(recorder)
+    assert len(steps) == BATCHES
+    assert {step.times["forward"] for step in steps} == {200}
+    assert not any("evaluation" in step.times for step in steps)
+
+
+def test_training_in_evaluation_mode_is_training(recorder, clock, model, optimizer, loader):
+    """Fine-tuning with frozen statistics switches the model to evaluation mode and trains it."""
+    for _ in range(2):
+        model.eval()
+        for rows in loader:
+            clock.spend(3)
+            model(rows).sum().backward()
+            optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [2] * 2 * BATCHES
+    times = {"data_wait": 2, "gap_after_data_wait": 3, "forward": 100, "backward": 200, "optimizer": 10}
+    assert [step.times for step in steps] == [times] * 2 * BATCHES
+
+
+# -- samples and tokens
+
+
+def test_samples_and_tokens_are_read_off_integer_batches(recorder, clock):
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(10, 4)
+
+        def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+            return self.embedding(ids_BT).sum()
+
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = [{"input_ids": torch.ones(7, dtype=torch.long), "label": index} for index in range(6)]
+    for item in DataLoader(rows, batch_size=3):
+        model(item["input_ids"]).backward()
+        optimizer.step()
+    for _ in range(2):
+        model(torch.ones(2, 5, dtype=torch.long)).backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [(step.samples, step.tokens) for step in steps] == [(3, 21), (3, 21), (2, 10), (2, 10)]
+
+
+# -- steps marked by hand
+
+
+def test_a_loop_that_no_torch_optimizer_drives_has_the_steps_it_marks(recorder, clock, model):
+    for _ in range(4):
+        model(batch()).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+        clock.spend(5)
+        recorder.step_marked()
+    recorder.finish()
+    steps = steps_of(recorder)
+    assert [sum(step.times.values()) for step in steps] == [305] * 4
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_from_the_first_step_that_the_script_marks_no_others_are_found(
+    recorder, clock, model, optimizer, loader, with_loader
+):
+    for index, rows in enumerate(loader if with_loader else [batch()] * 6):
+        model(rows).sum().backward()
+        optimizer.step()
+        if index != 2:
+            recorder.step_marked()
+    clock.spend(50)
+    steps = ended(recorder)
+    later = [] if with_loader else [10, 10]
+    assert [step.times["optimizer"] for step in steps] == [10, 10, 20, *later]
+    assert all(time_ns > 0 for step in steps for time_ns in step.times.values())
+
+
+# -- limits
+
+
+def loops() -> dict[str, Callable[..., None]]:
+    """Endless loops; each calls `made()` once for each whole optimizer step."""
+
+    def with_loader(model: SlowModel, optimizer: Any, made: Callable[[], None]) -> None:
+        while True:
+            for rows in DataLoader(SlowData(model.clock, num_rows=6, fetch_ns=1), batch_size=2):
+                model(rows).sum().backward()
+                optimizer.step()
+                made()
+
+    def without_loader(model: SlowModel, optimizer: Any, made: Callable[[], None]) -> None:
+        while True:
+            model(batch()).sum().backward()
+            optimizer.step()
+            made()
+
+    def one_batch_for_ever(model: SlowModel, optimizer: Any, made: Callable[[], None]) -> None:
+        rows = next(iter(DataLoader(SlowData(model.clock, num_rows=6, fetch_ns=1), batch_size=2)))
+        while True:
+            model(rows).sum().backward()
+            optimizer.step()
+            made()
+
+    def accumulating(model: SlowModel, optimizer: Any, made: Callable[[], None]) -> None:
+        while True:
+            for _ in range(3):
+                model(batch()).sum().backward()
+            optimizer.step()
+            made()
+
+    def in_a_closure(model: SlowModel, optimizer: Any, made: Callable[[], None]) -> None:
+        def closure() -> Any:
+            loss = model(batch()).sum()
+            loss.backward()
+            return loss
+
+        while True:
+            optimizer.step(closure)
+            made()
+
+    def without_a_module(model: SlowModel, optimizer: Any, made: Callable[[], None]) -> None:
+        while True:
+            (model.layer.weight * 2).sum().backward()
+            optimizer.step()
+            made()
+
+    def with_two_optimizers(model: SlowModel, optimizer: Any, made: Callable[[], None]) -> None:
+        other = SlowModel(model.clock)
+        for_other = SlowOptimizer(model.clock, other, 5)
+        while True:
+            other(batch()).sum().backward()
+            for_other.step()
+            model(batch()).sum().backward()
+            optimizer.step()
+            made()
+
+    return {function.__name__: function for function in vars().values() if callable(function)}
+
+
+@pytest.mark.parametrize("loop", loops())
+@pytest.mark.parametrize("limit", [2, 5])
+def test_stop_after_ends_the_script_cleanly_after_so_many_steps(clock, model, optimizer, loop, limit):
+    made: list[int] = []
+    with measured(clock, stop_after=limit) as recorder:
+        with pytest.raises(SystemExit) as exit_:
+            loops()[loop](model, optimizer, lambda: made.append(1))
+        assert exit_.value.code == 0
+        steps = ended(recorder)
+    assert len(made) == limit
+    assert len(steps) == limit
+
+
+@pytest.mark.parametrize("loop", loops())
+def test_max_steps_ends_the_measuring_and_not_the_script(clock, model, optimizer, loop):
+    made: list[int] = []
+
+    def stop_at_ten() -> None:
+        made.append(1)
+        if len(made) == 10:
+            raise KeyboardInterrupt
+
+    with measured(clock, max_steps=3) as recorder:
+        with pytest.raises(KeyboardInterrupt):
+            loops()[loop](model, optimizer, stop_at_ten)
+        steps = ended(recorder)
+    assert len(made) == 10
+    assert len(steps) == 3
+    assert recorder.spans < 60, "nothing is measured any more"

@@ -1,0 +1,373 @@
+"""DataLoader workers: what they do is measured from inside, and they do what they did before."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+import diagnose
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, WorkerStats
+from diagnose.store.reader import read_rank
+from diagnose.store.runs import rank_files
+from tests.fakes import measured
+from tests.running import REPOSITORY, run, write
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="workers report on Linux alone"
+)
+
+MS = 1_000_000
+
+
+def busy(seconds: float) -> None:
+    """Takes CPU time, however much of a CPU there is."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+class Rows(Dataset[Any]):
+    """Rows that each take some milliseconds."""
+
+    def __init__(self, num_rows: int, *, sleep_ms: float = 0, busy_ms: float = 0) -> None:
+        self.num_rows, self.sleep_ms, self.busy_ms = num_rows, sleep_ms, busy_ms
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.sleep_ms / 1000)
+        busy(self.busy_ms / 1000)
+        return torch.full((2,), float(index))
+
+
+def train(batches: Iterable[Any], step_s: float = 0.0) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in batches:
+        model(rows).sum().backward()
+        optimizer.step()
+        time.sleep(step_s)
+
+
+def profile_of(run_dir: Path, loader: DataLoader[Any], *, epochs: int = 1, step_s: float = 0.0) -> Profile:
+    diagnose.attach(run_dir)
+    try:
+        for _ in range(epochs):
+            train(loader, step_s)
+    finally:
+        profile = diagnose.detach()
+    return profile
+
+
+def workers_of(profile: Profile) -> WorkerStats:
+    assert profile.input.workers is not None
+    return profile.input.workers
+
+
+# -- what workers do
+
+
+def test_workers_that_wait_for_a_disk_are_told_from_workers_that_compute(tmp_path):
+    waiting = DataLoader(Rows(80, sleep_ms=4), batch_size=4, num_workers=2)
+    computing = DataLoader(Rows(80, busy_ms=4), batch_size=4, num_workers=2)
+    wait = workers_of(profile_of(tmp_path / "waiting", waiting))
+    compute = workers_of(profile_of(tmp_path / "computing", computing))
+    assert (wait.num_workers, wait.batches) == (compute.num_workers, compute.batches) == (2, 20)
+    assert 16 * MS < wait.fetch_ns < 30 * MS
+    assert compute.fetch_ns > 16 * MS, "more where another process has the CPU"
+    assert wait.cpu_share < 0.25
+    assert compute.cpu_share * compute.fetch_ns > 15.5 * MS
+    assert compute.cpu_share > wait.cpu_share
+
+
+def test_fetch_and_collate_are_told_apart_in_workers(tmp_path):
+    def collate(rows: list[torch.Tensor]) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.stack(rows)
+
+    loader = DataLoader(Rows(40, sleep_ms=10), batch_size=2, num_workers=2, collate_fn=collate)
+    workers = workers_of(profile_of(tmp_path / "run", loader))
+    assert 10 * MS < workers.collate_ns < 16 * MS
+    assert 20 * MS < workers.fetch_ns < 30 * MS
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_fetch_and_collate_of_a_slow_loader_are_told_apart(tmp_path, num_workers):
+    def collate(rows: list[torch.Tensor]) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.stack(rows)
+
+    loader = DataLoader(Rows(80, sleep_ms=10), batch_size=2, num_workers=num_workers, collate_fn=collate)
+    found = profile_of(tmp_path / "run", loader).input
+    if num_workers:
+        assert found.fetch_ns is None
+        assert found.collate_ns is None
+    else:
+        assert found.workers is None
+        assert found.fetch_ns == pytest.approx(20 * MS, rel=0.2)
+        assert found.collate_ns == pytest.approx(10 * MS, rel=0.2)
+
+
+def test_an_empty_queue_shows_slow_workers_and_a_full_one_a_slow_loop(tmp_path):
+    slow = DataLoader(Rows(40, sleep_ms=10), batch_size=2, num_workers=2)
+    fast = DataLoader(Rows(60), batch_size=2, num_workers=2)
+    slow_workers = workers_of(profile_of(tmp_path / "slow", slow))
+    fast_workers = workers_of(profile_of(tmp_path / "fast", fast, step_s=0.02))
+    assert slow_workers.ready_batches is not None
+    assert slow_workers.ready_batches < 1, "of the four that two workers prefetch, on a busy machine too"
+    assert fast_workers.ready_batches is not None
+    assert fast_workers.ready_batches > 2, "two workers prefetch two batches each"
+    assert slow_workers.idle_share < 0.5
+    assert fast_workers.idle_share > 0.7
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_of_every_epoch_are_counted_and_sampled(tmp_path, persistent):
+    rows = Rows(160, busy_ms=5)
+    loader = DataLoader(rows, batch_size=2, num_workers=2, persistent_workers=persistent)
+    profile = profile_of(tmp_path / "run", loader, epochs=3)
+    del loader
+    workers = workers_of(profile)
+    assert workers.num_workers == (2 if persistent else 6)
+    # A persistent worker that lives on has not sent its last half second, of one or more.
+    assert workers.batches == 240 or (persistent and workers.batches > 60)
+    log = read_rank(tmp_path / "run" / "rank0.sqlite")
+    sampled_ns = sum(weight for _, weight in log.worker_samples)
+    busy_ns = sum(worker["fetch_ns"] + worker["collate_ns"] for worker in log.workers)
+    assert sampled_ns == pytest.approx(busy_ns, rel=0.3)
+    line = next(line for line in profile.where if line.in_worker)
+    assert (line.phase, line.function) == (Phase.DATA_WAIT, "busy")
+    assert log.meta["notes"] == []
+
+
+def test_an_iterable_dataset_in_workers_is_measured(tmp_path):
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for _ in range(30):
+                time.sleep(0.005)
+                yield torch.ones(2)
+
+    workers = workers_of(profile_of(tmp_path / "run", DataLoader(Stream(), batch_size=3, num_workers=2)))
+    assert workers.batches >= 20
+    assert workers.fetch_ns > 13 * MS
+    assert workers.cpu_share < 0.3
+
+
+def test_workers_leave_no_records_of_their_own(tmp_path):
+    profile_of(tmp_path / "run", DataLoader(Rows(40), batch_size=2, num_workers=2))
+    assert [path.name for path in rank_files(tmp_path / "run")] == ["rank0.sqlite"]
+
+
+def test_spawned_workers_are_measured_too(tmp_path):
+    write(
+        tmp_path / "job.py",
+        """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.ones(2)
+if __name__ == "__main__":
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in DataLoader(Rows(), batch_size=2, num_workers=2, multiprocessing_context="spawn"):
+        model(rows).sum().backward()
+        optimizer.step()
+""",
+    )
+    (tmp_path / "run").mkdir()
+    boot = REPOSITORY / "diagnose" / "launch" / "boot"
+    ended = run(
+        sys.executable, "job.py", cwd=tmp_path, PYTHONPATH=str(boot), DIAGNOSE_RUN=str(tmp_path / "run")
+    )
+    assert (ended.code, ended.stderr) == (0, "")
+    (path,) = rank_files(tmp_path / "run")
+    log = read_rank(path)
+    assert [worker["batches"] for worker in log.workers] == [10, 10]
+    assert all(10 * MS < worker["fetch_ns"] / 10 < 16 * MS for worker in log.workers)
+    assert any(stack[1][2] == "Rows.__getitem__" for stack, _ in log.worker_samples)
+    assert log.meta["notes"] == []
+
+
+# -- nothing that they do has changed
+
+
+def test_batches_are_the_same_bit_for_bit(tmp_path):
+    class Noisy(Rows):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.rand(2) + index
+
+    def batches() -> list[list[list[float]]]:
+        torch.manual_seed(7)
+        loader = DataLoader(Noisy(40), batch_size=4, num_workers=2, shuffle=True)
+        return [rows.tolist() for _ in range(2) for rows in loader]
+
+    plain = batches()
+    diagnose.attach(tmp_path / "run")
+    ours = batches()
+    diagnose.detach()
+    assert ours == plain
+
+
+def test_the_iterator_keeps_its_type_length_and_attributes(tmp_path):
+    loader = DataLoader(Rows(12), batch_size=2, num_workers=2)
+    plain = iter(loader)
+    diagnose.attach(tmp_path / "run")
+    ours = iter(loader)
+    diagnose.detach()
+    assert type(ours) is type(plain)
+    assert vars(ours).keys() == vars(plain).keys()
+    assert len(ours) == len(plain) == 6
+    assert [rows.tolist() for rows in ours] == [rows.tolist() for rows in plain]
+
+
+def test_a_worker_sees_its_number_its_seed_and_its_own_init(tmp_path):
+    def init(worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        info.dataset.seen = (worker_id, info.id, info.num_workers, info.seed - worker_id)
+
+    class Tells(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return self.seen
+
+    def seen() -> list[Any]:
+        torch.manual_seed(3)
+        return list(DataLoader(Tells(4), batch_size=None, num_workers=2, worker_init_fn=init))
+
+    plain = seen()
+    diagnose.attach(tmp_path / "run")
+    ours = seen()
+    diagnose.detach()
+    assert ours == plain
+    assert {worker for worker, *_ in plain} == {0, 1}
+
+
+def fails_in_fetch() -> None:
+    class Broken(Rows):
+        def __getitem__(self, index: int) -> Any:
+            raise OSError(f"no image {index}")
+
+    list(DataLoader(Broken(4), num_workers=2))
+
+
+def fails_in_collate() -> None:
+    def collate(rows: Any) -> Any:
+        raise KeyError("label")
+
+    list(DataLoader(Rows(4), num_workers=2, collate_fn=collate))
+
+
+def fails_in_init() -> None:
+    def init(worker_id: int) -> None:
+        raise ValueError("no such device")
+
+    list(DataLoader(Rows(4), num_workers=2, worker_init_fn=init))
+
+
+def fails_in_a_stream() -> None:
+    class Broken(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[int]:
+            yield 1
+            raise OSError("the line is dead")
+
+    list(DataLoader(Broken(), num_workers=1))
+
+
+def dies() -> None:
+    class Dies(Rows):
+        def __getitem__(self, index: int) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    list(DataLoader(Dies(4), num_workers=1))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 keeps our frame in a traceback")
+@pytest.mark.parametrize(
+    "fails", [fails_in_fetch, fails_in_collate, fails_in_init, fails_in_a_stream, dies]
+)
+def test_what_goes_wrong_in_a_worker_is_told_in_the_same_words(tmp_path, monkeypatch, fails):
+    def words() -> str:
+        with pytest.raises((OSError, KeyError, ValueError, RuntimeError)) as error:
+            fails()
+        return f"{type(error.value).__name__}: {re.sub('[0-9]{3,}', 'N', str(error.value))}"
+
+    monkeypatch.setattr(
+        torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2
+    )  # seconds until they are gone
+    plain = words()
+    diagnose.attach(tmp_path / "run")
+    try:
+        assert words() == plain
+    finally:
+        diagnose.detach()
+
+
+def test_a_worker_that_is_killed_leaves_what_it_had_reported(tmp_path):
+    class DiesLate(Rows):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 150:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    diagnose.attach(tmp_path / "run")
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        train(DataLoader(DiesLate(200, sleep_ms=10), num_workers=1))
+    workers = workers_of(diagnose.detach())
+    assert workers.num_workers == 1
+    assert 85 <= workers.batches <= 150, "all but the last half second"
+
+
+def test_a_failure_of_our_own_in_a_worker_does_not_reach_the_script(tmp_path, monkeypatch):
+    from diagnose.hooks import _worker
+
+    def fail(*args: Any) -> None:
+        raise LookupError("our own")
+
+    for method in ("fetch_begins", "fetched", "close", "__init__"):
+        with monkeypatch.context() as patch, measured(time.perf_counter_ns):
+            patch.setattr(_worker.WorkerLog, method, fail)
+            rows = [batch.tolist() for batch in DataLoader(Rows(4), batch_size=2, num_workers=2)]
+        assert rows == [[[0.0, 0.0], [1.0, 1.0]], [[2.0, 2.0], [3.0, 3.0]]], method
+        _worker.inbox.close()
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xff\x00", b"[]", b"{}", b'"text"', b"[" * 5000])
+def test_what_is_no_report_of_a_worker_is_ignored(tmp_path, junk):
+    loader = DataLoader(Rows(30, sleep_ms=10), batch_size=2, num_workers=2)
+    diagnose.attach(tmp_path / "run")
+    batches = iter(loader)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(junk, f"\0torch-diagnose-{os.getpid()}")
+    train(batches)
+    profile = diagnose.detach()
+    assert profile.steps.count == 15
+    assert workers_of(profile).batches == 15
+    assert not any("error of our own" in note for note in profile.notes)
+
+
+def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
+    """Forty stacks of eight frames are the most that is sent."""
+    frame = ["/" + "long/" * 50 + "file.py", 100_000, "name" * 20]
+    report = {"stacks": [[[frame] * 9, 10**12]] * 40, "numbers": [10**18] * 8}
+    from diagnose.hooks._worker import MAX_DATAGRAM
+
+    assert len(json.dumps(report).encode()) < MAX_DATAGRAM
