@@ -142,12 +142,10 @@ def test_the_line_and_the_function_that_spend_the_time_are_found():
         caller()
     seen = time_by(recorder, lambda file, line, function: f"{file}:{line}")
     assert seen[f"{FILE}:{line_of('# the line')}"] > 0.5 * sum(seen.values())
-    stacks = Counter(
-        {
-            tuple(resolve(*key[i : i + 2])[2].rpartition(".")[2] for i in range(3, len(key), 2)): weight
-            for key, weight in recorder.pending.items()
-        }
-    )
+    stacks: Counter[tuple[str, ...]] = Counter()
+    for key, weight in recorder.pending.items():
+        names = tuple(resolve(*key[i : i + 2])[2].rpartition(".")[2] for i in range(3, len(key), 2))
+        stacks[names] += weight
     assert stacks.most_common(1)[0][0][:2] == ("innermost", "caller")
 
 

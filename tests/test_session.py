@@ -434,3 +434,35 @@ def test_a_module_that_is_not_there_is_not_there(module):
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'awaited_in_vain'$"):
         import awaited_in_vain  # noqa: F401
     assert importlib.util.find_spec("awaited_in_vain") is None
+
+
+def test_a_child_forked_in_the_middle_of_a_flush_can_still_flush(tmp_path):
+    write(
+        tmp_path / "job.py",
+        """
+import os, diagnose
+from diagnose.launch import session
+
+session.FLUSH_EVERY_S = 0.0005  # some flush is always under way
+diagnose.attach("run")
+
+def train(steps):
+    for _ in range(steps):
+        sum(range(20_000))
+        diagnose.step()
+
+train(200)
+for _ in range(40):
+    child = os.fork()
+    if not child:
+        train(5)
+        diagnose.detach()
+        os._exit(0)
+    train(5)
+    os.waitpid(child, 0)
+print("done")
+""",
+    )
+    ended = run(sys.executable, "job.py", cwd=tmp_path)
+    assert (ended.stdout, ended.stderr) == ("done\n", "")
+    assert len(rank_files(tmp_path / "run")) == 41

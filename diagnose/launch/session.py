@@ -31,6 +31,9 @@ FLUSH_EVERY_S = 0.5
 FLUSH_STEPS = 500
 """Steps packed into one chunk: packing holds the interpreter lock, so in small pieces."""
 
+LONGEST_FLUSH_S = 1.0
+"""So long a fork waits for a flush to end; a disk that takes longer must not hold the script up."""
+
 
 class Session:
     """One process's measurement.
@@ -58,6 +61,7 @@ class Session:
         self._sampler: Any = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
+        self._flushing = threading.RLock()
         self._writer: Any = None
         self._flusher_ns = 0
         self._flushes = 0
@@ -87,7 +91,9 @@ class Session:
         self._span_ns = calibrate()
         self._say_torch_is_here()
         self._hooks.callback(after_import("torch._dynamo.eval_frame", self._keep_out_of_dynamo))
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._forked
+        )
         self.startup_ns += time.perf_counter_ns() - begun
 
     def _say_torch_is_here(self) -> None:
@@ -131,8 +137,17 @@ class Session:
             # A child of multiprocessing may leave without running atexit; its own finalizers do run.
             sys.modules["multiprocessing.util"].Finalize(None, self.finish, exitpriority=100)
 
+    def _before_fork(self) -> None:
+        # A child forked while the flusher is inside SQLite or an import finds their locks held for ever.
+        self._flushing.acquire(timeout=LONGEST_FLUSH_S)
+
+    def _after_fork(self) -> None:
+        with contextlib.suppress(RuntimeError):  # not ours: the flush took too long to wait for
+            self._flushing.release()
+
     def _forked(self) -> None:
         """In a forked child: nothing of the parent's measurement is the child's."""
+        self._flushing = threading.RLock()
         if self._finished:
             return
         self._recorder.reset()
@@ -147,14 +162,16 @@ class Session:
     # -- flushing, in a thread of its own
 
     def _flush_forever(self) -> None:
-        import sqlite3
+        with self._flushing:
+            import sqlite3
 
         wake = self._wake
         while True:
             stop = wake.wait(FLUSH_EVERY_S)
             begun = time.thread_time_ns()
             try:
-                self._flush(last=stop)
+                with self._flushing:
+                    self._flush(last=stop)
             except (sqlite3.Error, OSError) as error:
                 self._lose(error)
             except Exception:  # noqa: BLE001 (an error of ours ends the measuring, not the script)
