@@ -16,6 +16,8 @@ from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.series import summarize_series
+from diagnose.analysis.signals import host_stats, program_of
 from diagnose.analysis.throughput import interval_95
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase
@@ -105,9 +107,13 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
     warmup = _warmup(manifest, main)
     sources = Sources()
     measured = [log.steps[min(warmup, len(log.steps)) :] for log in logs]
-    rank_phases = [
-        _phases(log, rows, warmup, Roles(log.sites, sources, log.samples))
+    rank_series = [
+        phase_series(log, rows, warmup, Roles(log.sites, sources, log.samples))
         for log, rows in zip(logs, measured, strict=True)
+    ]
+    rank_phases = [
+        {phase: float(times.mean()) if len(times) else 0.0 for phase, times in series.items()}
+        for series in rank_series
     ]
     rows = measured[0]
     times = step_times(main.steps)[warmup:]
@@ -144,6 +150,9 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
             )
             for index, (log, phases) in enumerate(zip(logs, rank_phases, strict=True))
         ),
+        series=summarize_series(rank_series[0]),
+        host=host_stats(main, warmup),
+        program=program_of(main),
         events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events)),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -218,12 +227,6 @@ def phase_series(
         for phase, part in parts.get(slot, {Phase.OTHER: 1.0}).items():
             phases[phase] = phases[phase] + part * slots[:, slot]
     return phases
-
-
-def _phases(log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles) -> dict[Phase, float]:
-    if not len(rows):
-        return dict.fromkeys(Phase, 0.0)
-    return {phase: float(times.mean()) for phase, times in phase_series(log, rows, warmup, roles).items()}
 
 
 def _warmup(manifest: Mapping[str, Any], log: RankLog) -> int:

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from diagnose.core.finding import Abstention, Finding
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
+from diagnose.core.program import Program
+from diagnose.core.series import Series
 
 
 class Status(str, Enum):
@@ -191,7 +195,12 @@ class Profile:
         phase_time_ns: Mean nanoseconds per measured step. Their sum is `step_time_ns`. A phase that is
             absent was not measured; a phase at 0 was measured and took no time.
         where: Sampled source lines, most expensive first, all phases.
+        series: How single steps differ from the mean one.
+        host: What the operating system says of the process.
+        program: What the script trains with.
         events: How often something happened over the whole run: `compile`, `checkpoint`, `gc`, ...
+        findings: Named faults, the most costly first; empty until the rules have been asked.
+        abstained: Rules that missed a reading.
         notes: What the reader must know: hooks that were switched off, records that were lost.
     """
 
@@ -204,7 +213,12 @@ class Profile:
     input: InputStats = InputStats()
     overhead: Overhead = Overhead()
     ranks: tuple[RankProfile, ...] = ()
+    series: Series = field(default_factory=Series)
+    host: HostStats = field(default_factory=HostStats)
+    program: Program = field(default_factory=Program)
     events: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    abstained: tuple[Abstention, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
@@ -33,6 +34,9 @@ UNUSED, EVALUATED, TRAINED = range(3)
 
 ROTATE_AT = frozenset((1, 2, 3, 5, 8, 12, 16, 20))
 """Steps before which the sampled lines begin a new bucket, so that a warm-up can be cut off there."""
+
+INSPECT_AFTER = 10
+"""Steps after which the live objects of the loop have all been seen, and are looked at once."""
 
 EVERY_SITE_UNTIL = 64
 """Call sites are looked up in each of this many first calls, then in one of as many."""
@@ -80,6 +84,11 @@ class Recorder:
         sites: How often each line of the user's code asked for a batch, called a model, began a backward.
         events: `(time, step, kind, detail)` of what happened besides.
         notes: What went wrong with measuring, in words.
+        facts: What hooks have learnt of the program besides times, by name; JSON's types only.
+        modules: Weak references to the modules called outermost in training, in order of appearance.
+        inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
+            live objects and add to `facts`.
+        on_backward: Called with the arguments of some of the outermost backward passes, before them.
     """
 
     __slots__ = (
@@ -100,12 +109,16 @@ class Recorder:
         "current",
         "evaluating",
         "events",
+        "facts",
         "finder",
         "in_step",
+        "inspections",
         "last",
         "max_steps",
         "models",
+        "modules",
         "notes",
+        "on_backward",
         "on_begin",
         "pending",
         "rotate_at",
@@ -127,6 +140,8 @@ class Recorder:
         self.rotate_at = ROTATE_AT | ({warmup} if warmup is not None else set())
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
+        self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
+        self.inspections: list[Callable[[], None]] = []
         self.times: list[int] = []
         self.reset()
 
@@ -145,6 +160,8 @@ class Recorder:
         self.evaluating = False
         self.batch_use = TRAINED
         self.models: set[int] = set()
+        self.modules: list[weakref.ref[Any]] = []
+        self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.pending: Samples = {}
         self.rotate_due = False
@@ -234,6 +251,7 @@ class Recorder:
         # `eval()` may be called on what DDP or `torch.compile` wraps.
         parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
         self.models.update(id(part) for part in parts if part is not None)
+        self.modules.append(weakref.ref(model))
 
     def forward_begins(self, model: Any, size: Callable[[], tuple[int, int]]) -> None:
         """The outermost training-mode call of a model begins. Needed only while `alert` is on.
@@ -399,6 +417,9 @@ class Recorder:
         if self.rotate_due or steps in self.rotate_at:
             self.rotate_due = False
             self._take_bucket()
+        if steps == INSPECT_AFTER:
+            for inspect in self.inspections:
+                self.guarded(inspect)
         if steps == self.max_steps:
             self.thread = 0
 

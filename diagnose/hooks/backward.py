@@ -39,6 +39,8 @@ class BackwardHook(Hook):
                 recorder.backward_passes = passes = recorder.backward_passes + 1
                 if passes < EVERY_SITE_UNTIL or not passes % EVERY_SITE_UNTIL:
                     recorder.site("backward")
+                    if recorder.on_backward is not None:
+                        recorder.guarded(recorder.on_backward, args)
             return BACKWARD
 
         def wrap(original: Any) -> Any:

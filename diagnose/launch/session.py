@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._imports import after_import
+from diagnose.launch import vitals
 
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
@@ -220,11 +221,14 @@ class Session:
         if last or len(recorder.sites) != self._sites:
             self._sites = len(recorder.sites)
             writer.add_sites(_resolved_sites(dict(recorder.sites)))
+        if recorder.thread:
+            writer.add_vitals(time.perf_counter_ns(), recorder.steps, vitals.read(recorder.thread))
         for report in _worker.inbox.receive():
             writer.add_worker(report)
         state = {
             "steps": recorder.steps,
             "counters": dict(recorder.counters),
+            "facts": dict(recorder.facts),
             "notes": [*self._off, *recorder.notes, *filter(None, [self._sampler.missing])],
             "startup_ns": self.startup_ns,
             "span_ns": self._span_ns,
@@ -287,6 +291,7 @@ def _facts(journal: str) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "num_threads": torch.get_num_threads(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "machine_cpus": os.cpu_count(),
         "journal": journal,
         "anchor_ns": [time.perf_counter_ns(), time.time_ns()],
     }

@@ -39,6 +39,7 @@ class RankLog:
         sites: Kind, file, line, function, calls.
         events: Time, step, kind, detail.
         workers: Running totals of each DataLoader worker.
+        vitals: Time, step, and the operating system's running totals at that time, in order.
         worker_samples: Stack and nanoseconds, of all workers together.
         notes: What could not be read, in words.
     """
@@ -50,6 +51,7 @@ class RankLog:
     sites: list[tuple[str, str, int, str, int]] = field(default_factory=list)
     events: list[tuple[int, int, str, dict[str, Any]]] = field(default_factory=list)
     workers: list[dict[str, Any]] = field(default_factory=list)
+    vitals: list[tuple[int, int, dict[str, int]]] = field(default_factory=list)
     worker_samples: list[tuple[tuple[Frame, ...], int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -92,6 +94,13 @@ def read_rank(path: Path) -> RankLog:
                 lambda time_ns, step, kind, detail: (time_ns, step, kind, json.loads(detail)),
             ),
             workers=_rows(db, "SELECT report FROM workers", path, notes, json.loads),
+            vitals=_rows(
+                db,
+                "SELECT * FROM vitals",
+                path,
+                notes,
+                lambda time_ns, step, readings: (time_ns, step, json.loads(readings)),
+            ),
             worker_samples=_rows(
                 db,
                 "SELECT * FROM worker_samples",

@@ -79,6 +79,12 @@ class Writer:
             "INSERT OR REPLACE INTO workers VALUES (?, ?)", (report["pid"], json.dumps(report))
         )
 
+    def add_vitals(self, time_ns: int, step: int, readings: Mapping[str, int]) -> None:
+        """Appends running totals of the operating system, as they stood at one instant."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO vitals VALUES (?, ?, ?)", (time_ns, step, json.dumps(readings))
+        )
+
     def set_meta(self, values: Mapping[str, Any]) -> None:
         """Sets what is known of the rank as a whole; values as JSON."""
         self._db.executemany(

@@ -1,0 +1,29 @@
+"""How steps differ from one another over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diagnose.core.phases import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """What the single steps show that their mean hides. All of the measured steps of the first rank.
+
+    Attributes:
+        median_ns: Median nanoseconds of each phase in a step: what a usual step spends there.
+        spike_ns: Mean nanoseconds per step (of all steps) that each phase spends above its usual, in steps
+            where it takes far longer than usual.
+        spike_share: Part of the steps in which a phase takes far longer than usual, by phase.
+        period: Steps between the spikes of a phase where they come regularly, by phase.
+        drift_ns: By how much each phase's usual time grew from the run's first quarter to its last, spikes
+            left out.
+    """
+
+    median_ns: Mapping[Phase, float] = field(default_factory=dict)
+    spike_ns: Mapping[Phase, float] = field(default_factory=dict)
+    spike_share: Mapping[Phase, float] = field(default_factory=dict)
+    period: Mapping[Phase, int] = field(default_factory=dict)
+    drift_ns: Mapping[Phase, float] = field(default_factory=dict)

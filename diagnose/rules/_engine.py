@@ -1,0 +1,109 @@
+"""Asks every rule, and lets each nanosecond of the step have one cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from diagnose.core.finding import Abstention, Finding
+from diagnose.core.plugins import discover
+from diagnose.core.profile import Profile, Status
+from diagnose.rules.base import Rule
+
+WORTH_SHARE = 0.02
+"""A fault that costs less of the step is not worth anybody's time, and near what noise can feign."""
+
+EXPLAINED_SHARE = 0.5
+"""A finding that keeps less than this part of its time beside more exact ones was only their shadow."""
+
+
+def rules() -> dict[str, Rule]:
+    """Returns every rule by name."""
+    from diagnose import rules as package
+
+    return discover(package, Rule)  # type: ignore[type-abstract]
+
+
+def diagnosed(profile: Profile) -> Profile:
+    """Returns the profile with its findings, the most costly first, and the rules that had to abstain.
+
+    A run with too few steps has no findings: its figures are not yet those of a usual step.
+    """
+    if profile.status in (Status.NO_STEPS, Status.TOO_FEW_STEPS) or not profile.step_time_ns:
+        return profile
+    findings, abstained = ask(rules(), profile)
+    return replace(profile, findings=findings, abstained=abstained)
+
+
+def ask(asked: Mapping[str, Rule], profile: Profile) -> tuple[tuple[Finding, ...], tuple[Abstention, ...]]:
+    """Asks rules of a profile; returns their findings, ranked, and who abstained."""
+    found: list[Finding] = []
+    abstained: list[Abstention] = []
+    for name, rule in asked.items():
+        if not rule.applies(profile):
+            continue
+        missing = [need for need in rule.needs if reading(profile, need) is None]
+        if missing:
+            abstained.append(Abstention(rule=name, missing=missing[0]))
+            continue
+        finding = rule.check(profile)
+        if finding is not None:
+            found.append(finding)
+    exact = {name: rule.explains for name, rule in asked.items()}
+    return tuple(ranked(found, exact, profile)), tuple(abstained)
+
+
+def reading(profile: Profile, path: str) -> Any:
+    """Returns what `path`, such as `host.runnable_share`, leads to; `None` where it leads nowhere."""
+    value: Any = profile
+    for name in path.split("."):
+        value = getattr(value, name, None)
+        if value is None:
+            return None
+    return value
+
+
+def ranked(
+    found: Iterable[Finding], explains: Mapping[str, tuple[str, ...]], profile: Profile
+) -> list[Finding]:
+    """Returns findings that share no time, the most costly first.
+
+    The more exact takes its time first, then the larger; each later one keeps what is left of the phases it
+    claims. Together they never claim more of a phase than it has.
+    """
+    left = dict(profile.phase_time_ns)
+    kept: list[Finding] = []
+    for finding in _exact_first(list(found), explains):
+        shares = {phase: min(lost, left.get(phase, 0.0)) for phase, lost in finding.lost_ns.items()}
+        rest = sum(shares.values())
+        part = rest / finding.lost_ns_per_step
+        if rest < WORTH_SHARE * profile.step_time_ns or part < EXPLAINED_SHARE:
+            continue
+        for phase, lost in shares.items():
+            left[phase] = left.get(phase, 0.0) - lost
+        kept.append(
+            finding
+            if part == 1
+            else replace(
+                finding, lost_ns=shares, low_ns=finding.low_ns * part, high_ns=finding.high_ns * part
+            )
+        )
+    return sorted(kept, key=lambda finding: -finding.lost_ns_per_step)
+
+
+def _exact_first(found: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:
+    """Orders findings so that each comes after all that explain it, else by the time they claim."""
+    pending = sorted(found, key=lambda finding: -finding.lost_ns_per_step)
+    ordered: list[Finding] = []
+    while pending:
+        names = {finding.rule for finding in pending}
+        free = [
+            finding
+            for finding in pending
+            if not any(finding.rule in explains.get(name, ()) for name in names - {finding.rule})
+        ]
+        first = free[0] if free else pending[0]  # rules that explain each other: the larger one
+        ordered.append(first)
+        pending.remove(first)
+    return ordered
