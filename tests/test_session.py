@@ -441,9 +441,9 @@ def test_a_child_forked_in_the_middle_of_a_flush_can_still_flush(tmp_path):
         tmp_path / "job.py",
         """
 import os, diagnose
-from diagnose.launch import session
+from diagnose.launch import flusher
 
-session.FLUSH_EVERY_S = 0.0005  # some flush is always under way
+flusher.FLUSH_EVERY_S = 0.0005  # some flush is always under way
 diagnose.attach("run")
 
 def train(steps):

@@ -18,22 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._imports import after_import
-from diagnose.launch import vitals
+from diagnose.launch.flusher import Flusher
 
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
     from diagnose.hooks._recorder import Recorder
-
-FLUSH_EVERY_S = 0.5
-"""At most this much is lost when the process is killed."""
-
-FLUSH_STEPS = 500
-"""Steps packed into one chunk: packing holds the interpreter lock, so in small pieces."""
-
-LONGEST_FLUSH_S = 1.0
-"""So long a fork waits for a flush to end; a disk that takes longer must not hold the script up."""
 
 
 class Session:
@@ -46,7 +36,7 @@ class Session:
         warmup: Leading steps to leave out of the figures; `None` lets the analysis decide.
 
     Attributes:
-        startup_ns: Time taken so far by installing everything.
+        startup_ns: Time taken by installing everything.
     """
 
     def __init__(
@@ -54,19 +44,12 @@ class Session:
     ) -> None:
         self.folder = folder
         self.startup_ns = 0
-        self.lost = ""
         self._new_recorder = functools.partial(_recorder, steps, stop_after, warmup)
         self._hooks = ExitStack()
         self._off: list[str] = []
         self._recorder: Any = None
         self._sampler: Any = None
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._flushing = threading.RLock()
-        self._writer: Any = None
-        self._flusher_ns = 0
-        self._flushes = 0
-        self._sites = 0
+        self._flusher: Any = None
         self._span_ns = 0.0
         self._finished = False
 
@@ -83,6 +66,7 @@ class Session:
         self._recorder = self._new_recorder()
         self._recorder.on_begin = self._begin
         self._sampler = Sampler(self._recorder)
+        self._flusher = Flusher(self.folder, self._recorder, self._sampler, self._state)
         for name, hook in discover(hooks, Hook).items():
             if hook.requires in sys.modules:
                 self._install(name, hook)
@@ -93,7 +77,9 @@ class Session:
         self._say_torch_is_here()
         self._hooks.callback(after_import("torch._dynamo.eval_frame", self._keep_out_of_dynamo))
         os.register_at_fork(
-            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._forked
+            before=lambda: self._flusher.before_fork(),
+            after_in_parent=lambda: self._flusher.after_fork(),
+            after_in_child=self._forked,
         )
         self.startup_ns += time.perf_counter_ns() - begun
 
@@ -132,119 +118,27 @@ class Session:
     def _begin(self) -> None:
         """The first training event in this process."""
         self._sampler.start()
-        self._thread = threading.Thread(target=self._flush_forever, name="diagnose-flusher", daemon=True)
-        self._thread.start()
+        self._flusher.start()
         if "multiprocessing.util" in sys.modules and sys.modules["multiprocessing"].parent_process():
             # A child of multiprocessing may leave without running atexit; its own finalizers do run.
             sys.modules["multiprocessing.util"].Finalize(None, self.finish, exitpriority=100)
 
-    def _before_fork(self) -> None:
-        # A child forked while the flusher is inside SQLite or an import finds their locks held for ever.
-        self._flushing.acquire(timeout=LONGEST_FLUSH_S)
-
-    def _after_fork(self) -> None:
-        with contextlib.suppress(RuntimeError):  # not ours: the flush took too long to wait for
-            self._flushing.release()
+    def _state(self) -> dict[str, Any]:
+        """What is known of this session besides its records."""
+        return {
+            "notes": [*self._off, *self._recorder.notes, *filter(None, [self._sampler.missing])],
+            "startup_ns": self.startup_ns + self._flusher.setup_ns,
+            "span_ns": self._span_ns,
+        }
 
     def _forked(self) -> None:
         """In a forked child: nothing of the parent's measurement is the child's."""
-        self._flushing = threading.RLock()
         if self._finished:
             return
         self._recorder.reset()
         self._recorder.thread = threading.get_ident()
         self._sampler.disarm()
-        self._wake = threading.Event()
-        self._thread = None
-        self._writer = None
-        self._flusher_ns = 0
-        self._flushes = 0
-
-    # -- flushing, in a thread of its own
-
-    def _flush_forever(self) -> None:
-        with self._flushing:
-            import sqlite3
-
-        wake = self._wake
-        while True:
-            stop = wake.wait(FLUSH_EVERY_S)
-            begun = time.thread_time_ns()
-            try:
-                with self._flushing:
-                    self._flush(last=stop)
-            except (sqlite3.Error, OSError) as error:
-                self._lose(error)
-            except Exception:  # noqa: BLE001 (an error of ours ends the measuring, not the script)
-                self.lost = f"an error of our own: {traceback.format_exc().strip()}"
-                self._recorder.thread = 0
-                return
-            if self._flushes:
-                self._flusher_ns += time.thread_time_ns() - begun
-            elif self._writer is not None:
-                self.startup_ns += time.thread_time_ns() - begun  # imports, and the making of the file
-            self._flushes += self._writer is not None
-            if stop:
-                return
-
-    def _lose(self, error: Exception) -> None:
-        """The disk takes no more: measuring stops, the script goes on."""
-        safe = self._writer.safe_steps if self._writer is not None else 0
-        self.lost = f"{error}; records after step {safe} are lost"
-        self._recorder.thread = 0
-        while self._recorder.take_rows(FLUSH_STEPS):
-            pass
-
-    def _flush(self, *, last: bool) -> None:
-        from diagnose.hooks import _worker
-        from diagnose.store.writer import Writer
-
-        if self.lost:
-            return
-        recorder = self._recorder
-        self._sampler.vary()
-        if self._writer is None:
-            if not recorder.has_rows():
-                return  # a helper process that never finishes a step leaves no file
-            self._writer = Writer(self.folder, int(os.environ.get("RANK") or 0))
-            self._writer.set_meta(_facts(self._writer.journal))
-        writer = self._writer
-        if not last:
-            recorder.rotate_due = True  # the training thread hands its bucket over at the end of the step
-        while rows := recorder.take_rows(FLUSH_STEPS):
-            writer.add_steps(rows)
-        while recorder.buckets:
-            first_step, samples = recorder.buckets.popleft()
-            items = list(samples.items())
-            writer.add_samples(first_step, [(key[0], _worker.frames(key[1:]), ns) for key, ns in items])
-        writer.add_events([recorder.events.popleft() for _ in range(len(recorder.events))])
-        if last or len(recorder.sites) != self._sites:
-            self._sites = len(recorder.sites)
-            writer.add_sites(_resolved_sites(dict(recorder.sites)))
-        if recorder.thread:
-            writer.add_vitals(time.perf_counter_ns(), recorder.steps, vitals.read(recorder.thread))
-        for report in _worker.inbox.receive():
-            writer.add_worker(report)
-        state = {
-            "steps": recorder.steps,
-            "counters": dict(recorder.counters),
-            "facts": dict(recorder.facts),
-            "notes": [*self._off, *recorder.notes, *filter(None, [self._sampler.missing])],
-            "startup_ns": self.startup_ns,
-            "span_ns": self._span_ns,
-            "sampler_ns": self._sampler.cost_ns,
-            "samples": self._sampler.count,
-            "flusher_ns": self._flusher_ns,
-            "updated_unix": time.time(),
-            "finished": last,
-        }
-        writer.set_meta({"state": state})
-        if last:
-            error = getattr(sys, "last_type", None)
-            writer.set_meta({"error": error.__name__ if error is not None else None})
-            writer.close()
-        else:
-            writer.commit()
+        self._flusher = Flusher(self.folder, self._recorder, self._sampler, self._state)
 
     # -- ending
 
@@ -258,53 +152,19 @@ class Session:
             return
         recorder.guarded(recorder.finish)
         self._sampler.stop()
-        if self._thread is not None:
-            self._wake.set()
-            self._thread.join()
+        self._flusher.stop()
         self._hooks.close()
         from diagnose.hooks import _worker
 
         _worker.inbox.close()
-        if self.lost:
-            print(f"diagnose: {self.lost}.", file=sys.stderr, flush=True)
+        if self._flusher.lost:
+            print(f"diagnose: {self._flusher.lost}.", file=sys.stderr, flush=True)
 
 
 def _recorder(steps: int, stop_after: int, warmup: int | None) -> Recorder:
     from diagnose.hooks._recorder import Recorder
 
     return Recorder(max_steps=steps, stop_after=stop_after, warmup=warmup)
-
-
-def _facts(journal: str) -> dict[str, Any]:
-    """What the process knows of itself once it trains."""
-    torch: Any = sys.modules["torch"]
-    cuda_in_use = torch.cuda.is_initialized()
-    return {
-        "columns": COLUMNS,
-        "rank": int(os.environ.get("RANK") or 0),
-        "world_size": int(os.environ.get("WORLD_SIZE") or 1),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "torch": str(torch.__version__),
-        "device": "cuda" if cuda_in_use else "cpu",
-        "device_name": torch.cuda.get_device_name() if cuda_in_use else "",
-        "python": sys.version.split()[0],
-        "num_threads": torch.get_num_threads(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "machine_cpus": os.cpu_count(),
-        "journal": journal,
-        "anchor_ns": [time.perf_counter_ns(), time.time_ns()],
-    }
-
-
-def _resolved_sites(sites: dict[tuple[str, int, int], int]) -> list[tuple[str, str, int, str, int]]:
-    from diagnose.hooks._frames import resolve
-
-    merged: dict[tuple[str, str, int, str], int] = {}
-    for (kind, code, instruction), calls in sites.items():
-        key = (kind, *resolve(code, instruction))
-        merged[key] = merged.get(key, 0) + calls
-    return [(*key, calls) for key, calls in merged.items()]
 
 
 # -- the three functions of `import diagnose`

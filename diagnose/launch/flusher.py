@@ -1,0 +1,192 @@
+"""Takes what the training thread has recorded to the store, twice a second, in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diagnose.core.ledger import COLUMNS
+from diagnose.launch import vitals
+
+FLUSH_EVERY_S = 0.5
+"""At most this much is lost when the process is killed."""
+
+FLUSH_STEPS = 500
+"""Steps packed into one chunk: packing holds the interpreter lock, so in small pieces."""
+
+LONGEST_FLUSH_S = 1.0
+"""So long a fork waits for a flush to end; a disk that takes longer must not hold the script up."""
+
+
+class Flusher:
+    """The thread between one process's recorder and its file.
+
+    Args:
+        folder: The run's folder.
+        recorder: Where the records are taken from.
+        sampler: Gets a new interval with every flush; its totals are written down too.
+        state: Returns what else is known of the session.
+
+    Attributes:
+        lost: Why records are lost, in words; empty while none are.
+        setup_ns: CPU time of the first flush: imports, and the making of the file.
+    """
+
+    def __init__(
+        self, folder: Path, recorder: Any, sampler: Any, state: Callable[[], dict[str, Any]]
+    ) -> None:
+        self.lost = ""
+        self.setup_ns = 0
+        self._folder = folder
+        self._recorder = recorder
+        self._sampler = sampler
+        self._state = state
+        self._stop = threading.Event()
+        self._flushing = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._writer: Any = None
+        self._spent_ns = 0
+        self._flushes = 0
+        self._sites = 0
+
+    def start(self) -> None:
+        """Begins flushing."""
+        self._thread = threading.Thread(target=self._run, name="diagnose-flusher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Writes what is left and closes the file."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+
+    def before_fork(self) -> None:
+        """Waits for the flush under way: a child forked while this thread is inside SQLite or an import
+        finds their locks held for ever."""
+        self._flushing.acquire(timeout=LONGEST_FLUSH_S)
+
+    def after_fork(self) -> None:
+        """Lets flushing go on in the parent."""
+        with contextlib.suppress(RuntimeError):  # not ours: the flush took too long to wait for
+            self._flushing.release()
+
+    def _run(self) -> None:
+        with self._flushing:
+            import sqlite3
+
+        while True:
+            stop = self._stop.wait(FLUSH_EVERY_S)
+            begun = time.thread_time_ns()
+            try:
+                with self._flushing:
+                    self._flush(last=stop)
+            except (sqlite3.Error, OSError) as error:
+                self._lose(error)
+            except Exception:  # noqa: BLE001 (an error of ours ends the measuring, not the script)
+                self.lost = f"an error of our own: {traceback.format_exc().strip()}"
+                self._recorder.thread = 0
+                return
+            if self._flushes:
+                self._spent_ns += time.thread_time_ns() - begun
+            elif self._writer is not None:
+                self.setup_ns += time.thread_time_ns() - begun  # imports, and the making of the file
+            self._flushes += self._writer is not None
+            if stop:
+                return
+
+    def _lose(self, error: Exception) -> None:
+        """The disk takes no more: measuring stops, the script goes on."""
+        safe = self._writer.safe_steps if self._writer is not None else 0
+        self.lost = f"{error}; records after step {safe} are lost"
+        self._recorder.thread = 0
+        while self._recorder.take_rows(FLUSH_STEPS):
+            pass
+
+    def _flush(self, *, last: bool) -> None:
+        from diagnose.hooks import _worker
+        from diagnose.store.writer import Writer
+
+        if self.lost:
+            return
+        recorder = self._recorder
+        self._sampler.vary()
+        if self._writer is None:
+            if not recorder.has_rows():
+                return  # a helper process that never finishes a step leaves no file
+            self._writer = Writer(self._folder, int(os.environ.get("RANK") or 0))
+            self._writer.set_meta(_facts(self._writer.journal))
+        writer = self._writer
+        if not last:
+            recorder.rotate_due = True  # the training thread hands its bucket over at the end of the step
+        while rows := recorder.take_rows(FLUSH_STEPS):
+            writer.add_steps(rows)
+        while recorder.buckets:
+            first_step, samples = recorder.buckets.popleft()
+            items = list(samples.items())
+            writer.add_samples(first_step, [(key[0], _worker.frames(key[1:]), ns) for key, ns in items])
+        writer.add_events([recorder.events.popleft() for _ in range(len(recorder.events))])
+        if last or len(recorder.sites) != self._sites:
+            self._sites = len(recorder.sites)
+            writer.add_sites(_resolved_sites(dict(recorder.sites)))
+        if recorder.thread:
+            writer.add_vitals(time.perf_counter_ns(), recorder.steps, vitals.read(recorder.thread))
+        for report in _worker.inbox.receive():
+            writer.add_worker(report)
+        state = {
+            "steps": recorder.steps,
+            "counters": dict(recorder.counters),
+            "facts": dict(recorder.facts),
+            "sampler_ns": self._sampler.cost_ns,
+            "samples": self._sampler.count,
+            "flusher_ns": self._spent_ns,
+            "updated_unix": time.time(),
+            "finished": last,
+            **self._state(),
+        }
+        writer.set_meta({"state": state})
+        if last:
+            error = getattr(sys, "last_type", None)
+            writer.set_meta({"error": error.__name__ if error is not None else None})
+            writer.close()
+        else:
+            writer.commit()
+
+
+def _facts(journal: str) -> dict[str, Any]:
+    """What the process knows of itself once it trains."""
+    torch: Any = sys.modules["torch"]
+    cuda_in_use = torch.cuda.is_initialized()
+    return {
+        "columns": COLUMNS,
+        "rank": int(os.environ.get("RANK") or 0),
+        "world_size": int(os.environ.get("WORLD_SIZE") or 1),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "torch": str(torch.__version__),
+        "device": "cuda" if cuda_in_use else "cpu",
+        "device_name": torch.cuda.get_device_name() if cuda_in_use else "",
+        "python": sys.version.split()[0],
+        "num_threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "machine_cpus": os.cpu_count(),
+        "journal": journal,
+        "anchor_ns": [time.perf_counter_ns(), time.time_ns()],
+    }
+
+
+def _resolved_sites(sites: dict[tuple[str, int, int], int]) -> list[tuple[str, str, int, str, int]]:
+    from diagnose.hooks._frames import resolve
+
+    merged: dict[tuple[str, str, int, str], int] = {}
+    for (kind, code, instruction), calls in sites.items():
+        key = (kind, *resolve(code, instruction))
+        merged[key] = merged.get(key, 0) + calls
+    return [(*key, calls) for key, calls in merged.items()]
