@@ -31,12 +31,21 @@ def discover(package: ModuleType, base: type[T]) -> dict[str, T]:
         if info.name.startswith("_") or info.name == "base":
             continue
         module = importlib.import_module(f"{package.__name__}.{info.name}")
-        classes = [
-            value
-            for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
-        ]
-        if len(classes) != 1:
-            raise TypeError(f"{module.__name__} defines {len(classes)} {base.__name__}s, not one")
-        found[info.name.replace("_", "-")] = classes[0]()
+        found[info.name.replace("_", "-")] = only_subclass(module, base)()
     return found
+
+
+def only_subclass(module: ModuleType, base: type[T]) -> type[T]:
+    """Returns the one subclass of `base` that `module` defines.
+
+    Raises:
+        TypeError: If it does not define exactly one.
+    """
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        raise TypeError(f"{module.__name__} defines {len(classes)} {base.__name__}s, not one")
+    return classes[0]

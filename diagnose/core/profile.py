@@ -201,6 +201,7 @@ class Profile:
         events: How often something happened over the whole run: `compile`, `checkpoint`, `gc`, ...
         findings: Named faults, the most costly first; empty until the rules have been asked.
         abstained: Rules that missed a reading.
+        num_rules: How many rules there were to ask, those that abstained included; `None` until then.
         notes: What the reader must know: hooks that were switched off, records that were lost.
     """
 
@@ -219,6 +220,7 @@ class Profile:
     events: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstention, ...] = ()
+    num_rules: int | None = None
     notes: tuple[str, ...] = ()
 
     @property

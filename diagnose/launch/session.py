@@ -228,8 +228,9 @@ def detach() -> Profile:
     session.finish()
     atexit.unregister(session.finish)
     from diagnose.analysis.profile import load_profile
+    from diagnose.rules import diagnosed
 
-    return load_profile(session.folder)
+    return diagnosed(load_profile(session.folder))
 
 
 def step() -> None:
