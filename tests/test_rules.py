@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -10,18 +9,18 @@ import pytest
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, Status
-from diagnose.rules._engine import WORTH_SHARE, ask, diagnosed, ranked, reading, rules
+from diagnose.rules._engine import WORTH_SHARE, ask, built_in, diagnosed, ranked
 from diagnose.rules._examples import profile
+from diagnose.rules._testing import check_rule, fires, has_its_readings, is_silent
 from diagnose.rules.base import Rule
 
-RULES = rules()
+RULES = built_in()
 FIRES = [
     pytest.param(name, p, id=f"{name}-{i}") for name, r in RULES.items() for i, p in enumerate(r.fires_on)
 ]
 SILENT = [
     pytest.param(name, p, id=f"{name}-{i}") for name, r in RULES.items() for i, p in enumerate(r.silent_on)
 ]
-SECTIONS = ("## What it means", "## What to do", "## When it is wrong")
 MS = 1e6
 
 
@@ -30,55 +29,31 @@ MS = 1e6
 
 @pytest.mark.parametrize(("name", "example"), FIRES)
 def test_a_rule_fires_on_its_examples(name: str, example: Profile):
-    findings, abstained = ask({name: RULES[name]}, example)
-    assert not abstained
-    (finding,) = findings
-    assert finding.rule == name
-    assert 0 < finding.lost_ns_per_step <= example.step_time_ns
-    for phase, lost_ns in finding.lost_ns.items():
-        assert lost_ns <= example.phase_time_ns[phase] * (1 + 1e-9), phase
-    assert finding.summary
-    assert finding.evidence
-    assert finding.fix
-    assert finding.assumption
-    gain = finding.gain(example.step_time_ns)
-    assert 1 <= gain.low <= gain.speedup <= gain.high
+    fires(RULES[name], example)
+    has_its_readings(RULES[name], example)
 
 
 @pytest.mark.parametrize(("name", "example"), SILENT)
 def test_a_rule_is_silent_where_its_fault_is_not(name: str, example: Profile):
-    assert ask({name: RULES[name]}, example)[0] == ()
+    is_silent(RULES[name], example)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_rule_has_examples_and_a_page(name: str):
-    rule = RULES[name]
-    assert rule.name == name
-    assert rule.fires_on
-    assert len(rule.silent_on) >= 2, "a healthy run, and the nearest neighbour"
-    assert re.findall(r"^## .*$", rule.page, re.MULTILINE) == list(SECTIONS)
-    assert 10 < len(rule.title) < 80
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_names_readings_that_exist_and_rules_that_exist(name: str):
-    rule = RULES[name]
-    for example in rule.fires_on:
-        for need in rule.needs:
-            assert reading(example, need) is not None, need
-    assert set(rule.explains) <= set(RULES) - {name}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_healthy_run_has_no_findings(name: str):
-    for step_ms in (1, 100, 1000):
-        assert ask({name: RULES[name]}, profile(step_ms=step_ms))[0] == ()
+def test_a_rule_is_documented_has_examples_and_names_only_what_exists(name: str):
+    assert RULES[name].name == name
+    check_rule(RULES[name], others=RULES)
 
 
 def test_a_run_with_too_few_steps_is_not_judged():
     example = next(iter(RULES.values())).fires_on[0]
     assert diagnosed(example).findings
-    assert diagnosed(replace(example, status=Status.TOO_FEW_STEPS)).findings == ()
+    few = replace(example.steps, count=6, warmup=1)
+    for unjudged in (
+        replace(example, status=Status.TOO_FEW_STEPS),
+        replace(example, status=Status.SCRIPT_FAILED, steps=few),
+    ):
+        assert diagnosed(unjudged).findings == ()
+        assert diagnosed(unjudged).num_rules is None
 
 
 # -- all rules together

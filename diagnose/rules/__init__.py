@@ -1,5 +1,12 @@
-"""A Profile to findings: one file per fault."""
+"""A Profile to findings: one file per fault.
 
-from diagnose.rules._engine import diagnosed
+A package of rules of one's own needs three names from here: `Rule` to subclass, `profile` to write examples
+with, and `check_rule` for its tests.
+"""
 
-__all__ = ["diagnosed"]
+from diagnose.rules._engine import WORTH_SHARE, diagnosed, rules
+from diagnose.rules._examples import profile
+from diagnose.rules._testing import check_rule
+from diagnose.rules.base import Rule
+
+__all__ = ["WORTH_SHARE", "Rule", "check_rule", "diagnosed", "profile", "rules"]

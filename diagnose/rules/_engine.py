@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from diagnose.core.errors import DiagnoseError
 from diagnose.core.finding import Abstention, Finding
 from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile, Status
+from diagnose.rules._own import own_rules
 from diagnose.rules.base import Rule
 
 WORTH_SHARE = 0.02
@@ -18,40 +20,89 @@ EXPLAINED_SHARE = 0.5
 """A finding that keeps less than this part of its time beside more exact ones was only their shadow."""
 
 
-def rules() -> dict[str, Rule]:
-    """Returns every rule by name."""
+def built_in() -> dict[str, Rule]:
+    """Returns the rules of this folder by name."""
     from diagnose import rules as package
 
     return discover(package, Rule)  # type: ignore[type-abstract]
 
 
+def rules() -> dict[str, Rule]:
+    """Returns every rule by name: the built-in ones, then those of installed packages.
+
+    Raises:
+        DiagnoseError: If a package's rule has a name that is taken.
+    """
+    ours = built_in()
+    own = own_rules(ours)
+    if own.clashes:
+        raise DiagnoseError("\n".join(own.clashes))
+    return {**ours, **own.rules}
+
+
 def diagnosed(profile: Profile) -> Profile:
     """Returns the profile with its findings, the most costly first, and the rules that had to abstain.
 
-    A run with too few steps has no findings: its figures are not yet those of a usual step.
+    A run with too few steps has no findings: its figures are not yet those of a usual step. A rule that
+    cannot be loaded, or fails, becomes a note; the others are asked.
     """
-    if profile.status in (Status.NO_STEPS, Status.TOO_FEW_STEPS) or not profile.step_time_ns:
+    from diagnose.analysis.profile import MIN_STEPS  # with numpy, which listing the rules does not need
+
+    too_few = (
+        profile.status in (Status.NO_STEPS, Status.TOO_FEW_STEPS) or profile.steps.measured < MIN_STEPS
+    )
+    if too_few or not profile.step_time_ns:
         return profile
-    findings, abstained = ask(rules(), profile)
-    return replace(profile, findings=findings, abstained=abstained)
+    ours = built_in()
+    own = own_rules(ours)
+    asked = {**ours, **own.rules}
+    failures: list[str] = []
+    findings, abstained = ask(asked, profile, failures)
+    return replace(
+        profile,
+        findings=findings,
+        abstained=abstained,
+        num_rules=len(asked),
+        notes=(*profile.notes, *own.clashes, *own.broken, *failures),
+    )
 
 
-def ask(asked: Mapping[str, Rule], profile: Profile) -> tuple[tuple[Finding, ...], tuple[Abstention, ...]]:
-    """Asks rules of a profile; returns their findings, ranked, and who abstained."""
+def ask(
+    asked: Mapping[str, Rule], profile: Profile, failures: list[str] | None = None
+) -> tuple[tuple[Finding, ...], tuple[Abstention, ...]]:
+    """Asks rules of a profile; returns their findings, ranked, and who abstained.
+
+    Args:
+        asked: Rules by name; a finding bears the name that its rule has here.
+        profile: The run.
+        failures: Gets a sentence about each rule that raises; without it, exceptions get through.
+    """
     found: list[Finding] = []
     abstained: list[Abstention] = []
     for name, rule in asked.items():
-        if not rule.applies(profile):
+        try:
+            answer = _answer(name, rule, profile)
+        except Exception as error:  # a rule that fails must not take the report of a long run with it
+            if failures is None:
+                raise
+            failures.append(f"rule {name} failed, a bug of the rule: {type(error).__name__}: {error}")
             continue
-        missing = [need for need in rule.needs if reading(profile, need) is None]
-        if missing:
-            abstained.append(Abstention(rule=name, missing=missing[0]))
-            continue
-        finding = rule.check(profile)
-        if finding is not None:
-            found.append(finding)
+        if isinstance(answer, Finding):
+            found.append(answer)
+        elif answer is not None:
+            abstained.append(answer)
     exact = {name: rule.explains for name, rule in asked.items()}
     return tuple(ranked(found, exact, profile)), tuple(abstained)
+
+
+def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | None:
+    if not rule.applies(profile):
+        return None
+    missing = [need for need in rule.needs if reading(profile, need) is None]
+    if missing:
+        return Abstention(rule=name, missing=missing[0])
+    finding = rule.check(profile)
+    return finding if finding is None or finding.rule == name else replace(finding, rule=name)
 
 
 def reading(profile: Profile, path: str) -> Any:

@@ -1,0 +1,1 @@
+"""Faults that only this team's scripts have."""
