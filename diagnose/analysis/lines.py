@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.gaps import measured_samples
+from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase
@@ -44,11 +45,14 @@ def source_lines(
     sampled: dict[int, float] = defaultdict(float)
     weights: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
+    idioms = Idioms(sources)
+    purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     for slot, (library, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
         if stack:
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
             weights[phase, stack[0]][slot] += weight_ns
+            purposes[phase, stack[0]][idioms.of(stack, named(library))] += weight_ns
             if library[0]:
                 libraries[phase, stack[0]][library] += weight_ns
     num_samples = log.meta.get("samples") or 1
@@ -63,6 +67,7 @@ def source_lines(
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
+            idiom=max(found := purposes[phase, (file, line, function)], key=found.__getitem__),
         )
         for (phase, (file, line, function)), by_slot in weights.items()
     )
@@ -94,11 +99,15 @@ def _ranked(lines: Iterable[SourceLine]) -> list[SourceLine]:
 
 
 def _heaviest(libraries: dict[Frame, float]) -> str:
-    """Names the package's frame that took most: `transformers/trainer.py:2520
-    Trainer._inner_training_loop`."""
-    if not libraries:
+    """Names the package's frame that took most."""
+    return named(max(libraries, key=lambda frame: libraries[frame])) if libraries else ""
+
+
+def named(library: Frame) -> str:
+    """Names a package's frame: `transformers/trainer.py:2520 Trainer._inner_training_loop`."""
+    file, line, function = library
+    if not file:
         return ""
-    file, line, function = max(libraries, key=lambda frame: libraries[frame])
     path = Path(file)
     inside = next(
         (i for i, part in enumerate(path.parts) if part.endswith("-packages")), len(path.parts) - 2

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from diagnose.core.device import Device
 from diagnose.core.finding import Abstention, Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
@@ -110,6 +111,8 @@ class SourceLine:
         text: The source line without indentation, when it could be read.
         via: The frame of an installed package, inside that line, that most of its time was spent in:
             `transformers/trainer.py:2520 Trainer._inner_training_loop`. Empty when there was none.
+        idiom: What the line is there for, the most telling first: the names of `analysis.idioms`, such as
+            `log` and `sync` for `print(loss.item())`. Empty when its source does not say.
     """
 
     phase: Phase
@@ -121,6 +124,7 @@ class SourceLine:
     in_worker: bool = False
     text: str = ""
     via: str = ""
+    idiom: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +202,7 @@ class Profile:
         series: How single steps differ from the mean one.
         host: What the operating system says of the process.
         program: What the script trains with.
+        device: What the accelerator says, if there is one.
         events: How often something happened over the whole run: `compile`, `checkpoint`, `gc`, ...
         findings: Named faults, the most costly first; empty until the rules have been asked.
         abstained: Rules that missed a reading.
@@ -217,6 +222,7 @@ class Profile:
     series: Series = field(default_factory=Series)
     host: HostStats = field(default_factory=HostStats)
     program: Program = field(default_factory=Program)
+    device: Device = field(default_factory=Device)
     events: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstention, ...] = ()

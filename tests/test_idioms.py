@@ -1,0 +1,128 @@
+"""What a source line is there for: each by its statement, and by its function's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnose.analysis.idioms import (
+    CLIP,
+    COLLECT,
+    EMA,
+    LOG,
+    METRIC,
+    PYTHON_LOOP,
+    SAVE,
+    SCHEDULE,
+    SYNC,
+    SYNCHRONIZE,
+    WAIT,
+    Idioms,
+)
+from diagnose.analysis.roles import Sources
+
+FILE = "/train.py"
+
+
+def of_marked(text: str, *functions: str, via: str = "") -> tuple[str, ...]:
+    """The idioms of the line that ends in `# here`, in functions of these names, innermost first."""
+    line = 1 + next(i for i, row in enumerate(text.splitlines()) if row.endswith("# here"))
+    stack = [(FILE, line, functions[0] if functions else "<module>")]
+    stack += [(FILE, 1, function) for function in functions[1:]]
+    return Idioms(Sources({FILE: text})).of(stack, via)
+
+
+@pytest.mark.parametrize(
+    ("statement", "idioms"),
+    [
+        ("running += loss.item()", (SYNC,)),
+        ("losses.append(float(loss))", (SYNC,)),
+        ("values = out.detach().cpu().numpy()", (SYNC,)),
+        ("values = out.to('cpu')", (SYNC,)),
+        ("history.extend(loss.tolist())", (SYNC,)),
+        ("print(loss.item())", (LOG, SYNC)),
+        ("print(f'{step}: {loss}')", (LOG,)),
+        ("logger.info('step %d', step)", (LOG,)),
+        ("writer.add_scalar('loss', value, step)", (LOG,)),
+        ("wandb.log({'loss': value})", (LOG,)),
+        ("self.log('loss', value)", ()),
+        ("file.write(text)", (LOG,)),
+        ("json.dump(row, file)", (LOG,)),
+        ("os.fsync(file.fileno())", (LOG,)),
+        ("requests.post(url, json=row)", (LOG,)),
+        ("torch.cuda.synchronize()", (SYNCHRONIZE,)),
+        ("torch.cuda.empty_cache()", (SYNCHRONIZE,)),
+        ("gc.collect()", (COLLECT,)),
+        ("time.sleep(0.01)", (WAIT,)),
+        ("pickle.dump(state, file)", (SAVE,)),
+        ("scheduler.step()", (SCHEDULE,)),
+        ("ema_model.update_parameters(model)", (EMA,)),
+        ("total = sum(p.grad.norm() ** 2 for p in model.parameters())", (CLIP,)),
+        ("clip_grad_norm_(model.parameters(), 1.0, foreach=False)", (CLIP,)),
+        ("accuracy.update(out, labels)", (METRIC,)),
+        ("hits = (out.argmax(1) == labels).float().mean()", (METRIC,)),
+        ("score = f1_score(labels, predicted)", (METRIC,)),
+        ("squares = sum(i * i for i in range(1000))", (PYTHON_LOOP,)),
+        # Neighbours that are none of them.
+        ("clip_grad_norm_(model.parameters(), 1.0)", ()),
+        ("loss = -out.log().mean()", ()),
+        ("loss = torch.log(out).mean()", ()),
+        ("value = math.log(2)", ()),
+        ("x = float(1)", ()),
+        ("xs = list(map(f, ys))", ()),
+        ("loss.backward()", ()),
+        ("optimizer.step()", ()),
+        ("x, y = x.to(device), y.to(device)", ()),
+        ("total = sum(p.numel() for p in model.parameters())", (PYTHON_LOOP,)),
+    ],
+)
+def test_a_statement_of_the_loop_is_told_by_what_it_calls(statement: str, idioms: tuple[str, ...]):
+    text = f"for x, y in loader:\n    loss.backward()\n    {statement}  # here\n"
+    assert of_marked(text) == idioms
+
+
+def test_a_condition_on_a_tensor_is_a_sync():
+    assert of_marked("if torch.isnan(loss):  # here\n    raise ValueError") == (SYNC,)
+    assert of_marked("if step > 3:  # here\n    pass") == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "idiom"),
+    [
+        ("for p in model.parameters():\n    p.grad.clamp_(-1, 1)  # here", CLIP),
+        ("for p in model.parameters():\n    n = p.grad.data.norm(2)  # here", CLIP),
+        (
+            "for a, b in zip(copy.parameters(), model.parameters()):\n    a.mul_(d).add_(b)  # here",
+            EMA,
+        ),
+        ("for n, p in model.named_parameters():\n    shadow[n] = d * shadow[n] + (1 - d) * p  # here", EMA),
+        ("for row in rows:\n    total += row * row  # here", PYTHON_LOOP),
+    ],
+)
+def test_a_loop_over_the_weights_is_told_by_what_it_does_to_them(body: str, idiom: str):
+    assert of_marked(body) == (idiom,)
+
+
+def test_the_statement_of_a_call_over_several_lines_counts_for_each_of_them():
+    assert of_marked("print(\n    'loss',\n    step,  # here\n)") == (LOG,)
+
+
+def test_a_function_says_what_its_plain_lines_are_for():
+    text = "def f(row):\n    text = '%d' % row  # here\n"
+    assert of_marked(text, "log_metrics", "main") == (LOG,)
+    assert of_marked(text, "Averager.update_ema", "train") == (EMA,)
+    assert of_marked(text, "format", "report_step", "train") == (LOG,)
+
+
+def test_the_loop_itself_does_not_give_its_name_to_what_it_calls():
+    text = "def f(row):\n    text = '%d' % row  # here\n"
+    assert of_marked(text, "train_and_log") == ()
+    assert of_marked(text, "encode", "train_step", "log_everything") == ()
+
+
+def test_a_line_that_only_calls_a_metrics_package_is_a_metric():
+    assert of_marked("score(out)  # here", via="torchmetrics/metric.py:120 Metric.forward") == (METRIC,)
+    assert of_marked("score(out)  # here", via="timm/models/vit.py:120 forward") == ()
+
+
+def test_a_file_without_text_has_no_idioms():
+    assert Idioms(Sources()).of([("<stdin>", 3, "<module>")]) == ()
