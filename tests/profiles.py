@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from diagnose.core.finding import Abstention, Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
     Overhead,
@@ -79,6 +80,39 @@ PROFILE = Profile(
     events={"gc": 12, "checkpoint": 2},
 )
 
+SERIAL = Finding(
+    rule="serial-loading",
+    summary="The training thread loads its own batches: 50 % of each step.",
+    lost_ns={Phase.DATA_WAIT: 20.0 * MS, Phase.GC: 0.0},
+    low_ns=14.0 * MS,
+    high_ns=20.5 * MS,
+    assumption="workers prepare a batch while the model computes, on CPUs that are free",
+    evidence=(
+        "num_workers=0, and 20.5 ms of each step pass in next(loader).",
+        "4 CPUs are idle.",
+    ),
+    fix="Give the DataLoader two workers.",
+    code="DataLoader(..., num_workers=2, persistent_workers=True)",
+    file=os.path.join(os.getcwd(), "train.py"),
+    line=31,
+    actions=("loader-workers",),
+)
+SPLIT = Finding(
+    rule="slow-updates",
+    summary="The optimizer updates 412 tensors one by one.",
+    lost_ns={Phase.OPTIMIZER: 1.0 * MS},
+    low_ns=0.8 * MS,
+    high_ns=1.1 * MS,
+    assumption="one call for all tensors costs what one for a tensor does",
+    evidence=("412 tensors of 1,000 elements on average.",),
+    fix="Let one call update all tensors: pass foreach=True, or fused=True on a GPU, to the SGD in line 4.",
+    ranks=(0, 3),
+)
+FAULTY = replace(PROFILE, findings=(SERIAL, SPLIT), num_rules=12)
+HEALTHY = replace(
+    PROFILE, num_rules=12, abstained=(Abstention(rule="starved-of-cpu", missing="host.runnable_share"),)
+)
+
 NOTHING = Profile(
     run=replace(RUN, duration_s=12.3), status=Status.NO_STEPS, overhead=Overhead(startup_s=0.31)
 )
@@ -119,6 +153,20 @@ HOSTILE_PROFILE = replace(
         ),
     ),
     ranks=tuple(replace(rank, host=HOSTILE) for rank in FOUR_RANKS),
+    findings=(
+        replace(
+            SERIAL,
+            rule=HOSTILE,
+            summary=HOSTILE,
+            assumption=HOSTILE,
+            evidence=(HOSTILE,),
+            fix=HOSTILE,
+            code=HOSTILE,
+            file=f"/{HOSTILE}",
+        ),
+    ),
+    abstained=(Abstention(rule=HOSTILE, missing=HOSTILE),),
+    num_rules=12,
     events={HOSTILE: 3},
     notes=(HOSTILE, "</style><script>alert(1)</script>"),
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
     Overhead,
@@ -20,7 +21,7 @@ from diagnose.core.profile import (
 )
 from diagnose.report import Terminal, end_block, to_text
 from diagnose.report._terminal import display_width, wants_color
-from tests.profiles import NOTHING, PROFILE, RUN, assert_lines, line
+from tests.profiles import FAULTY, HEALTHY, NOTHING, PROFILE, RUN, SERIAL, SPLIT, assert_lines, line
 
 
 def test_end_block_shows_figures_ledger_lines_cost_and_the_next_command() -> None:
@@ -43,6 +44,58 @@ diagnose: 412 steps, median 40.1 ms, 776 samples/s (770-781)
     )
 
 
+def test_end_block_shows_what_was_found_before_the_ledger() -> None:
+    assert_lines(
+        end_block(FAULTY),
+        """
+diagnose: 412 steps, median 40.1 ms, 776 samples/s (770-781)
+  serial-loading train.py:31                20.0 ms lost, gain 2.0x (1.5 to 2.0)
+    The training thread loads its own batches: 50 % of each step.
+    fix: Give the DataLoader two workers.
+         DataLoader(..., num_workers=2, persistent_workers=True)
+  slow-updates                           1.00 ms lost, gain 1.02x (1.02 to 1.03)
+    fix: Let one call update all tensors: pass foreach=True, or fused=True on …
+  data wait       20.50 ms    50 %  ██████████████████████
+  backward        10.25 ms    25 %  ███████████
+  the rest        10.25 ms    25 %  copy, forward,…imizer, checkpoint, gc, other
+  measuring cost 38 us per step (0.1 %), 0.31 s at start
+  next: diagnose report 20261120-141502-train --html report.html
+""",
+    )
+
+
+def test_end_block_with_one_finding_has_room_for_the_lines() -> None:
+    lines = end_block(replace(FAULTY, findings=(SERIAL,))).splitlines()
+    assert len(lines) == 12
+    assert lines[-3].startswith("  train.py:41 JpegFolder.__getitem__ ")
+
+
+def test_end_block_counts_the_findings_and_notes_it_has_no_room_for() -> None:
+    many = replace(FAULTY, findings=(SERIAL, SPLIT, SPLIT, SPLIT), notes=("a", "b"))
+    lines = end_block(many).splitlines()
+    assert len(lines) == 12
+    assert sum("ms lost, gain" in line for line in lines) == 3
+    assert lines[-2] == "  measuring cost 38 us per step (0.1 %); 1 more finding, 2 notes in the report"
+
+
+def test_end_block_of_a_narrow_terminal_keeps_the_rule_its_place_and_its_gain() -> None:
+    lines = end_block(replace(FAULTY, findings=(SERIAL,)), width=60).splitlines()
+    assert lines[1:4] == [
+        "  serial-loading train.py:31         20.0 ms lost, gain 2.0x",
+        "    The training thread loads its own batches: 50 % of …",
+        "    fix: Give the DataLoader two workers.",
+    ]
+
+
+def test_end_block_of_a_healthy_run_says_that_nothing_was_found_by_how_many_rules() -> None:
+    healthy = "  no fault found that costs 2 % of the step or more; 12 rules asked, 1 abstained"
+    assert end_block(HEALTHY).splitlines()[1] == healthy
+    assert end_block(HEALTHY, width=60).splitlines()[1] == (
+        "  no fault of 2 % or more found; 12 rules asked, 1 abstained"
+    )
+    assert "no fault" not in end_block(PROFILE), "nobody asked"
+
+
 def test_end_block_is_pure_ascii_where_the_terminal_is() -> None:
     accented = replace(PROFILE, where=(line(Phase.FORWARD, 7, "Modèle.forward", 0.2),))
     text = end_block(accented, unicode=False)
@@ -52,9 +105,9 @@ def test_end_block_is_pure_ascii_where_the_terminal_is() -> None:
 
 
 def test_end_block_without_colour_has_no_escape_and_with_colour_the_same_words() -> None:
-    plain, coloured = end_block(PROFILE), end_block(PROFILE, color=True)
+    plain, coloured = end_block(FAULTY), end_block(FAULTY, color=True)
     assert "\033" not in plain
-    for code in ("1", "2", "36", "0"):
+    for code in ("1", "2", "36", "1;31", "0"):
         coloured = coloured.replace(f"\033[{code}m", "")
     assert coloured == plain
 
@@ -200,6 +253,24 @@ shares = st.floats(0, 1)
     error=st.none() | names,
     number=st.none() | st.integers(1, 64),
     notes=st.lists(names, max_size=3),
+    findings=st.lists(
+        st.builds(
+            Finding,
+            rule=names,
+            summary=names,
+            lost_ns=st.just({Phase.FORWARD: 2e9}),
+            low_ns=st.just(0.0),
+            high_ns=st.just(9e9),
+            assumption=names,
+            evidence=st.just(("proof",)),
+            fix=names,
+            code=names,
+            file=st.just("") | names,
+            line=st.integers(0, 10**6),
+        ),
+        max_size=5,
+    ),
+    num_rules=st.none() | st.integers(0, 200),
     status=st.sampled_from(list(Status)),
     width=st.integers(44, 120),
     unicode=st.booleans(),
@@ -213,6 +284,8 @@ def test_end_block_never_exceeds_twelve_lines_nor_the_width_of_the_terminal(
     error: str | None,
     number: int | None,
     notes: list[str],
+    findings: list[Finding],
+    num_rules: int | None,
     status: Status,
     width: int,
     unicode: bool,
@@ -228,6 +301,8 @@ def test_end_block_never_exceeds_twelve_lines_nor_the_width_of_the_terminal(
         phase_time_ns=times,
         where=tuple(where),
         notes=tuple(notes),
+        findings=tuple(findings),
+        num_rules=num_rules,
         overhead=Overhead(us_per_step=12.0, startup_s=0.1),
     )
     lines = end_block(profile, width=width, unicode=unicode).split("\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -17,7 +17,9 @@ from diagnose.core.profile import (
 from diagnose.report import Terminal, to_json, to_markdown, to_text
 from diagnose.report.base import Column, Row, Table, sections
 from tests.profiles import (
+    FAULTY,
     FOUR_RANKS,
+    HEALTHY,
     HOSTILE_PROFILE,
     MS,
     NOTHING,
@@ -167,7 +169,7 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
         "throughput": ["samples_per_s", "samples_per_s_ci95", "steps_per_s", "tokens_per_s"],
         "steps": ["count", "mean_ms", "median_ms", "p95_ms", "p99_ms", "warmup"],
         "overhead": ["startup_s", "us_per_step"],
-        "input": ["collate_ns", "fetch_ns", "workers"],
+        "input": sorted(field.name for field in fields(InputStats)),
         "events": ["checkpoint", "gc"],
     }
     assert (report["schema"], report["status"], report["confirmation"]) == (1, "ok", None)
@@ -187,6 +189,83 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
         "text": "loss.backward()",
         "via": "",
     }
+
+
+def test_json_report_says_of_each_finding_what_the_text_says() -> None:
+    report = json.loads(json.dumps(to_json(FAULTY), allow_nan=False))
+    first, second = report["findings"]
+    assert first.pop("gain") == pytest.approx({"speedup": 41 / 21, "low": 41 / 27, "high": 41 / 20.5})
+    assert first == {
+        "rule": "serial-loading",
+        "summary": "The training thread loads its own batches: 50 % of each step.",
+        "lost_ms_per_step": 20.0,
+        "phases": {"data_wait": 20.0, "gc": 0.0},
+        "assumption": "workers prepare a batch while the model computes, on CPUs that are free",
+        "evidence": [
+            "num_workers=0, and 20.5 ms of each step pass in next(loader).",
+            "4 CPUs are idle.",
+        ],
+        "fix": "Give the DataLoader two workers.",
+        "code": "DataLoader(..., num_workers=2, persistent_workers=True)",
+        "file": os.path.join(os.getcwd(), "train.py"),
+        "line": 31,
+        "ranks": [],
+        "actions": ["loader-workers"],
+    }
+    assert (second["file"], second["line"], second["ranks"]) == ("", 0, [0, 3])
+    assert report["num_rules"] == 12
+    assert to_json(HEALTHY)["abstained"] == [{"rule": "starved-of-cpu", "missing": "host.runnable_share"}]
+
+
+def test_text_report_opens_with_what_was_found_the_proof_and_what_to_do() -> None:
+    text = to_text(FAULTY, Terminal())
+    assert_lines(
+        text[text.index("What slows it down") : text.index("\nWhere the step goes")],
+        """
+What slows it down
+  The training thread loads its own batches: 50 % of each step.
+    serial-loading  train.py:31
+    lost  20.0 ms per step, 49 % of it: data wait
+    gain  2.0x (1.5 to 2.0) faster without it
+    - num_workers=0, and 20.5 ms of each step pass in next(loader).
+    - 4 CPUs are idle.
+    To do: Give the DataLoader two workers.
+      DataLoader(..., num_workers=2, persistent_workers=True)
+    The gain assumes: workers prepare a batch while the model computes, on CPUs
+    that are free.
+
+  The optimizer updates 412 tensors one by one.
+    slow-updates  ranks 0, 3
+    lost  1.00 ms per step, 2.4 % of it: optimizer
+    gain  1.02x (1.02 to 1.03) faster without it
+    - 412 tensors of 1,000 elements on average.
+    To do: Let one call update all tensors: pass foreach=True, or fused=True on
+    a GPU, to the SGD in line 4.
+    The gain assumes: one call for all tensors costs what one for a tensor does.
+""",
+    )
+
+
+def test_text_report_of_a_healthy_run_says_so_and_what_could_not_be_looked_for() -> None:
+    text = to_text(HEALTHY, Terminal())
+    assert (
+        "What slows it down\n"
+        "  No fault found that costs 2 % of the step or more; 12 rules asked, 1\n  abstained.\n"
+    ) in text
+    assert_lines(
+        text[text.index("Faults that could") : text.index("\nThis run")],
+        """
+Faults that could not be looked for
+  A reading that these rules need was not taken in this run.
+  reading              rules
+  host.runnable_share  starved-of-cpu
+""",
+    )
+
+
+def test_a_report_before_the_rules_were_asked_claims_nothing() -> None:
+    assert "What slows it down" not in to_text(PROFILE, Terminal())
+    assert to_json(PROFILE)["num_rules"] is None
 
 
 def test_json_report_of_nothing_measured_keeps_its_keys_and_invents_no_zero() -> None:
@@ -229,9 +308,21 @@ def test_markdown_report_shows_the_ledger_and_lets_no_foreign_markup_through() -
     )
     assert hostile.startswith("## diagnose: `` a`b|c ``\n")
     assert "\n\n\\- \\@someone \\#1 \\<b\\>\n\n\\*\\*x\\*\\* \\| \\[a\\](b)\n" in hostile
-    outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", hostile)
+    outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)|(?<=\n\n)    .*\n", "", hostile)
     assert "<img" not in outside_code.replace("\\<img", "")
     assert "`a\\|b`" in to_markdown(replace(PROFILE, where=(line(Phase.COPY, 1, "a|b", 0.1),)))
+
+
+def test_markdown_report_shows_findings_as_text_and_code_to_paste_as_code() -> None:
+    text = to_markdown(FAULTY)
+    assert (
+        "\n#### The training thread loads its own batches: 50 % of each step.\n\n"
+        "`serial-loading`, `train.py:31`\n\n"
+        "- lost: **20.0 ms** (per step, 49 % of it: data wait)\n"
+        "- gain: **2.0x (1.5 to 2.0)** (faster without it)\n"
+        "- num\\_workers=0, and 20.5 ms"
+    ) in text
+    assert "\n**To do:** Give the DataLoader two workers.\n\n    DataLoader(..., num_workers=2" in text
 
 
 def test_a_table_refuses_a_row_of_another_width() -> None:

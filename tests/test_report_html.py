@@ -14,7 +14,7 @@ from diagnose.core.profile import (
 )
 from diagnose.report import to_html
 from diagnose.report._colors import DARK_PAGE, LIGHT_PAGE, PHASE_COLORS, contrast, text_on
-from tests.profiles import FOUR_RANKS, HOSTILE, HOSTILE_PROFILE, NOTHING, PROFILE, WORKERS
+from tests.profiles import FAULTY, FOUR_RANKS, HEALTHY, HOSTILE, HOSTILE_PROFILE, NOTHING, PROFILE, WORKERS
 
 
 class Page(HTMLParser):
@@ -50,7 +50,7 @@ def test_html_report_shows_every_foreign_name_as_text() -> None:
     page = Page(to_html(HOSTILE_PROFILE))
     assert not page.all("img") and not page.all("script")
     assert page.open == [], "every element is closed"
-    assert page.text.count(HOSTILE) >= 12
+    assert page.text.count(HOSTILE) >= 21
     assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
 
 
@@ -76,6 +76,13 @@ def test_html_report_can_be_read_without_seeing_it() -> None:
     tables, headers = page.all("table"), page.all("th")
     assert len(tables) == 3 and all(table["aria-label"] for table in tables)
     assert headers and all(header.get("scope") in ("col", "row") for header in headers)
+
+
+def test_html_report_shows_each_finding_with_its_fix() -> None:
+    page = Page(to_html(FAULTY))
+    assert len(page.all("article")) == 2
+    assert "2.0x (1.5 to 2.0)" in page.text and "To do Give the DataLoader two workers." in page.text
+    assert "No fault found that costs 2 % of the step or more" in Page(to_html(HEALTHY)).text
 
 
 def test_html_bar_is_the_whole_step() -> None:

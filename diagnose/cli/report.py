@@ -31,14 +31,15 @@ def report(
     ] = None,
     run_dir: RunDir = None,
 ) -> None:
-    """Says where the time of a recorded run went: phases, source lines, workers, ranks."""
+    """Says what slowed a recorded run down, and where its time went: phases, lines, workers, ranks."""
     if [json, html, md].count(STDOUT) > 1:
         raise DiagnoseError("diagnose report: only one of --json, --html and --md can go to stdout.")
     from diagnose.analysis.profile import load_profile
     from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
+    from diagnose.rules import diagnosed
     from diagnose.store.runs import resolve_run
 
-    profile = load_profile(resolve_run(run, root_of_runs(run_dir)))
+    profile = diagnosed(load_profile(resolve_run(run, root_of_runs(run_dir))))
     if json is not None:
         put(as_json(to_json(profile)), json)
     if html is not None:

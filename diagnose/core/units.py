@@ -60,3 +60,18 @@ def format_part(time_ns: float, whole_ns: float) -> str:
         return f"{time_ns / NS_PER_S:,.2f} s"
     digits = 1 if whole_ns >= 100 * NS_PER_MS else 2 if whole_ns >= 10 * NS_PER_MS else 3
     return f"{time_ns / NS_PER_MS:,.{digits}f} ms"
+
+
+def format_speedup(speedup: float) -> str:
+    """Formats a ratio of speeds: `1.08x`, `1.4x`, `12x`."""
+    return f"{speedup:.{_speedup_digits(speedup)}f}x"
+
+
+def format_gain(speedup: float, low: float, high: float) -> str:
+    """Formats a ratio of speeds with its interval: `1.4x (1.2 to 1.6)`."""
+    digits = _speedup_digits(speedup)
+    return f"{speedup:.{digits}f}x ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _speedup_digits(speedup: float) -> int:
+    return 2 if speedup < 1.2 else 1 if speedup < 9.95 else 0

@@ -60,8 +60,9 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
         say(f"diagnose: {folder / 'run.json'} could not be rewritten: {error.strerror}.")
     # Only now, with the script gone, is there time to import these.
     from diagnose.analysis.profile import load_profile
+    from diagnose.rules import diagnosed
 
-    profile = load_profile(folder)
+    profile = diagnosed(load_profile(folder))
     if not settings.quiet and sys.stderr is not None:
         from diagnose.report import Terminal, end_block
 

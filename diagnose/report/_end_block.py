@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_duration, format_part, format_rate, format_share
+from diagnose.report._end_findings import finding_lines
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import (
     coverage,
@@ -29,6 +30,7 @@ TAG = "diagnose: "
 MAX_LINES = 12
 NUM_CLOSING_LINES = 2
 LEDGER_NEEDS = 4  # lines below which the ledger says less than the first note would
+LEAST_LEDGER = 3  # lines that findings leave to the ledger
 NUM_SOURCE_LINES = 3
 FOLD_BELOW_SHARE = 0.005  # under half a percent of the step a phase gets no line of its own
 READABLE_CELLS = 8  # a function's name cut shorter than this says nothing
@@ -63,13 +65,19 @@ def end_block(
         lines = [*_nothing_measured(profile, terminal), *_closing(profile, terminal, command, notes)]
         return "".join(f"{line}\n" for line in lines)
     opening = _opening(profile, terminal)
+    room = MAX_LINES - len(opening) - NUM_CLOSING_LINES
+    findings, num_shown = finding_lines(profile, room - LEAST_LEDGER, terminal)
+    room -= len(findings)
+    # Findings name lines of their own; of the others, those that leave the ledger readable.
     source_lines = _source_lines(profile, terminal)
-    room = MAX_LINES - len(opening) - len(source_lines) - NUM_CLOSING_LINES
+    if findings:
+        source_lines = source_lines[: max(0, room - LEDGER_NEEDS)]
+    room -= len(source_lines)
     if room - len(notes) < LEDGER_NEEDS:
         notes = []
     ledger = _ledger(profile, terminal, room - len(notes))
-    lines = [*opening, *ledger, *source_lines, *_closing(profile, terminal, command, notes)]
-    return "".join(f"{line}\n" for line in lines)
+    closing = _closing(profile, terminal, command, notes, len(profile.findings) - num_shown)
+    return "".join(f"{line}\n" for line in [*opening, *findings, *ledger, *source_lines, *closing])
 
 
 def _nothing_measured(profile: Profile, terminal: Terminal) -> list[str]:
@@ -206,11 +214,18 @@ def _note(profile: Profile, terminal: Terminal) -> str:
     return "  " + _fitted(f"note: {profile.notes[0]}", terminal.width - 2 - len(more), terminal) + more
 
 
-def _closing(profile: Profile, terminal: Terminal, command: str | None, notes: list[str]) -> list[str]:
+def _closing(
+    profile: Profile, terminal: Terminal, command: str | None, notes: list[str], more_findings: int = 0
+) -> list[str]:
     """Returns the notes, what measuring cost, and the next command to paste, which is never cut."""
     cost = f"measuring cost {overhead(profile)}"
-    if profile.notes and not notes:
-        cost += f"; {plural(len(profile.notes), 'note')} in the report"
+    kept_back = [plural(more_findings, "more finding")] if more_findings else []
+    kept_back += [plural(len(profile.notes), "note")] if profile.notes and not notes else []
+    if kept_back:
+        told = f"; {', '.join(kept_back)} in the report"
+        if len(cost + told) > terminal.width - 2:
+            cost = cost.partition(", ")[0]  # without what starting up cost
+        cost += told
     if command is None:
         command = f"diagnose report {shlex.quote(printable(profile.run.id))} --html report.html"
         if len(command) + len("  next: ") > terminal.width or not command.isascii():

@@ -12,7 +12,7 @@ from diagnose.core.units import format_share
 from diagnose.report._colors import PHASE_COLORS, text_on
 from diagnose.report._html_style import STYLE
 from diagnose.report._wording import outcome, printable, started
-from diagnose.report.base import Block, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table, document
+from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table, document
 
 LABEL_SHARE = 0.11  # a narrower part of the bar has no room for its phase's name
 FIGURE_SHARE = 0.05  # nor a narrower one for its percentage
@@ -63,14 +63,32 @@ def _section(title: str, blocks: Sequence[Block]) -> str:
 def _block(block: Block) -> str:
     if isinstance(block, Paragraph):
         alarm = ' class="alarm"' if block.alarm else ""
-        code = f"<pre><code>{escape(block.code)}</code></pre>\n" if block.code else ""
-        return f"<p{alarm}>{escape(block.text)}</p>\n{code}"
+        return f"<p{alarm}>{escape(block.text)}</p>\n{_code(block.code)}"
     if isinstance(block, Facts):
         headline = ' class="headline"' if block.headline else ""
         return f"<dl{headline}>\n{''.join(_fact(fact) for fact in block.items)}</dl>\n"
     if isinstance(block, PhaseBar):
         return _phase_bar(block)
+    if isinstance(block, Card):
+        return _card(block)
     return _table(block)
+
+
+def _code(lines: str) -> str:
+    shown = "\n".join(escape(line) for line in lines.splitlines())
+    return f"<pre><code>{shown}</code></pre>\n" if shown else ""
+
+
+def _card(card: Card) -> str:
+    tags = "".join(f"<code>{escape(tag)}</code> " for tag in card.tags)
+    points = "".join(f"<li>{escape(point)}</li>\n" for point in card.points)
+    advice = f"<p><b>To do</b> {escape(card.advice)}</p>\n" if card.advice else ""
+    return (
+        f'<article>\n<h3>{escape(card.title)}</h3>\n<p class="tags">{tags}</p>\n'
+        f"<dl>\n{''.join(map(_fact, card.facts))}</dl>\n<ul>\n{points}</ul>\n"
+        f'<div class="advice">{advice}{_code(card.code)}</div>\n'
+        f'<p class="detail">{escape(card.caveat)}</p>\n</article>\n'
+    )
 
 
 def _fact(fact: Fact) -> str:

@@ -9,11 +9,13 @@ STYLE = f"""
   color-scheme: light dark;
   --page: {LIGHT_PAGE}; --raised: #f5f6f8; --line: #dfe2e7; --text: #1b1f25; --quiet: #5b6470;
   --alarm: #a8201a; --alarm-page: #fdeceb; --good: #1b6b41; --good-page: #e5f5ec;
+  --mark: #c2571c;
 }}
 @media (prefers-color-scheme: dark) {{
   :root {{
     --page: {DARK_PAGE}; --raised: #1d2128; --line: #323842; --text: #e6e9ee; --quiet: #9aa4b1;
     --alarm: #ff9d96; --alarm-page: #3a1d1d; --good: #86d8aa; --good-page: #173325;
+    --mark: #e58a56;
   }}
 }}
 * {{ box-sizing: border-box; }}
@@ -61,6 +63,28 @@ dl.headline dd {{
   font-size: 1.45rem; font-weight: 650; line-height: 1.3; font-variant-numeric: tabular-nums;
 }}
 dl.headline .detail {{ display: block; margin: 0; font-size: .8rem; font-weight: 400; line-height: 1.4; }}
+article {{
+  margin: 1rem 0; padding: 1rem 1.2rem; border: 1px solid var(--line); border-left: .3rem solid var(--mark);
+  border-radius: .5rem;
+}}
+h3 {{ margin: 0; font-size: 1.05rem; line-height: 1.35; overflow-wrap: anywhere; }}
+.tags {{ margin: .35rem 0 .8rem; }}
+.tags code {{
+  display: inline-block; margin: 0 .35rem .25rem 0; padding: .05rem .45rem; border-radius: .3rem;
+  background: var(--raised); color: var(--quiet); overflow-wrap: anywhere;
+}}
+article dl {{ grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem 1.2rem; }}
+article dl > div {{ display: block; }}
+article dt {{ font-size: .8rem; }}
+article dd {{ font-size: 1.2rem; font-weight: 650; line-height: 1.3; font-variant-numeric: tabular-nums; }}
+article dd .detail {{ display: block; margin: 0; font-size: .8rem; font-weight: 400; }}
+article ul {{ margin: .8rem 0; padding-left: 1.1rem; max-width: 46rem; }}
+article li {{ margin: .15rem 0; overflow-wrap: anywhere; }}
+.advice {{ padding: .6rem .8rem; border-radius: .4rem; background: var(--good-page); }}
+.advice p {{ margin: 0; }}
+.advice b {{ color: var(--good); margin-right: .35rem; }}
+.advice pre {{ margin: .5rem 0 0; background: var(--page); }}
+article > .detail {{ margin: .6rem 0 0; font-size: .8rem; }}
 svg.step {{ display: block; width: 100%; height: 2.75rem; margin: .8rem 0 1.1rem; border-radius: .4rem; }}
 svg.step text {{ font-size: 12.5px; font-weight: 600; text-anchor: middle; dominant-baseline: central; }}
 .scroll {{ overflow-x: auto; }}
@@ -101,5 +125,5 @@ footer {{ margin-top: 3rem; font-size: .8rem; }}
   dd .detail {{ display: block; margin-left: 0; }}
   svg.step text {{ display: none; }}
 }}
-@media print {{ body {{ padding: 0; }} section {{ break-inside: avoid; }} }}
+@media print {{ body {{ padding: 0; }} article {{ break-inside: avoid; }} }}
 """

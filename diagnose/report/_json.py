@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, RunInfo, SourceLine
 from diagnose.core.units import NS_PER_MS
 
 SCHEMA = 1
+LINE_KEYS = ("phase", "file", "line", "function", "share", "num_samples", "in_worker", "text", "via")
 
 
 def to_json(profile: Profile) -> dict[str, Any]:
@@ -41,8 +43,9 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "phases": _phases(profile.phase_time_ns),
         "where": [_line(line) for line in profile.where],
         "overhead": asdict(profile.overhead),
-        "findings": [],
-        "abstained": [],
+        "findings": [_finding(finding, profile) for finding in profile.findings],
+        "abstained": [asdict(abstention) for abstention in profile.abstained],
+        "num_rules": profile.num_rules,
         "trials": [],
         "confirmation": None,
         "ranks": [_rank(rank) for rank in profile.ranks],
@@ -90,8 +93,26 @@ def _phases(phase_time_ns: Mapping[Phase, float]) -> list[dict[str, Any]]:
     ]
 
 
+def _finding(finding: Finding, profile: Profile) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "summary": finding.summary,
+        "lost_ms_per_step": _ms(finding.lost_ns_per_step),
+        "phases": {phase.value: _ms(lost_ns) for phase, lost_ns in finding.lost_ns.items()},
+        "gain": asdict(finding.gain(profile.step_time_ns)),
+        "assumption": finding.assumption,
+        "evidence": finding.evidence,
+        "fix": finding.fix,
+        "code": finding.code,
+        "file": finding.file,
+        "line": finding.line,
+        "ranks": finding.ranks,
+        "actions": finding.actions,
+    }
+
+
 def _line(line: SourceLine) -> dict[str, Any]:
-    return {**asdict(line), "phase": line.phase.value}
+    return {key: getattr(line, key) for key in LINE_KEYS} | {"phase": line.phase.value}
 
 
 def _rank(rank: RankProfile) -> dict[str, Any]:

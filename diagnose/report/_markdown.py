@@ -7,7 +7,7 @@ import re
 from diagnose.core.profile import Profile
 from diagnose.report._terminal import Terminal
 from diagnose.report._wording import printable
-from diagnose.report.base import Block, Column, Facts, Paragraph, Row, Table, document
+from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, Row, Table, document
 
 BAR_CELLS = 20
 SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&@$]|^[-+=])")
@@ -42,16 +42,32 @@ def _block(block: Block) -> str:
     if isinstance(block, Paragraph):
         text = escape(block.text)
         text = f"**{text}**" if block.alarm else text
-        return f"{text}\n\n    {block.code}" if block.code else text
+        return f"{text}\n\n{_code_block(block.code)}" if block.code else text
     if isinstance(block, Facts):
-        return "\n".join(
-            f"- {escape(fact.label)}: {code(fact.value) if fact.code else f'**{escape(fact.value)}**'}"
-            + (f" ({escape(fact.detail)})" if fact.detail else "")
-            for fact in block.items
-        )
+        return "\n".join(map(_fact, block.items))
+    if isinstance(block, Card):
+        return _card(block)
     if isinstance(block, Table):
         return _table(block)
     return ""
+
+
+def _fact(fact: Fact) -> str:
+    value = code(fact.value) if fact.code else f"**{escape(fact.value)}**"
+    return f"- {escape(fact.label)}: {value}" + (f" ({escape(fact.detail)})" if fact.detail else "")
+
+
+def _card(card: Card) -> str:
+    parts = [f"#### {escape(card.title)}", ", ".join(map(code, card.tags))]
+    parts.append("\n".join([*map(_fact, card.facts), *(f"- {escape(point)}" for point in card.points)]))
+    parts.append(f"**To do:** {escape(card.advice)}" if card.advice else "")
+    parts.append(_code_block(card.code) if card.code else "")
+    parts.append(escape(card.caveat))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _code_block(lines: str) -> str:
+    return "\n".join(f"    {printable(line)}" for line in lines.splitlines())
 
 
 def _table(table: Table) -> str:

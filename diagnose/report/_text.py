@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from diagnose.core.profile import Profile
 from diagnose.report._terminal import Terminal, display_width, padded
 from diagnose.report._wording import printable
-from diagnose.report.base import Block, Facts, Paragraph, Row, Table, document
+from diagnose.report.base import Block, Card, Facts, Paragraph, Row, Table, document
 
 INDENT = "  "
 GAP = "  "  # between two columns
 SOURCE_INDENT = INDENT * 3
+CODE_INDENT = INDENT * 3
+CARD_INDENT = INDENT * 2
 MAX_BAR_CELLS = 40
 NARROWEST_NAME = 12  # columns of names are not cut below this
 
@@ -27,7 +29,8 @@ def to_text(profile: Profile, terminal: Terminal) -> str:
     lines = [terminal.paint(clean(f"run {profile.run.id}", terminal), "bold")]
     for title, blocks in document(profile):
         lines += ["", terminal.paint(title, "bold")] if title else []
-        for block in blocks:
+        for number, block in enumerate(blocks):
+            lines += [""] if number and isinstance(block, Card) else []
             lines += block_lines(block, terminal)
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -40,6 +43,8 @@ def block_lines(block: Block, terminal: Terminal) -> list[str]:
         return _facts(block, terminal)
     if isinstance(block, Table):
         return _table(block, terminal)
+    if isinstance(block, Card):
+        return _card(block, terminal)
     return []
 
 
@@ -48,11 +53,11 @@ def clean(text: str, terminal: Terminal) -> str:
     return terminal.encoded(printable(text))
 
 
-def _wrapped(text: str, terminal: Terminal, indent: str = INDENT) -> list[str]:
+def _wrapped(text: str, terminal: Terminal, indent: str = INDENT, first: str = "") -> list[str]:
     return textwrap.wrap(
         clean(text, terminal),
         terminal.width,
-        initial_indent=indent,
+        initial_indent=first or indent,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
@@ -63,7 +68,30 @@ def _paragraph(paragraph: Paragraph, terminal: Terminal) -> list[str]:
     lines = _wrapped(paragraph.text, terminal)
     if paragraph.alarm:
         lines = [INDENT + terminal.paint(line[len(INDENT) :], "alarm") for line in lines]
-    return [*lines, *([INDENT * 3 + terminal.paint(paragraph.code, "place")] if paragraph.code else [])]
+    return [*lines, *_code_lines(paragraph.code, terminal)]
+
+
+def _code_lines(code: str, terminal: Terminal) -> list[str]:
+    return [CODE_INDENT + terminal.paint(clean(line, terminal), "place") for line in code.splitlines()]
+
+
+def _card(card: Card, terminal: Terminal) -> list[str]:
+    """The title stands out; below it, further in, what belongs to it."""
+    title = [
+        INDENT + terminal.paint(line[len(INDENT) :], "bold") for line in _wrapped(card.title, terminal)
+    ]
+    lines = [*title, *_wrapped("  ".join(card.tags), terminal, CARD_INDENT)]
+    labels = max((len(fact.label) for fact in card.facts), default=0) + len(GAP)
+    for fact in card.facts:
+        text = f"{fact.value} {fact.detail}".rstrip()
+        indent = CARD_INDENT + " " * labels
+        lines += _wrapped(text, terminal, indent, f"{CARD_INDENT}{fact.label:<{labels}}")
+    for point in card.points:
+        lines += _wrapped(point, terminal, CARD_INDENT + "  ", CARD_INDENT + "- ")
+    lines += _wrapped(f"To do: {card.advice}", terminal, CARD_INDENT) if card.advice else []
+    lines += _code_lines(card.code, terminal)
+    lines += [terminal.paint(line, "dim") for line in _wrapped(card.caveat, terminal, CARD_INDENT)]
+    return lines
 
 
 def _facts(facts: Facts, terminal: Terminal) -> list[str]:

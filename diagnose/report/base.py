@@ -105,7 +105,30 @@ class Table:
                 raise ValueError(f"{len(row.cells)} cells for {len(self.columns)} columns: {row.cells}")
 
 
-Block = Paragraph | Facts | PhaseBar | Table
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One thing found: what, where, how much, why it is believed, and what to do.
+
+    Attributes:
+        title: What was found, in a sentence.
+        tags: Names it goes by and places it is at, shown letter for letter.
+        facts: Its size.
+        points: What proves it, one sentence each.
+        advice: What to do.
+        code: Lines to paste.
+        caveat: What the size takes for granted.
+    """
+
+    title: str
+    tags: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    points: tuple[str, ...] = ()
+    advice: str = ""
+    code: str = ""
+    caveat: str = ""
+
+
+Block = Paragraph | Facts | PhaseBar | Table | Card
 
 
 class Section(ABC):

@@ -1,0 +1,86 @@
+"""The findings as the end block has room for them: two lines each, the first one more where it fits."""
+
+from __future__ import annotations
+
+import textwrap
+
+from diagnose.core.finding import Finding
+from diagnose.core.profile import Profile
+from diagnose.report._faults import gain, lost, no_fault, place, short_gain
+from diagnose.report._terminal import Terminal, display_width
+from diagnose.report._wording import printable
+
+MAX_FINDINGS = 3
+LINES_EACH = 2  # what it costs and wins, and what to do
+MAX_FIX_LINES = 2
+READABLE_CELLS = 18  # a place cut shorter than this is not worth the interval of the gain
+INDENT = "    "
+FIX = "fix: "
+
+
+def finding_lines(profile: Profile, room: int, terminal: Terminal) -> tuple[list[str], int]:
+    """Returns at most `room` lines on the most costly findings, and how many findings they are about.
+
+    Where the rules found nothing, the one line says so.
+    """
+    nothing = no_fault(profile, terminal.width - 2)
+    if nothing:
+        return [f"  {nothing}"], 0
+    shown = profile.findings[: min(MAX_FINDINGS, room // LINES_EACH)]
+    lines: list[str] = []
+    for number, finding in enumerate(shown, start=1):
+        later = LINES_EACH * (len(shown) - number)
+        lines += _lines(finding, profile, room - len(lines) - later, terminal)
+    return lines, len(shown)
+
+
+def _lines(finding: Finding, profile: Profile, room: int, terminal: Terminal) -> list[str]:
+    """Returns at least two lines: what it costs, and its fix. With more room its summary, and code."""
+    summary = [INDENT + one_line(finding.summary, terminal.width - len(INDENT), terminal)]
+    fix = _fix(finding, MAX_FIX_LINES if room > LINES_EACH + len(summary) else 1, terminal)
+    lines = [_header(finding, profile, terminal), *(summary if room > LINES_EACH else []), *fix]
+    code = terminal.encoded(printable(finding.code))
+    width = len(INDENT) + len(FIX) + display_width(code)
+    if code and len(lines) < room and width <= terminal.width:
+        lines.append(INDENT + " " * len(FIX) + terminal.paint(code, "place"))
+    return lines
+
+
+def _header(finding: Finding, profile: Profile, terminal: Terminal) -> str:
+    """Returns the rule and the place to look at, and on the right what the fault costs."""
+    where = terminal.encoded(printable(place(finding)))
+    rule = terminal.encoded(printable(finding.rule))
+    for gained in (gain(finding, profile), short_gain(finding, profile)):
+        right = f"{lost(finding)} lost, gain {gained}"
+        room = terminal.width - len("  ") - len("  ") - len(right)
+        if room >= display_width(rule) + 2 + min(display_width(where), READABLE_CELLS):
+            break
+    rule = terminal.shortened(rule, room)
+    left_over = room - display_width(rule) - 1
+    where = terminal.shortened(where, left_over) if left_over > len("...") else ""
+    blanks = " " * (room - display_width(f"{rule} {where}".rstrip()))
+    return f"  {terminal.paint(rule, 'alarm')}{' ' + where if where else ''}{blanks}  {right}"
+
+
+def _fix(finding: Finding, max_lines: int, terminal: Terminal) -> list[str]:
+    text = terminal.encoded(printable(finding.fix))
+    cells = terminal.width - len(INDENT) - len(FIX)
+    lines = textwrap.wrap(text, cells, break_on_hyphens=False) or [""]
+    if len(lines) > max_lines:
+        rest = " ".join(lines[max_lines - 1 :])
+        lines = [*lines[: max_lines - 1], one_line(rest, cells, terminal)]
+    lines = [one_line(line, cells, terminal) for line in lines]
+    blank = " " * len(FIX)
+    return [f"{INDENT}{blank if number else FIX}{line}" for number, line in enumerate(lines)]
+
+
+def one_line(text: str, cells: int, terminal: Terminal) -> str:
+    """Returns as many words of a sentence as fit; a path is cut in its middle, a sentence at its end."""
+    text = terminal.encoded(printable(text))
+    if display_width(text) <= cells:
+        return text
+    gap = "\N{HORIZONTAL ELLIPSIS}" if terminal.unicode else "..."
+    words = text.split(" ")
+    while words and display_width(" ".join(words)) > cells - len(gap) - 1:
+        words.pop()
+    return f"{' '.join(words)} {gap}" if words else terminal.shortened(text, cells)

@@ -1,0 +1,60 @@
+"""Words for findings that several reports share."""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_gain, format_ms, format_share, format_speedup
+from diagnose.report._wording import plural, short_path
+from diagnose.rules import WORTH_SHARE
+
+
+def gain(finding: Finding, profile: Profile) -> str:
+    """Returns `1.4x (1.2 to 1.6)`: how much faster training would be without the fault."""
+    gained = finding.gain(profile.step_time_ns)
+    return format_gain(gained.speedup, gained.low, gained.high)
+
+
+def short_gain(finding: Finding, profile: Profile) -> str:
+    """Returns `1.4x`."""
+    return format_speedup(finding.gain(profile.step_time_ns).speedup)
+
+
+def lost(finding: Finding) -> str:
+    """Returns `20.5 ms`: what the fault costs per step."""
+    return format_ms(finding.lost_ns_per_step)
+
+
+def lost_share(finding: Finding, profile: Profile) -> str:
+    """Returns `50 %`: the part of the step that the fault costs."""
+    return format_share(finding.lost_ns_per_step / profile.step_time_ns)
+
+
+def place(finding: Finding) -> str:
+    """Returns `train.py:41`; nothing where no line is to blame."""
+    return f"{short_path(finding.file)}:{finding.line}" if finding.file else ""
+
+
+def ranks(finding: Finding) -> str:
+    """Returns `rank 3` or `ranks 0, 3`; nothing where all have the fault."""
+    numbers = ", ".join(map(str, finding.ranks))
+    return numbers and f"rank{'s' if len(finding.ranks) > 1 else ''} {numbers}"
+
+
+def no_fault(profile: Profile, cells: int | None = None) -> str | None:
+    """Says that the rules found nothing; `None` where they found something, or were not asked.
+
+    Args:
+        profile: The run.
+        cells: Columns to say it in; a shorter sentence is used where the long one does not fit.
+    """
+    if profile.findings or profile.num_rules is None:
+        return None
+    worth = f"{100 * WORTH_SHARE:.0f} %"
+    asked = plural(profile.num_rules, "rule") + " asked"
+    asked += f", {len(profile.abstained)} abstained" if profile.abstained else ""
+    text = f"no fault found that costs {worth} of the step or more; {asked}"
+    if cells is None or len(text) <= cells:
+        return text
+    text = f"no fault of {worth} or more found; {asked}"
+    return text if len(text) <= cells else f"no fault of {worth} or more found"
