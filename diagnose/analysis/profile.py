@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import numpy.typing as npt
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
+from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.series import summarize_series
-from diagnose.analysis.signals import host_stats, program_of
+from diagnose.analysis.signals import host_stats, program_of, settings_of
 from diagnose.analysis.throughput import interval_95
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
-    InputStats,
     Overhead,
     Profile,
     RankProfile,
@@ -30,7 +31,6 @@ from diagnose.core.profile import (
     Status,
     StepStats,
     Throughput,
-    WorkerStats,
 )
 from diagnose.core.units import NS_PER_S
 from diagnose.store.reader import RankLog, read_rank
@@ -140,7 +140,7 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
         steps=stats,
         phase_time_ns=rank_phases[0],
         where=(*where, *worker_lines(main, sources)),
-        input=_input(main, rows),
+        input=input_stats(main, warmup),
         overhead=_overhead(main, manifest),
         ranks=tuple(
             RankProfile(
@@ -152,7 +152,8 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
         ),
         series=summarize_series(rank_series[0]),
         host=host_stats(main, warmup),
-        program=program_of(main),
+        program=replace(program_of(main), loaders=loaders_of(main, sources)),
+        settings=settings_of(main),
         events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events)),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -271,38 +272,6 @@ def _overhead(log: RankLog, manifest: Mapping[str, Any]) -> Overhead:
     )
     startup = float(meta.get("startup_ns", 0)) / NS_PER_S + float(manifest.get("startup_s") or 0)
     return Overhead(us_per_step=spent_ns / steps / 1000 if steps else None, startup_s=startup)
-
-
-def _input(log: RankLog, rows: npt.NDArray[np.int64]) -> InputStats:
-    counters = log.meta.get("counters", {})
-    collates = counters.get("collates", 0)
-    asked = counters.get("asked", 0)
-    workers = None
-    if log.workers:
-        total = {key: sum(worker[key] for worker in log.workers) for key in log.workers[0] if key != "pid"}
-        batches = max(1, total["batches"])
-        busy = total["fetch_ns"] + total["collate_ns"]
-        workers = WorkerStats(
-            num_workers=len(log.workers),
-            batches=total["batches"],
-            fetch_ns=total["fetch_ns"] / batches,
-            collate_ns=total["collate_ns"] / batches,
-            send_ns=total["rest_cpu_ns"] / batches,
-            cpu_share=min(1.0, total["cpu_ns"] / busy) if busy else 0.0,
-            idle_share=max(0.0, 1 - busy / total["life_ns"]) if total["life_ns"] else 0.0,
-            ready_batches=counters["ready"] / asked if asked else None,
-        )
-    if not collates:
-        return InputStats(workers=workers)
-    # A ratio, so that the noise that fetch and collate of one batch share does not move time between them.
-    collating = counters["collate_ns"] / max(1, counters["collated_wait_ns"])
-    wait_ns = float(rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].mean()) if len(rows) else 0.0
-    wait_ns *= len(log.steps) / max(1, counters["batches"])
-    return InputStats(
-        fetch_ns=wait_ns * max(0.0, 1 - collating),
-        collate_ns=wait_ns * min(1.0, collating),
-        workers=workers,
-    )
 
 
 def _run_info(manifest: Mapping[str, Any], logs: list[RankLog]) -> RunInfo:

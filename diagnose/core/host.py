@@ -6,6 +6,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PythonThread:
+    """A Python thread of the script beside the one that trains.
+
+    Attributes:
+        cpus: CPUs that it used on average.
+        file: Where the function that it runs is defined; empty when unknown.
+        line: Its line.
+    """
+
+    name: str
+    cpus: float
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostStats:
     """Readings of the operating system over the measured steps. `None` was not measured.
 
@@ -15,7 +31,24 @@ class HostStats:
         num_threads: Torch's intra-op threads.
         on_cpu_share: Part of the wall time that the training thread was on a CPU.
         runnable_share: Part of the wall time that it was ready to run and waited for a CPU.
+        native_delay_share: Time that the process's threads that are not Python's, such as torch's, waited
+            for a CPU, all of them together, per wall time.
+        voluntary_per_s: How often the training thread gave its CPU up, to wait for something.
+        involuntary_per_s: How often its CPU was taken from it.
         process_cpus: CPUs that the process used on average, all of its threads.
+        child_cpus: CPUs that its children used, such as DataLoader workers.
+        busy_cpus: CPUs of the machine that were in use, by anybody.
+        stolen_cpus: CPUs that the machine's host gave to other guests while this one wanted them.
+        python_threads: The busiest other Python threads, those that used any CPU to speak of.
+        lock_wait_ns: How long a thread that wanted the interpreter lock a few dozen times waited for it, on
+            average of all times that vitals were read.
+        quota_cpus: CPUs that the control group may use; `None` without a quota.
+        throttled_share: Part of the accounting periods in which the quota was used up.
+        major_faults_per_s: Page faults that had to read the disk.
+        swapped_bytes: Memory of the process that is swapped out, at most.
+        memory_stall_share: Part of the wall time in which some task of the machine waited for memory.
+        anomaly_share: Part of the readings that found torch's anomaly detection on.
+        profiler_share: Part of the readings that found torch's profiler on.
     """
 
     cpus: int | None = None
@@ -23,4 +56,41 @@ class HostStats:
     num_threads: int | None = None
     on_cpu_share: float | None = None
     runnable_share: float | None = None
+    native_delay_share: float | None = None
+    voluntary_per_s: float | None = None
+    involuntary_per_s: float | None = None
     process_cpus: float | None = None
+    child_cpus: float | None = None
+    busy_cpus: float | None = None
+    stolen_cpus: float | None = None
+    python_threads: tuple[PythonThread, ...] = ()
+    lock_wait_ns: float | None = None
+    quota_cpus: float | None = None
+    throttled_share: float | None = None
+    major_faults_per_s: float | None = None
+    swapped_bytes: int | None = None
+    memory_stall_share: float | None = None
+    anomaly_share: float | None = None
+    profiler_share: float | None = None
+
+    @property
+    def off_cpu_share(self) -> float | None:
+        """Part of the wall time that the training thread waited for something else than a CPU."""
+        if self.on_cpu_share is None or self.runnable_share is None:
+            return None
+        return max(0.0, 1 - self.on_cpu_share - self.runnable_share)
+
+    @property
+    def foreign_cpus(self) -> float | None:
+        """CPUs that other processes used, and other guests of the machine's host."""
+        if self.busy_cpus is None or self.process_cpus is None:
+            return None
+        own = self.process_cpus + (self.child_cpus or 0.0)
+        return max(0.0, self.busy_cpus - own) + (self.stolen_cpus or 0.0)
+
+    @property
+    def idle_cpus(self) -> float | None:
+        """CPUs of the machine that nobody used."""
+        if self.busy_cpus is None or self.machine_cpus is None:
+            return None
+        return max(0.0, self.machine_cpus - self.busy_cpus - (self.stolen_cpus or 0.0))

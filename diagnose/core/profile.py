@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from diagnose.core.copies import Copies
 from diagnose.core.device import Device
 from diagnose.core.finding import Abstention, Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.program import Program
 from diagnose.core.series import Series
+from diagnose.core.settings import Settings
 
 
 class Status(str, Enum):
@@ -141,6 +143,17 @@ class WorkerStats:
             free core.
         idle_share: Part of the workers' life spent waiting to be asked.
         ready_batches: Mean number of finished batches waiting when the loop asked for one.
+        delay_share: Part of fetch and collate in which a worker was ready to run and had no CPU.
+        median_ns: Median time of fetch and collate together, per batch.
+        tail_share: Part of the workers' busy time that batches took beyond the median, counting those alone
+            that took over twice of it.
+        tail_batches: Part of the batches that took over twice the median.
+        longest_ns: The longest batch.
+        busiest: Busy time of the busiest worker, as a multiple of the mean one's.
+        private_growth_bytes: Memory that each worker came to own over its life, mean of those that lived
+            long enough to tell: pages no longer shared with the training process.
+        repeated: Watched samples that came out the same each time they were asked for again.
+        varied: Watched samples that came out differently.
     """
 
     num_workers: int
@@ -151,6 +164,15 @@ class WorkerStats:
     cpu_share: float
     idle_share: float
     ready_batches: float | None = None
+    delay_share: float | None = None
+    median_ns: float | None = None
+    tail_share: float | None = None
+    tail_batches: float | None = None
+    longest_ns: float | None = None
+    busiest: float | None = None
+    private_growth_bytes: float | None = None
+    repeated: int = 0
+    varied: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +183,36 @@ class InputStats:
         fetch_ns: Time per batch in `dataset[...]` on the training thread; `None` when workers do it.
         collate_ns: Likewise in `collate_fn`.
         workers: The worker processes, if there were any.
+        batches_per_step: Training batches asked of a loader per step.
+        epoch_starts: Epochs that began within the measured steps.
+        epoch_start_ns: Time per step (of all steps) that waits at the beginning of an epoch took beyond the
+            usual wait.
+        steady_wait_ns: Mean wait of a step that begins no epoch.
+        burst_ns: Part of `steady_wait_ns` above the usual wait, in steps that wait far longer than usual.
+        burst_share: Part of the steps that do.
+        burst_period: Steps between them, where they come regularly.
+        early_wait_ns: Mean wait in the first quarter of the steps that begin no epoch.
+        late_wait_ns: Likewise in the last quarter.
+        early_read_bytes: Bytes read from storage per step in the first quarter of the run.
+        late_read_bytes: Likewise in the last quarter.
+        pinning_share: Part of the wall time in which the thread that pins batches was on a CPU.
     """
 
     fetch_ns: float | None = None
     collate_ns: float | None = None
     workers: WorkerStats | None = None
+    batches_per_step: float | None = None
+    epoch_starts: int = 0
+    epoch_start_ns: float | None = None
+    steady_wait_ns: float | None = None
+    burst_ns: float | None = None
+    burst_share: float | None = None
+    burst_period: int | None = None
+    early_wait_ns: float | None = None
+    late_wait_ns: float | None = None
+    early_read_bytes: float | None = None
+    late_read_bytes: float | None = None
+    pinning_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +249,9 @@ class Profile:
         series: How single steps differ from the mean one.
         host: What the operating system says of the process.
         program: What the script trains with.
+        settings: How the process was set up.
         device: What the accelerator says, if there is one.
+        copies: What is copied between host and device.
         events: How often something happened over the whole run: `compile`, `checkpoint`, `gc`, ...
         findings: Named faults, the most costly first; empty until the rules have been asked.
         abstained: Rules that missed a reading.
@@ -222,7 +271,9 @@ class Profile:
     series: Series = field(default_factory=Series)
     host: HostStats = field(default_factory=HostStats)
     program: Program = field(default_factory=Program)
+    settings: Settings = field(default_factory=Settings)
     device: Device = field(default_factory=Device)
+    copies: Copies = field(default_factory=Copies)
     events: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstention, ...] = ()

@@ -1,14 +1,30 @@
-"""Running totals that the operating system keeps of this process, read in the flusher's thread."""
+"""Running totals that the operating system keeps of this process, read in the flusher's thread.
+
+A reading takes about 0.2 ms, most of it spent opening small files of `/proc`. Each of those reads gives the
+interpreter lock back and asks for it again, so how long they take beyond their own work also tells how long
+a thread has to wait for that lock.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-Readings = dict[str, int]
+from diagnose.launch import quota
+
+Readings = dict[str, Any]
 """Running totals by name. A name that is absent could not be read here."""
+
+MAX_THREADS = 24
+"""Threads of the script, and as many of torch's, that are read one by one; the rest are not."""
+
+MAX_CHILDREN = 32
+
+OURS = "diagnose-flusher"
 
 
 def read(training_thread: int) -> Readings:
@@ -20,14 +36,162 @@ def read(training_thread: int) -> Readings:
     Returns:
         `cpu_ns`: CPU time of all threads of this process. `thread_cpu_ns`: of the training thread.
         `thread_delay_ns`: time that the training thread was ready to run and had no CPU.
+        `voluntary`, `involuntary`: how often it gave its CPU up, or had it taken.
+        `native_delay_ns`: `thread_delay_ns` of the threads that are not Python's, such as torch's, together.
+        `python_threads`: name, file, line and CPU nanoseconds of each other Python thread, by native id.
+        `child_cpu_ns`: CPU time of this process's children, such as DataLoader workers.
+        `machine_busy_ns`, `machine_stolen_ns`: CPU time of all processes, and that other guests took.
+        `lock_wait_ns`, `lock_waits`: how long, and how often, this thread waited for the interpreter lock.
+        `major_faults`: page faults that needed the disk. `swapped_bytes`, `resident_bytes`: as they stand.
+        `memory_stall_ns`: time in which some task of the machine waited for memory.
+        `anomaly`, `profiler`: 1 where torch's anomaly detection or profiler is on.
+        `periods`, `throttled`, `throttled_ns`: of the control group's CPU quota; `quota`: its CPUs.
     """
     if not sys.platform.startswith("linux"):
         return {}
-    times = os.times()
-    readings = {"cpu_ns": round((times.user + times.system) * 1e9)}
-    native = next((t.native_id for t in threading.enumerate() if t.ident == training_thread), None)
+    begun_ns, begun_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+    begun_delay_ns = _delay_ns()
+    readings: Readings = {"cpu_ns": time.process_time_ns()}
+    threads = {thread.native_id: thread for thread in threading.enumerate()}
+    training = next((native for native, thread in threads.items() if thread.ident == training_thread), None)
+    for part in (
+        lambda: _training(training),
+        lambda: _others(threads, training),
+        lambda: {"child_cpu_ns": _children(training)},
+        _machine,
+        _memory,
+        _modes,
+        quota.read,
+    ):
+        _add(readings, part)
+    took_ns = time.perf_counter_ns() - begun_ns
+    delay_ns = _delay_ns() - begun_delay_ns
+    cpu_ns = time.thread_time_ns() - begun_cpu_ns
+    _waited.ns += max(0, took_ns - cpu_ns - delay_ns)
+    _waited.times += 1
+    return {**readings, "lock_wait_ns": _waited.ns, "lock_waits": _waited.times}
+
+
+class _Waited:
+    """How long reading stood still, beyond its own work and the wait for a CPU."""
+
+    ns = 0
+    times = 0
+
+
+_waited = _Waited()
+
+
+def _add(readings: Readings, part: Callable[[], Mapping[str, Any]]) -> None:
     try:
-        on_cpu, delay, _ = Path(f"/proc/self/task/{native}/schedstat").read_text().split()
-    except (OSError, ValueError):
-        return readings
-    return {**readings, "thread_cpu_ns": int(on_cpu), "thread_delay_ns": int(delay)}
+        readings.update(part())
+    except (OSError, ValueError, IndexError, KeyError):
+        pass  # this kernel, or container, does not tell
+
+
+def _text(path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 16384).decode()
+    finally:
+        os.close(descriptor)
+
+
+def _delay_ns() -> int:
+    try:
+        return int(_text(f"/proc/self/task/{threading.get_native_id()}/schedstat").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _training(native: int | None) -> Mapping[str, int]:
+    on_cpu, delay, _ = _text(f"/proc/self/task/{native}/schedstat").split()
+    totals = {"thread_cpu_ns": int(on_cpu), "thread_delay_ns": int(delay)}
+    status = _fields(_text(f"/proc/self/task/{native}/status"))
+    return {
+        **totals,
+        "voluntary": int(status["voluntary_ctxt_switches"]),
+        "involuntary": int(status["nonvoluntary_ctxt_switches"]),
+        "resident_bytes": _kib(status["VmRSS"]),
+        "swapped_bytes": _kib(status["VmSwap"]),
+    }
+
+
+def _others(threads: Mapping[int | None, threading.Thread], training: int | None) -> Mapping[str, Any]:
+    """Reads the script's other Python threads, and those that are not Python's."""
+    python: dict[str, Any] = {}
+    delay_ns = read = 0
+    for name in os.listdir("/proc/self/task"):
+        native = int(name)
+        thread = threads.get(native)
+        if native == training or (thread is not None and thread.name == OURS):
+            continue
+        try:
+            if thread is not None and len(python) < MAX_THREADS:
+                python[name] = [*_named(thread), int(_text(f"/proc/self/task/{name}/schedstat").split()[0])]
+            elif thread is None and read < MAX_THREADS:
+                read += 1
+                delay_ns += int(_text(f"/proc/self/task/{name}/schedstat").split()[1])
+        except (OSError, IndexError):
+            continue  # it has just ended
+    return {"python_threads": python, "native_delay_ns": delay_ns}
+
+
+def _named(thread: threading.Thread) -> tuple[str, str, int]:
+    """Returns a thread's name, and where the function that it runs begins."""
+    function = getattr(thread, "_target", None) or type(thread).run
+    function = getattr(function, "func", function)  # a partial
+    code = getattr(function, "__code__", None)
+    return (
+        (thread.name, code.co_filename, code.co_firstlineno) if code is not None else (thread.name, "", 0)
+    )
+
+
+def _children(training: int | None) -> int:
+    """Returns the CPU time of those that live and of those that have ended: it only grows."""
+    times = os.times()
+    ticks = os.sysconf("SC_CLK_TCK")
+    total_ns = round((times.children_user + times.children_system) * 1e9)
+    for pid in _text(f"/proc/self/task/{training}/children").split()[:MAX_CHILDREN]:
+        try:
+            fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        total_ns += sum(map(int, fields[11:15])) * 1_000_000_000 // ticks
+    return total_ns
+
+
+def _machine() -> Mapping[str, int]:
+    """Reads user, nice, system, idle, iowait, irq, softirq and steal of all CPUs, in ticks."""
+    ticks = [int(field) for field in _text("/proc/stat").split(maxsplit=10)[1:9]]
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]
+    return {"machine_busy_ns": busy * tick_ns, "machine_stolen_ns": ticks[7] * tick_ns}
+
+
+def _memory() -> Mapping[str, int]:
+    fields = _text("/proc/self/stat").rpartition(")")[2].split()
+    readings = {"major_faults": int(fields[9])}
+    try:
+        some = _text("/proc/pressure/memory").split()
+        readings["memory_stall_ns"] = 1000 * int(some[4].partition("=")[2])
+    except (OSError, ValueError, IndexError):
+        pass  # a kernel without pressure accounting
+    return readings
+
+
+def _modes() -> Mapping[str, int]:
+    torch: Any = sys.modules["torch"]
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return {
+        "anomaly": int(torch.is_anomaly_enabled()),
+        "profiler": int(getattr(profiler, "_is_profiler_enabled", False)),
+    }
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def _kib(text: str) -> int:
+    return 1024 * int(text.split()[0])

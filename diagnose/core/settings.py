@@ -1,0 +1,27 @@
+"""How the process was set up, as far as that decides its speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings as the training thread had them after a few steps. `None` was not measured.
+
+    Attributes:
+        omp_num_threads: What `OMP_NUM_THREADS` was set to; 0 when it was not.
+        bound_by: The variable of the environment that binds threads to CPUs, such as `KMP_AFFINITY`.
+        local_processes: Training processes on this machine, this one included.
+        trace: Module of the function that Python calls for every line or call, such as `pydevd` or
+            `cProfile`; empty when there is none.
+        num_leaf_modules: Modules without children in the models that are trained.
+        num_module_hooks: Hooks registered on those models' modules.
+    """
+
+    omp_num_threads: int | None = None
+    bound_by: str = ""
+    local_processes: int = 1
+    trace: str = ""
+    num_leaf_modules: int | None = None
+    num_module_hooks: int | None = None

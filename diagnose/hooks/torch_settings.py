@@ -1,0 +1,70 @@
+"""How the process was set up: threads, binding to CPUs, tracing, hooks on modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook
+
+BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
+MODULE_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class TorchSettingsHook(Hook):
+    """Looks once, on the training thread after a few steps, at settings that decide the speed.
+
+    A thread's number of intra-op threads and its trace function are its own, so another thread could not
+    ask.
+    """
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+
+        def inspect() -> None:
+            recorder.facts["settings"] = settings_now(recorder)
+
+        recorder.inspections.append(inspect)
+        try:
+            yield
+        finally:
+            recorder.inspections.remove(inspect)
+
+
+def settings_now(recorder: Recorder) -> dict[str, Any]:
+    """Returns the calling thread's settings, as `core.settings.Settings` names them, and `num_threads`."""
+    import torch
+
+    omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    models = [model for model in (reference() for reference in recorder.modules) if model is not None]
+    modules = {id(module): module for model in models for module in model.modules()}.values()
+    tracer = sys.gettrace() or sys.getprofile()
+    return {
+        "num_threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "omp_num_threads": int(omp) if omp.strip().isdigit() else 0,
+        "bound_by": next((name for name in BINDING if os.environ.get(name)), ""),
+        "local_processes": int(local) if local.isdigit() else 1,
+        "trace": _module_of(tracer),
+        "num_leaf_modules": sum(not module._modules for module in modules),
+        "num_module_hooks": sum(
+            len(vars(module).get(name) or ()) for module in modules for name in MODULE_HOOKS
+        ),
+    }
+
+
+def _module_of(tracer: Any) -> str:
+    if tracer is None:
+        return ""
+    return getattr(tracer, "__module__", None) or type(tracer).__module__ or type(tracer).__name__
