@@ -17,9 +17,10 @@ from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
+from diagnose.analysis.program import program_of
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.series import summarize_series
-from diagnose.analysis.signals import host_stats, program_of, settings_of
+from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.throughput import interval_95
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase

@@ -89,7 +89,9 @@ def python_threads(readings: Sequence[Mapping[str, Any]], wall_ns: int) -> tuple
 
 def settings_of(log: RankLog) -> Settings:
     """Reads how the process was set up."""
-    return next(iter(_made(Settings, [log.meta.get("facts", {}).get("settings", {})])))
+    (settings,) = _made(Settings, [log.meta.get("facts", {}).get("settings", {})])
+    assert isinstance(settings, Settings)
+    return settings
 
 
 def program_of(log: RankLog) -> Program:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 MOUNTED = Path("/sys/fs/cgroup")
+VERSION_1, VERSION_2 = ("cpu", "cpu,cpuacct"), ("", "unified")
 OWN = Path("/proc/self/cgroup")
 
 

@@ -7,6 +7,7 @@ a thread has to wait for that lock.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -37,7 +38,7 @@ def read(training_thread: int) -> Readings:
         `cpu_ns`: CPU time of all threads of this process. `thread_cpu_ns`: of the training thread.
         `thread_delay_ns`: time that the training thread was ready to run and had no CPU.
         `voluntary`, `involuntary`: how often it gave its CPU up, or had it taken.
-        `native_delay_ns`: `thread_delay_ns` of the threads that are not Python's, such as torch's, together.
+        `native_delay_ns`: `thread_delay_ns` of threads that are not Python's, such as torch's, together.
         `python_threads`: name, file, line and CPU nanoseconds of each other Python thread, by native id.
         `child_cpu_ns`: CPU time of this process's children, such as DataLoader workers.
         `machine_busy_ns`, `machine_stolen_ns`: CPU time of all processes, and that other guests took.
@@ -83,10 +84,9 @@ _waited = _Waited()
 
 
 def _add(readings: Readings, part: Callable[[], Mapping[str, Any]]) -> None:
-    try:
+    # Whatever this kernel, or container, does not tell stays away.
+    with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
         readings.update(part())
-    except (OSError, ValueError, IndexError, KeyError):
-        pass  # this kernel, or container, does not tell
 
 
 def _text(path: str) -> str:
