@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diagnose.core.graph import Compiler, Graph
+from diagnose.core.parallel import Ddp, Fsdp, Link, Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,14 +16,36 @@ class Loader:
     Attributes:
         num_workers: 0 when the training thread loads.
         batch_size: `None` for a loader that is given whole batches.
+        pin_memory: Whether a thread copies batches to page-locked memory.
+        persistent_workers: Whether the workers outlive an epoch.
+        prefetch_factor: Batches that each worker prepares ahead; `None` without workers.
+        in_order: Whether batches come in the order of the sampler, however late one is.
+        dataset: Class of the dataset.
+        dataset_length: Its samples, where it has a length.
+        collate: Name of the function that makes a batch of samples.
+        sampler: Class of the sampler.
+        epochs: Times the loop began to iterate over it, over the whole run.
+        construct_ns: Mean time that `iter(loader)` took: with workers, mostly their start.
         file: Where the loader was made, absolute; empty when unknown.
         line: Its line.
+        call: Text of the call that made it, on one line, as the script has it; empty when it was not found.
     """
 
     num_workers: int
     batch_size: int | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    prefetch_factor: int | None = None
+    in_order: bool = True
+    dataset: str = ""
+    dataset_length: int | None = None
+    collate: str = ""
+    sampler: str = ""
+    epochs: int = 0
+    construct_ns: float = 0.0
     file: str = ""
     line: int = 0
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +58,13 @@ class Optimizer:
         num_elements: Their elements.
         foreach: Whether it updates many tensors in one call, as it was set; `None` is torch's default.
         fused: Likewise for the fused implementation.
+        implementation: What it runs as: `for-loop`, `foreach` or `fused`; empty where that is not known.
+        can_fuse: Whether torch has a fused implementation of this class on this device.
+        param_bytes: Bytes of its parameters.
+        state_bytes: Bytes of what it remembers between steps.
+        zeroes_grads: Whether the loop writes zeros into the gradients instead of dropping them.
+        file: Where it was made, absolute; empty when unknown.
+        line: Its line.
     """
 
     kind: str
@@ -39,6 +72,88 @@ class Optimizer:
     num_elements: int
     foreach: bool | None = None
     fused: bool | None = None
+    implementation: str = ""
+    can_fuse: bool = False
+    param_bytes: int | None = None
+    state_bytes: int | None = None
+    zeroes_grads: bool | None = None
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A module that was called outermost in training and has parameters.
+
+    Attributes:
+        kind: Name of its class.
+        device: Type of the device that its parameters are on.
+        num_tensors: Its parameter tensors.
+        param_bytes: Their bytes.
+        dtypes: Bytes of the parameters, by type: `float32`.
+        frozen_bytes: Bytes of those that want no gradient.
+        num_convolutions: Convolutions in it.
+        biased_before_norm: Names of convolutions with a bias directly before a batch normalization.
+        biased_bytes: Bytes of the biases of these.
+        channels_last: Whether the convolutions' weights are stored so.
+        is_data_parallel: Whether it is a `torch.nn.DataParallel`.
+        num_replicas: Devices that a `DataParallel` copies it to.
+    """
+
+    kind: str
+    device: str = "cpu"
+    num_tensors: int = 0
+    param_bytes: int = 0
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    frozen_bytes: int = 0
+    num_convolutions: int = 0
+    biased_before_norm: tuple[str, ...] = ()
+    biased_bytes: int = 0
+    channels_last: bool | None = None
+    is_data_parallel: bool = False
+    num_replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """What the calls of the models in a few steps were, looked at once. `None` was not seen.
+
+    Attributes:
+        num_steps: Steps that were looked at.
+        repeated: Gradient-free calls per step of a model with an input that it was trained on in the same
+            step.
+        repeated_with_grad: Likewise, calls with gradients that were not the first with this input.
+        padding_share: Part of the tokens given to the models that are padding.
+        batch_size: Samples of a model's input.
+        file: The line of a repeated call; empty when unknown.
+        line: Its line.
+    """
+
+    num_steps: int
+    repeated: float | None = None
+    repeated_with_grad: float | None = None
+    padding_share: float | None = None
+    batch_size: int | None = None
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the process holds in host memory. `None` was not measured.
+
+    Attributes:
+        rss_bytes: Resident memory at the end of the measured steps.
+        growth_bytes: By how much it grew from the first quarter of them to the last, where every quarter
+            grew; else 0.
+        growth_steps: The steps between the middles of these quarters.
+        total_bytes: Memory that the process may use.
+    """
+
+    rss_bytes: int | None = None
+    growth_bytes: int | None = None
+    growth_steps: int | None = None
+    total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +161,20 @@ class Program:
     """What is known of the program besides times. An empty tuple or `None` was not seen.
 
     Attributes:
-        loaders: In order of first use.
+        loaders: The one that fed most steps first.
         optimizers: In order of first step.
+        models: In order of first call.
+        ddp: One per rank that trains with it, in order of rank.
     """
 
     loaders: tuple[Loader, ...] = ()
     optimizers: tuple[Optimizer, ...] = ()
+    models: tuple[Model, ...] = ()
+    calls: Calls | None = None
+    graph: Graph | None = None
+    compiler: Compiler | None = None
+    memory: Memory = field(default_factory=Memory)
+    ddp: tuple[Ddp, ...] = ()
+    fsdp: Fsdp | None = None
+    pipeline: Pipeline | None = None
+    links: tuple[Link, ...] = ()

@@ -1,0 +1,104 @@
+"""What a run's records say of the program: its objects, its graph, its compiler, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
+from diagnose.core.parallel import Ddp
+from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
+from diagnose.store.reader import RankLog
+
+MIN_READINGS = 12
+"""Fewer readings of the memory, two a second, do not make a slope."""
+
+
+def program_of(logs: Sequence[RankLog], warmup: int) -> Program:
+    """Reads what hooks learnt of the script's live objects (`Recorder.facts`).
+
+    Args:
+        logs: Of all ranks. Only `ddp` is of each; all else is of the first.
+        warmup: Leading steps that the memory's growth leaves out.
+    """
+    facts = _facts(logs[0])
+    zeroes = facts.get("zeroes_grads")
+    optimizers = [{**fact, "zeroes_grads": zeroes} for fact in facts.get("optimizers", ())]
+    ddp = [fact["ddp"] for fact in map(_facts, logs) if "ddp" in fact]
+    return Program(
+        loaders=tuple(_made(Loader, facts.get("loaders", ()))),
+        optimizers=tuple(_made(Optimizer, optimizers)),
+        models=tuple(_made(Model, facts.get("models", ()))),
+        calls=next(_made(Calls, _one(facts.get("calls"))), None),
+        graph=next(map(_graph, _one(facts.get("graph"))), None),
+        compiler=next(map(_compiler, _one(facts.get("compiler"))), None),
+        memory=memory_of(logs[0], warmup),
+        ddp=tuple(sorted(_made(Ddp, ddp), key=lambda ddp: ddp.rank)),
+    )
+
+
+def memory_of(log: RankLog, warmup: int) -> Memory:
+    """Reads the resident memory over the measured steps."""
+    rows = [(step, r["resident_bytes"]) for _, step, r in log.vitals if "resident_bytes" in r]
+    total = log.meta.get("memory_bytes")
+    if not rows:
+        return Memory(total_bytes=total)
+    rows = [row for row in rows if row[0] >= warmup]
+    growth = steps = None
+    if len(rows) >= MIN_READINGS:
+        quarters = np.array_split(np.array(rows, dtype=float), 4)
+        medians = [float(np.median(quarter[:, 1])) for quarter in quarters]
+        grew = all(late > early for early, late in pairwise(medians))
+        growth = round(medians[-1] - medians[0]) if grew else 0
+        steps = round(float(np.median(quarters[-1][:, 0]) - np.median(quarters[0][:, 0])))
+    return Memory(
+        rss_bytes=rows[-1][1] if rows else None,
+        growth_bytes=growth,
+        growth_steps=steps,
+        total_bytes=total,
+    )
+
+
+def _facts(log: RankLog) -> Mapping[str, Any]:
+    facts: Mapping[str, Any] = log.meta.get("facts", {})
+    return facts
+
+
+def _one(fact: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    return [fact] if fact else []
+
+
+def _graph(fact: Mapping[str, Any]) -> Graph:
+    works = {name: Work(**value) for name, value in fact.items() if _is_work(value)}
+    (graph,) = _made(Graph, [{**fact, **works}])
+    assert isinstance(graph, Graph)
+    return graph
+
+
+def _is_work(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"num_ops", "flops", "num_bytes"}
+
+
+def _compiler(fact: Mapping[str, Any]) -> Compiler:
+    breaks = tuple(_made(GraphBreak, fact.get("breaks", ())))
+    (compiler,) = _made(Compiler, [{**fact, "breaks": breaks}])
+    assert isinstance(compiler, Compiler)
+    return compiler
+
+
+def _made(kind: Any, facts: Iterable[Mapping[str, Any]]) -> Any:
+    """Makes nouns of facts; what a newer version wrote and this one does not know is left out."""
+    known = set(kind.__dataclass_fields__)
+    return (
+        kind(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in fact.items()
+                if name in known
+            }
+        )
+        for fact in facts
+    )

@@ -1,0 +1,107 @@
+"""What one forward pass computed, as its autograd graph and its compiler tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What some operations of a forward pass amount to.
+
+    Attributes:
+        num_ops: Operations that compute; views are not counted.
+        flops: Multiplications and additions of their matrix products and convolutions.
+        num_bytes: Bytes of their results.
+    """
+
+    num_ops: int = 0
+    flops: float = 0.0
+    num_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """The autograd graph of one backward pass, about the tenth, walked once. `None` was not seen.
+
+    What a compiled region computes is one node here.
+
+    Attributes:
+        num_nodes: Nodes that were walked.
+        truncated: Whether the walk stopped at its limit; the figures are then those of a part.
+        names: How often each kind of node occurs.
+        total: All operations.
+        small_ops: Operations with a result of a few thousand elements at most.
+        attention: Operations between the two products of attention that is written out, and these.
+        num_attentions: Places where attention is written out.
+        pointwise: Elementwise operations whose only user is another elementwise operation.
+        unaligned: Matrix products with a dimension that is no multiple of 8.
+        unwanted: Operations whose gradients reach no parameter that an optimizer updates.
+        num_unwanted_tensors: Parameters that get a gradient and that no optimizer updates.
+        num_unreached_tensors: Parameters that an optimizer updates and this pass does not reach.
+        recomputed_share: Part of the operations that save nothing and are computed again in the backward
+            pass (activation checkpointing).
+        num_checkpoints: Checkpointed regions of the older, reentrant kind; what is inside is not in the
+            graph.
+        wasted_share: Part of the nodes, created between two passes, that no backward pass went through: of
+            a forward whose result was thrown away.
+        has_dropout: Whether there is dropout.
+    """
+
+    num_nodes: int
+    truncated: bool = False
+    names: Mapping[str, int] = field(default_factory=dict)
+    total: Work = Work()
+    small_ops: Work = Work()
+    attention: Work = Work()
+    num_attentions: int = 0
+    pointwise: Work = Work()
+    unaligned: Work = Work()
+    unwanted: Work = Work()
+    num_unwanted_tensors: int = 0
+    num_unreached_tensors: int = 0
+    recomputed_share: float = 0.0
+    num_checkpoints: int = 0
+    wasted_share: float | None = None
+    has_dropout: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBreak:
+    """A place where a compiled function had to go back to Python.
+
+    Attributes:
+        reason: Dynamo's own words, their first line.
+        file: The user's file; empty when unknown.
+        line: Its line.
+    """
+
+    reason: str
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """What `torch.compile` did, from its own counters.
+
+    Attributes:
+        num_compilations: Frames that were compiled, again or for the first time.
+        num_recompilations: Those that were compiled again because a guard failed.
+        limit_hits: Frames that Dynamo gave up compiling after too many recompilations.
+        reasons: Why frames were compiled again, the last ones, in Dynamo's words.
+        breaks: Graph breaks, one per place.
+        file: File of the function that was compiled most often; empty when unknown.
+        line: Its first line.
+        function: Its name.
+    """
+
+    num_compilations: int
+    num_recompilations: int = 0
+    limit_hits: int = 0
+    reasons: tuple[str, ...] = ()
+    breaks: tuple[GraphBreak, ...] = ()
+    file: str = ""
+    line: int = 0
+    function: str = ""

@@ -1,0 +1,104 @@
+"""How a training is divided among processes or devices, as its wrappers tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """`DistributedDataParallel` on one rank: its settings, and its own timers' averages.
+
+    Attributes:
+        rank: Whose.
+        world_size: Number of ranks.
+        backend: What carries the gradients: `nccl`, `gloo`.
+        on_cuda: Whether the parameters are on CUDA devices.
+        bucket_cap_bytes: Most that a bucket may hold.
+        bucket_bytes: What each bucket holds, in the order in which they are reduced.
+        param_bytes: Bytes of all gradients.
+        find_unused_parameters: Whether each pass looks for parameters that got no gradient.
+        has_unused: Whether it found any.
+        static_graph: Whether the graph is promised to stay the same.
+        gradient_as_bucket_view: Whether gradients live in the buckets.
+        broadcasts_buffers: Whether each forward sends the buffers of rank 0 to all; `False` without any.
+        comm_hook: Name of the communication hook; empty for torch's own all-reduce.
+        compute_ns: Time of a sampled backward pass until the last gradient was there.
+        comm_ns: Time from the first bucket's all-reduce to the end of the last.
+        overlap_ns: Part of `comm_ns` in which gradients were still computed.
+        synced_passes: Backward passes, of those looked at, that reduced gradients, per step.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    backend: str = ""
+    on_cuda: bool = False
+    bucket_cap_bytes: int | None = None
+    bucket_bytes: tuple[int, ...] = ()
+    param_bytes: int | None = None
+    find_unused_parameters: bool = False
+    has_unused: bool | None = None
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    broadcasts_buffers: bool = False
+    comm_hook: str = ""
+    compute_ns: float | None = None
+    comm_ns: float | None = None
+    overlap_ns: float | None = None
+    synced_passes: float | None = None
+
+    @property
+    def exposed_ns(self) -> float | None:
+        """Time of a sampled backward pass that waited for gradients of other ranks; `None` if not known."""
+        if self.comm_ns is None or self.overlap_ns is None:
+            return None
+        return max(0.0, self.comm_ns - self.overlap_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp:
+    """Fully sharded data parallelism. What was not measured is `None`.
+
+    Attributes:
+        world_size: Number of ranks that share each parameter.
+        reshards: Whether parameters are given up after the forward and gathered again for the backward.
+        gather_ns: Nanoseconds per step that the step waited for parameters to be gathered.
+        peak_bytes: Most memory ever held on a device.
+        unsharded_bytes: What the parameters would take if they stayed gathered.
+        total_bytes: Memory of the device.
+    """
+
+    world_size: int
+    reshards: bool | None = None
+    gather_ns: float | None = None
+    peak_bytes: int | None = None
+    unsharded_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A pipeline of stages. What was not measured is `None`.
+
+    Attributes:
+        num_stages: Number of stages.
+        num_microbatches: Micro-batches in a step.
+        idle_ns: Nanoseconds per step that a stage had nothing to do, on average over the stages.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    idle_ns: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How fast gradients travel from one rank. What was not measured is `None`.
+
+    Attributes:
+        rank: Whose link.
+        bytes_per_s: What a collective reached, per rank.
+    """
+
+    rank: int
+    bytes_per_s: float | None = None

@@ -1,0 +1,265 @@
+"""Walks an autograd graph once and adds up what its operations amount to.
+
+Nothing that the graph saved is unpacked, and no node is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from math import prod, sqrt
+from time import perf_counter_ns
+from typing import Any
+
+MAX_NODES = 20_000
+MAX_TIME_NS = 100_000_000
+"""The walk is on the training thread, once: a tenth of a second is the most it may take."""
+
+SMALL_ELEMENTS = 16_384
+SMALL_FLOPS = 2e6
+"""An operation below both computes for less time than it takes to be dispatched."""
+
+LEAF_SEQUENCE = 2**63
+"""Leaves have a sequence number above this: they are no operation's."""
+
+VIEWS_NAMES = """
+    Alias AsStrided Expand Permute ReshapeAlias Select Slice Split SplitWithSizes Squeeze Swapaxes
+    T Transpose Unbind Unfold UnsafeSplit UnsafeView Unsqueeze View ViewAsReal ViewAsComplex
+"""
+VIEWS = frozenset(VIEWS_NAMES.split())
+MATMULS_NAMES = """
+    Addbmm Addmm Addmv Baddbmm Bmm Convolution ConvolutionOverrideable Linear MkldnnLinear Mm Mv
+"""
+MATMULS = frozenset(MATMULS_NAMES.split())
+POINTWISE_NAMES = """
+    Abs Add Addcdiv Addcmul Clamp Cos Div Elu Erf Exp Gelu Hardswish LeakyRelu Log MaskedFill Mul
+    Neg Pow Reciprocal Relu Rsqrt Sigmoid Silu Sin Softplus Sqrt Sub Tanh ToCopy Where
+"""
+POINTWISE = frozenset(POINTWISE_NAMES.split())
+ATTENTION_HOPS = 10
+"""Operations between a softmax and its two products: scale, mask, dropout, and the views of `matmul`."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One node, as far as it is looked at."""
+
+    name: str
+    sequence: int
+    shape: tuple[int, ...]
+    item_bytes: int
+    inputs: list[Node] = field(default_factory=list)
+    users: list[Node] = field(default_factory=list)
+    leaf: int = 0
+    weight: bool = False
+    saves: bool = False
+    recomputed: bool = False
+    wanted: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Elements of the operation's first result."""
+        return prod(self.shape)
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it computes, rather than looks at the same memory in another way."""
+        return not self.leaf and self.name not in VIEWS
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of a product; 0 for anything else."""
+        if self.name not in MATMULS or not self.shape:
+            return 0.0
+        return 2.0 * self.numel * self.inner
+
+    @property
+    def inner(self) -> float:
+        """Length of the sums of a matrix product, from the sizes of its operands."""
+        sizes = [max(1, parent.numel) for parent in self.inputs if len(parent.shape) > 1]
+        if self.name.startswith("Convolution"):
+            weights = [parent for parent in self.inputs if parent.weight and len(parent.shape) > 2]
+            return prod(weights[0].shape[1:]) if weights else 1.0
+        if len(sizes) >= 2:
+            batch = prod(self.shape[:-2]) if len(self.shape) > 2 else 1
+            return sqrt(sizes[-1] * sizes[-2] / max(1, self.numel) / max(1, batch))
+        return sizes[-1] / self.shape[-1] if sizes else 1.0
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of the result."""
+        return float(self.numel * self.item_bytes)
+
+    @property
+    def cost(self) -> float:
+        """About its nanoseconds on one core. Good for shares of a whole only."""
+        return 3000.0 + self.flops / 50 + self.num_bytes / 5 if self.is_op else 1000.0
+
+
+def walk(root: Any, recomputing: bool = False) -> tuple[list[Node], bool]:
+    """Visits every node below `root`, each once, breadth first.
+
+    Args:
+        root: A `grad_fn`.
+        recomputing: Whether to look which nodes save nothing (checkpointing without reentry).
+
+    Returns:
+        The nodes, and whether the walk was cut short.
+    """
+    begun = perf_counter_ns()
+    first = _read(root, recomputing)
+    seen = {root: first}
+    queue = deque([root])
+    while queue:
+        grad_fn = queue.popleft()
+        node = seen[grad_fn]
+        for parent, _ in grad_fn.next_functions:
+            if parent is None:
+                continue
+            known = seen.get(parent)
+            if known is None:
+                if len(seen) >= MAX_NODES or perf_counter_ns() - begun > MAX_TIME_NS:
+                    return list(seen.values()), True
+                known = seen[parent] = _read(parent, recomputing)
+                queue.append(parent)
+            node.inputs.append(known)
+            known.users.append(node)
+    return list(seen.values()), False
+
+
+def _read(grad_fn: Any, recomputing: bool) -> Node:
+    name = grad_fn.name()
+    if name.endswith("AccumulateGrad"):
+        variable = grad_fn.variable
+        return Node(
+            name="AccumulateGrad",
+            sequence=LEAF_SEQUENCE,
+            shape=tuple(variable.shape),
+            item_bytes=variable.element_size(),
+            leaf=id(variable),
+            weight=type(variable).__name__ != "Tensor",
+        )
+    shape: tuple[int, ...] = ()
+    item_bytes = 4
+    metadata = getattr(grad_fn, "_input_metadata", ())
+    if metadata:
+        shape = tuple(int(size) for size in metadata[0].shape)
+        item_bytes = metadata[0].dtype.itemsize
+    node = Node(name=_plain(name), sequence=grad_fn._sequence_nr(), shape=shape, item_bytes=item_bytes)
+    if recomputing:
+        for attribute in dir(grad_fn):
+            if attribute.startswith("_raw_saved_"):
+                saved = getattr(grad_fn, attribute)
+                if isinstance(saved, tuple):
+                    continue
+                node.saves = True
+                node.recomputed = type(saved.data).__name__ == "_Holder"
+                break
+    return node
+
+
+def _plain(name: str) -> str:
+    """`AddmmBackward0` to `Addmm`; a custom function keeps its name."""
+    return name.rpartition("Backward")[0] if name.rpartition("Backward")[2].isdigit() else name
+
+
+def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> dict[str, Any]:
+    """Returns the facts of `core.graph.Graph`.
+
+    Args:
+        nodes: From `walk`.
+        truncated: Likewise.
+        wanted: Identities of the parameters that an optimizer updates; empty when none is known.
+    """
+    ops = [node for node in nodes if node.is_op]
+    attention, num_attentions = written_out_attention(ops)
+    leaves = [node for node in nodes if node.leaf and node.weight]
+    unwanted: list[Node] = []
+    if wanted and not truncated:
+        mark_wanted(nodes, wanted)
+        unwanted = [node for node in ops if not node.wanted]
+    chained = [
+        op for op in ops if op.name in POINTWISE and len(op.users) == 1 and op.users[0].name in POINTWISE
+    ]
+    saving = [op for op in ops if op.saves]
+    whole = sum(op.cost for op in saving)
+    return {
+        "num_nodes": len(nodes),
+        "truncated": truncated,
+        "names": dict(Counter(node.name for node in nodes).most_common(40)),
+        "total": _work(ops),
+        "small_ops": _work(
+            [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.shape != ()]
+        ),
+        "attention": _work(attention),
+        "num_attentions": num_attentions,
+        "pointwise": _work(chained),
+        "unaligned": _work([op for op in ops if op.flops and _is_unaligned(op)]),
+        "unwanted": _work(unwanted),
+        "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if wanted else 0,
+        "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if wanted else 0,
+        "recomputed_share": sum(op.cost for op in saving if op.recomputed) / whole if whole else 0.0,
+        "num_checkpoints": sum(node.name == "CheckpointFunctionBackward" for node in nodes),
+        "has_dropout": any("Dropout" in node.name for node in nodes),
+    }
+
+
+def _work(ops: list[Node]) -> dict[str, float]:
+    return {
+        "num_ops": len(ops),
+        "flops": sum(op.flops for op in ops),
+        "num_bytes": sum(op.num_bytes for op in ops),
+    }
+
+
+def _is_unaligned(op: Node) -> bool:
+    return bool(op.shape[-1] % 8 or round(op.inner) % 8)
+
+
+def mark_wanted(nodes: list[Node], wanted: Collection[int]) -> None:
+    """Marks the nodes through which a gradient reaches what is updated, or an input that asks for it."""
+    for node in nodes:
+        if node.leaf:
+            node.wanted = node.leaf in wanted or not node.weight
+    # An operation is made after its inputs.
+    for node in sorted((node for node in nodes if not node.leaf), key=lambda node: node.sequence):
+        # A function of the script's own (checkpointing, above all) hides what is inside.
+        hides = node.name.endswith("Backward")
+        node.wanted = hides or any(parent.wanted for parent in node.inputs)
+
+
+def written_out_attention(ops: list[Node]) -> tuple[list[Node], int]:
+    """Returns the operations of each softmax between two batched products, products included."""
+    found: dict[int, Node] = {}
+    count = 0
+    for softmax in ops:
+        if softmax.name not in ("Softmax", "SafeSoftmax") or len(softmax.shape) < 3:
+            continue
+        below = _until_product(softmax, up=False)
+        above = _until_product(softmax, up=True)
+        if below and above:
+            count += 1
+            found.update((id(op), op) for op in (softmax, *below, *above) if op.is_op)
+    return list(found.values()), count
+
+
+def _until_product(softmax: Node, *, up: bool) -> list[Node]:
+    """The operations on the scores on one side of the softmax, with the product; empty without one."""
+    passed: list[Node] = []
+    edge = [softmax]
+    product: Node | None = None
+    for _ in range(ATTENTION_HOPS):
+        following: list[Node] = []
+        for node in edge:
+            for neighbour in node.users if up else node.inputs:
+                is_product = neighbour.name in ("Bmm", "Baddbmm")
+                if is_product and (up or neighbour.numel == softmax.numel):
+                    product = neighbour
+                elif neighbour.numel == softmax.numel and not neighbour.leaf and not is_product:
+                    following.append(neighbour)
+        passed += [node for node in following if node not in passed]
+        if product is not None:
+            return [*passed, product]
+        edge = following
+    return []

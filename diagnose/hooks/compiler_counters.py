@@ -1,0 +1,97 @@
+"""What Dynamo counted: compilations, recompilations and graph breaks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, hidden, replaced
+
+MAX_KEPT = 10
+"""Reasons and graph breaks kept: more than a report shows."""
+
+
+class CompilerCountersHook(Hook):
+    """Copies Dynamo's own counters when a compilation ends; nothing is looked at in between."""
+
+    requires = "torch._dynamo.callback"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch._dynamo.callback import callback_handler as handler
+
+        def copy(*args: Any) -> None:
+            # A compilation's own metrics come after this: `begin` of the next one, and the inspection,
+            # copy them. An exception in a callback would fail the compilation.
+            recorder.guarded(look)
+
+        def look() -> None:
+            if "torch._dynamo.utils" in sys.modules:
+                recorder.facts["compiler"] = describe()
+
+        def inspect() -> None:
+            if "compiler" in recorder.facts:
+                look()
+
+        def register() -> None:
+            handler.register_start_callback(copy)
+            handler.register_end_callback(copy)
+
+        def wrap_clear(original: Any) -> Any:
+            def clear(*args: Any) -> None:  # by `torch.compiler.reset()`
+                original(*args)
+                if installed:
+                    register()
+
+            return hidden(clear)
+
+        installed = True
+        register()
+        recorder.inspections.append(inspect)
+        try:
+            with replaced(type(handler), "clear", wrap_clear):
+                yield
+        finally:
+            installed = False
+            recorder.inspections.remove(inspect)
+            handler.remove_start_callback(copy)
+            handler.remove_end_callback(copy)
+
+
+def describe() -> dict[str, Any]:
+    """Returns the facts of `core.graph.Compiler`."""
+    from torch._dynamo.utils import counters, get_compilation_metrics
+
+    metrics = [m for m in get_compilation_metrics() if m.co_name]
+    by_place = Counter((m.co_filename or "", m.co_firstlineno or 0, m.co_name or "") for m in metrics)
+    file, line, function = by_place.most_common(1)[0][0] if by_place else ("", 0, "")
+    again = [m for m in metrics if m.recompile_reason]
+    limited = [m for m in metrics if "Limit" in (m.fail_type or "")]
+    return {
+        "num_compilations": int(counters["frames"].get("total", 0)),
+        "num_recompilations": len(again),
+        "limit_hits": len(limited),
+        "reasons": list(dict.fromkeys(_first_line(m.recompile_reason or "") for m in again))[-MAX_KEPT:],
+        "breaks": [_broken(reason) for reason in list(counters["graph_break"])[:MAX_KEPT]],
+        "file": file,
+        "line": line,
+        "function": function,
+    }
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return re.sub(r"\s{2,}", "  ", lines[0])[:200] if lines else ""
+
+
+def _broken(reason: str) -> dict[str, Any]:
+    """A graph break, with the user's line where Dynamo's words hold it."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', reason)
+    file, line = places[-1] if places else ("", 0)
+    return {"reason": _first_line(reason), "file": file, "line": int(line)}

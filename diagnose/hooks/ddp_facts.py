@@ -1,0 +1,99 @@
+"""The settings of `DistributedDataParallel`, and what its own timers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook
+
+TIMES = {
+    "backward_compute_time": "compute_ns",
+    "backward_comm_time": "comm_ns",
+    "backward_compute_comm_overlap_time": "overlap_ns",
+}
+
+
+class DdpFactsHook(Hook):
+    """Reads what DDP logs of itself, after the tenth step and then with some of the backward passes.
+
+    DDP times each of the first ten backward passes and every hundredth; nothing is added to it, no
+    communication hook above all, which would change what is computed.
+    """
+
+    requires = "torch.nn.parallel.distributed"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        wrapped: list[Any] = []  # weak references
+        timed: dict[int, tuple[int, int, int]] = {}  # by iteration: those of `TIMES`
+
+        def look() -> None:
+            for reference in wrapped:
+                model = reference()
+                if model is not None:
+                    facts = describe(model)
+                    data = facts.pop("times")
+                    timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
+                    # The first passes set connections and buckets up.
+                    rows = [times for pass_, times in timed.items() if pass_ > 5] or list(timed.values())
+                    for index, name in enumerate(TIMES.values()):
+                        facts[name] = sum(row[index] for row in rows) / len(rows)
+                    recorder.facts["ddp"] = facts
+
+        def on_backward(args: tuple[Any, ...]) -> None:
+            if chained is not None:
+                chained(args)
+            look()
+
+        def inspect() -> None:
+            wrapped.extend(
+                reference
+                for reference in recorder.modules
+                if isinstance(reference(), DistributedDataParallel)
+            )
+            look()
+
+        chained = recorder.on_backward
+        recorder.on_backward = on_backward
+        recorder.inspections.append(inspect)
+        try:
+            yield
+        finally:
+            if recorder.on_backward is on_backward:
+                recorder.on_backward = chained
+            recorder.inspections.remove(inspect)
+            wrapped.clear()
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Returns the facts of `core.parallel.Ddp`, and its timers' last readings under `times`."""
+    data = model._get_ddp_logging_data()
+    sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+    unused = data.get("unused_parameter_size")
+    return {
+        "rank": data.get("rank", 0),
+        "world_size": data.get("world_size", 1),
+        "backend": data.get("backend_name", ""),
+        "on_cuda": model.device_type == "cuda",
+        "bucket_cap_bytes": data.get("bucket_cap_bytes"),
+        "bucket_bytes": [int(size) for size in sizes.split(",") if size.strip()],
+        "param_bytes": data.get("total_parameter_size_bytes"),
+        "find_unused_parameters": bool(model.find_unused_parameters),
+        "has_unused": bool(unused) if unused is not None else None,
+        "static_graph": bool(model.static_graph),
+        "gradient_as_bucket_view": bool(model.gradient_as_bucket_view),
+        "broadcasts_buffers": bool(
+            model.broadcast_buffers and next(model.module.buffers(), None) is not None
+        ),
+        "comm_hook": data.get("comm_hook", ""),
+        "times": {
+            "iteration": data.get("iteration", 0),
+            **{ours: data.get(theirs, 0) for theirs, ours in TIMES.items()},
+        },
+    }

@@ -1,0 +1,92 @@
+"""What the models of the loop are made of, looked at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook
+
+MAX_NAMES = 20
+"""Names kept of one kind: a report names a few, and says how many there are."""
+
+
+class ModelFactsHook(Hook):
+    """Reads the parameters and the layers of the outermost training modules, once, after some steps."""
+
+    requires = "torch.nn.modules.module"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+
+        def inspect() -> None:
+            models = [reference() for reference in recorder.modules]
+            recorder.facts["models"] = [
+                describe(model)
+                for model in models
+                if model is not None and next(model.parameters(), None) is not None
+            ]
+
+        recorder.inspections.append(inspect)
+        try:
+            yield
+        finally:
+            recorder.inspections.remove(inspect)
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Returns the facts of `core.program.Model`."""
+    from torch.nn import DataParallel
+
+    inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None) or model
+    params = list(model.parameters())
+    dtypes: Counter[str] = Counter()
+    for p in params:
+        dtypes[str(p.dtype).removeprefix("torch.")] += p.numel() * p.element_size()
+    convolutions = [m for m in inner.modules() if type(m).__name__ in ("Conv1d", "Conv2d", "Conv3d")]
+    biased = list(_biased_before_norm(inner))
+    return {
+        "kind": type(inner).__name__,
+        "device": params[0].device.type,
+        "num_tensors": len(params),
+        "param_bytes": sum(dtypes.values()),
+        "dtypes": dict(dtypes),
+        "frozen_bytes": sum(p.numel() * p.element_size() for p in params if not p.requires_grad),
+        "num_convolutions": len(convolutions),
+        "biased_before_norm": [name for name, _ in biased[:MAX_NAMES]],
+        "biased_bytes": sum(c.bias.numel() * c.bias.element_size() for _, c in biased),
+        "channels_last": _channels_last(convolutions),
+        "is_data_parallel": isinstance(model, DataParallel),
+        "num_replicas": len(model.device_ids) if isinstance(model, DataParallel) else 0,
+    }
+
+
+def _biased_before_norm(model: Any) -> Iterator[tuple[str, Any]]:
+    """Convolutions with a bias whose next sibling is a batch normalization of as many channels."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.conv import _ConvNd
+
+    for path, parent in model.named_modules():
+        for (name, child), (_, following) in pairwise(parent.named_children()):
+            if (
+                isinstance(child, _ConvNd)
+                and child.bias is not None
+                and isinstance(following, _BatchNorm)
+                and following.num_features == child.out_channels
+            ):
+                yield f"{path}.{name}".lstrip("."), child
+
+
+def _channels_last(convolutions: list[Any]) -> bool | None:
+    import torch
+
+    # The layout of a 1x1 kernel is both.
+    weights = [c.weight for c in convolutions if c.weight.dim() == 4 and max(c.weight.shape[2:]) > 1]
+    if not weights:
+        return None
+    return all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)

@@ -1,0 +1,123 @@
+"""What the script's optimizers are, looked at once."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.hooks import _live
+from diagnose.hooks._frames import resolve, user_frame
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, hidden, replaced, unseen
+
+
+class OptimizerFactsHook(Hook):
+    """Remembers where each optimizer is made, and reads its settings and sizes once, after some steps.
+
+    The hook on `step()`, which finds optimizers made before measuring began, is gone after that.
+    """
+
+    requires = "torch.optim.optimizer"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+        def made(optimizer: Any) -> None:
+            frame = user_frame(sys._getframe(3))  # of our wrapper's caller
+            file, line, _ = resolve(*frame) if frame is not None else ("", 0, "")
+            _live.known.append(_live.LiveOptimizer(weakref.ref(optimizer), file, line))
+
+        def wrap(original: Any) -> Any:
+            @functools.wraps(original)
+            def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+                try:
+                    original(optimizer, *args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+                recorder.guarded(made, optimizer)
+
+            return hidden(init)
+
+        def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+            try:
+                live = _live.find(optimizer)
+                if live is None:
+                    live = _live.LiveOptimizer(weakref.ref(optimizer))
+                    _live.known.append(live)
+                live.stepped = True
+            except Exception:  # noqa: BLE001 (a hook meets the script)
+                recorder.broke(steps)
+
+        handle = register_optimizer_step_pre_hook(steps)
+
+        def inspect() -> None:
+            handle.remove()
+            facts = []
+            for live in _live.known:
+                optimizer = live.reference()
+                if optimizer is not None and live.stepped:
+                    facts.append({**describe(optimizer), "file": live.file, "line": live.line})
+            recorder.facts["optimizers"] = facts
+
+        recorder.inspections.append(inspect)
+        try:
+            with replaced(Optimizer, "__init__", wrap):
+                yield
+        finally:
+            handle.remove()
+            _live.known.clear()
+            recorder.inspections.remove(inspect)
+
+
+def describe(optimizer: Any) -> dict[str, Any]:
+    """Returns the facts of `core.program.Optimizer`, but for where it was made."""
+    import torch
+
+    group = optimizer.param_groups[0]
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    state = [
+        value for entry in optimizer.state.values() if isinstance(entry, dict) for value in entry.values()
+    ]
+    return {
+        "kind": type(optimizer).__name__,
+        "num_tensors": len(params),
+        "num_elements": sum(p.numel() for p in params),
+        "foreach": group.get("foreach"),
+        "fused": group.get("fused"),
+        "implementation": _implementation(group, params),
+        "can_fuse": _can_fuse(optimizer, params),
+        "param_bytes": sum(p.numel() * p.element_size() for p in params),
+        "state_bytes": sum(v.numel() * v.element_size() for v in state if isinstance(v, torch.Tensor)),
+    }
+
+
+def _implementation(group: dict[str, Any], params: list[Any]) -> str:
+    """What torch chooses where the script does not."""
+    if "foreach" not in group:
+        return ""
+    if group.get("fused"):
+        return "fused"
+    if group["foreach"] is None:
+        from torch.optim.optimizer import _default_to_fused_or_foreach
+
+        differentiable = bool(group.get("differentiable"))
+        foreach = _default_to_fused_or_foreach(params, differentiable, use_fused=False)[1]
+    else:
+        foreach = group["foreach"]
+    return "foreach" if foreach else "for-loop"
+
+
+def _can_fuse(optimizer: Any, params: list[Any]) -> bool:
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    supported = _get_fused_kernels_supported_devices()
+    return "fused" in optimizer.defaults and all(
+        p.is_floating_point() and p.device.type in supported for p in params
+    )
