@@ -153,7 +153,7 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
         ),
         series=summarize_series(rank_series[0]),
         host=host_stats(main, warmup),
-        program=replace(program_of(main), loaders=loaders_of(main, sources)),
+        program=replace(program_of(logs, warmup), loaders=loaders_of(main, sources)),
         settings=settings_of(main),
         events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events)),
         notes=tuple(dict.fromkeys(notes)),
