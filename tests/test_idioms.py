@@ -95,6 +95,8 @@ def test_a_condition_on_a_tensor_is_a_sync():
             EMA,
         ),
         ("for n, p in model.named_parameters():\n    shadow[n] = d * shadow[n] + (1 - d) * p  # here", EMA),
+        ("for p in model.parameters():  # here\n    p.grad.clamp_(-1, 1)", CLIP),
+        ("for a, b in zip(old.values(), model.state_dict().values()):  # here\n    a.mul_(d).add_(b)", EMA),
         ("for row in rows:\n    total += row * row  # here", PYTHON_LOOP),
     ],
 )

@@ -151,6 +151,10 @@ def _idioms(place: _Place) -> Iterator[str]:
         words = set().union(*(_words(name) for name in names))
         if pairs or words & {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}:
             found.add(EMA)
+    if isinstance(place.statement, (ast.For, ast.AsyncFor)):
+        for inner in place.statement.body:
+            within = _Place(inner, (place.statement, *place.loops))
+            found.update(idiom for idiom in _idioms(within) if idiom in (CLIP, EMA))
     for idiom in (LOG, CLIP, EMA, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
         if idiom in found:
             yield idiom

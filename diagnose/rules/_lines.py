@@ -1,0 +1,148 @@
+"""Findings that rest on sampled source lines: which lines, what they take, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules.base import Rule
+
+IN_LOOP = frozenset((Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER))
+"""Phases in which the loop's own lines are a fault of the loop. What a batch or an evaluation is made with
+is for other rules."""
+
+MIN_SAMPLES = 8
+"""Fewer samples of a line may be chance."""
+
+DEVIATIONS = 2.0
+"""The bounds are so many standard deviations of the sampled count away: 95 %."""
+
+
+def loop_lines(profile: Profile, wanted: Callable[[SourceLine], bool]) -> tuple[SourceLine, ...]:
+    """Returns the lines of the loop, none of a worker's, that are wanted; the most expensive first."""
+    return tuple(
+        line for line in profile.where if not line.in_worker and line.phase in IN_LOOP and wanted(line)
+    )
+
+
+def doing(profile: Profile, idiom: str, *, beside: Collection[str] = ()) -> tuple[SourceLine, ...]:
+    """Returns the lines of the loop with this idiom and none of `beside`."""
+    return loop_lines(profile, lambda line: idiom in line.idiom and not set(beside) & set(line.idiom))
+
+
+def share_of(lines: Sequence[SourceLine], min_samples: int = MIN_SAMPLES) -> float:
+    """Returns the part of the measured time that lines take; 0 while too few samples saw them."""
+    if sum(line.num_samples for line in lines) < min_samples:
+        return 0.0
+    return sum(line.share for line in lines)
+
+
+def lost_of(profile: Profile, lines: Sequence[SourceLine], part: float = 1.0) -> dict[Phase, float]:
+    """Returns nanoseconds of the mean step by phase: this part of what the lines take there."""
+    lost: dict[Phase, float] = {}
+    for line in lines:
+        lost[line.phase] = lost.get(line.phase, 0.0) + part * line.share * profile.step_time_ns
+    return {phase: min(ns, profile.phase_time_ns.get(phase, 0.0)) for phase, ns in lost.items()}
+
+
+def bounds(lost: Mapping[Phase, float], lines: Sequence[SourceLine]) -> tuple[float, float]:
+    """Returns the lower and upper 95 % bound of a time that was divided among lines by samples."""
+    total = sum(lost.values())
+    error = DEVIATIONS / math.sqrt(max(1, sum(line.num_samples for line in lines)))
+    return total * max(0.0, 1 - error), total * (1 + error)
+
+
+def named(line: SourceLine) -> str:
+    """Names a line for a sentence: `train.py:41 losses.append(loss.item())`."""
+    text = f" {line.text}" if line.text else ""
+    return f"{Path(line.file).name}:{line.line}{text}"
+
+
+class LineRule(Rule):
+    """A fault that is proved by what the sampled lines of the loop do.
+
+    Attributes:
+        idiom: What the lines do, as `SourceLine.idiom` has it.
+        beside: Other idioms that make a line another rule's.
+        what: The subject of the summary: `Logging`.
+        min_share: Part of the step from which on it is worth saying.
+        least: The part of the lines' time that the fix wins at least.
+        assumption: What the estimate takes for granted.
+        fix: What to do.
+        code: A line to paste.
+    """
+
+    idiom: ClassVar[str]
+    beside: ClassVar[tuple[str, ...]] = ()
+    what: ClassVar[str]
+    min_share: ClassVar[float] = 0.02
+    least: ClassVar[float] = 1.0
+    assumption: ClassVar[str]
+    fix: ClassVar[str]
+    code: ClassVar[str] = ""
+
+    def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
+        """Returns the lines that the fault is made of."""
+        return doing(profile, self.idiom, beside=self.beside)
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return bool(self.lines(profile))
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        lines = self.lines(profile)
+        share = share_of(lines)
+        if share < self.min_share:
+            return None
+        lost = lost_of(profile, lines)
+        low, high = bounds(lost, lines)
+        on_device = profile.run.device != "cpu"
+        return Finding(
+            rule=self.name,
+            summary=f"{self.what} takes {format_share(share)} of each step,"
+            f" {format_ms(sum(lost.values()))}, most of it in {named(lines[0])}",
+            lost_ns=lost,
+            low_ns=0.0 if on_device else self.least * low,
+            high_ns=high,
+            assumption=self.assumption + (BESIDE_DEVICE if on_device else ""),
+            evidence=tuple(
+                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, phase"
+                f" {line.phase.label}, about {line.num_samples} samples."
+                for line in lines[:MAX_LINES]
+            ),
+            fix=self.fix,
+            code=self.code,
+            file=lines[0].file,
+            line=lines[0].line,
+            actions=self.actions,
+        )
+
+
+MAX_LINES = 4
+"""Lines named as evidence."""
+
+BESIDE_DEVICE = "; nothing is won where the device had work queued meanwhile"
+
+
+def at(
+    text: str, share: float, *idiom: str, phase: Phase = Phase.OTHER, in_worker: bool = False
+) -> SourceLine:
+    """Returns a sampled line for an example."""
+    return SourceLine(
+        phase=phase,
+        file="/home/me/train.py",
+        line=41,
+        function="main",
+        share=share,
+        num_samples=round(1000 * share),
+        in_worker=in_worker,
+        text=text,
+        idiom=idiom,
+    )

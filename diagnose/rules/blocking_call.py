@@ -1,0 +1,33 @@
+"""The loop sleeps or waits for another process"""
+
+from __future__ import annotations
+
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import LineRule, at
+
+
+class BlockingCall(LineRule):
+    """
+    ## What it means
+    A line of the loop does nothing but wait: it sleeps, or it started a program and waits for its end.
+    The device and the CPUs are idle meanwhile.
+
+    ## What to do
+    Remove the wait, start the program and look after it later, or wait in a background thread.
+
+    ## When it is wrong
+    A pause on purpose, such as one that limits the heat or the rate.
+    """
+
+    idiom = "wait"
+    what = "Waiting"
+    assumption = "the loop need not wait there"
+    fix = "Take the wait out of the loop."
+    fires_on = (
+        profile(other_ms=12, where=(at("time.sleep(0.01)", 0.1, "wait"),)),
+        profile(other_ms=12, where=(at("subprocess.run(command)", 0.03, "wait"),)),
+    )
+    silent_on = (
+        profile(),
+        profile(other_ms=12, where=(at("time.sleep(0.001)", 0.01, "wait"),)),
+    )

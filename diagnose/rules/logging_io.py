@@ -1,0 +1,41 @@
+"""The loop logs, prints or writes files in each step"""
+
+from __future__ import annotations
+
+from diagnose.core.phases import Phase
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import LineRule, at
+
+
+class LoggingIo(LineRule):
+    """
+    ## What it means
+    Printing, logging or writing takes part of every step: formatting text, flushing, syncing to the
+    disk, or talking to a server, while the model waits.
+
+    ## What to do
+    Log every N steps, keep the values until then, and leave flushing to the end or to a background
+    thread. On a GPU, logging a tensor also waits for the device.
+
+    ## When it is wrong
+    Output that another program acts upon step by step.
+    """
+
+    idiom = "log"
+    what = "Logging"
+    assumption = "the loop logs rarely enough for its cost to vanish"
+    fix = (
+        "Log every 100 steps instead of each, without flush or fsync, or hand the values to a "
+        "background thread."
+    )
+    code = "if step % 100 == 0: ..."
+    fires_on = (
+        profile(other_ms=12, where=(at("print(step, loss)", 0.1, "log"),)),
+        profile(other_ms=12, where=(at("file.write(row)", 0.03, "log", "metric"),)),
+    )
+    silent_on = (
+        profile(),
+        profile(other_ms=12, where=(at("print(step)", 0.01, "log"),)),
+        profile(other_ms=12, where=(at("loss.item()", 0.1, "sync"),)),
+        profile(evaluation_ms=10, where=(at("log(row)", 0.1, "log", phase=Phase.EVALUATION),)),
+    )

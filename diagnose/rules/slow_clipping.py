@@ -1,0 +1,41 @@
+"""Gradients are clipped tensor by tensor"""
+
+from __future__ import annotations
+
+from diagnose.core.phases import Phase
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import LineRule, at
+
+LEAST = 0.3
+"""One call for all tensors still has to read each gradient, and write it."""
+
+
+class SlowClipping(LineRule):
+    """
+    ## What it means
+    A Python loop between backward and the optimizer takes the norm of each gradient, or scales it:
+    several small operations per tensor, and a wait for each value that it reads.
+
+    ## What to do
+    Use `torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)`: one call for all tensors,
+    and no value read. To log the norm, take what it returns, every N steps.
+
+    ## When it is wrong
+    Clipping that differs from tensor to tensor.
+    """
+
+    idiom = "clip"
+    least = LEAST
+    what = "Clipping gradients one by one"
+    assumption = "a call for all tensors at once costs little beside the loop"
+    fix = "Replace the loop by clip_grad_norm_ with foreach=True, and do not read the norm in each step."
+    code = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)"
+    fires_on = (
+        profile(other_ms=12, where=(at("total += p.grad.norm().item() ** 2", 0.1, "clip", "sync"),)),
+        profile(other_ms=12, where=(at("clip(parameters)", 0.03, "clip", phase=Phase.OPTIMIZER),)),
+    )
+    silent_on = (
+        profile(),
+        profile(other_ms=12, where=(at("p.grad.clamp_(-1, 1)", 0.01, "clip"),)),
+        profile(other_ms=12, where=(at("average.mul_(decay)", 0.1, "ema"),)),
+    )

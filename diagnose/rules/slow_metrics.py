@@ -1,0 +1,43 @@
+"""Metrics are computed in each step"""
+
+from __future__ import annotations
+
+from diagnose.core.phases import Phase
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import LineRule, at
+
+LEAST = 0.3
+"""A metric computed with tensor operations still takes some."""
+
+
+class SlowMetrics(LineRule):
+    """
+    ## What it means
+    Accuracy and the like are computed from every batch, often in Python or numpy, and read back at
+    once.
+
+    ## What to do
+    Compute them every N steps, on the device, and from `detach()`ed outputs; leave exact figures to the
+    evaluation.
+
+    ## When it is wrong
+    A metric that steers the training in each step.
+    """
+
+    idiom = "metric"
+    beside = ("log",)
+    least = LEAST
+    what = "Computing metrics"
+    assumption = "metrics are computed rarely enough for their cost to vanish"
+    fix = "Compute the metric every 100 steps, with tensor operations on the whole batch."
+    code = "if step % 100 == 0: ..."
+    fires_on = (
+        profile(other_ms=12, where=(at("hits += accuracy(out, y)", 0.1, "metric"),)),
+        profile(other_ms=12, where=(at("score(out)", 0.03, "metric", "sync"),)),
+    )
+    silent_on = (
+        profile(),
+        profile(other_ms=12, where=(at("hits += accuracy(out, y)", 0.01, "metric"),)),
+        profile(other_ms=12, where=(at("print(accuracy)", 0.1, "log", "metric"),)),
+        profile(evaluation_ms=10, where=(at("score(out)", 0.1, "metric", phase=Phase.EVALUATION),)),
+    )
