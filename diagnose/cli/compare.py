@@ -23,18 +23,29 @@ def compare(
     json: Json = None,
     run_dir: RunDir = None,
 ) -> None:
-    """Compares two runs phase by phase: faster, slower, or cannot tell."""
+    """Compares two runs phase by phase: faster, slower, or cannot tell; sets predicted beside measured."""
     from diagnose.analysis.compare import compare as compare_series
     from diagnose.analysis.compare import differences
+    from diagnose.analysis.predictions import prediction
     from diagnose.analysis.profile import load_profile, load_series
-    from diagnose.report import Terminal, comparison_json, comparison_text
+    from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
+    from diagnose.rules import diagnosed
+    from diagnose.store.gains import note_prediction
     from diagnose.store.runs import resolve_run
 
     root = root_of_runs(run_dir)
     one, other = resolve_run(before, root), resolve_run(after, root)
-    runs = (load_profile(one).run, load_profile(other).run)
+    profiles = (diagnosed(load_profile(one)), diagnosed(load_profile(other)))
+    runs = (profiles[0].run, profiles[1].run)
     comparison = compare_series(load_series(one), load_series(other), notes=differences(*runs))
+    predicted = prediction(*profiles, comparison)
+    faults = FaultChanges(before=profiles[0], after=profiles[1], prediction=predicted)
     if json is not None:
-        put(as_json(comparison_json(comparison, runs)), json)
+        put(as_json(comparison_json(comparison, runs, faults)), json)
     else:
-        show(comparison_text(comparison, runs, Terminal.of(sys.stdout, widest=WIDEST)))
+        show(comparison_text(comparison, runs, Terminal.of(sys.stdout, widest=WIDEST), faults))
+    if predicted is not None:
+        try:
+            note_prediction(predicted)
+        except OSError as error:
+            print(f"diagnose: the prediction could not be noted: {error}", file=sys.stderr)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from diagnose.core.phases import Phase
 
+MAX_SPEEDUP = 100.0
+"""More than this is never promised: some of a step always remains."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
@@ -21,6 +24,15 @@ class Gain:
     speedup: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, step_time_ns: float, *, lost_ns: float, low_ns: float, high_ns: float) -> Gain:
+        """Returns the gain of winning `lost_ns` of each step, at least `low_ns`, at most `high_ns`."""
+
+        def speedup(won_ns: float) -> float:
+            return step_time_ns / max(step_time_ns - won_ns, step_time_ns / MAX_SPEEDUP)
+
+        return cls(speedup=speedup(lost_ns), low=speedup(max(0.0, low_ns)), high=speedup(high_ns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +90,9 @@ class Finding:
     def gain(self, step_time_ns: float) -> Gain:
         """Returns how much faster steps of this mean time would be without the fault."""
 
-        def speedup(lost_ns: float) -> float:
-            return step_time_ns / max(step_time_ns - lost_ns, step_time_ns / MAX_SPEEDUP)
-
-        return Gain(
-            speedup=speedup(self.lost_ns_per_step),
-            low=speedup(max(0.0, self.low_ns)),
-            high=speedup(self.high_ns),
+        return Gain.of(
+            step_time_ns, lost_ns=self.lost_ns_per_step, low_ns=self.low_ns, high_ns=self.high_ns
         )
-
-
-MAX_SPEEDUP = 100.0
-"""More than this is never promised: some of a step always remains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,7 @@ def _facts(target: Target, settings: Settings, now: float) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "python": sys.executable,
         "host": os.uname().nodename if hasattr(os, "uname") else "",
+        "pid": os.getpid(),
         "started": datetime.fromtimestamp(now).astimezone().isoformat(timespec="seconds"),
         "started_unix": now,
         "ended_unix": None,

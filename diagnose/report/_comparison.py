@@ -8,6 +8,7 @@ from diagnose.core.comparison import Change, Comparison, Outcome, Unit
 from diagnose.core.phases import Phase
 from diagnose.core.profile import RunInfo
 from diagnose.core.units import NS_PER_MS, format_duration, format_part, format_rate, format_share
+from diagnose.report._fault_changes import FaultChanges, prediction_json
 from diagnose.report._json import SCHEMA, finite, run_as_json
 from diagnose.report._terminal import Terminal
 from diagnose.report._text import block_lines, clean
@@ -22,13 +23,19 @@ ONE_PAIR = (
 )
 
 
-def comparison_text(comparison: Comparison, runs: tuple[RunInfo, RunInfo], terminal: Terminal) -> str:
+def comparison_text(
+    comparison: Comparison,
+    runs: tuple[RunInfo, RunInfo],
+    terminal: Terminal,
+    faults: FaultChanges | None = None,
+) -> str:
     """Prints a comparison.
 
     Args:
         comparison: What was found.
         runs: The run that was before, and the one after.
         terminal: Where it is printed.
+        faults: What became of the first run's findings, where the rules were asked.
 
     Returns:
         The lines, each with its newline.
@@ -40,16 +47,21 @@ def comparison_text(comparison: Comparison, runs: tuple[RunInfo, RunInfo], termi
     slower = comparison.headline.outcome is Outcome.SLOWER
     lines += ["", *block_lines(Paragraph(text=verdict(comparison), alarm=slower), terminal), ""]
     lines += block_lines(_table(comparison), terminal)
+    if faults is not None and faults.rows:
+        lines += ["", *(line for block in faults.blocks() for line in block_lines(block, terminal))]
     for text in (*comparison.notes, ONE_PAIR):
         lines += ["", *block_lines(Paragraph(text=text), terminal)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def comparison_json(comparison: Comparison, runs: tuple[RunInfo, RunInfo]) -> dict[str, Any]:
+def comparison_json(
+    comparison: Comparison, runs: tuple[RunInfo, RunInfo], faults: FaultChanges | None = None
+) -> dict[str, Any]:
     """Returns a comparison as the JSON object of schema 1.
 
     Times are milliseconds. `outcome` is `faster`, `slower` or `cannot_tell`; `noise` is the smallest
     difference between `before` and `after` that counts, `null` where nothing could be judged.
+    `prediction` is what the findings that are gone had promised, beside what was measured.
     """
     report = {
         "schema": SCHEMA,
@@ -60,6 +72,8 @@ def comparison_json(comparison: Comparison, runs: tuple[RunInfo, RunInfo]) -> di
         "judged_by": comparison.headline.name,
         "metrics": [_change_json(change) for change in comparison.metrics],
         "phases": [_change_json(change) for change in comparison.phases],
+        "findings": [] if faults is None else faults.as_json(),
+        "prediction": None if faults is None else prediction_json(faults.prediction),
         "runs_per_side": 1,
         "notes": [*comparison.notes, ONE_PAIR],
     }

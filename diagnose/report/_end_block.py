@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
-from diagnose.core.units import format_duration, format_part, format_rate, format_share
+from diagnose.core.units import format_part, format_share
 from diagnose.report._end_findings import finding_lines
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import (
     coverage,
     failure,
+    figures_line,
     likely_reason,
     most_expensive,
     nothing_measured,
@@ -20,7 +21,6 @@ from diagnose.report._wording import (
     percent,
     plural,
     printable,
-    samples_rate,
     short_path,
     too_few,
     what_to_do_without_steps,
@@ -102,8 +102,8 @@ def _opening(profile: Profile, terminal: Terminal) -> list[str]:
     if doubt and not lines:
         lines = [_tagged(doubt, terminal)]
     if not lines:
-        return [_tagged(_headline(profile, [], terminal.width - len(TAG)), terminal, "bold")]
-    return [*lines, "  " + _headline(profile, [] if told else [covered], terminal.width - 2)]
+        return [_tagged(figures_line(profile, [], terminal.width - len(TAG)), terminal, "bold")]
+    return [*lines, "  " + figures_line(profile, [] if told else [covered], terminal.width - 2)]
 
 
 def _failed(profile: Profile, terminal: Terminal, after: str = "") -> list[str]:
@@ -124,24 +124,6 @@ def _tagged(text: str, terminal: Terminal, style: str | None = None) -> str:
     """Returns the first line of the block, which says whose words these are."""
     text = _fitted(text, terminal.width - len(TAG), terminal)
     return terminal.paint(TAG.rstrip(), "bold") + " " + (terminal.paint(text, style) if style else text)
-
-
-def _headline(profile: Profile, figures: list[str], room: int) -> str:
-    """Returns the run's figures after those given, as many as fit `room`, the most telling first."""
-    steps, throughput = profile.steps, profile.throughput
-    figures = figures or [plural(steps.count, "step")]
-    if steps.median_ns is not None:
-        figures.append(f"median {format_duration(steps.median_ns)}")
-    samples = samples_rate(profile)
-    if samples:
-        figures.append(samples)
-    if throughput.tokens_per_s is not None:
-        figures.append(f"{format_rate(throughput.tokens_per_s)} tokens/s")
-    if samples is None and throughput.steps_per_s is not None:
-        figures.append(f"{format_rate(throughput.steps_per_s)} steps/s")
-    while len(figures) > 1 and len(", ".join(figures)) > room:
-        figures.pop()
-    return ", ".join(figures)
 
 
 def folded(phase_time_ns: Mapping[Phase, float], room: int) -> tuple[list[Phase], list[Phase]]:

@@ -13,7 +13,6 @@ from diagnose.report._wording import printable
 MAX_FINDINGS = 3
 LINES_EACH = 2  # what it costs and wins, and what to do
 MAX_FIX_LINES = 2
-READABLE_CELLS = 18  # a place cut shorter than this is not worth the interval of the gain
 INDENT = "    "
 FIX = "fix: "
 
@@ -48,12 +47,15 @@ def _lines(finding: Finding, profile: Profile, room: int, terminal: Terminal) ->
 
 def _header(finding: Finding, profile: Profile, terminal: Terminal) -> str:
     """Returns the rule and the place to look at, and on the right what the fault costs."""
-    where = terminal.encoded(printable(place(finding)))
     rule = terminal.encoded(printable(finding.rule))
-    for gained in (gain(finding, profile), short_gain(finding, profile)):
+    whole = terminal.encoded(printable(place(finding)))
+    name = whole.rpartition("/")[2]
+    # What does not fit gives way in this order: the folder, the interval, the middle of the names.
+    gains = (gain(finding, profile), short_gain(finding, profile))
+    for gained, where in ((gains[0], whole), (gains[0], name), (gains[1], whole), (gains[1], name)):
         right = f"{lost(finding)} lost, gain {gained}"
         room = terminal.width - len("  ") - len("  ") - len(right)
-        if room >= display_width(rule) + 2 + min(display_width(where), READABLE_CELLS):
+        if room >= display_width(rule) + 1 + display_width(where):
             break
     rule = terminal.shortened(rule, room)
     left_over = room - display_width(rule) - 1

@@ -20,7 +20,7 @@ def to_markdown(profile: Profile) -> str:
     for title, blocks in document(profile):
         if title:
             parts.append(f"### {title}")
-        parts += [part for part in map(_block, blocks) if part]
+        parts += [part for part in map(block_markdown, blocks) if part]
     return "\n\n".join(parts) + "\n"
 
 
@@ -38,7 +38,8 @@ def code(text: str) -> str:
     return f"{fence}{pad}{text or ' '}{pad}{fence}"
 
 
-def _block(block: Block) -> str:
+def block_markdown(block: Block) -> str:
+    """Writes one block of any kind; nothing for a bar of phases, which stands in the ledger's rows."""
     if isinstance(block, Paragraph):
         text = escape(block.text)
         text = f"**{text}**" if block.alarm else text

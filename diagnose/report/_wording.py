@@ -138,6 +138,24 @@ def samples_rate(profile: Profile) -> str | None:
     return text
 
 
+def figures_line(profile: Profile, figures: list[str], room: int) -> str:
+    """Returns the run's figures after those given, as many as fit `room`, the most telling first."""
+    steps, throughput = profile.steps, profile.throughput
+    figures = figures or [plural(steps.count, "step")]
+    if steps.median_ns is not None:
+        figures.append(f"median {format_duration(steps.median_ns)}")
+    samples = samples_rate(profile)
+    if samples:
+        figures.append(samples)
+    if throughput.tokens_per_s is not None:
+        figures.append(f"{format_rate(throughput.tokens_per_s)} tokens/s")
+    if samples is None and throughput.steps_per_s is not None:
+        figures.append(f"{format_rate(throughput.steps_per_s)} steps/s")
+    while len(figures) > 1 and len(", ".join(figures)) > room:
+        figures.pop()
+    return ", ".join(figures)
+
+
 def overhead(profile: Profile) -> str:
     """Says what measuring cost: `38 us per step (0.1 %), 0.31 s at start`."""
     cost, step_us = profile.overhead, profile.step_time_ns / 1000

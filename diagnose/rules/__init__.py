@@ -4,9 +4,21 @@ A package of rules of one's own needs three names from here: `Rule` to subclass,
 with, and `check_rule` for its tests.
 """
 
-from diagnose.rules._engine import WORTH_SHARE, diagnosed, rules
+from diagnose.rules._engine import WORTH_SHARE, ask_one, built_in, diagnosed, find_rule, rules
 from diagnose.rules._examples import profile
+from diagnose.rules._own import own_rules
 from diagnose.rules._testing import check_rule
 from diagnose.rules.base import Rule
 
-__all__ = ["WORTH_SHARE", "Rule", "check_rule", "diagnosed", "profile", "rules"]
+__all__ = [
+    "WORTH_SHARE",
+    "Rule",
+    "ask_one",
+    "built_in",
+    "check_rule",
+    "diagnosed",
+    "find_rule",
+    "own_rules",
+    "profile",
+    "rules",
+]

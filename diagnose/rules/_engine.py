@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,19 @@ def rules() -> dict[str, Rule]:
     return {**ours, **own.rules}
 
 
+def find_rule(name: str, known: Mapping[str, Rule]) -> Rule:
+    """Returns the rule of a name.
+
+    Raises:
+        DiagnoseError: If there is none; the message names the nearest.
+    """
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise DiagnoseError(f"there is no rule {name[:60]!r}.{hint}\nList them: diagnose rules")
+
+
 def diagnosed(profile: Profile) -> Profile:
     """Returns the profile with its findings, the most costly first, and the rules that had to abstain.
 
@@ -65,6 +79,12 @@ def diagnosed(profile: Profile) -> Profile:
         num_rules=len(asked),
         notes=(*profile.notes, *own.clashes, *own.broken, *failures),
     )
+
+
+def ask_one(rule: Rule, profile: Profile) -> Finding | None:
+    """Asks one rule, as if there were no other."""
+    findings, _ = ask({rule.name: rule}, profile)
+    return findings[0] if findings else None
 
 
 def ask(

@@ -1,0 +1,72 @@
+"""How good the predicted gains were, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from diagnose.core.prediction import Prediction
+from diagnose.core.units import format_share
+from diagnose.report._json import SCHEMA
+from diagnose.report._terminal import Terminal
+from diagnose.report._text import block_lines
+from diagnose.report.base import Column, Paragraph, Row, Table
+
+NOTHING = (
+    "No fix has been tried yet. Compare a run with one in which a fault is gone, diagnose compare A B, "
+    "and what was predicted is noted beside what was measured."
+)
+
+
+def calibration_text(predictions: Sequence[Prediction], terminal: Terminal) -> str:
+    """Prints how far predictions were off, all together and rule by rule."""
+    if not predictions:
+        block: Paragraph | Table = Paragraph(text=NOTHING)
+    else:
+        groups = [("all", predictions), *by_rules(predictions).items()]
+        block = Table(
+            caption="Predicted beside measured speedup, of fixes that were tried. The error is the median, "
+            "as a part of the measured speedup.",
+            columns=(
+                Column(title="faults that were gone"),
+                Column(title="tried", number=True),
+                Column(title="error", number=True),
+                Column(title="inside the interval", number=True),
+            ),
+            rows=tuple(Row(cells=_cells(name, group)) for name, group in groups),
+        )
+    return "".join(f"{line.rstrip()}\n" for line in block_lines(block, terminal))
+
+
+def calibration_json(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Returns the same as JSON; `null` where nothing was tried."""
+    groups = by_rules(predictions)
+    return {
+        "schema": SCHEMA,
+        **_figures(predictions),
+        "faults": [{"rules": name.split(", "), **_figures(group)} for name, group in groups.items()],
+    }
+
+
+def by_rules(predictions: Sequence[Prediction]) -> dict[str, list[Prediction]]:
+    """Returns the predictions by the faults that were gone together."""
+    groups: dict[str, list[Prediction]] = {}
+    for prediction in predictions:
+        groups.setdefault(", ".join(sorted(prediction.rules)), []).append(prediction)
+    return dict(sorted(groups.items()))
+
+
+def _figures(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    errors = [abs(prediction.error_share) for prediction in predictions]
+    return {
+        "tried": len(predictions),
+        "median_error": median(errors) if errors else None,
+        "inside": sum(prediction.is_inside for prediction in predictions),
+    }
+
+
+def _cells(name: str, predictions: Sequence[Prediction]) -> tuple[str, ...]:
+    figures = _figures(predictions)
+    tried = figures["tried"]
+    return (name, f"{tried}", format_share(figures["median_error"]), f"{figures['inside']} of {tried}")
