@@ -195,7 +195,6 @@ class InputStats:
         late_wait_ns: Likewise in the last quarter.
         early_read_bytes: Bytes read from storage per step in the first quarter of the run.
         late_read_bytes: Likewise in the last quarter.
-        pinning_share: Part of the wall time in which the thread that pins batches was on a CPU.
     """
 
     fetch_ns: float | None = None
@@ -212,7 +211,6 @@ class InputStats:
     late_wait_ns: float | None = None
     early_read_bytes: float | None = None
     late_read_bytes: float | None = None
-    pinning_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

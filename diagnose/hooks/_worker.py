@@ -22,6 +22,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._frames import resolve
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder, Samples
 from diagnose.hooks._sampler import Sampler
+from diagnose.hooks._worker_readings import History, Sightings, Spread, cpu_delay_ns
 from diagnose.hooks.base import hidden, timed, unseen
 
 BUSY = SLOT_OF["data_wait"]
@@ -38,8 +39,15 @@ REPORT_KEYS = {
     "cpu_ns",
     "rest_cpu_ns",
     "life_ns",
+    "delay_ns",
+    "spread",
+    "longest_ns",
+    "history",
+    "sightings",
     "stacks",
 }
+NOT_TRAINING = -1
+"""Stands for the index of a loader that does not feed training."""
 
 
 def _address(pid: int) -> str:
@@ -48,9 +56,15 @@ def _address(pid: int) -> str:
 
 
 class Inbox:
-    """Receives the reports of worker processes, in the training process."""
+    """Receives the reports of worker processes, in the training process.
+
+    Attributes:
+        loaders: Which loader each worker serves, by process: an index into the facts of loaders. Reports
+            are given it, as `loader`, where it is known.
+    """
 
     def __init__(self) -> None:
+        self.loaders: dict[int, int] = {}
         self._socket: socket.socket | None = None
         self._pid = 0
 
@@ -74,7 +88,7 @@ class Inbox:
             with contextlib.suppress(ValueError, RecursionError):  # any process here can send anything
                 report = json.loads(data)
                 if isinstance(report, dict) and report.keys() == REPORT_KEYS:
-                    reports.append(report)
+                    reports.append(report | {"loader": self.loaders.get(report["pid"])})
         return reports
 
     def close(self) -> None:
@@ -83,6 +97,7 @@ class Inbox:
             self._socket.close()
         self._socket = None
         self._pid = 0
+        self.loaders.clear()
 
 
 inbox = Inbox()
@@ -97,9 +112,10 @@ class WorkerLog:
         recorder: The recorder that the worker inherited or made; it measures no loop here, but the sampler
             writes to it.
         worker_id: The loader's number for this worker.
+        dataset: What it fetches from.
     """
 
-    def __init__(self, recorder: Recorder, worker_id: int) -> None:
+    def __init__(self, recorder: Recorder, worker_id: int, dataset: Any = None) -> None:
         self._recorder = recorder
         self._worker_id = worker_id
         self._batches = 0
@@ -114,6 +130,9 @@ class WorkerLog:
         parent = multiprocessing.parent_process()
         self._address = _address(parent.pid if parent is not None and parent.pid else os.getppid())
         self._stacks: Samples = {}
+        self._spread = Spread()
+        self._history = History()
+        self.sightings = Sightings(dataset)
         recorder.reset()
         recorder.thread = get_ident()
         self._sampler = Sampler(recorder)
@@ -130,6 +149,7 @@ class WorkerLog:
         self._cpu_ns += thread_time_ns() - self._cpu_mark_ns
         self._fetch_ns += elapsed_ns
         self._batches += 1
+        self._spread.add(elapsed_ns)
         if not self._sent_once or perf_counter_ns() - self._sent_ns > SEND_EVERY_NS:
             self.send()
 
@@ -143,6 +163,7 @@ class WorkerLog:
         busy = {key[1:]: weight for key, weight in pending.items() if key[0] == BUSY}
         heaviest = sorted(busy.items(), key=lambda item: -item[1])[:MAX_STACKS]
         collate_ns = self._recorder.counters["collate_ns"]
+        self._history.add(self._batches, self._fetch_ns)
         report = {
             "pid": os.getpid(),
             "worker": self._worker_id,
@@ -152,6 +173,11 @@ class WorkerLog:
             "cpu_ns": self._cpu_ns,
             "rest_cpu_ns": max(0, process_time_ns() - self._cpu_born_ns - self._cpu_ns),
             "life_ns": now - self._born_ns,
+            "delay_ns": cpu_delay_ns(),
+            "spread": self._spread.counts(),
+            "longest_ns": self._spread.longest_ns,
+            "history": self._history.points,
+            "sightings": self.sightings.seen,
             "stacks": [[frames(key), weight] for key, weight in heaviest],
         }
         with contextlib.suppress(OSError):  # no room, or no one there: the totals come with the next
@@ -179,10 +205,30 @@ def time_collate(fetcher: Any, recorder: Recorder, begins: Callable[[], None] | 
     fetcher.collate_fn = timed(fetcher.collate_fn, recorder, collated, begins)
 
 
-def _with_timed_collate(original: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
+def told(
+    original: Callable[..., Any], recorder: Recorder, tell: Callable[[Any], None], place: int
+) -> Callable[..., Any]:
+    """Wraps a callable, as invisibly as `timed`, and first tells `tell` its argument at a place."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > place:
+            recorder.guarded(tell, args[place])
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            unseen(error)
+            raise
+
+    return hidden(call)
+
+
+def _with_timed_collate(
+    original: Callable[..., None], recorder: Recorder, sightings: Sightings
+) -> Callable[..., None]:
     def init(fetcher: Any, *args: Any, **kwargs: Any) -> None:
         original(fetcher, *args, **kwargs)
         time_collate(fetcher, recorder)
+        fetcher.collate_fn = told(fetcher.collate_fn, recorder, sightings.fetched, 0)
 
     return hidden(init)
 
@@ -193,21 +239,23 @@ def logged(worker_loop: Callable[..., Any], recorder: Recorder) -> Callable[...,
     The wrapper keeps the loop's name and module: a spawned worker finds it by these.
     """
 
-    def begin(worker_id: int) -> None:
+    def begin(dataset: Any, worker_id: int) -> None:
         global log
-        log = WorkerLog(recorder, worker_id)
+        inbox.close()  # a forked worker's copy would keep the address taken when the training process ends
+        log = WorkerLog(recorder, worker_id, dataset)
         # This process is a worker until it ends, so these are never taken out again.
         from torch.utils.data._utils import fetch
 
         base: Any = fetch._BaseDatasetFetcher
-        base.__init__ = _with_timed_collate(base.__init__, recorder)
+        base.__init__ = _with_timed_collate(base.__init__, recorder, log.sightings)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             fetch_timed = timed(fetcher.fetch, recorder, log.fetched, log.fetch_begins)
-            fetcher.fetch = fetch_timed  # type: ignore[method-assign]
+            fetcher.fetch = told(fetch_timed, recorder, log.sightings.asked, 1)  # type: ignore[method-assign]
 
     def loop(*args: Any, **kwargs: Any) -> Any:
         recorder.thread = 0  # whatever model the dataset may call, this is no training loop
-        recorder.guarded(begin, args[10] if len(args) > 10 else kwargs.get("worker_id", 0))
+        dataset = args[1] if len(args) > 1 else kwargs.get("dataset")
+        recorder.guarded(begin, dataset, args[10] if len(args) > 10 else kwargs.get("worker_id", 0))
         try:
             return worker_loop(*args, **kwargs)
         except BaseException as error:

@@ -44,6 +44,7 @@ def read(training_thread: int) -> Readings:
         `machine_busy_ns`, `machine_stolen_ns`: CPU time of all processes, and that other guests took.
         `lock_wait_ns`, `lock_waits`: how long, and how often, this thread waited for the interpreter lock.
         `major_faults`: page faults that needed the disk. `swapped_bytes`, `resident_bytes`: as they stand.
+        `read_bytes`: what this process has had read from storage, beyond the page cache.
         `memory_stall_ns`: time in which some task of the machine waited for memory.
         `anomaly`, `profiler`: 1 where torch's anomaly detection or profiler is on.
         `periods`, `throttled`, `throttled_ns`: of the control group's CPU quota; `quota`: its CPUs.
@@ -172,6 +173,8 @@ def _machine() -> Mapping[str, int]:
 def _memory() -> Mapping[str, int]:
     fields = _text("/proc/self/stat").rpartition(")")[2].split()
     readings = {"major_faults": int(fields[9])}
+    with contextlib.suppress(OSError, ValueError, KeyError):  # a container that hides it
+        readings["read_bytes"] = int(_fields(_text("/proc/self/io"))["read_bytes"])
     try:
         some = _text("/proc/pressure/memory").split()
         readings["memory_stall_ns"] = 1000 * int(some[4].partition("=")[2])

@@ -1,0 +1,68 @@
+"""The call in the user's script that made an object, and the same call with arguments changed."""
+
+from __future__ import annotations
+
+import ast
+
+from diagnose.analysis.roles import Sources
+
+MAX_LENGTH = 300
+"""A longer call is no line to paste; the fix then names the argument alone."""
+
+
+def call_at(sources: Sources, file: str, line: int, name: str) -> str:
+    """Returns the text of a call, on one line, or an empty text where it cannot be found.
+
+    Args:
+        sources: Where the file is read.
+        file: The file; empty when unknown.
+        line: A line that the call covers.
+        name: What is called, such as `DataLoader`; `data.DataLoader` is found too, and where no call on the
+            line has the name, nothing is.
+    """
+    tree = sources.tree(file) if file and line else None
+    if tree is None:
+        return ""
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+        and _last_name(node.func) == name
+    ]
+    if not calls:
+        return ""
+    innermost = min(calls, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
+    text = ast.unparse(innermost)
+    return text if len(text) <= MAX_LENGTH else ""
+
+
+def with_arguments(call: str, fallback: str, **arguments: str | float | bool | None) -> str:
+    """Returns a call with arguments set by keyword; those it has already are changed.
+
+    Args:
+        call: The call's text, from `call_at`. One that takes `**options` may hold the argument there: it is
+            given after them all the same, and Python says so if it stands twice.
+        fallback: What is called where `call` is empty: `DataLoader` gives `DataLoader(..., x=1)`.
+        arguments: Their new values. `None` takes the argument out.
+    """
+    if not call:
+        shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+        return f"{fallback}(..., {shown})"
+    node = ast.parse(call, mode="eval").body
+    assert isinstance(node, ast.Call)
+    keywords = {keyword.arg: keyword for keyword in node.keywords if keyword.arg is not None}
+    for name, value in arguments.items():
+        if value is None:
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != name]
+        elif name in keywords:
+            keywords[name].value = ast.Constant(value)
+        else:
+            node.keywords.append(ast.keyword(arg=name, value=ast.Constant(value)))
+    return ast.unparse(node)
+
+
+def _last_name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""

@@ -1,0 +1,286 @@
+"""How the loaders kept up: waits step by step, what workers did, and what changed over the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.analysis.calls import call_at
+from diagnose.analysis.roles import Sources
+from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
+from diagnose.core.ledger import COLUMNS, COUNTS
+from diagnose.core.phases import Phase
+from diagnose.core.profile import InputStats, WorkerStats
+from diagnose.core.program import Loader
+from diagnose.store.reader import RankLog
+
+PER_OCTAVE = 4
+"""Buckets of a worker's histogram per doubling (`hooks._worker_readings.PER_OCTAVE`)."""
+
+NOT_TRAINING = -1
+"""What a worker's report names as its loader if that only evaluates (`hooks._worker.NOT_TRAINING`)."""
+
+TAIL = 2.0
+"""A batch that takes so many times the median is a slow one."""
+
+MIN_GROWTH_POINTS = 4
+"""Points of a worker's history that it takes to see its memory grow: some eight seconds."""
+
+MIN_TAIL_BATCHES = 20
+"""Fewer batches have no median and no tail worth the name."""
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What the waits of single steps show.
+
+    Attributes:
+        starts: Steps, from 0 of the measured ones, in which an epoch begins or its first batch is awaited.
+        wait_ns: Nanoseconds in `next(loader)` and `iter(loader)`, shape `(steps,)`.
+        step_ns: Nanoseconds of each step.
+    """
+
+    starts: npt.NDArray[np.int64]
+    wait_ns: Vector
+    step_ns: Vector
+
+
+def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
+    """Reads the loaders that fed training, the one that fed most steps first.
+
+    Args:
+        log: One rank's records.
+        sources: Where the text of the call that made each is read.
+    """
+    facts = list(_facts(log))
+    if facts:
+        latest = max(fact["begun_at"] for fact in facts)
+        steps = {id(fact): fact["steps"] for fact in facts}
+        for fact in facts:  # whoever feeds the steps since the last beginning has not been credited yet
+            if fact["begun_at"] == latest:
+                steps[id(fact)] += max(0, len(log.steps) - latest)
+        facts.sort(key=lambda fact: -steps[id(fact)])
+    known = set(Loader.__dataclass_fields__)
+    return tuple(
+        Loader(
+            **{name: value for name, value in fact.items() if name in known},
+            construct_ns=fact.get("total_construct_ns", 0) / max(1, fact.get("epochs", 0)),
+            call=call_at(sources, fact.get("file", ""), fact.get("line", 0), "DataLoader"),
+        )
+        for fact in facts
+    )
+
+
+def input_stats(log: RankLog, warmup: int) -> InputStats:
+    """Analyses how training batches came to be.
+
+    Args:
+        log: One rank's records.
+        warmup: Leading steps to leave out.
+    """
+    rows = log.steps[warmup:]
+    workers = worker_stats(log)
+    counters = log.meta.get("counters", {})
+    batches_per_step = counters.get("batches", 0) / max(1, len(log.steps))
+    fetch_ns, collate_ns = _on_training_thread(log, rows, batches_per_step)
+    waits = waits_of(log, rows, warmup)
+    early_read, late_read = reading_rates(log, len(log.steps))
+    stats = InputStats(
+        fetch_ns=fetch_ns,
+        collate_ns=collate_ns,
+        workers=workers,
+        batches_per_step=batches_per_step or None,
+        early_read_bytes=early_read,
+        late_read_bytes=late_read,
+    )
+    return _with_waits(stats, waits) if len(rows) and batches_per_step else stats
+
+
+def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
+    """Returns the waits of measured steps, and which of the steps begin an epoch."""
+    starts = {step for fact in _facts(log) for start in fact.get("starts", ()) for step in start[:2]}
+    within = sorted(step - warmup for step in starts if warmup <= step < warmup + len(rows))
+    return Waits(
+        starts=np.array(within, dtype=np.int64),
+        wait_ns=rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].astype(float),
+        step_ns=rows[:, len(COUNTS) :].sum(axis=1).astype(float),
+    )
+
+
+def _with_waits(stats: InputStats, waits: Waits) -> InputStats:
+    count = len(waits.wait_ns)
+    steady = np.ones(count, dtype=bool)
+    steady[waits.starts] = False
+    if not steady.any():
+        steady[:] = True
+    usual_waits = waits.wait_ns[steady]
+    usual = float(np.median(usual_waits))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(usual_waits - usual)))
+    step_ns = float(np.median(waits.step_ns))
+    far = usual_waits - usual > max(SPIKE_STEP_SHARE * step_ns, SPIKE_DEVIATIONS * spread)
+    quarter = max(1, len(usual_waits) // 4)
+    # Steps in which one epoch begins may be two neighbours; they are one beginning.
+    distinct = sum(late - early > 1 for early, late in pairwise(waits.starts)) + bool(len(waits.starts))
+    mean_wait = float(usual_waits.mean())
+    return replace(
+        stats,
+        epoch_starts=int(distinct),
+        epoch_start_ns=float(np.maximum(0.0, waits.wait_ns[~steady] - mean_wait).sum()) / count,
+        steady_wait_ns=mean_wait,
+        burst_ns=float((usual_waits[far] - usual).sum()) / len(usual_waits),
+        burst_share=float(far.mean()),
+        burst_period=find_period(np.flatnonzero(far)),
+        early_wait_ns=float(usual_waits[:quarter].mean()),
+        late_wait_ns=float(usual_waits[-quarter:].mean()),
+    )
+
+
+def _on_training_thread(
+    log: RankLog, rows: npt.NDArray[np.int64], batches_per_step: float
+) -> tuple[float | None, float | None]:
+    """Returns fetch and collate per batch, as far as the training thread does them."""
+    counters = log.meta.get("counters", {})
+    if not counters.get("collates"):
+        return None, None
+    # A ratio, so that the noise that fetch and collate of one batch share does not move time between them.
+    collating = min(1.0, counters["collate_ns"] / max(1, counters["collated_wait_ns"]))
+    wait_ns = float(rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].mean()) if len(rows) else 0.0
+    wait_ns /= batches_per_step or 1.0
+    return wait_ns * (1 - collating), wait_ns * collating
+
+
+# -- workers
+
+
+def worker_stats(log: RankLog) -> WorkerStats | None:
+    """Returns what the worker processes did that fed training, all of them together."""
+    reports = [worker for worker in log.workers if worker.get("loader") != NOT_TRAINING]
+    if not reports:
+        return None
+
+    def total(key: str) -> float:
+        return float(sum(report.get(key) or 0 for report in reports))
+
+    batches = max(1.0, total("batches"))
+    busy_ns = total("fetch_ns") + total("collate_ns")
+    counters = log.meta.get("counters", {})
+    asked = counters.get("asked", 0)
+    repeated, varied = sightings(reports)
+    delays = [report.get("delay_ns") for report in reports]
+    return WorkerStats(
+        num_workers=len(reports),
+        batches=int(total("batches")),
+        fetch_ns=total("fetch_ns") / batches,
+        collate_ns=total("collate_ns") / batches,
+        send_ns=total("rest_cpu_ns") / batches,
+        cpu_share=min(1.0, total("cpu_ns") / busy_ns) if busy_ns else 0.0,
+        idle_share=max(0.0, 1 - busy_ns / total("life_ns")) if total("life_ns") else 0.0,
+        ready_batches=counters["ready"] / asked if asked else None,
+        delay_share=min(1.0, total("delay_ns") / busy_ns) if busy_ns and None not in delays else None,
+        busiest=_busiest(reports, log),
+        private_growth_bytes=_private_growth(reports),
+        repeated=repeated,
+        varied=varied,
+        **_tail(reports),
+    )
+
+
+def _tail(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    counts: dict[int, int] = {}
+    longest_ns = 0
+    for report in reports:
+        longest_ns = max(longest_ns, int(report.get("longest_ns") or 0))
+        for bucket, count in report.get("spread", ()):
+            counts[bucket] = counts.get(bucket, 0) + count
+    batches = sum(counts.values())
+    if batches < MIN_TAIL_BATCHES:
+        return {}
+    buckets = sorted(counts)
+    middles = np.array([2 ** ((bucket + 0.5) / PER_OCTAVE) for bucket in buckets])
+    numbers = np.array([counts[bucket] for bucket in buckets])
+    median = float(middles[np.searchsorted(np.cumsum(numbers), batches / 2)])
+    slow = middles > TAIL * median
+    total = float((middles * numbers).sum())
+    return {
+        "median_ns": median,
+        "tail_share": float(((middles - median) * numbers)[slow].sum()) / total,
+        "tail_batches": float(numbers[slow].sum()) / batches,
+        "longest_ns": float(longest_ns),
+    }
+
+
+def _busiest(reports: Sequence[Mapping[str, Any]], log: RankLog) -> float | None:
+    """Returns the busiest worker's time relative to the mean one's; one that never reported was idle."""
+    configured = [fact["num_workers"] for fact in _facts(log) if fact["num_workers"]]
+    busy: dict[int, float] = {}
+    for report in reports:  # of every epoch
+        busy[report["worker"]] = busy.get(report["worker"], 0.0) + report["fetch_ns"] + report["collate_ns"]
+    workers = max([*configured, len(busy)])
+    mean = sum(busy.values()) / workers
+    return max(busy.values()) / mean if workers > 1 and mean else None
+
+
+def _private_growth(reports: Iterable[Mapping[str, Any]]) -> float | None:
+    # The first point is left out: a new worker comes to own its own code and stacks, too.
+    growths = [
+        points[-1][4] - points[1][4]
+        for points in (report.get("history", ()) for report in reports)
+        if len(points) >= MIN_GROWTH_POINTS and None not in (points[-1][4], points[1][4])
+    ]
+    return float(np.mean(growths)) if growths else None
+
+
+def sightings(reports: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Returns how many watched samples came out the same each time they came, and how many did not."""
+    sums: dict[int, list[int]] = {}
+    for report in reports:
+        for index, sum_ in report.get("sightings", ()):
+            sums.setdefault(index, []).append(sum_)
+    again = [seen for seen in sums.values() if len(seen) > 1]
+    same = sum(len(set(seen)) == 1 for seen in again)
+    return same, len(again) - same
+
+
+# -- over the run
+
+
+def reading_rates(log: RankLog, num_steps: int) -> tuple[float | None, float | None]:
+    """Returns bytes read from storage per step, by process and workers, in the first quarter of the run's
+    time and in the last."""
+    if len(log.vitals) < 2 or not num_steps:
+        return None, None
+    begin, end = log.vitals[0][0], log.vitals[-1][0]
+    own = [(time_ns, readings.get("read_bytes")) for time_ns, _, readings in log.vitals]
+    tracks = [own]
+    for report in log.workers:
+        points = [(time_ns, read) for time_ns, _, _, read, _ in report.get("history", ())]
+        if points and points[0][1] is not None:
+            tracks.append([(points[0][0] - 1, 0), *points])
+    if any(read is None for track in tracks for _, read in track):
+        return None, None
+    quarter = (end - begin) / 4
+    if quarter <= 0:
+        return None, None
+
+    def grown(track: list[tuple[int, Any]], after: float, until: float) -> float:
+        times, totals = zip(*track, strict=True)
+        return float(np.interp(until, times, totals) - np.interp(after, times, totals))
+
+    steps = [(time_ns, step) for time_ns, step, _ in log.vitals]
+
+    def rate(after: float, until: float) -> float:
+        return sum(grown(track, after, until) for track in tracks) / max(1.0, grown(steps, after, until))
+
+    return rate(begin, begin + quarter), rate(end - quarter, end)
+
+
+def _facts(log: RankLog) -> list[dict[str, Any]]:
+    facts: list[dict[str, Any]] = log.meta.get("facts", {}).get("loaders", [])
+    return facts

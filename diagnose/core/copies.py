@@ -1,0 +1,46 @@
+"""What is copied between host and device, and over which link. `None` was not measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Copies between host and device, per step, and the link they take.
+
+    Attributes:
+        to_device_bytes: Bytes sent to the device.
+        to_device_ns: Time in which the device copied from the host and computed nothing.
+        pageable_share: Part of the bytes sent that came from memory that is not page-locked.
+        blocking_share: Part of the bytes sent by calls that waited until the copy was over.
+        constant_bytes: Part of `to_device_bytes` that was the same tensor, unchanged, in the step before.
+        constant_ns: Time that sending those took.
+        constant_line: Line that sends most of them, as `file:line`; empty when unknown.
+        to_host_bytes: Bytes fetched from the device.
+        to_host_ns: Time in which the loop waited for them.
+        to_host_line: Line that fetches most of them, as `file:line`; empty when unknown.
+        link_bytes_per_s: Highest rate to the device that was seen over a second.
+        link_limit_bytes_per_s: Rate that the link, as it runs, could reach.
+        link_generation: PCIe generation that the link runs at under load.
+        link_max_generation: The highest that card and slot support.
+        link_width: Lanes in use.
+        link_max_width: Lanes that card and slot support.
+    """
+
+    to_device_bytes: float | None = None
+    to_device_ns: float | None = None
+    pageable_share: float | None = None
+    blocking_share: float | None = None
+    constant_bytes: float | None = None
+    constant_ns: float | None = None
+    constant_line: str = ""
+    to_host_bytes: float | None = None
+    to_host_ns: float | None = None
+    to_host_line: str = ""
+    link_bytes_per_s: float | None = None
+    link_limit_bytes_per_s: float | None = None
+    link_generation: int | None = None
+    link_max_generation: int | None = None
+    link_width: int | None = None
+    link_max_width: int | None = None

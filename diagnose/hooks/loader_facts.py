@@ -1,0 +1,184 @@
+"""What each loader that feeds training is set to, where it was made, and what its epochs cost to begin."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks import _worker
+from diagnose.hooks._frames import resolve, user_frame
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
+
+DATA_WAIT = SLOT_OF["data_wait"]
+EVALUATION = SLOT_OF["evaluation"]
+
+MAX_LOADERS = 20
+"""A script that makes ever new loaders on ever new lines is generated; the first ones tell enough."""
+
+MAX_STARTS = 256
+"""Epochs whose beginning is kept. The facts are written twice a second, so the list must end somewhere."""
+
+
+class LoaderFactsHook(Hook):
+    """Writes the facts of each `DataLoader` that the loop iterates over for training, once per epoch.
+
+    Charges `iter(loader)` to `data_wait`: the loop is blocked there until the workers are started. An
+    iteration that begins without gradients or in evaluation mode is evaluation, and so are its workers.
+    """
+
+    requires = "torch.utils.data.dataloader"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch import is_grad_enabled
+        from torch.utils.data import DataLoader
+
+        facts = LoaderFacts(recorder)
+        begun_ns = 0
+
+        def wrap_init(original: Any) -> Any:
+            def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+                recorder.guarded(facts.made, loader)
+                try:
+                    original(loader, *args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+
+            return hidden(functools.wraps(original)(init))
+
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            nonlocal begun_ns
+            if recorder.current == DATA_WAIT:
+                return -1  # a loader that makes its batches out of another loader
+            if not is_grad_enabled() or recorder.evaluating:
+                recorder.evaluation_begins()
+                begun_ns = 0
+                return EVALUATION + THEN
+            begun_ns = recorder.clock()
+            return DATA_WAIT + THEN
+
+        def after(args: tuple[Any, ...], batches: Any) -> None:
+            index = _worker.NOT_TRAINING
+            if begun_ns:
+                index = facts.begins(args[0], recorder.clock() - begun_ns)
+            for process in getattr(batches, "_workers", ()):
+                _worker.inbox.loaders[process.pid] = index
+
+        with (
+            replaced(DataLoader, "__init__", wrap_init),
+            replaced(DataLoader, "__iter__", lambda original: spanned(original, recorder, before, after)),
+        ):
+            yield
+
+
+class LoaderFacts:
+    """Gathers facts of loaders into `recorder.facts["loaders"]`, the first used first.
+
+    Args:
+        recorder: Whose `facts` are written. Each time the list is a new one, since the flusher's thread may
+            be reading the old.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._sites: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._begun_at = -1
+
+    def made(self, loader: Any) -> None:
+        """A loader is being made: remembers the user's line."""
+        frame = user_frame(sys._getframe(1))
+        if frame is not None:
+            file, line, _ = resolve(*frame)
+            self._sites[loader] = (file, line)
+
+    def begins(self, loader: Any, took_ns: int) -> int:
+        """The loop has begun to iterate over a loader.
+
+        Args:
+            loader: The loader.
+            took_ns: What `iter(loader)` took.
+
+        Returns:
+            The loader's index among the facts.
+        """
+        recorder = self._recorder
+        loaders = [dict(known) for known in recorder.facts.get("loaders", ())]
+        index = self._index(loader, loaders)
+        steps = recorder.steps
+        for known in loaders:  # several that begin in the same step feed it together
+            if known["begun_at"] == self._begun_at:
+                known["steps"] += steps - self._begun_at
+        fact = loaders[index]
+        fact["epochs"] += 1
+        fact["total_construct_ns"] += took_ns
+        # The wait for the epoch's first batch may belong to the next step: a loop left by `break` asks for
+        # it before the step ends.
+        first = steps + bool(recorder.finder.stepped)
+        if len(fact["starts"]) < MAX_STARTS:
+            fact["starts"] = [*fact["starts"], [steps, first, took_ns]]
+        fact["begun_at"] = self._begun_at = steps
+        recorder.facts["loaders"] = loaders
+        return index
+
+    def _index(self, loader: Any, loaders: list[dict[str, Any]]) -> int:
+        """Returns where the facts of a loader stand; puts them there if need be."""
+        index = self._seen.get(loader)
+        if index is not None and index < len(loaders):
+            return index
+        site = self._sites.get(loader, ("", 0))
+        same = [i for i, known in enumerate(loaders) if site[0] and (known["file"], known["line"]) == site]
+        if same:
+            index = same[0]  # made anew each epoch, on the same line
+        elif len(loaders) < MAX_LOADERS:
+            index = len(loaders)
+            loaders.append(described(loader, *site))
+        else:
+            index = 0
+        self._seen[loader] = index
+        return index
+
+
+def described(loader: Any, file: str, line: int) -> dict[str, Any]:
+    """Returns the facts of a loader; a subclass of the user's may lack any attribute."""
+    batch_size = getattr(loader, "batch_size", None)
+    if batch_size is None:
+        batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    collate_fn = getattr(loader, "collate_fn", None)
+    sampler = type(getattr(loader, "sampler", None)).__name__
+    prefetch_factor = getattr(loader, "prefetch_factor", None)
+    return {
+        "num_workers": int(getattr(loader, "num_workers", 0)),
+        "batch_size": batch_size if isinstance(batch_size, int) else None,
+        "pin_memory": bool(getattr(loader, "pin_memory", False)),
+        "persistent_workers": bool(getattr(loader, "persistent_workers", False)),
+        "prefetch_factor": prefetch_factor if isinstance(prefetch_factor, int) else None,
+        "in_order": bool(getattr(loader, "in_order", True)),
+        "dataset": type(getattr(loader, "dataset", None)).__name__,
+        "dataset_length": _length(loader, sampler),
+        "collate": str(getattr(collate_fn, "__qualname__", type(collate_fn).__name__)),
+        "sampler": sampler,
+        "file": file,
+        "line": line,
+        "epochs": 0,
+        "steps": 0,
+        "begun_at": -1,
+        "total_construct_ns": 0,
+        "starts": [],
+    }
+
+
+def _length(loader: Any, sampler: str) -> int | None:
+    # Only where torch's own sampler has asked the dataset for its length before: it may be costly.
+    if sampler in ("SequentialSampler", "RandomSampler"):
+        length = len(loader.dataset)
+        return length if isinstance(length, int) else None
+    return None
