@@ -19,6 +19,9 @@ SPIKE_STEP_SHARE = 0.5
 SPIKE_DEVIATIONS = 5.0
 """And this many robust standard deviations more, lest ordinary scatter count."""
 
+RARE_STEP_SHARE = 0.02
+"""A phase that a usual step does not have spikes from this part of a usual step on."""
+
 MAD_TO_SIGMA = 1.4826
 
 MIN_SPIKES = 3
@@ -29,6 +32,18 @@ REGULAR_WITHIN = 0.1
 """Spikes have a period if this part of the intervals between them is within this part of their median."""
 
 MIN_DRIFT_STEPS = 40
+
+DRIFT_PARTS = 4
+
+STEADY_SHARE = 0.1
+"""Each quarter grows by this part of the whole growth or more. What slows a run down at one moment, such as
+another program, makes one quarter jump and leaves the others level."""
+
+DRIFT_DEVIATIONS = 4.0
+"""And the whole growth is so many standard errors of a quarter's median."""
+
+MEDIAN_ERROR = 1.2533
+"""The standard error of a median, in standard errors of a mean."""
 
 
 def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
@@ -45,7 +60,8 @@ def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
     for phase, times in phases.items():
         usual = float(np.median(times))
         spread = MAD_TO_SIGMA * float(np.median(np.abs(times - usual)))
-        spikes = times - usual > max(SPIKE_STEP_SHARE * step_ns, SPIKE_DEVIATIONS * spread)
+        least = SPIKE_STEP_SHARE if usual > RARE_STEP_SHARE * step_ns else RARE_STEP_SHARE
+        spikes = times - usual > max(least * step_ns, SPIKE_DEVIATIONS * spread)
         median[phase] = usual
         spike_ns[phase] = float((times[spikes] - usual).sum()) / count
         spike_share[phase] = float(spikes.mean())
@@ -71,9 +87,14 @@ def find_period(indices: npt.NDArray[np.int64]) -> int | None:
 
 
 def find_drift(times: Vector) -> float:
-    """Returns by how much times grew from the first quarter to the last; 0 unless every quarter grew."""
+    """Returns by how much times grew from the first quarter to the last; 0 unless each quarter grew, and
+    the growth is more than their scatter explains."""
     if len(times) < MIN_DRIFT_STEPS:
         return 0.0
-    quarters = [float(np.median(part)) for part in np.array_split(times, 4)]
-    grew = all(late > early for early, late in pairwise(quarters))
-    return quarters[-1] - quarters[0] if grew else 0.0
+    parts = np.array_split(times, DRIFT_PARTS)
+    medians = [float(np.median(part)) for part in parts]
+    growth = medians[-1] - medians[0]
+    steady = all(late - early >= STEADY_SHARE * growth for early, late in pairwise(medians))
+    spread = max(float(np.median(np.abs(part - np.median(part)))) for part in (parts[0], parts[-1]))
+    error = MEDIAN_ERROR * MAD_TO_SIGMA * spread / np.sqrt(len(parts[0]))
+    return growth if growth > DRIFT_DEVIATIONS * error and growth > 0 and steady else 0.0

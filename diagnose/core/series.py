@@ -15,11 +15,12 @@ class Series:
     Attributes:
         median_ns: Median nanoseconds of each phase in a step: what a usual step spends there.
         spike_ns: Mean nanoseconds per step (of all steps) that each phase spends above its usual, in steps
-            where it takes far longer than usual.
+            where it takes far longer than usual. A phase that a usual step does not have spikes in each
+            step that has it.
         spike_share: Part of the steps in which a phase takes far longer than usual, by phase.
         period: Steps between the spikes of a phase where they come regularly, by phase.
         drift_ns: By how much each phase's usual time grew from the run's first quarter to its last, spikes
-            left out.
+            left out; 0 unless it grew all along, and by more than chance.
     """
 
     median_ns: Mapping[Phase, float] = field(default_factory=dict)
@@ -27,3 +28,8 @@ class Series:
     spike_share: Mapping[Phase, float] = field(default_factory=dict)
     period: Mapping[Phase, int] = field(default_factory=dict)
     drift_ns: Mapping[Phase, float] = field(default_factory=dict)
+
+    def each_ns(self, phase: Phase) -> float | None:
+        """Returns the mean nanoseconds that one spike of the phase takes more than usual."""
+        share = self.spike_share.get(phase)
+        return self.spike_ns[phase] / share if share else None

@@ -146,3 +146,13 @@ def at(
         text=text,
         idiom=idiom,
     )
+
+
+def rhythm(profile: Profile, phase: Phase) -> str:
+    """Says how often a phase comes and how long it takes: `, every 20 steps for 310 ms`."""
+    each_ns, period = profile.series.each_ns(phase), profile.series.period.get(phase)
+    if each_ns is None:
+        return ""
+    if period is None:
+        return f", {format_ms(each_ns)} each time"
+    return f", every {period} steps for {format_ms(each_ns)}"

@@ -1,0 +1,107 @@
+"""Evaluation takes much of the time"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Loader, Program
+from diagnose.core.series import Series
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import named, rhythm
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.05
+"""From here on an evaluation within an epoch is worth doing more rarely."""
+
+EPOCH_SHARE = 0.25
+"""One evaluation an epoch is what is usual: a tenth to a fifth as many samples, without a backward pass,
+take less than this of the time."""
+
+UNKNOWN_SHARE = 0.10
+"""A loop without epochs has no usual rhythm; this much is much in any."""
+
+WITHIN_EPOCH = 0.75
+"""Evaluation comes within the epoch if its period is a smaller part of it."""
+
+LEAST = 0.5
+"""Evaluating half as often is always possible."""
+
+EVERY_20 = Series(
+    spike_ns={Phase.EVALUATION: 8e6}, spike_share={Phase.EVALUATION: 0.05}, period={Phase.EVALUATION: 20}
+)
+HUNDRED_STEPS = Program(loaders=(Loader(num_workers=0, batch_size=10, dataset_length=1000, epochs=5),))
+
+
+class FrequentEvaluation(Rule):
+    """
+    ## What it means
+    The loop stops every so many steps to evaluate the model, and that takes a considerable part of the
+    time.
+
+    ## What to do
+    Evaluate less often, on fewer samples, with larger batches (nothing is kept for a backward pass) and
+    with workers of its own. Or evaluate checkpoints in another process.
+
+    ## When it is wrong
+    Runs in which the evaluation is the point: a search that stops trainings early, for example.
+    """
+
+    explains = ("step-jitter",)
+    fires_on = (
+        profile(evaluation_ms=8, series=EVERY_20, program=HUNDRED_STEPS),
+        profile(evaluation_ms=12),
+        profile(evaluation_ms=30, program=HUNDRED_STEPS),
+    )
+    silent_on = (
+        profile(),
+        profile(evaluation_ms=9),
+        profile(evaluation_ms=20, program=HUNDRED_STEPS),
+        profile(checkpoint_ms=20),
+    )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        share = profile.share(Phase.EVALUATION)
+        if share is None or share < least_share(profile):
+            return None
+        lost_ns = profile.phase_time_ns[Phase.EVALUATION]
+        lines = [line for line in profile.where if line.phase is Phase.EVALUATION and not line.in_worker]
+        often = rhythm(profile, Phase.EVALUATION)
+        period = profile.series.period.get(Phase.EVALUATION)
+        rarer = f"every {10 * period} steps instead of every {period}" if period else "less often"
+        return Finding(
+            rule=self.name,
+            summary=f"Evaluation takes {format_share(share)} of the time{often}",
+            lost_ns={Phase.EVALUATION: lost_ns},
+            low_ns=LEAST * lost_ns,
+            high_ns=lost_ns,
+            assumption="evaluation becomes rare enough for its cost to vanish",
+            evidence=(
+                f"{format_ms(lost_ns)} of each step, on average, pass in evaluation{often}.",
+                *(f"{format_share(line.share)} of the time in {named(line)}." for line in lines[:2]),
+            ),
+            fix=f"Evaluate {rarer}, or on fewer samples.",
+            file=lines[0].file if lines else "",
+            line=lines[0].line if lines else 0,
+        )
+
+
+def least_share(profile: Profile) -> float:
+    """Returns the part of the time from which on evaluation is much, by how it lies to the epochs."""
+    period = profile.series.period.get(Phase.EVALUATION)
+    epoch = epoch_steps(profile)
+    if epoch is None:
+        return UNKNOWN_SHARE
+    return MIN_SHARE if period is not None and period < WITHIN_EPOCH * epoch else EPOCH_SHARE
+
+
+def epoch_steps(profile: Profile) -> float | None:
+    """Returns the steps of an epoch, as near as a loader tells; `None` where there are no epochs."""
+    for loader in profile.program.loaders:
+        if loader.epochs > 1:
+            return profile.steps.count / loader.epochs
+        if loader.dataset_length and loader.batch_size:
+            return loader.dataset_length / loader.batch_size
+    return None

@@ -1,0 +1,88 @@
+"""The loop's own Python code takes long"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, bounds, loop_lines, lost_of, named, share_of
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.03
+"""Some code stands between the calls of every loop; below this it is nobody's fault."""
+
+LINE_SHARE = 0.01
+"""A line that takes less of the step is not counted: that much is what a loop is made of."""
+
+OTHERS = {"log", "sync", "synchronize", "collect", "wait", "save", "clip", "ema", "metric", "schedule"}
+"""Idioms that rules of their own look after."""
+
+TRAINS = (".backward(", ".step(", ".zero_grad(", "next(")
+"""What a line with one of these spends beside a hooked call is the call's own edge."""
+
+MAX_LINES = 4
+
+
+class PythonOverhead(Rule):
+    """
+    ## What it means
+    Between the model, the optimizer and the loader the loop runs code of its own: bookkeeping, loops over
+    rows, work on lists and strings. It takes part of each step, and the device has nothing to do meanwhile.
+
+    ## What to do
+    Take it out of the loop, do it every N steps, replace Python loops by tensor operations, or give it to
+    another process.
+
+    ## When it is wrong
+    Code that computes something of the training itself in tensor operations, outside a module.
+    """
+
+    fires_on = (
+        profile(other_ms=12, where=(at("weights = [f(i) for i in order]", 0.1, "python-loop"),)),
+        profile(other_ms=5, where=(at("book.update(batch)", 0.04),)),
+    )
+    silent_on = (
+        profile(other_ms=2.9),
+        profile(other_ms=12, where=(at("print(step)", 0.1, "log"),)),
+        profile(other_ms=4, where=tuple(at(f"a{i} = b{i}", 0.004) for i in range(10))),
+        profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
+    )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        lines = loop_lines(profile, is_own_code)
+        share = share_of(lines)
+        if share < MIN_SHARE:
+            return None
+        lost = lost_of(profile, lines)
+        low, high = bounds(lost, lines)
+        return Finding(
+            rule=self.name,
+            summary=f"Code of the loop itself takes {format_share(share)} of each step,"
+            f" {format_ms(sum(lost.values()))}, most of it in {named(lines[0])}",
+            lost_ns=lost,
+            low_ns=low,
+            high_ns=high,
+            assumption="the code can be removed, or done elsewhere at no cost to the loop",
+            evidence=tuple(
+                f"{format_share(line.share)} of the time in {named(line)}, {line.function},"
+                f" about {line.num_samples} samples, outside of every call that trains."
+                for line in lines[:MAX_LINES]
+            ),
+            fix="Take the code out of the loop, do it every N steps, or replace Python loops by operations"
+            " on whole tensors.",
+            file=lines[0].file,
+            line=lines[0].line,
+        )
+
+
+def is_own_code(line: SourceLine) -> bool:
+    """Whether a line is the loop's own business: no phase's, no other rule's, and no edge of a call."""
+    return (
+        line.phase is Phase.OTHER
+        and line.share >= LINE_SHARE
+        and not OTHERS & set(line.idiom)
+        and not any(word in line.text for word in TRAINS)
+    )

@@ -1,0 +1,86 @@
+"""Steps take longer and longer"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.series import Series
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, named
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.03
+"""Growth that has cost less so far can be the machine's."""
+
+LOST_OF_GROWTH = 2 / 3
+"""Where time grows evenly, the quarters' medians are 3/4 of the growth apart, and the mean step lies half
+of the growth above the first."""
+
+MAIN_SHARE = 0.6
+"""What grows in the script grows in one phase; a machine that slows down slows all of them."""
+
+BOUNDS = (0.6, 1.4)
+"""Growth is seldom even."""
+
+
+class StepDrift(Rule):
+    """
+    ## What it means
+    Each quarter of the run was slower than the one before, in one phase: something grows with the steps. A
+    list that is walked each time, a graph that is never freed, a file that is read again from its start.
+
+    ## What to do
+    Look at what the growing phase's line keeps: append, but do not walk; `detach()` what is kept of losses
+    and outputs; keep a window instead of the whole history.
+
+    ## When it is wrong
+    Curricula that make the inputs longer on purpose.
+    """
+
+    explains = ("python-overhead", "step-jitter", "slow-metrics", "logging-io")
+    fires_on = (
+        profile(
+            other_ms=20,
+            series=Series(drift_ns={Phase.OTHER: 15e6}),
+            where=(at("mean = sum(history) / len(history)", 0.19, "python-loop"),),
+        ),
+        profile(series=Series(drift_ns={Phase.BACKWARD: 6e6, Phase.FORWARD: 1e6})),
+    )
+    silent_on = (
+        profile(),
+        profile(series=Series(drift_ns={Phase.BACKWARD: 4e6})),
+        profile(series=Series(drift_ns={Phase.BACKWARD: 9e6, Phase.FORWARD: 9e6})),
+    )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        drift = {phase: ns for phase, ns in profile.series.drift_ns.items() if ns > 0}
+        if not drift:
+            return None
+        worst = max(drift, key=lambda phase: drift[phase])
+        lost_ns = min(LOST_OF_GROWTH * drift[worst], profile.phase_time_ns.get(worst, 0.0))
+        if lost_ns < MIN_SHARE * profile.step_time_ns or drift[worst] < MAIN_SHARE * sum(drift.values()):
+            return None
+        line = next((line for line in profile.where if line.phase is worst and not line.in_worker), None)
+        evidence = [
+            f"The usual {worst.label} took {format_ms(drift[worst])} more in the run's last quarter than"
+            " in its first, and grew from each quarter to the next."
+        ]
+        if line is not None:
+            evidence.append(f"Most of its time is in {named(line)}, {line.function}.")
+        return Finding(
+            rule=self.name,
+            summary=f"Steps grow longer: {format_ms(drift[worst])} more {worst.label} at the end, so far"
+            f" {format_share(lost_ns / profile.step_time_ns)} of the time, and more with each step",
+            lost_ns={worst: lost_ns},
+            low_ns=BOUNDS[0] * lost_ns,
+            high_ns=BOUNDS[1] * lost_ns,
+            assumption="steps could stay as short as the first ones",
+            evidence=tuple(evidence),
+            fix=f"Find what grows in the {worst.label}: keep a window instead of the whole history, and"
+            " detach() what is kept of losses.",
+            file=line.file if line else "",
+            line=line.line if line else 0,
+        )

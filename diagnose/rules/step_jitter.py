@@ -1,0 +1,95 @@
+"""Some steps take far longer than the others, and nothing explains them"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.series import Series
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.05
+"""Outliers that take less are what any machine has."""
+
+MOST_SPIKES = 0.15
+"""More outliers than this are no outliers, but steps of another kind: longer batches, for example."""
+
+LEAST_SPIKES = 5
+"""Fewer may be one event of the machine."""
+
+MOST_DELAY = 0.5
+"""If the training thread waited for a CPU for this part of the outliers' time, other programs explain
+them."""
+
+COMPUTING = (Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+RARE = Series(spike_ns={Phase.FORWARD: 8e6}, spike_share={Phase.FORWARD: 0.02}, period={})
+QUIET = HostStats(runnable_share=0.001)
+
+
+class StepJitter(Rule):
+    """
+    ## What it means
+    A few steps take far longer than the rest, at no regular interval, while the model computes.
+    Collections, checkpoints, evaluations, data and other programs were looked at and do not explain them.
+
+    ## What to do
+    Look at what else these steps do: inputs of another size, memory that is allocated anew, the clock of
+    the processor, a network file system. The steps' times are in the run's file.
+
+    ## When it is wrong
+    Inputs whose size varies greatly have steps whose time does.
+    """
+
+    needs = ("host.runnable_share",)
+    fires_on = (profile(series=RARE, host=QUIET),)
+    silent_on = (
+        profile(host=QUIET),
+        profile(series=RARE, host=HostStats(runnable_share=0.08)),
+        profile(
+            series=Series(spike_ns={Phase.FORWARD: 20e6}, spike_share={Phase.FORWARD: 0.3}), host=QUIET
+        ),
+        profile(
+            series=Series(spike_ns={Phase.CHECKPOINT: 20e6}, spike_share={Phase.CHECKPOINT: 0.02}),
+            host=QUIET,
+        ),
+    )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        series, delay = profile.series, profile.host.runnable_share
+        assert delay is not None
+        spiking = [
+            phase
+            for phase in COMPUTING
+            if phase not in series.period
+            and series.spike_share.get(phase, 0.0) * profile.steps.measured >= LEAST_SPIKES
+            and series.spike_share[phase] <= MOST_SPIKES
+        ]
+        lost = {
+            phase: min(series.spike_ns[phase], profile.phase_time_ns.get(phase, 0.0)) for phase in spiking
+        }
+        total = sum(lost.values())
+        share = total / profile.step_time_ns
+        if share < MIN_SHARE or delay > MOST_DELAY * share:
+            return None
+        worst = max(lost, key=lambda phase: lost[phase])
+        each_ns = series.each_ns(worst)
+        assert each_ns is not None
+        return Finding(
+            rule=self.name,
+            summary=f"A few steps take far longer than the rest: {format_share(share)} of the time",
+            lost_ns={phase: ns for phase, ns in lost.items() if ns},
+            low_ns=0.0,
+            high_ns=total,
+            assumption="the long steps could be as short as the others",
+            evidence=(
+                f"{format_share(series.spike_share[worst])} of the steps take {format_ms(each_ns)} more"
+                f" than usual in {worst.label}, at no regular interval.",
+                f"The training thread waited for a CPU for {format_share(delay)} of the time only.",
+            ),
+            fix="Look at what the long steps have in common: the size of their inputs first.",
+        )
