@@ -1,4 +1,4 @@
-"""`diagnose report`, `runs` and `compare` on runs as they lie on disk."""
+"""`diagnose report`, `runs`, `compare` and `status` on runs as they lie on disk."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def diagnose(
     """The command line, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIAGNOSE_DIR", raising=False)
+    monkeypatch.setenv("DIAGNOSE_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own there
 
     def call(*arguments: object) -> Answer:
@@ -225,7 +226,7 @@ def test_compare_needs_two_runs(diagnose: Diagnose, two_runs: Path) -> None:
     assert answer.code == 2 and "Missing argument" in answer.err
 
 
-@pytest.mark.parametrize("verb", ["report", "runs", "compare"])
+@pytest.mark.parametrize("verb", ["report", "runs", "compare", "status", "rules"])
 def test_help_of_the_reading_verbs_imports_nothing_heavy(verb: str) -> None:
     code = (
         "import sys; from diagnose.cli.main import main\n"

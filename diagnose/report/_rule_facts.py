@@ -26,16 +26,17 @@ class Threshold:
 
 
 def thresholds(rule: Rule) -> list[Threshold]:
-    """Returns the named numbers of a rule's file that are followed by a reason."""
-    module = inspect.getmodule(type(rule))
-    if module is None:
-        return []
-    body = ast.parse(inspect.getsource(module)).body
-    return [
+    """Returns the named numbers, with their reasons, of the files of a rule and of its bases."""
+    family = type(rule).__mro__
+    modules = [inspect.getmodule(one) for one in family[: family.index(Rule)]]
+    found = (
         Threshold(name=name, value=ast.unparse(value), reason=reason)
-        for name, value, reason in _documented(body)
+        for module in dict.fromkeys(modules)
+        if module is not None
+        for name, value, reason in _documented(ast.parse(inspect.getsource(module)).body)
         if _is_number(value)
-    ]
+    )
+    return list({number.name: number for number in found}.values())
 
 
 def sections(rule: Rule) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ def rules_text(rules: Mapping[str, Rule], terminal: Terminal) -> str:
     margin = len(INDENT) + names + len(INDENT)
     below = terminal.width - margin < MIN_TITLE_CELLS
     indent = INDENT * 2 if below else " " * margin
-    lines = [f"{len(rules)} rules. The page of one: diagnose rules NAME", ""]
+    lines = [f"{len(rules)} rules; one in full: diagnose rules NAME", ""]
     for name, rule in rules.items():
         first = INDENT + terminal.paint(name, "bold") + " " * (margin - len(INDENT) - len(name))
         texts = _wrapped(clean(rule.title, terminal), terminal, indent)
