@@ -43,7 +43,7 @@ def program_of(logs: Sequence[RankLog], warmup: int) -> Program:
 def memory_of(log: RankLog, warmup: int) -> Memory:
     """Reads the resident memory over the measured steps."""
     rows = [(step, r["resident_bytes"]) for _, step, r in log.vitals if "resident_bytes" in r]
-    total = log.meta.get("memory_bytes")
+    total = _facts(log).get("memory_bytes")
     if not rows:
         return Memory(total_bytes=total)
     rows = [row for row in rows if row[0] >= warmup]

@@ -288,3 +288,20 @@ class Profile:
         if phase not in self.phase_time_ns or not self.step_time_ns:
             return None
         return self.phase_time_ns[phase] / self.step_time_ns
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory where the model lives: the accelerator's, or the host's."""
+        return self.device.total_bytes if self._on_accelerator else self.program.memory.total_bytes
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """Memory that was never used where the model lives; `None` when it was not measured."""
+        memory = self.program.memory
+        used = self.device.peak_bytes if self._on_accelerator else memory.rss_bytes
+        total = self.memory_bytes
+        return max(0, total - used) if total is not None and used is not None else None
+
+    @property
+    def _on_accelerator(self) -> bool:
+        return any(model.device != "cpu" for model in self.program.models)

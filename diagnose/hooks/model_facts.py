@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from diagnose.hooks._recorder import Recorder
@@ -31,6 +34,7 @@ class ModelFactsHook(Hook):
                 for model in models
                 if model is not None and next(model.parameters(), None) is not None
             ]
+            recorder.facts["memory_bytes"] = _memory_bytes()
 
         recorder.inspections.append(inspect)
         try:
@@ -90,3 +94,13 @@ def _channels_last(convolutions: list[Any]) -> bool | None:
     if not weights:
         return None
     return all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+
+
+def _memory_bytes() -> int | None:
+    """Memory that this process may use: the machine's, or what its control group allows."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits, default=None)

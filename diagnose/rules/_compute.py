@@ -1,0 +1,38 @@
+"""Divides the time of forward and backward among the operations of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diagnose.core.graph import Graph, Work
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+
+DISPATCH_NS = 3000.0
+FLOPS_PER_NS = 50.0
+BYTES_PER_NS = 5.0
+"""An operation's fixed cost, and the speed of one core at products and at memory. Only the shares that they
+give are used, and on any machine these three stand in about this relation."""
+
+
+def cost_ns(work: Work) -> float:
+    """Returns about how long operations take on one core: good for shares of a whole only."""
+    return work.num_ops * DISPATCH_NS + work.flops / FLOPS_PER_NS + work.num_bytes / BYTES_PER_NS
+
+
+def cost_share(work: Work, graph: Graph) -> float:
+    """Returns the part of the graph's time that some of its operations take, 0 to 1."""
+    whole = cost_ns(graph.total)
+    return min(1.0, cost_ns(work) / whole) if whole else 0.0
+
+
+def of_model(profile: Profile, share: float) -> Mapping[Phase, float]:
+    """Returns that part of forward and backward, by phase."""
+    return {
+        phase: share * profile.phase_time_ns.get(phase, 0.0) for phase in (Phase.FORWARD, Phase.BACKWARD)
+    }
+
+
+def model_ns(profile: Profile) -> float:
+    """Returns the time of forward and backward together."""
+    return sum(of_model(profile, 1.0).values())

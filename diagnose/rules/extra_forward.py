@@ -1,0 +1,98 @@
+"""The model is called a second time on a batch it has just seen"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.graph import Graph
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Calls, Program
+from diagnose.core.series import Series
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+MIN_REPEATS = 0.9
+"""Repeats per step: a call that comes now and then may be an evaluation."""
+
+MIN_WASTED = 0.2
+"""Part of the graph that no backward pass uses. Less may be a metric."""
+
+LOW = 0.85
+"""A result at hand must still be looked at."""
+
+FREE = Program(calls=Calls(num_steps=4, repeated=1.0, file="/home/me/train.py", line=40))
+TWICE = Program(
+    calls=Calls(num_steps=4, repeated_with_grad=1.0, repeated=0.0),
+    graph=Graph(num_nodes=100, wasted_share=0.5),
+)
+BOTH_USED = Program(
+    calls=Calls(num_steps=4, repeated_with_grad=1.0, repeated=0.0),
+    graph=Graph(num_nodes=100, wasted_share=0.0),
+)
+EACH_STEP = Series(median_ns={Phase.EVALUATION: 20e6})
+
+
+class ExtraForward(Rule):
+    """
+    ## What it means
+    In each step the model computes a batch for training and then once more, for a metric or a log. The
+    second result could have been had from the first.
+
+    ## What to do
+    Keep the output of the training forward, and compute the metric from `output.detach()`.
+
+    ## When it is wrong
+    The second call is meant to differ, by dropout or by weights that have been updated in between.
+    """
+
+    needs = ("program.calls.repeated",)
+    fires_on = (profile(evaluation_ms=20, program=FREE, series=EACH_STEP), profile(program=TWICE))
+    silent_on = (
+        profile(
+            evaluation_ms=20, series=EACH_STEP, program=Program(calls=Calls(num_steps=4, repeated=0.0))
+        ),
+        profile(program=BOTH_USED),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return profile.program.calls is not None
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        calls, graph = profile.program.calls, profile.program.graph
+        assert calls is not None and calls.repeated is not None
+        wasted = graph.wasted_share if graph is not None else None
+        if calls.repeated >= MIN_REPEATS:
+            evaluation_ns = profile.phase_time_ns.get(Phase.EVALUATION, 0.0)
+            phase, lost_ns = (
+                Phase.EVALUATION,
+                min(profile.series.median_ns.get(Phase.EVALUATION, evaluation_ns), evaluation_ns),
+            )
+            proof = f"{calls.repeated:.0f} calls per step without gradients get what was trained on."
+        elif (calls.repeated_with_grad or 0.0) >= MIN_REPEATS and (wasted or 0.0) >= MIN_WASTED:
+            assert wasted is not None
+            phase, lost_ns = Phase.FORWARD, wasted * profile.phase_time_ns.get(Phase.FORWARD, 0.0)
+            proof = f"{format_share(wasted)} of the graph is never used by a backward pass."
+        else:
+            return None
+        if lost_ns < 0.02 * profile.step_time_ns:
+            return None
+        return Finding(
+            rule=self.name,
+            summary="The model computes each batch a second time.",
+            lost_ns={phase: lost_ns},
+            low_ns=LOW * lost_ns,
+            high_ns=lost_ns,
+            assumption="what the second call is for can be had from the first one's output",
+            evidence=(
+                f"In {calls.num_steps} steps looked at, the same tensor was given to the model again.",
+                proof,
+                f"The second call takes {format_ms(lost_ns)} of each step.",
+            ),
+            fix="Use the output of the training forward, detached, instead of calling the model again.",
+            code="accuracy = (output.detach().argmax(1) == labels).float().mean()",
+            file=calls.file,
+            line=calls.line,
+        )

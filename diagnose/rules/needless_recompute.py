@@ -1,0 +1,92 @@
+"""Activations are computed again although memory is free"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.graph import Graph, Work
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Memory, Program
+from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+KEEP_FREE = 0.3
+"""Part of the memory that must remain free when activations are kept: peers use the same bound."""
+
+KEPT_PER_RESULT = 2.0
+"""Bytes kept for the backward pass per byte of results: inputs, masks and copies come on top."""
+
+REENTRANT_SHARE = 0.85
+"""Part of the forward inside checkpointed regions of the older kind, whose inside is not seen."""
+
+LOW, HIGH = 0.7, 1.25
+"""The second computation meets other caches than the first, and frees what the first kept."""
+
+GIB = 2**30
+
+
+def checkpointed(share: float, **changes: object) -> Program:
+    total = Work(num_ops=200, flops=1e9, num_bytes=1e9)
+    graph = Graph(num_nodes=400, total=total, recomputed_share=share, **changes)  # type: ignore[arg-type]
+    return Program(graph=graph, memory=Memory(rss_bytes=4 * GIB, total_bytes=32 * GIB))
+
+
+FULL = Program(graph=checkpointed(1).graph, memory=Memory(rss_bytes=27 * GIB, total_bytes=32 * GIB))
+
+
+class NeedlessRecompute(Rule):
+    """
+    ## What it means
+    Activation checkpointing throws the results of the forward pass away and computes them once more in the
+    backward pass. That saves memory, and this run has memory to spare.
+
+    ## What to do
+    Take the checkpointing off, or checkpoint fewer layers.
+
+    ## When it is wrong
+    Longer sequences or larger batches are still to come in the run.
+    """
+
+    needs = ("program.graph", "headroom_bytes")
+    fires_on = (
+        profile(program=checkpointed(1.0)),
+        profile(program=checkpointed(0.3)),
+        profile(program=checkpointed(0, num_checkpoints=12)),
+    )
+    silent_on = (profile(program=checkpointed(0)), profile(program=FULL))
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        graph = profile.program.graph
+        return graph is not None and bool(graph.recomputed_share or graph.num_checkpoints)
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        graph = profile.program.graph
+        free, total = profile.headroom_bytes, profile.memory_bytes
+        assert graph is not None and free is not None and total is not None
+        kept_bytes = KEPT_PER_RESULT * graph.total.num_bytes
+        if free - kept_bytes < KEEP_FREE * total:
+            return None
+        share = max(graph.recomputed_share, REENTRANT_SHARE if graph.num_checkpoints else 0.0)
+        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+        lost_ns = min(share * profile.phase_time_ns.get(Phase.FORWARD, 0.0), 0.7 * backward_ns)
+        if lost_ns < 0.02 * profile.step_time_ns:
+            return None
+        where = f"{graph.num_checkpoints} checkpointed regions" if graph.num_checkpoints else "its graph"
+        return Finding(
+            rule=self.name,
+            summary=f"The backward pass computes {format_share(share)} of the forward again.",
+            lost_ns={Phase.BACKWARD: lost_ns},
+            low_ns=LOW * lost_ns,
+            high_ns=min(HIGH * lost_ns, backward_ns),
+            assumption="computing again takes as long as computing did",
+            evidence=(
+                f"By {where}, {format_share(share)} of the forward, {format_ms(lost_ns)}, is computed"
+                f" twice.",
+                f"{format_bytes(free)} of {format_bytes(total)} are free; keeping the results takes about"
+                f" {format_bytes(kept_bytes)}.",
+            ),
+            fix="Call the layers directly instead of through torch.utils.checkpoint.",
+        )
