@@ -20,6 +20,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     text = fill(text, "demo", demo())
+    text = fill(text, "findings", findings())
     text = fill(text, "attribution", attribution(ROOT / "docs" / "attribution.md"))
     text = fill(text, "overhead", body(ROOT / "docs" / "overhead.md"))
     readme.write_text(text, encoding="utf-8")
@@ -28,17 +29,29 @@ def main() -> None:
 def demo() -> str:
     """Runs what `make demo` runs, and returns its last lines of stdout and the block that follows."""
     script = str(Path("examples") / "image_classifier.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "diagnose", "run", script],
+    done = diagnose("run", script)
+    tail = done.stdout.splitlines()[-2:]
+    block = "\n".join([f"$ diagnose run {script}", "...", *tail, "", *done.stderr.strip().splitlines()])
+    return f"```text\n{block}\n```"
+
+
+def findings() -> str:
+    """Returns what the full report of that run says of its findings."""
+    report = diagnose("report").stdout
+    section = report[report.index("What slows it down") : report.index("\nWhere the step goes")]
+    return f"```text\n$ diagnose report\n...\n{section.rstrip()}\n...\n```"
+
+
+def diagnose(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "diagnose", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=True,
     )
-    tail = done.stdout.splitlines()[-2:]
-    block = "\n".join([f"$ diagnose run {script}", "...", *tail, "", *done.stderr.strip().splitlines()])
-    return f"```text\n{block}\n```"
 
 
 def attribution(path: Path) -> str:
