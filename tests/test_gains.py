@@ -142,11 +142,15 @@ def test_calibration_counts_errors_and_hits_per_fault() -> None:
         """
   Predicted beside measured speedup, of fixes that were tried. The error is the
   median, as a part of the measured speedup.
-  faults that were gone  tried  error  inside the interval
-  all                        2   53 %               1 of 2
-  serial-loading             1  6.7 %               1 of 1
-  slow-updates               1  100 %               0 of 1
+  faults that were gone  tried  error  in the interval  within noise
+  all                        2   53 %           1 of 2        1 of 2
+  serial-loading             1  6.7 %           1 of 1        1 of 1
+  slow-updates               1  100 %           0 of 1        0 of 1
 """,
+    )
+    noisy = replace(TRIED, measured=Gain(speedup=1.5, low=0.2, high=2.8))
+    assert calibration_text([TRIED, noisy], Terminal()).endswith(
+        "  1 measurement too noisy to count: 50 % of the speedup or more.\n"
     )
     assert calibration_text([], Terminal()).startswith("  No fix has been tried yet. ")
 

@@ -35,6 +35,16 @@ class Prediction:
         return self.predicted.low <= self.measured.speedup <= self.predicted.high
 
     @property
+    def is_within_noise(self) -> bool:
+        """Whether the two intervals overlap: the runs do not contradict the prediction."""
+        return self.predicted.low <= self.measured.high and self.measured.low <= self.predicted.high
+
+    @property
+    def noise_share(self) -> float:
+        """Half the width of the measured interval, as a part of the measured speedup."""
+        return (self.measured.high - self.measured.low) / 2 / self.measured.speedup
+
+    @property
     def error_share(self) -> float:
         """How far the prediction was off, as a part of the measured speedup; above 0 too high."""
         return self.predicted.speedup / self.measured.speedup - 1
