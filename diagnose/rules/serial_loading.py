@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from math import ceil
+
+from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
+from diagnose.rules._supply import HEADROOM, main_loader
 from diagnose.rules.base import Rule
 
-MIN_SHARE = 0.02
-"""Loading that takes less of the step is not worth worker processes."""
+MIN_SHARE = 0.04
+"""Handing a batch over from a worker costs about a millisecond itself; less loading is not worth it."""
 
-HIDDEN = (0.7, 1.0)
-"""How much of the loading workers hide: all of it where they keep up, less where CPUs are short."""
+BLOCKED = 0.7
+"""The loop stands off the CPU for this part of its loading or more: it waits for a disk or a network."""
+
+COMPUTING = 0.3
+"""And for less than this: it computes."""
 
 ONE_WORKER = Program(loaders=(Loader(num_workers=1, batch_size=32),))
 NO_WORKER = Program(loaders=(Loader(num_workers=0, batch_size=32, file="/home/me/train.py", line=31),))
@@ -24,48 +32,102 @@ class SerialLoading(Rule):
     """
     ## What it means
     The loader has no workers, so the loop stands still while the training thread itself fetches, decodes
-    and collates each batch.
+    and collates each batch. The evidence says whether it computes meanwhile or waits for a disk.
 
     ## What to do
-    Give the loader workers: they prepare the next batches while the model computes on this one.
+    Give the loader workers: they prepare the next batches while the model computes on this one. Where
+    collating takes most of the time the fault is `slow-collate`.
 
     ## When it is wrong
     Loading that must run in the main process, or a machine without a CPU to spare: workers then compete
-    with the model.
+    with the model, and the lower bound says what is left to win.
     """
 
+    needs = ("input.steady_wait_ns",)
     actions = ("loader-workers",)
     fires_on = (
-        profile(data_wait_ms=40, program=NO_WORKER, input=InputStats(fetch_ns=38e6, collate_ns=2e6)),
-        profile(data_wait_ms=3, program=NO_WORKER, input=InputStats(fetch_ns=2e6, collate_ns=1e6)),
+        profile(
+            data_wait_ms=40,
+            program=NO_WORKER,
+            input=InputStats(fetch_ns=38e6, collate_ns=2e6, steady_wait_ns=40e6),
+            host=HostStats(cpus=8, process_cpus=1.0, on_cpu_share=0.98, runnable_share=0.01),
+        ),
+        profile(
+            data_wait_ms=5,
+            program=NO_WORKER,
+            input=InputStats(fetch_ns=4e6, collate_ns=1e6, steady_wait_ns=5e6),
+        ),
     )
     silent_on = (
-        profile(data_wait_ms=1.9, program=NO_WORKER, input=InputStats(fetch_ns=1e6, collate_ns=0.9e6)),
-        profile(data_wait_ms=40, program=ONE_WORKER),
+        profile(data_wait_ms=3, program=NO_WORKER, input=InputStats(fetch_ns=2e6, steady_wait_ns=3e6)),
+        profile(data_wait_ms=40, program=ONE_WORKER, input=InputStats(steady_wait_ns=40e6)),
     )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return any(not loader.num_workers for loader in profile.program.loaders)
+        loader = main_loader(profile)
+        return loader is not None and not loader.num_workers
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        share = profile.share(Phase.DATA_WAIT)
-        if share is None or share < MIN_SHARE:
+        loader, wait_ns = main_loader(profile), profile.input.steady_wait_ns
+        step_ns = profile.step_time_ns
+        assert loader is not None and wait_ns is not None
+        lost_ns = min(wait_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        if lost_ns < MIN_SHARE * step_ns:
             return None
-        lost_ns = profile.phase_time_ns[Phase.DATA_WAIT]
-        loader = next(loader for loader in profile.program.loaders if not loader.num_workers)
+        compute_ns = step_ns - lost_ns
+        workers = _workers_for(profile, lost_ns, compute_ns)
+        host = profile.host
+        # What workers win is bounded by the CPUs: all that the process computes now has to be done then too.
+        least_ns = (host.process_cpus or 0.0) * step_ns / (host.cpus or 1)
+        low_ns = step_ns - max(compute_ns, lost_ns / workers, least_ns)
+        parts: tuple[str, ...] = ()
+        if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
+            parts = (
+                f"A batch takes {format_ms(profile.input.fetch_ns)} to fetch"
+                f" and {format_ms(profile.input.collate_ns)} to collate.",
+            )
         return Finding(
             rule=self.name,
-            summary=f"The training thread loads its own batches: {format_share(share)} of each step.",
+            summary=(
+                f"The training thread loads its own batches: {format_share(lost_ns / step_ns)} of each"
+                " step."
+            ),
             lost_ns={Phase.DATA_WAIT: lost_ns},
-            low_ns=HIDDEN[0] * lost_ns,
-            high_ns=HIDDEN[1] * lost_ns,
-            assumption="workers prepare a batch while the model computes, on CPUs that are free",
-            evidence=(f"num_workers=0, and {format_ms(lost_ns)} of each step pass in next(loader).",),
-            fix="Give the DataLoader workers.",
-            code="DataLoader(..., num_workers=2, persistent_workers=True)",
+            low_ns=min(lost_ns, max(0.0, low_ns)),
+            high_ns=lost_ns,
+            assumption=(
+                "workers prepare each batch while the model computes; the lower bound shares the CPUs"
+                " there are"
+            ),
+            evidence=(
+                f"num_workers=0, and {format_ms(lost_ns)} of each step pass in next(loader).",
+                *parts,
+                *_whether_it_computes(profile, lost_ns),
+            ),
+            fix=f"Give the DataLoader {workers} {'worker' if workers == 1 else 'workers'}.",
+            code=with_arguments(loader.call, "DataLoader", num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
             actions=self.actions,
         )
+
+
+def _workers_for(profile: Profile, load_ns: float, compute_ns: float) -> int:
+    """Returns how many workers keep up, at most one per CPU."""
+    wanted = max(1, ceil(HEADROOM * load_ns / max(1.0, compute_ns)))
+    return max(1, min(wanted, profile.host.cpus or wanted))
+
+
+def _whether_it_computes(profile: Profile, load_ns: float) -> tuple[str, ...]:
+    """Says whether loading computes or waits, where the loop's time off the CPU can be nothing else."""
+    host = profile.host
+    if host.on_cpu_share is None or host.runnable_share is None or profile.run.device != "cpu":
+        return ()
+    off_cpu = (1 - host.on_cpu_share - host.runnable_share) * profile.step_time_ns / load_ns
+    if off_cpu >= BLOCKED:
+        return ("The training thread is off the CPU meanwhile: it waits for a disk, a network or a sleep.",)
+    if off_cpu <= COMPUTING:
+        return ("The training thread is on the CPU meanwhile: it computes, it does not wait for a disk.",)
+    return ()

@@ -1,0 +1,219 @@
+"""Supply and demand of batches: what worker processes can deliver, and what the loop would win with more.
+
+The loop and its workers are two stages of a pipeline, so a step takes as long as the slower of the two: the
+loop's own work, or the workers' time for a step's batches divided by their number. Neither is faster than
+the CPUs allow that both share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from diagnose.core.host import HostStats
+from diagnose.core.phases import Phase
+from diagnose.core.profile import InputStats, Profile, WorkerStats
+from diagnose.core.program import Loader, Program
+from diagnose.core.units import NS_PER_MS, format_ms, format_share
+from diagnose.rules._examples import profile
+
+MIN_SHARE = 0.04
+"""Loops that wait for less of the step are well fed; a loaded machine alone makes them wait that much."""
+
+SATURATED = 0.75
+"""Workers that are busy for so much of the time are behind: some idleness remains at each epoch's ends."""
+
+STARVED_BATCHES = 1.0
+"""With fewer finished batches than this waiting, on average, the loop meets an empty queue."""
+
+HEADROOM = 1.25
+"""Workers to ask for, relative to the least that keep up: fetching times vary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """One loader with workers, and the loop that it feeds.
+
+    Attributes:
+        wait_ns: Mean wait of a step that begins no epoch.
+        compute_ns: The rest of such a step.
+        busy_ns: A worker's time for the batches of one step: fetch, collate and send.
+        delay_share: Part of fetch and collate in which the worker had no CPU.
+        worker_cpu_ns: Part of `busy_ns` that was spent on a CPU.
+        own_cpu_ns: CPU time per step of the training process; 0 when it was not measured.
+        cpus: CPUs to be shared; `None` when unknown.
+    """
+
+    loader: Loader
+    workers: WorkerStats
+    step_ns: float
+    wait_ns: float
+    compute_ns: float
+    batches: float
+    busy_ns: float
+    delay_share: float
+    worker_cpu_ns: float
+    own_cpu_ns: float
+    cpus: int | None
+
+    @property
+    def wait_share(self) -> float:
+        """Part of the mean step that the loop waits, epochs' beginnings left out."""
+        return self.wait_ns / self.step_ns
+
+    @property
+    def load(self) -> float:
+        """Part of the time that the workers would have to be busy to keep up with the steps as they are."""
+        return self.busy_ns / self.loader.num_workers / (self.compute_ns + self.wait_ns)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the loop waits because all workers are busy."""
+        ready = self.workers.ready_batches
+        return (
+            self.wait_share >= MIN_SHARE
+            and self.load >= SATURATED
+            and (ready is None or ready < STARVED_BATCHES)
+        )
+
+    @property
+    def needs_cpu(self) -> bool:
+        """Whether the workers compute, or want to, for at least half of their time: else they wait."""
+        return self.workers.cpu_share + self.delay_share >= 0.5
+
+    def won_ns(self, *, num_workers: int | None = None, busy_ns: float | None = None) -> float:
+        """Returns the part of `wait_ns` that other workers, or less work for them, would take away."""
+        busy = self.busy_ns if busy_ns is None else busy_ns
+        undelayed = busy * (1 - self.delay_share) if num_workers else busy
+        paces = [self.compute_ns, undelayed / (num_workers or self.loader.num_workers)]
+        if self.cpus:
+            cpu_ns = self.worker_cpu_ns * busy / self.busy_ns if self.busy_ns else 0.0
+            paces.append((self.own_cpu_ns + cpu_ns) / self.cpus)
+        return min(self.wait_ns, max(0.0, self.compute_ns + self.wait_ns - max(paces)))
+
+    def enough_workers(self) -> int:
+        """Returns how many workers to ask for: enough to keep up, at most one per CPU."""
+        wanted = ceil(HEADROOM * self.busy_ns * (1 - self.delay_share) / max(1.0, self.compute_ns))
+        most = max(self.cpus or wanted, self.loader.num_workers)
+        return min(max(wanted, self.loader.num_workers + 1), most)
+
+    def evidence(self) -> tuple[str, ...]:
+        """Returns the sentences that every fault of a starved loop has in common."""
+        workers = self.workers
+        ready = workers.ready_batches
+        queue = "" if ready is None else f"; {ready:.1f} finished batches were waiting on average"
+        return (
+            f"The loop waits {format_ms(self.wait_ns)} of each step for a batch{queue}.",
+            f"A batch takes a worker {format_ms(workers.fetch_ns)} to fetch,"
+            f" {format_ms(workers.collate_ns)} to collate and {format_ms(workers.send_ns)} to send;"
+            f" {self.loader.num_workers} {'worker is' if self.loader.num_workers == 1 else 'workers are'}"
+            f" busy {format_share(min(1.0, self.load))} of the time.",
+        )
+
+
+def supply_of(profile: Profile) -> Supply | None:
+    """Returns supply and demand of the loader that feeds the loop, or `None` where no worker does."""
+    loader = main_loader(profile)
+    stats = profile.input
+    workers = stats.workers
+    if loader is None or not loader.num_workers or workers is None or stats.steady_wait_ns is None:
+        return None
+    batches = stats.batches_per_step or 1.0
+    making = workers.fetch_ns + workers.collate_ns
+    step_ns = profile.step_time_ns
+    return Supply(
+        loader=loader,
+        workers=workers,
+        step_ns=step_ns,
+        wait_ns=stats.steady_wait_ns,
+        compute_ns=max(0.0, step_ns - profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0)),
+        batches=batches,
+        busy_ns=(making + workers.send_ns) * batches,
+        delay_share=workers.delay_share or 0.0,
+        worker_cpu_ns=(making * workers.cpu_share + workers.send_ns) * batches,
+        own_cpu_ns=(profile.host.process_cpus or 0.0) * step_ns,
+        cpus=profile.host.cpus,
+    )
+
+
+def main_loader(profile: Profile) -> Loader | None:
+    """Returns the loader that fed most steps."""
+    return profile.program.loaders[0] if profile.program.loaders else None
+
+
+# -- profiles to write examples with
+
+CALL = "DataLoader(train_set, batch_size=32, shuffle=True, num_workers=2)"
+
+
+def fed_by(
+    *,
+    data_wait_ms: float,
+    fetch_ms: float = 0.0,
+    collate_ms: float = 0.0,
+    send_ms: float = 0.1,
+    num_workers: int = 2,
+    cpus: int = 8,
+    loader: dict[str, Any] | None = None,
+    workers: dict[str, Any] | None = None,
+    stats: dict[str, Any] | None = None,
+    **parts: Any,
+) -> Profile:
+    """Returns a profile of steps of 100 ms that are fed by workers.
+
+    Args:
+        data_wait_ms: Wait of each step, evenly.
+        fetch_ms: Worker's time per batch, and likewise `collate_ms` and `send_ms`.
+        num_workers: Workers of the one loader.
+        cpus: CPUs of the machine.
+        loader: Further facts of the loader.
+        workers: Further figures of the workers.
+        stats: Further figures of `InputStats`.
+        parts: As for `profile`.
+    """
+    figures: dict[str, Any] = {
+        "num_workers": num_workers,
+        "batches": 500,
+        "fetch_ns": fetch_ms * NS_PER_MS,
+        "collate_ns": collate_ms * NS_PER_MS,
+        "send_ns": send_ms * NS_PER_MS,
+        "cpu_share": 0.95,
+        "delay_share": 0.02,
+        "idle_share": 0.05,
+        "ready_batches": 0.1,
+        "median_ns": (fetch_ms + collate_ms) * NS_PER_MS,
+        "tail_share": 0.0,
+        "tail_batches": 0.0,
+        "busiest": 1.0,
+    }
+    facts: dict[str, Any] = {
+        "batch_size": 32,
+        "prefetch_factor": 2,
+        "persistent_workers": True,
+        "epochs": 5,
+        "file": "/home/me/train.py",
+        "line": 31,
+        "call": CALL,
+    }
+    shown: dict[str, Any] = {
+        "batches_per_step": 1.0,
+        "steady_wait_ns": data_wait_ms * NS_PER_MS,
+        "burst_ns": 0.0,
+        "burst_share": 0.0,
+        "early_wait_ns": data_wait_ms * NS_PER_MS,
+        "late_wait_ns": data_wait_ms * NS_PER_MS,
+    }
+    made = profile(
+        data_wait_ms=data_wait_ms,
+        program=Program(loaders=(Loader(num_workers=num_workers, **{**facts, **(loader or {})}),)),
+        input=InputStats(
+            workers=WorkerStats(**{**figures, **(workers or {})}), **{**shown, **(stats or {})}
+        ),
+        **{"host": HostStats(cpus=cpus, process_cpus=1.0), **parts},
+    )
+    return replace(made)
+
+
+WELL_FED = fed_by(data_wait_ms=0.3, fetch_ms=90, workers={"ready_batches": 3.4, "idle_share": 0.5})
+"""Two workers that keep up."""

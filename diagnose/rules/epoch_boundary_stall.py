@@ -1,0 +1,85 @@
+"""Each epoch begins with a long wait"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_duration, format_share
+from diagnose.rules._supply import WELL_FED, fed_by, main_loader
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.02
+"""Of the mean step; below it nobody would notice."""
+
+MIN_EPOCHS = 2
+"""Beginnings to have seen: a single one may have been slow for another reason."""
+
+
+class EpochBoundaryStall(Rule):
+    """
+    ## What it means
+    The first batch of each epoch comes much later than the others, although no workers are started for
+    it: the sampler draws or sorts its order, the dataset opens its files anew, or workers that were
+    idle have to fill their queues again.
+
+    ## What to do
+    Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
+    files once. If the workers only have to fill up, begin the next iteration before the epoch's last
+    steps.
+
+    ## When it is wrong
+    Epochs of a few steps in a test run, which a real run does not have.
+    """
+
+    needs = ("input.epoch_start_ns",)
+    fires_on = (
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+        ),
+    )
+    silent_on = (
+        WELL_FED,
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            loader={"persistent_workers": False},
+            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+        ),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        loader = main_loader(profile)
+        return loader is not None and (loader.persistent_workers or not loader.num_workers)
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        stats, loader = profile.input, main_loader(profile)
+        assert loader is not None and stats.epoch_start_ns is not None
+        lost_ns = min(stats.epoch_start_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"The beginning of each epoch costs {format_share(lost_ns / profile.step_time_ns)} of the"
+                " time."
+            ),
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.5 * lost_ns,
+            high_ns=lost_ns,
+            assumption="an epoch begins as fast as it goes on",
+            evidence=(
+                f"{stats.epoch_starts} epochs began; each made the loop wait"
+                f" {format_duration(per_epoch)} longer than usual.",
+                f"iter(loader) alone took {format_duration(loader.construct_ns)};"
+                f" the sampler is a {loader.sampler or 'custom one'}.",
+            ),
+            fix="Make epochs longer, or what the sampler and the dataset do at their beginning cheaper.",
+            file=loader.file,
+            line=loader.line,
+        )

@@ -1,0 +1,77 @@
+"""The same samples are prepared anew each epoch"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_share
+from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules._worker_line import hottest_line
+from diagnose.rules.base import Rule
+from diagnose.rules.too_few_workers import cured_by_workers
+
+MIN_REPEATED = 2
+"""Watched samples that must have come out the same; one may be a constant."""
+
+
+class RepeatedPreparation(Rule):
+    """
+    ## What it means
+    The workers compute all the time, there is no CPU for more of them, and what they compute they have
+    computed before: the samples watched came out the same, bit for bit, in every epoch.
+
+    ## What to do
+    Do the work once: write the prepared samples to disk (one tensor per shard), or keep them in memory.
+    What must differ from epoch to epoch can be done afterwards, on batches.
+
+    ## When it is wrong
+    Prepared samples that are far larger than the raw ones, so that reading them takes longer than making
+    them. Where more workers would cure the wait, that is easier: `too-few-workers`.
+    """
+
+    needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
+    explains = ("slow-transform", "too-few-workers")
+    fires_on = (fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 4}),)
+    silent_on = (
+        WELL_FED,
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 3, "varied": 1}),
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
+        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, workers={"repeated": 4}),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return any(loader.num_workers and loader.epochs > 1 for loader in profile.program.loaders[:1])
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        supply = supply_of(profile)
+        if supply is None or not supply.behind or not supply.needs_cpu or cured_by_workers(supply):
+            return None
+        workers = supply.workers
+        if workers.repeated < MIN_REPEATED or workers.varied:
+            return None
+        lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.fetch_ns * supply.batches)
+        if not lost_ns:
+            return None
+        line = hottest_line(profile)
+        return Finding(
+            rule=self.name,
+            summary=(
+                "Each epoch prepares the same samples anew, and"
+                f" {format_share(supply.wait_share)} of each step is spent waiting for them."
+            ),
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.5 * lost_ns,
+            high_ns=supply.wait_ns,
+            assumption="prepared samples are read as good as for nothing",
+            evidence=(
+                f"{workers.repeated} watched samples came out the same in every epoch, none differently.",
+                *supply.evidence(),
+                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+            ),
+            fix="Prepare the samples once and keep the results, on disk or in memory.",
+            file=line.file if line is not None else supply.loader.file,
+            line=line.line if line is not None else supply.loader.line,
+        )

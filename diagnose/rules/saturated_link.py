@@ -1,0 +1,89 @@
+"""The link to the device carries as much as it can"""
+
+from __future__ import annotations
+
+from diagnose.core.copies import Copies
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.04
+"""Of the step, in which the device waits for a copy."""
+
+SATURATED = 0.75
+"""Part of the link's limit that a second's mean rate reaches; protocol takes most of the rest."""
+
+
+class SaturatedLink(Rule):
+    """
+    ## What it means
+    Batches are so large that sending them to the device takes longer than computing on them, and the link
+    between host and device is at its limit.
+
+    ## What to do
+    Send less: uint8 images that are converted on the device, token ids instead of embeddings,
+    augmentation on the device, bfloat16 instead of float32.
+
+    ## When it is wrong
+    A link that other devices share at the same time, or one that runs below its best: see `degraded-
+    link`.
+    """
+
+    needs = (
+        "copies.to_device_ns",
+        "copies.link_bytes_per_s",
+        "copies.link_limit_bytes_per_s",
+    )
+    actions = ("device-prefetch",)
+    fires_on = (
+        profile(
+            copy_ms=30,
+            copies=Copies(
+                to_device_ns=30e6, to_device_bytes=7e8, link_bytes_per_s=22e9, link_limit_bytes_per_s=25e9
+            ),
+        ),
+    )
+    silent_on = (
+        profile(
+            copy_ms=30,
+            copies=Copies(
+                to_device_ns=30e6, to_device_bytes=7e7, link_bytes_per_s=3e9, link_limit_bytes_per_s=25e9
+            ),
+        ),
+        profile(
+            copy_ms=1,
+            copies=Copies(
+                to_device_ns=1e6, to_device_bytes=7e8, link_bytes_per_s=22e9, link_limit_bytes_per_s=25e9
+            ),
+        ),
+    )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        copies = profile.copies
+        spent_ns, rate, limit = copies.to_device_ns, copies.link_bytes_per_s, copies.link_limit_bytes_per_s
+        assert spent_ns is not None and rate is not None and limit is not None
+        lost_ns = min(spent_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
+        if lost_ns < MIN_SHARE * profile.step_time_ns or rate < SATURATED * limit:
+            return None
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"The link to the device is full, and {format_share(lost_ns / profile.step_time_ns)} of"
+                " each"
+                " step is spent waiting for it."
+            ),
+            lost_ns={Phase.COPY: lost_ns},
+            low_ns=0.5 * lost_ns,
+            high_ns=lost_ns,
+            assumption="batches become small enough to be sent while the device computes",
+            evidence=(
+                f"The link carried {format_bytes(rate)} a second at its busiest, of {format_bytes(limit)}.",
+                f"The device waits {format_ms(lost_ns)} of each step for copies.",
+            ),
+            fix="Send smaller types and convert on the device, for example uint8 images.",
+            actions=self.actions,
+        )

@@ -1,0 +1,102 @@
+"""Making a batch of samples takes longer than fetching them"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import InputStats, Profile
+from diagnose.core.program import Loader, Program
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, main_loader, supply_of
+from diagnose.rules.base import Rule
+
+DOMINATES = 0.5
+"""Collating that takes at least as long as fetching is the part to cut first."""
+
+NO_WORKER = Program(loaders=(Loader(num_workers=0, collate="pad", file="/home/me/train.py", line=31),))
+
+
+class SlowCollate(Rule):
+    """
+    ## What it means
+    Putting the samples of a batch together, in `collate_fn`, takes longer than fetching them, and the loop
+    waits for it. Usually it loops over samples in Python, pads one by one, or converts types.
+
+    ## What to do
+    Write it in whole-batch operations: `torch.stack`, `pad_sequence`, one allocation filled in place. Or
+    prepare in the dataset what does not depend on the other samples of the batch.
+
+    ## When it is wrong
+    A dataset that only hands out references, with a collate function that does all the loading.
+    """
+
+    explains = ("serial-loading", "slow-storage", "slow-transform", "too-few-workers", "worker-transfer")
+    fires_on = (
+        profile(
+            data_wait_ms=40,
+            program=NO_WORKER,
+            input=InputStats(fetch_ns=5e6, collate_ns=35e6, steady_wait_ns=40e6, batches_per_step=1.0),
+        ),
+        fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1),
+    )
+    silent_on = (
+        WELL_FED,
+        profile(
+            data_wait_ms=40,
+            program=NO_WORKER,
+            input=InputStats(fetch_ns=35e6, collate_ns=5e6, steady_wait_ns=40e6, batches_per_step=1.0),
+        ),
+        fed_by(data_wait_ms=40, fetch_ms=90, collate_ms=10, num_workers=1),
+        fed_by(data_wait_ms=1, fetch_ms=10, collate_ms=50, num_workers=1),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return main_loader(profile) is not None
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        loader = main_loader(profile)
+        assert loader is not None
+        stats = profile.input
+        if loader.num_workers:
+            supply = supply_of(profile)
+            if supply is None or not supply.behind:
+                return None
+            fetch_ns, collate_ns = supply.workers.fetch_ns, supply.workers.collate_ns
+            lost_ns = supply.won_ns(busy_ns=supply.busy_ns - collate_ns * supply.batches)
+            who = "a worker"
+        elif stats.fetch_ns is not None and stats.collate_ns is not None:
+            fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
+            lost_ns = min(
+                collate_ns * (stats.batches_per_step or 1.0),
+                profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0),
+            )
+            who = "the training thread"
+        else:
+            return None
+        share = collate_ns / max(1.0, fetch_ns + collate_ns)
+        if share < DOMINATES or lost_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        name = loader.collate or "collate_fn"
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"Making batches of samples costs {format_share(lost_ns / profile.step_time_ns)} of each"
+                f" step: {name} takes longer than the dataset."
+            ),
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.6 * lost_ns,
+            high_ns=lost_ns,
+            assumption=f"{name} becomes as good as free",
+            evidence=(
+                f"A batch takes {who} {format_ms(collate_ns)} to collate"
+                f" and {format_ms(fetch_ns)} to fetch.",
+                f"The loop waits {format_ms(profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))} of each"
+                " step.",
+            ),
+            fix=f"Make {name} work on whole batches instead of sample by sample.",
+            file=loader.file,
+            line=loader.line,
+        )

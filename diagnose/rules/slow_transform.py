@@ -1,0 +1,75 @@
+"""Preparing samples takes more CPU time than there is"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_share
+from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules._worker_line import hottest_line
+from diagnose.rules.base import Rule
+from diagnose.rules.too_few_workers import cured_by_workers
+
+
+class SlowTransform(Rule):
+    """
+    ## What it means
+    The workers compute all the time and the loop still waits, and there are no CPUs left for more workers:
+    decoding and transforming the samples is more work than this machine can do beside the model.
+
+    ## What to do
+    Make the transform cheaper at the line named below: a faster decoder, smaller images on disk, vectorised
+    code, a cache of what comes out the same each epoch, or augmentation on the accelerator.
+
+    ## When it is wrong
+    When another program on the machine takes the CPUs. Where further workers would cure the wait the fault
+    is `too-few-workers`; where the training thread loads, it is `serial-loading`.
+    """
+
+    needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
+    explains = ("too-few-workers",)
+    fires_on = (
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
+        fed_by(data_wait_ms=40, fetch_ms=380, num_workers=4, cpus=4),
+    )
+    silent_on = (
+        WELL_FED,
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
+        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return any(loader.num_workers for loader in profile.program.loaders[:1])
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        supply = supply_of(profile)
+        if supply is None or not supply.behind or not supply.needs_cpu or cured_by_workers(supply):
+            return None
+        line = hottest_line(profile)
+        where = f" at {line.function}" if line is not None else ""
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"Preparing samples takes the CPUs there are, and still {format_share(supply.wait_share)}"
+                " of"
+                " each step is spent waiting for a batch."
+            ),
+            lost_ns={Phase.DATA_WAIT: supply.wait_ns},
+            low_ns=0.5 * supply.wait_ns,
+            high_ns=supply.wait_ns,
+            assumption="the transform becomes cheap enough for these workers to keep up",
+            evidence=(
+                *supply.evidence(),
+                f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
+                " for"
+                f" one for {format_share(supply.delay_share)}.",
+                f"The process may use {supply.cpus} CPUs: more workers would not win half of the wait.",
+                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+            ),
+            fix=f"Make preparing a sample cheaper{where}.",
+            file=line.file if line is not None else supply.loader.file,
+            line=line.line if line is not None else supply.loader.line,
+        )

@@ -1,0 +1,83 @@
+"""The loader has too few workers to keep up"""
+
+from __future__ import annotations
+
+from diagnose.analysis.calls import with_arguments
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_share
+from diagnose.rules._supply import WELL_FED, Supply, fed_by, supply_of
+from diagnose.rules.base import Rule
+
+CURED = 0.5
+"""More workers are the cure if they win this part of the wait; else the work itself is too much."""
+
+
+def cured_by_workers(supply: Supply) -> bool:
+    """Whether more workers, as many as there are CPUs, would take most of the wait away."""
+    return supply.won_ns(num_workers=supply.enough_workers()) >= CURED * supply.wait_ns
+
+
+class TooFewWorkers(Rule):
+    """
+    ## What it means
+    Every worker is busy all the time, the queue of finished batches is empty when the loop asks, and there
+    are CPUs left that further workers could use. A wait in every `num_workers`-th step is the same fault.
+
+    ## What to do
+    Give the loader more workers, at most about one per CPU. Each costs memory for its prefetched batches.
+
+    ## When it is wrong
+    Where the CPUs are used up by others, or where the storage is at its limit: more workers then only wait
+    for one another. With as many workers as CPUs it is `slow-transform` or `slow-storage` instead.
+    """
+
+    needs = ("input.workers", "input.steady_wait_ns")
+    actions = ("loader-workers",)
+    fires_on = (
+        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
+        fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
+    )
+    silent_on = (
+        WELL_FED,
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
+        fed_by(data_wait_ms=50, fetch_ms=20, workers={"ready_batches": 3.0}),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return any(loader.num_workers for loader in profile.program.loaders[:1])
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        supply = supply_of(profile)
+        if supply is None or not supply.behind or not cured_by_workers(supply):
+            return None
+        workers = supply.enough_workers()
+        lost_ns = supply.won_ns(num_workers=workers)
+        loader = supply.loader
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"{loader.num_workers} {'worker does' if loader.num_workers == 1 else 'workers do'} not"
+                " keep"
+                f" up: {format_share(supply.wait_share)} of each step is spent waiting for a batch."
+            ),
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.6 * lost_ns,
+            high_ns=supply.wait_ns,
+            assumption=f"{workers} workers make batches as fast as now, each on a CPU of its own where needed",
+            evidence=(
+                *supply.evidence(),
+                "The workers compute."
+                if supply.needs_cpu
+                else "The workers mostly wait for data themselves.",
+                *((f"The process may use {supply.cpus} CPUs.",) if supply.cpus else ()),
+            ),
+            fix=f"Give the DataLoader {workers} workers instead of {loader.num_workers}.",
+            code=with_arguments(loader.call, "DataLoader", num_workers=workers),
+            file=loader.file,
+            line=loader.line,
+            actions=self.actions,
+        )

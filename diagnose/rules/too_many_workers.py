@@ -1,0 +1,113 @@
+"""More workers than CPUs take the CPU from the training thread"""
+
+from __future__ import annotations
+
+from diagnose.analysis.calls import with_arguments
+from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_share
+from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules.base import Rule
+
+MIN_DELAY = 0.2
+"""Workers that have no CPU for a fifth of their working time have too many rivals."""
+
+MIN_RUNNABLE = 0.05
+"""Part of the time that the training thread stands in the queue for a CPU; a free machine has under 1 %."""
+
+COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
+
+
+class TooManyWorkers(Rule):
+    """
+    ## What it means
+    The loader has more workers than the process has CPUs, the workers have to wait for a CPU, and so does
+    the training thread: its own computing takes longer because of them.
+
+    ## What to do
+    Use at most one worker per CPU, less one for the training thread. The same samples are made in the same
+    time by fewer processes, and memory is saved.
+
+    ## When it is wrong
+    Where other programs take the CPUs, or where workers only wait for storage and do not compute.
+    """
+
+    needs = ("input.workers.delay_share", "host.runnable_share", "host.cpus")
+    actions = ("loader-workers",)
+    fires_on = (
+        fed_by(
+            data_wait_ms=5,
+            fetch_ms=300,
+            num_workers=16,
+            cpus=2,
+            workers={"delay_share": 0.7, "cpu_share": 0.25},
+            host=HostStats(cpus=2, process_cpus=0.8, runnable_share=0.3, on_cpu_share=0.6),
+        ),
+    )
+    silent_on = (
+        WELL_FED,
+        fed_by(
+            data_wait_ms=5,
+            fetch_ms=90,
+            num_workers=2,
+            cpus=2,
+            workers={"delay_share": 0.5, "cpu_share": 0.4},
+            host=HostStats(cpus=2, process_cpus=0.8, runnable_share=0.3, on_cpu_share=0.6),
+        ),
+        fed_by(
+            data_wait_ms=5,
+            fetch_ms=300,
+            num_workers=16,
+            cpus=2,
+            workers={"delay_share": 0.02, "cpu_share": 0.05},
+            host=HostStats(cpus=2, process_cpus=0.8, runnable_share=0.01, on_cpu_share=0.6),
+        ),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        cpus = profile.host.cpus
+        return any(cpus is not None and loader.num_workers > cpus for loader in profile.program.loaders[:1])
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        supply, host = supply_of(profile), profile.host
+        if supply is None or host.runnable_share is None or not host.cpus:
+            return None
+        if supply.delay_share < MIN_DELAY or host.runnable_share < MIN_RUNNABLE:
+            return None
+        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
+        own_ns = sum(times.values())
+        # The queue is for all who want a CPU; of the delay, fewer workers take away their own part.
+        delay_ns = min(host.runnable_share * profile.step_time_ns, own_ns)
+        fewer = max(1, host.cpus - 1)
+        lost_ns = delay_ns * (1 - fewer / supply.loader.num_workers)
+        if not own_ns or not lost_ns:
+            return None
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"{supply.loader.num_workers} workers share {host.cpus} CPUs with the training thread,"
+                " which"
+                f" waits for one {format_share(host.runnable_share)} of the time."
+            ),
+            lost_ns={phase: lost_ns * time_ns / own_ns for phase, time_ns in times.items() if time_ns},
+            low_ns=0.3 * lost_ns,
+            high_ns=delay_ns,
+            assumption=f"{fewer} workers make the batches, and the CPUs are shared with nobody else",
+            evidence=(
+                f"num_workers={supply.loader.num_workers}, and the process may use {host.cpus} CPUs.",
+                f"The workers want a CPU and have none for {format_share(supply.delay_share)} of their"
+                " work.",
+                "The training thread is ready to run and has no CPU for"
+                f" {format_share(host.runnable_share)}"
+                " of the time.",
+            ),
+            fix=f"Use {fewer} {'worker' if fewer == 1 else 'workers'}.",
+            code=with_arguments(supply.loader.call, "DataLoader", num_workers=fewer),
+            file=supply.loader.file,
+            line=supply.loader.line,
+            actions=self.actions,
+        )

@@ -1,0 +1,98 @@
+"""Workers are started anew for each epoch"""
+
+from __future__ import annotations
+
+from diagnose.analysis.calls import with_arguments
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_duration, format_share
+from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.02
+"""Of the mean step; below it nobody would notice."""
+
+MIN_EPOCHS = 2
+"""Beginnings to have seen: a single one may have been slow for another reason."""
+
+
+class WorkerStartup(Rule):
+    """
+    ## What it means
+    The loader's workers end with each epoch and are started again for the next. Until they have come up,
+    with their copies of the dataset, and made a first batch, the loop stands still.
+
+    ## What to do
+    Set `persistent_workers=True`: the same workers then serve all epochs.
+
+    ## When it is wrong
+    Workers that must see what changed in the dataset object between epochs: persistent ones keep their
+    copies as they were at the start.
+    """
+
+    needs = ("input.workers", "input.epoch_start_ns")
+    actions = ("persistent-workers",)
+    explains = ("epoch-boundary-stall",)
+    fires_on = (
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            loader={"persistent_workers": False, "construct_ns": 80e6},
+            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+        ),
+    )
+    silent_on = (
+        WELL_FED,
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+        ),
+        fed_by(
+            data_wait_ms=1,
+            fetch_ms=20,
+            loader={"persistent_workers": False},
+            stats={"epoch_starts": 1, "epoch_start_ns": 0.5e6, "steady_wait_ns": 0.5e6},
+        ),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return any(
+            loader.num_workers and not loader.persistent_workers for loader in profile.program.loaders[:1]
+        )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        supply, stats = supply_of(profile), profile.input
+        if supply is None or stats.epoch_start_ns is None or stats.epoch_starts < MIN_EPOCHS:
+            return None
+        # The first batch of an epoch has to be made with persistent workers too.
+        per_step = stats.epoch_starts / max(1, profile.steps.measured)
+        lost_ns = stats.epoch_start_ns - supply.busy_ns / supply.batches * per_step
+        lost_ns = min(lost_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        if lost_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        loader = supply.loader
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"Starting {loader.num_workers} workers anew for each epoch costs"
+                f" {format_share(lost_ns / profile.step_time_ns)} of the time."
+            ),
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.6 * lost_ns,
+            high_ns=stats.epoch_start_ns,
+            assumption="workers that persist begin an epoch as fast as they make a batch",
+            evidence=(
+                f"{stats.epoch_starts} epochs began; each made the loop wait"
+                f" {format_duration(stats.epoch_start_ns / per_step)} longer than usual.",
+                f"iter(loader) alone took {format_duration(loader.construct_ns)}.",
+            ),
+            fix="Keep the workers from epoch to epoch.",
+            code=with_arguments(loader.call, "DataLoader", persistent_workers=True),
+            file=loader.file,
+            line=loader.line,
+            actions=self.actions,
+        )

@@ -1,0 +1,95 @@
+"""Handing batches over from workers takes longer than making them"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
+from diagnose.rules.base import Rule
+
+SENDING = 0.35
+"""Part of a worker's time for a batch that goes into sending it; a batch of a few tensors takes a"
+" hundredth."""
+
+MIN_SEND_NS = 2_000_000
+"""Sending one batch of a few large tensors takes well under a millisecond."""
+
+READY = 1.0
+"""Finished batches waiting, on average: the loop then waits for nothing but the unpacking of one."""
+
+EVENLY = 0.5
+"""Part of the wait that may come in single long waits; unpacking takes about the same in each step."""
+
+
+class WorkerTransfer(Rule):
+    """
+    ## What it means
+    Batches are made fast enough, but the loop waits while each is pickled, sent and unpacked. Every
+    tensor of a batch is sent by itself, through a file descriptor and shared memory of its own, so
+    batches of hundreds of small tensors, or of many Python objects, take far longer than their bytes.
+
+    ## What to do
+    Return a few contiguous tensors: stack the fields of a sample into one tensor in `collate_fn`, use
+    arrays instead of lists and dictionaries of numbers, and split them up in the training step.
+
+    ## When it is wrong
+    Batches of hundreds of megabytes: there, copying is the cost, and the fault is their size.
+    """
+
+    needs = ("input.workers.ready_batches", "input.steady_wait_ns")
+    explains = ("bursty-prefetch", "slow-pinning", "slow-storage", "slow-transform", "too-few-workers")
+    fires_on = (
+        fed_by(data_wait_ms=30, fetch_ms=20, send_ms=60, workers={"ready_batches": 2.6}),
+        fed_by(data_wait_ms=30, fetch_ms=60, send_ms=120, workers={"ready_batches": 0.2}),
+    )
+    silent_on = (
+        WELL_FED,
+        fed_by(data_wait_ms=30, fetch_ms=190, send_ms=1),
+        fed_by(data_wait_ms=2, fetch_ms=20, send_ms=30, workers={"ready_batches": 2.6}),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return any(loader.num_workers for loader in profile.program.loaders[:1])
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        supply = supply_of(profile)
+        if supply is None or supply.wait_share < MIN_SHARE:
+            return None
+        workers = supply.workers
+        sending = workers.send_ns / max(1.0, workers.fetch_ns + workers.collate_ns + workers.send_ns)
+        if workers.send_ns < MIN_SEND_NS or sending < SENDING or workers.ready_batches is None:
+            return None
+        evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
+        if workers.ready_batches >= READY and evenly:
+            lost_ns = supply.wait_ns
+            where = "the training thread unpacks them"
+        else:
+            lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.send_ns * supply.batches)
+            where = "the workers pack them"
+        if lost_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"Handing batches over costs {format_share(lost_ns / profile.step_time_ns)} of each step:"
+                " the"
+                f" loop waits while {where}."
+            ),
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.5 * lost_ns,
+            high_ns=supply.wait_ns,
+            assumption="a batch of a few tensors is handed over in no time",
+            evidence=(
+                f"A worker spends {format_ms(workers.send_ns)} of CPU time to send a batch and"
+                f" {format_ms(workers.fetch_ns + workers.collate_ns)} to make it.",
+                f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
+                f" {workers.ready_batches:.1f} finished batches waiting on average.",
+            ),
+            fix="Let collate_fn return a few large tensors instead of many small ones or Python objects.",
+            file=supply.loader.file,
+            line=supply.loader.line,
+        )
