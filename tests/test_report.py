@@ -14,7 +14,7 @@ from diagnose.core.profile import (
     InputStats,
     Throughput,
 )
-from diagnose.report import Terminal, to_json, to_markdown, to_text
+from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
 from diagnose.report.base import Column, Row, Table, sections
 from tests.profiles import (
     FAULTY,
@@ -25,6 +25,7 @@ from tests.profiles import (
     NOTHING,
     PROFILE,
     RUN,
+    SERIAL,
     WORKERS,
     assert_lines,
     line,
@@ -323,6 +324,14 @@ def test_markdown_report_shows_findings_as_text_and_code_to_paste_as_code() -> N
         "- num\\_workers=0, and 20.5 ms"
     ) in text
     assert "\n**To do:** Give the DataLoader two workers.\n\n    DataLoader(..., num_workers=2" in text
+
+
+def test_code_in_a_sentence_is_code_and_a_single_backtick_is_itself() -> None:
+    proof = replace(SERIAL, evidence=("`a_b` and `<i>` cost 3 ms.", "a ` alone"))
+    faulty = replace(FAULTY, findings=(proof,))
+    assert "- `a_b` and `<i>` cost 3 ms.\n- a \\` alone\n" in to_markdown(faulty)
+    page = to_html(faulty)
+    assert "<li><code>a_b</code> and <code>&lt;i&gt;</code> cost 3 ms.</li>\n<li>a ` alone</li>" in page
 
 
 def test_a_table_refuses_a_row_of_another_width() -> None:

@@ -11,7 +11,7 @@ from diagnose.core.profile import Profile, Status
 from diagnose.core.units import format_share
 from diagnose.report._colors import PHASE_COLORS, text_on
 from diagnose.report._html_style import STYLE
-from diagnose.report._wording import outcome, printable, started
+from diagnose.report._wording import outcome, printable, spans, started
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table, document
 
 LABEL_SHARE = 0.11  # a narrower part of the bar has no room for its phase's name
@@ -74,6 +74,12 @@ def _block(block: Block) -> str:
     return _table(block)
 
 
+def _prose(text: str) -> str:
+    return "".join(
+        f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in spans(text)
+    )
+
+
 def _code(lines: str) -> str:
     shown = "\n".join(escape(line) for line in lines.splitlines())
     return f"<pre><code>{shown}</code></pre>\n" if shown else ""
@@ -81,13 +87,13 @@ def _code(lines: str) -> str:
 
 def _card(card: Card) -> str:
     tags = "".join(f"<code>{escape(tag)}</code> " for tag in card.tags)
-    points = "".join(f"<li>{escape(point)}</li>\n" for point in card.points)
-    advice = f"<p><b>To do</b> {escape(card.advice)}</p>\n" if card.advice else ""
+    points = "".join(f"<li>{_prose(point)}</li>\n" for point in card.points)
+    advice = f"<p><b>To do</b> {_prose(card.advice)}</p>\n" if card.advice else ""
     return (
-        f'<article>\n<h3>{escape(card.title)}</h3>\n<p class="tags">{tags}</p>\n'
+        f'<article>\n<h3>{_prose(card.title)}</h3>\n<p class="tags">{tags}</p>\n'
         f"<dl>\n{''.join(map(_fact, card.facts))}</dl>\n<ul>\n{points}</ul>\n"
         f'<div class="advice">{advice}{_code(card.code)}</div>\n'
-        f'<p class="detail">{escape(card.caveat)}</p>\n</article>\n'
+        f'<p class="detail">{_prose(card.caveat)}</p>\n</article>\n'
     )
 
 

@@ -6,7 +6,7 @@ import re
 
 from diagnose.core.profile import Profile
 from diagnose.report._terminal import Terminal
-from diagnose.report._wording import printable
+from diagnose.report._wording import printable, spans
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, Row, Table, document
 
 BAR_CELLS = 20
@@ -27,6 +27,11 @@ def to_markdown(profile: Profile) -> str:
 def escape(text: str) -> str:
     """Returns `text` so that no markup, mention or entity in it takes effect."""
     return SPECIAL.sub(r"\\\1", printable(text))
+
+
+def prose(text: str) -> str:
+    """Returns a sentence of ours, in which backticks mark code and all else is only text."""
+    return "".join(code(piece) if is_code else escape(piece) for piece, is_code in spans(text))
 
 
 def code(text: str) -> str:
@@ -59,11 +64,11 @@ def _fact(fact: Fact) -> str:
 
 
 def _card(card: Card) -> str:
-    parts = [f"#### {escape(card.title)}", ", ".join(map(code, card.tags))]
-    parts.append("\n".join([*map(_fact, card.facts), *(f"- {escape(point)}" for point in card.points)]))
-    parts.append(f"**To do:** {escape(card.advice)}" if card.advice else "")
+    parts = [f"#### {prose(card.title)}", ", ".join(map(code, card.tags))]
+    parts.append("\n".join([*map(_fact, card.facts), *(f"- {prose(point)}" for point in card.points)]))
+    parts.append(f"**To do:** {prose(card.advice)}" if card.advice else "")
     parts.append(_code_block(card.code) if card.code else "")
-    parts.append(escape(card.caveat))
+    parts.append(prose(card.caveat))
     return "\n\n".join(part for part in parts if part)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.report import _rule_facts as facts
-from diagnose.report._markdown import block_markdown, code, escape
+from diagnose.report._markdown import block_markdown, code, prose
 from diagnose.report.findings import card
 from diagnose.rules import Rule
 
@@ -23,7 +23,7 @@ def rule_pages(rules: Mapping[str, Rule]) -> dict[str, str]:
 
 def rule_page(name: str, rule: Rule) -> str:
     """Returns the page of one rule."""
-    parts = [MARK, f"# {name}", f"{escape(rule.title)}."]
+    parts = [MARK, f"# {name}", f"{prose(rule.title)}."]
     for title, text in facts.sections(rule):
         parts += [f"## {title}", text]
     if rule.needs:
@@ -31,7 +31,7 @@ def rule_page(name: str, rule: Rule) -> str:
         parts += ["## What it needs", f"The readings {needed}; where one was not taken, it abstains."]
     numbers = facts.thresholds(rule)
     if numbers:
-        rows = [f"| {code(number.name)} | {number.value} | {escape(number.reason)} |" for number in numbers]
+        rows = [f"| {code(number.name)} | {number.value} | {prose(number.reason)} |" for number in numbers]
         parts += ["## Thresholds", "\n".join(["| name | value | why |", "|---|---|---|", *rows])]
     shown = facts.example(rule)
     if shown is not None:
@@ -45,7 +45,7 @@ def rule_page(name: str, rule: Rule) -> str:
 def index_page(rules: Mapping[str, Rule]) -> str:
     """Returns the table of all rules."""
     rows = [
-        f"| [{name}]({name}.md) | {escape(rule.title)} | {', '.join(map(code, rule.needs))} |"
+        f"| [{name}]({name}.md) | {prose(rule.title)} | {', '.join(map(code, rule.needs))} |"
         for name, rule in rules.items()
     ]
     return (

@@ -30,6 +30,14 @@ def printable(text: str) -> str:
     )
 
 
+def spans(text: str) -> list[tuple[str, bool]]:
+    """Divides a sentence at its backticks; returns each piece, and whether it is code."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # one of them stands for itself
+        return [(text, False)]
+    return [(piece, index % 2 == 1) for index, piece in enumerate(pieces) if piece]
+
+
 def plural(count: int, noun: str) -> str:
     """Returns `1 step`, `1,412 steps`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

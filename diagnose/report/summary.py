@@ -64,7 +64,8 @@ def figures(profile: Profile) -> list[Fact]:
     if throughput.steps_per_s is not None:
         facts.append(Fact(label="steps/s", value=format_rate(throughput.steps_per_s)))
     if steps.count:
-        detail = f"the first {steps.warmup:,} left out as warm-up" if steps.warmup else "all measured"
+        first = "the first" if steps.warmup == 1 else f"the first {steps.warmup:,}"
+        detail = f"{first} left out as warm-up" if steps.warmup else "all measured"
         facts.append(Fact(label="steps", value=f"{steps.count:,}", detail=detail))
     return facts
 
