@@ -1,0 +1,93 @@
+"""How often is the cause that `diagnose` names first the one that is there?
+
+Runs the training scripts of `accuracy/` with faults of known size and without, and prints how often the
+name, the size and the silence were right, as markdown on stdout; progress goes to stderr:
+
+    python benchmarks/accuracy.py > docs/accuracy.md
+    python benchmarks/accuracy.py --set tuning --classes slow-collate,gc-pauses --severities 20,40
+    python benchmarks/accuracy.py --quick
+
+With `--floor` the exit code is 1 where fewer of the faults are named first, or any healthy job is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+# Before torch is imported: threads that wait must not spin on the cores that others share with them, or
+# no time of a busy machine could be compared with another.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+from accuracy import tables
+from accuracy.score import score
+from accuracy.scripts import SETS, scripts
+from accuracy.truth import PROBE, Answer, Bench, Cell, cells_of
+
+SEVERITIES = (5, 10, 20, 40)
+
+QUICK = {
+    "tuning/shapes_cnn": ("remote", "slow-collate"),
+    "tuning/table_mlp": ("gc-pauses", "python-overhead"),
+    "tuning/text_gpt": ("slow-batch-building", "frequent-evaluation"),
+    "held-out/shapes": (),
+}
+"""The faults of each script that `--quick` asks about, at the size of their probe, and its control."""
+
+
+def is_quick(cell: Cell) -> bool:
+    """Whether `--quick` asks this."""
+    faults = QUICK.get(str(cell.script))
+    if faults is None or cell.kind not in ("single", "control"):
+        return False
+    return all((fault.name or fault.label) in faults for fault in cell.faults)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--set", choices=[*SETS], help="only the scripts of one set")
+    parser.add_argument("--only", metavar="TEXT", help="only scripts whose name contains this")
+    parser.add_argument("--classes", help="only these faults; 'healthy' for the controls")
+    parser.add_argument("--severities", default=",".join(map(str, SEVERITIES)))
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="more runs of a cell whose truth is not resolved"
+    )
+    parser.add_argument("--real", action="store_true", help="each job is a `diagnose run` of its own")
+    parser.add_argument("--quick", action="store_true", help="a fixed part, in minutes")
+    parser.add_argument("--floor", type=float, help="least part of the faults to be named first, 0 to 1")
+    parser.add_argument("--peers", action="store_true", help="also ask TraceML and gpuprof")
+    args = parser.parse_args()
+
+    severities = (PROBE,) if args.quick else tuple(map(int, args.severities.split(",")))
+    wanted = set(args.classes.split(",")) if args.classes else None
+    bench = Bench(repeat=args.repeat, real=args.real)
+    answers: list[Answer] = []
+    for script in scripts(args.set):
+        if args.only and args.only not in str(script):
+            continue
+        for cell in cells_of(script, severities):
+            names = {fault.label for fault in cell.faults} or {"healthy"}
+            if (wanted and not names & wanted) or (args.quick and not is_quick(cell)):
+                continue
+            begun = time.monotonic()
+            answer = bench.answer(cell)
+            answers.append(answer)
+            print(f"{time.monotonic() - begun:5.1f} s", *tables.row(answer), sep=" | ", file=sys.stderr)
+            if answer.failed:
+                print(answer.failed, file=sys.stderr)
+    more = []
+    if args.peers:
+        from accuracy.peers import ask_peers
+
+        more = [ask_peers(answers)]
+    print(tables.page(answers, more), end="")
+    if args.floor is not None:
+        scored = score(answers)
+        sys.exit((scored.top_1 or 0.0) < args.floor or scored.false_alarms > 0)
+
+
+if __name__ == "__main__":
+    main()

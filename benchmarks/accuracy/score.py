@@ -1,0 +1,171 @@
+"""Counts how often the answers were right."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from accuracy.truth import Answer
+
+WORTH_SHARE = 0.05
+"""A finding that claims less of the step is no false alarm: it says itself that it matters little."""
+
+NOTHING = "nothing"
+"""The verdict on a run without a finding."""
+
+
+def named(answer: Answer) -> tuple[str, ...]:
+    """Returns what was named, the most costly first, leaving out what hardly matters beside nothing."""
+    assert answer.job is not None
+    if answer.cell.kind in ("control", "decoy"):
+        return tuple(f.rule for f in answer.job.findings if f.lost_share >= WORTH_SHARE)
+    return tuple(finding.rule for finding in answer.job.findings)
+
+
+def verdict(answer: Answer) -> str:
+    """Returns the first name, or that there was none."""
+    return next(iter(named(answer)), NOTHING)
+
+
+def is_right(answer: Answer) -> bool:
+    """Whether the first name is right; of a healthy job, whether there is none."""
+    if answer.cell.kind == "control":
+        return verdict(answer) == NOTHING
+    if answer.cell.kind == "decoy" and set(answer.cell.faults[0].right) & set(named(answer)):
+        return False
+    return verdict(answer) in answer.cell.right
+
+
+def is_among_three(answer: Answer) -> bool:
+    """Whether each fault has a right name among the first three."""
+    first = named(answer)[:3]
+    faults = answer.cell.faults[1:] if answer.cell.kind == "decoy" else answer.cell.faults
+    return all(set(fault.right) & set(first) for fault in faults)
+
+
+def size_error(answer: Answer) -> float | None:
+    """Returns how far the predicted loss is from the true one, as a part of it; `None` where nothing right
+    was named."""
+    assert answer.job is not None
+    right = [finding for finding in answer.job.findings if finding.rule in answer.cell.right]
+    if not answer.true_share or not right or answer.cell.kind == "decoy":
+        return None
+    return abs(sum(finding.lost_share for finding in right) - answer.true_share) / answer.true_share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Class:
+    """One label's figures; `None` where there is nothing to divide by.
+
+    Attributes:
+        asked: Cells with that fault alone whose truth is known.
+        precision: Of the runs in which it was named first, those that have it.
+        recall: Of the cells, those in which it was named first.
+    """
+
+    label: str
+    asked: int
+    precision: float | None
+    recall: float | None
+    size_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Everything that is counted.
+
+    Attributes:
+        asked: Answers with one fault.
+        unresolved: Cells whose true slowdown drowned in noise, or was none; judged nowhere.
+        failed: Cells whose job could not be run.
+        abstained: Single faults that were not named first and whose rule missed a reading.
+    """
+
+    asked: int
+    top_1: float | None
+    top_3: float | None
+    size_error: float | None
+    size_errors: int
+    controls: int
+    false_alarms: int
+    pairs: int
+    pairs_first: int
+    pairs_both: int
+    decoys: int
+    decoys_right: int
+    unresolved: int
+    failed: int
+    abstained: int
+    by_severity: tuple[tuple[int, int, int], ...]
+    classes: tuple[Class, ...]
+    confusion: Counter[tuple[str, str]]
+
+
+def score(answers: Sequence[Answer]) -> Score:
+    """Counts."""
+    known = [answer for answer in answers if answer.resolved]
+    of = {
+        kind: [a for a in known if a.cell.kind == kind] for kind in ("single", "control", "pair", "decoy")
+    }
+    singles = of["single"]
+    errors = [error for answer in singles if (error := size_error(answer)) is not None]
+    severities = sorted({answer.cell.severity for answer in singles})
+    return Score(
+        asked=len(singles),
+        top_1=share(map(is_right, singles)),
+        top_3=share(map(is_among_three, singles)),
+        size_error=statistics.median(errors) if errors else None,
+        size_errors=len(errors),
+        controls=len(of["control"]),
+        false_alarms=sum(not is_right(answer) for answer in of["control"]),
+        pairs=len(of["pair"]),
+        pairs_first=sum(map(is_right, of["pair"])),
+        pairs_both=sum(map(is_among_three, of["pair"])),
+        decoys=len(of["decoy"]),
+        decoys_right=sum(map(is_right, of["decoy"])),
+        unresolved=sum(answer.job is not None and not answer.resolved for answer in answers),
+        failed=sum(answer.job is None for answer in answers),
+        abstained=sum(_abstained(answer) for answer in singles),
+        by_severity=tuple(
+            (severity, sum(map(is_right, at)), len(at))
+            for severity in severities
+            for at in [[answer for answer in singles if answer.cell.severity == severity]]
+        ),
+        classes=tuple(_class(label, singles, of["control"]) for label in sorted(_labels(singles))),
+        confusion=Counter((a.cell.label, _credited(a)) for a in (*singles, *of["control"])),
+    )
+
+
+def share(truths: Iterable[bool]) -> float | None:
+    """Returns the part that is true; `None` of none."""
+    counted = list(truths)
+    return sum(counted) / len(counted) if counted else None
+
+
+def _abstained(answer: Answer) -> bool:
+    assert answer.job is not None
+    return not is_right(answer) and bool(set(answer.cell.right) & set(answer.job.abstained))
+
+
+def _labels(singles: Iterable[Answer]) -> set[str]:
+    return {answer.cell.label for answer in singles}
+
+
+def _credited(answer: Answer) -> str:
+    """The column of the confusion matrix: another right name counts as the label."""
+    return answer.cell.label if answer.cell.faults and is_right(answer) else verdict(answer)
+
+
+def _class(label: str, singles: list[Answer], controls: list[Answer]) -> Class:
+    own = [answer for answer in singles if answer.cell.label == label]
+    claimed = [answer for answer in (*singles, *controls) if _credited(answer) == label]
+    errors = [error for answer in own if (error := size_error(answer)) is not None]
+    return Class(
+        label=label,
+        asked=len(own),
+        precision=share(answer.cell.label == label for answer in claimed),
+        recall=share(map(is_right, own)),
+        size_error=statistics.median(errors) if errors else None,
+    )

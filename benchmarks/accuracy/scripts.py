@@ -1,0 +1,157 @@
+"""The training scripts, and the faults that each can have.
+
+A script is an ordinary program whose mistakes are options, off by default. The file beside it says which:
+
+    pairs = [["slow-collate", "logging-io"]]    to be had at once
+
+    [[fault]]
+    label = "slow-collate"       the rule that should name it
+    option = "--boxes"           what switches it on, followed by a size if `probe` or `sizes` is there
+    probe = 40                   a size that costs about as much as the rest of the step; 0 is off
+    sizes = { 20 = "150" }       or: the size for a fifth of the step, where it is not linear
+    at = { 20 = "--rows 64" }    or: given to both arms so that the fault is a fifth of the step
+    with = "--workers 1"         given to both arms
+    also = ["serial-loading"]    other names that are as right, and
+    because = "..."              why
+    name = "boxes"               what tells faults of one label apart
+
+    [[decoy]]                    a fault that costs nothing while a bigger one stands before it
+    fault = "slow-collate"
+    behind = "logging-io"
+
+A script without such a file, or with all options off, is healthy: whatever is said of it is a false alarm.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HERE = Path(__file__).parent
+SETS = {"tuning": HERE / "tuning", "held-out": HERE / "held_out"}
+"""Thresholds may be chosen by looking at the first; the second is for judging only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One mistake that a script can make.
+
+    Attributes:
+        label: The rule that should name it.
+        option: The command-line option that switches it on.
+        probe: A size that costs about as much as the rest of the step, where the option takes a size.
+        fixed: Options that both arms of a comparison get.
+        sizes: Sizes by the percentage of the step that the fault then takes.
+        at: More options for both arms, likewise.
+        also: Names that are as right as the label.
+        because: Why they are.
+        name: What tells faults of one script apart that share a label: `busy`, `sleep`.
+        ranks: Processes that the job takes.
+    """
+
+    label: str
+    option: str
+    probe: float | None = None
+    fixed: tuple[str, ...] = ()
+    sizes: dict[int, str] | None = None
+    at: dict[int, tuple[str, ...]] | None = None
+    also: tuple[str, ...] = ()
+    because: str = ""
+    name: str = ""
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if sum(given is not None for given in (self.probe, self.sizes, self.at)) != 1:
+            raise ValueError(f"{self.label}: a fault has either a probe or one table of sizes")
+        if bool(self.also) != bool(self.because):
+            raise ValueError(f"{self.label}: another right name needs a reason, and only that")
+
+    def is_sized(self, severity: int) -> bool:
+        """Whether it can be made to take that percentage of the step."""
+        table = self.at or self.sizes
+        return table is None or severity in table
+
+    @property
+    def right(self) -> tuple[str, ...]:
+        """All names that are right."""
+        return (self.label, *self.also)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A training script.
+
+    Attributes:
+        set: `tuning` or `held-out`.
+        path: The file.
+    """
+
+    set: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.set}/{self.path.stem}"
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the file beside it says; empty without one."""
+        beside = self.path.with_suffix(".toml")
+        return tomllib.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+
+    @property
+    def ranks(self) -> int:
+        """Processes that the job takes."""
+        return int(self.facts.get("ranks", 1))
+
+    @cached_property
+    def faults(self) -> tuple[Fault, ...]:
+        """The mistakes that it can make."""
+        return tuple(_fault(entry, self.ranks) for entry in self.facts.get("fault", ()))
+
+    @property
+    def decoys(self) -> tuple[tuple[Fault, Fault], ...]:
+        """Pairs of a fault that costs nothing and the one that hides it."""
+        named = {fault.name or fault.label: fault for fault in self.faults}
+        return tuple(
+            (named[entry["fault"]], named[entry["behind"]]) for entry in self.facts.get("decoy", ())
+        )
+
+    @property
+    def pairs(self) -> tuple[tuple[Fault, Fault], ...]:
+        """Faults to have at once."""
+        named = {fault.name or fault.label: fault for fault in self.faults}
+        return tuple((named[first], named[second]) for first, second in self.facts.get("pairs", ()))
+
+
+def _fault(entry: dict[str, Any], ranks: int) -> Fault:
+    at, sizes = entry.get("at"), entry.get("sizes")
+    return Fault(
+        label=entry["label"],
+        option=entry["option"],
+        probe=entry.get("probe"),
+        fixed=tuple(entry.get("with", "").split()),
+        sizes={int(percent): size for percent, size in sizes.items()} if sizes else None,
+        at={int(percent): tuple(text.split()) for percent, text in at.items()} if at else None,
+        also=tuple(entry.get("also", ())),
+        because=entry.get("because", ""),
+        name=entry.get("name", ""),
+        ranks=ranks,
+    )
+
+
+def scripts(which: str | None = None) -> list[Script]:
+    """Returns the scripts of one set, or of both."""
+    return [
+        Script(set=name, path=path)
+        for name, folder in SETS.items()
+        if which in (None, name)
+        for path in sorted(folder.glob("*.py"))
+    ]

@@ -1,0 +1,160 @@
+"""The answers and their score as markdown."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+
+from accuracy.score import NOTHING, Score, is_right, named, score, size_error
+from accuracy.truth import MIN_NOISES, MIN_TRUE_SHARE, Answer
+
+INTRODUCTION = """\
+# Accuracy
+
+How often the cause that `diagnose` names first is the one that is there. Printed by
+`benchmarks/accuracy.py`. {heading}
+
+- A *cell* is a training script of `benchmarks/accuracy/` with one fault of a wanted size. What the fault
+  truly costs is measured in the same run of the benchmark: the same job and seed without, with and without
+  it, in turn, by a clock of the benchmark's own at the optimizer. The judged run is one of these.
+- A cell whose slowdown is less than {noises:g} times the noise, which is how much the runs without the
+  fault differ, or less than {share:.0%} of the step, is *unresolved*: counted, and judged nowhere.
+- *Top 1*: the first finding has the fault's name; *top 3*: one of the first three. Where two names are as
+  right the script says so, and why.
+- *Size error*: predicted loss against true slowdown, as a part of it, median of the cells named right.
+- *False alarm*: a finding that claims 5 % of the step or more in a job without fault.
+- Thresholds may have been chosen by looking at the *tuning* scripts. The *held-out* ones are others, in
+  model, size, style and authorship of each line, and nothing was fitted to them.
+"""
+
+
+def page(answers: Sequence[Answer], peers: Sequence[str] = ()) -> str:
+    """Returns the whole page."""
+    sets = sorted({answer.cell.script.set for answer in answers}, reverse=True)
+    by_set = {name: [a for a in answers if a.cell.script.set == name] for name in sets}
+    parts = [
+        INTRODUCTION.format(heading=heading(), noises=MIN_NOISES, share=MIN_TRUE_SHARE),
+        summary({name: score(of) for name, of in by_set.items()}),
+        *peers,
+    ]
+    for name, of in by_set.items():
+        scored = score(of)
+        parts += [
+            f"## {name.capitalize()}: classes\n\n{classes(scored)}",
+            f"## {name.capitalize()}: confusion\n\n{confusion(scored)}",
+            f"## {name.capitalize()}: every cell\n\n{every(of)}",
+        ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def heading() -> str:
+    """Returns when and where."""
+    versions = f"Python {platform.python_version()}, torch {importlib.metadata.version('torch')}"
+    cores = len(os.sched_getaffinity(0))
+    return f"{datetime.date.today().isoformat()}; {cores} cores, {platform.system()}, {versions}, no GPU."
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a markdown table; all columns but the first are flush right."""
+    lines = [head, ["---", *(["--:"] * (len(head) - 1))], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def summary(scores: Mapping[str, Score]) -> str:
+    """Returns the headline figures, a column for each set."""
+
+    def row(title: str, *cells: str) -> tuple[str, ...]:
+        return (title, *cells)
+
+    columns = list(scores.values())
+    severities = sorted({severity for one in columns for severity, _, _ in one.by_severity})
+    rows = [
+        row("top 1", *(f"{percent(one.top_1)} of {one.asked}" for one in columns)),
+        *(
+            row(f"top 1 at {severity} % of the step", *(_at(one, severity) for one in columns))
+            for severity in severities
+        ),
+        row("top 3", *(percent(one.top_3) for one in columns)),
+        row("size error, median", *(f"{percent(one.size_error)} of {one.size_errors}" for one in columns)),
+        row("false alarms on healthy jobs", *(f"{one.false_alarms} of {one.controls}" for one in columns)),
+        row("pairs: one of the two first", *(f"{one.pairs_first} of {one.pairs}" for one in columns)),
+        row("pairs: both among three", *(f"{one.pairs_both} of {one.pairs}" for one in columns)),
+        row("decoys seen through", *(f"{one.decoys_right} of {one.decoys}" for one in columns)),
+        row("missed as a reading was missing", *(str(one.abstained) for one in columns)),
+        row("unresolved cells", *(str(one.unresolved) for one in columns)),
+        row("failed jobs", *(str(one.failed) for one in columns)),
+        row("classes", *(str(len(one.classes)) for one in columns)),
+    ]
+    return table(["", *scores], rows)
+
+
+def _at(scored: Score, wanted: int) -> str:
+    return next(
+        (f"{right} of {of}" for severity, right, of in scored.by_severity if severity == wanted), ""
+    )
+
+
+def classes(scored: Score) -> str:
+    """Returns precision and recall of each label."""
+    return table(
+        ["fault", "cells", "precision", "recall", "size error"],
+        [
+            (c.label, str(c.asked), percent(c.precision), percent(c.recall), percent(c.size_error))
+            for c in scored.classes
+        ],
+    )
+
+
+def confusion(scored: Score) -> str:
+    """Returns true label against first name, leaving out empty rows; empty columns do not arise."""
+    labels = sorted({label for label, _ in scored.confusion}, key=lambda name: (name == "healthy", name))
+    rows = [
+        (
+            label,
+            *(
+                ", ".join(
+                    f"{name} {count}" if count > 1 else name
+                    for (true, name), count in scored.confusion.most_common()
+                    if true == label and (name in _right(label)) is right
+                )
+                for right in (True, False)
+            ),
+        )
+        for label in labels
+    ]
+    return table(["fault", "said rightly", "said wrongly"], rows)
+
+
+def _right(label: str) -> tuple[str, ...]:
+    return (NOTHING,) if label == "healthy" else (label,)
+
+
+def every(answers: Iterable[Answer]) -> str:
+    """Returns a row for each cell."""
+    head = ["cell", "true", "noise", "said", "size error", "verdict"]
+    return table(head, [row(answer) for answer in answers])
+
+
+def row(answer: Answer) -> tuple[str, ...]:
+    """Returns one cell's line."""
+    if answer.job is None:
+        return (str(answer.cell), "", "", "", "", "**failed**")
+    error = size_error(answer)
+    findings = ", ".join(f"{f.rule} {f.lost_share:.0%}" for f in answer.job.findings[:3]) or NOTHING
+    right = "right" if is_right(answer) else "**wrong**"
+    return (
+        str(answer.cell),
+        percent(answer.true_share),
+        percent(answer.noise_share) if answer.true_share is not None else "",
+        findings,
+        percent(error),
+        right if answer.resolved else f"unresolved ({', '.join(named(answer)[:1]) or NOTHING})",
+    )
+
+
+def percent(part: float | None) -> str:
+    """Formats a part of one."""
+    return "" if part is None else f"{100 * part:.0f} %"

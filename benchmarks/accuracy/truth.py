@@ -1,0 +1,207 @@
+"""What a fault truly costs: the same job with and without it, in turn.
+
+Every arm runs under `diagnose`, so that what measuring costs is in both. The time is our own clock's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from accuracy.scripts import Fault, Script
+from accuracy.server import Job, JobFailed, forked_run, real_run
+
+MIN_NOISES = 2.0
+"""A slowdown is known when it is so many times the noise."""
+
+MIN_TRUE_SHARE = 0.02
+"""A fault that truly takes less is not there to be named, whatever its size was to be."""
+
+Run = Callable[[Sequence[str]], Job]
+
+
+PROBE = 50
+"""The severity at which a fault's size is its probe, about half of the step, and needs no calibration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One question: a job with certain faults, and what it is compared with.
+
+    Attributes:
+        kind: `single`, `pair`, `decoy` or `control`.
+        faults: The faults that are on; of a decoy, the one that costs nothing first.
+        severity: Percentage of the step that the first is to take; 0 for a control.
+        base: Options of a control.
+    """
+
+    script: Script
+    kind: str
+    faults: tuple[Fault, ...] = ()
+    severity: int = 0
+    base: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> tuple[str, ...]:
+        """Names of which the first finding must have one; empty if nothing must be found."""
+        named = self.faults[1:] if self.kind == "decoy" else self.faults
+        return tuple(name for fault in named for name in fault.right)
+
+    @property
+    def label(self) -> str:
+        """The row of the confusion matrix."""
+        return self.faults[0].label if self.faults else "healthy"
+
+    def __str__(self) -> str:
+        names = " + ".join(fault.name or fault.label for fault in self.faults) or "healthy"
+        return f"{self.script}: {names}{f' {self.severity} %' if self.severity else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was said of a cell, and what was true.
+
+    Attributes:
+        job: The judged run.
+        true_share: Part of its step that the faults took, 0 to 1; `None` for a control.
+        noise_share: How far that may be off, from how much runs without the fault differ.
+        failed: The last words of a job that could not be run.
+    """
+
+    cell: Cell
+    job: Job | None
+    true_share: float | None = None
+    noise_share: float = 0.0
+    failed: str = ""
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the truth is known well enough to judge by it."""
+        if self.job is None:
+            return False
+        if self.true_share is None:
+            return True
+        if self.cell.kind == "decoy":
+            return abs(self.true_share) < MIN_TRUE_SHARE + self.noise_share
+        return self.true_share > max(MIN_TRUE_SHARE, MIN_NOISES * self.noise_share)
+
+
+@dataclass(slots=True)
+class Bench:
+    """Runs cells, and keeps the runs without fault, which neighbouring cells share.
+
+    Attributes:
+        repeat: How many more pairs of runs a cell gets whose truth is not resolved.
+        real: Whether every job is a `diagnose run` of its own.
+    """
+
+    repeat: int = 1
+    real: bool = False
+    _bases: dict[tuple[Script, tuple[str, ...]], Job] = field(default_factory=dict)
+    _units_ms: dict[tuple[Script, str], tuple[float, float]] = field(default_factory=dict)
+
+    def run(self, script: Script, arguments: Sequence[str]) -> Job:
+        """Runs one job."""
+        if self.real or script.ranks > 1:
+            return real_run(script.path, arguments, ranks=script.ranks)
+        return forked_run(script.path, arguments)
+
+    def options(self, cell: Cell) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the options of the job without what is asked for, and with it."""
+        if not cell.faults:
+            return cell.base, cell.base
+        first, *rest = cell.faults
+        if cell.kind == "decoy":
+            (_, on), (_, more) = self.sized(cell.script, first, 20), self.sized(cell.script, rest[0], 40)
+            return more, (*more, *on)
+        off, on = self.sized(cell.script, first, cell.severity)
+        for second in rest:
+            on = (*on, *self.sized(cell.script, second, cell.severity)[1])
+        return off, on
+
+    def sized(self, script: Script, fault: Fault, severity: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the options without and with a fault that takes `severity` percent of the step."""
+        table = fault.at or fault.sizes
+        if table:
+            severity = min(table, key=lambda percent: abs(percent - severity))
+        if fault.at:
+            fixed = fault.fixed + fault.at[severity]
+            return fixed, (*fixed, *fault.option.split())
+        if fault.sizes:
+            return fault.fixed, (*fault.fixed, fault.option, fault.sizes[severity])
+        assert fault.probe is not None
+        size = fault.probe
+        if severity != PROBE:
+            base_ms, unit_ms = self._unit_ms(script, fault)
+            size = base_ms * severity / (100 - severity) / unit_ms
+        if isinstance(fault.probe, int):
+            size = max(1, round(size))
+        return fault.fixed, (*fault.fixed, fault.option, f"{size:.6g}")
+
+    def _unit_ms(self, script: Script, fault: Fault) -> tuple[float, float]:
+        """Returns the time of a step without the fault, and what each unit of its size adds."""
+        assert fault.probe is not None
+        key = (script, fault.name or fault.label)
+        if key not in self._units_ms:
+            base = self.run(script, fault.fixed)
+            probe = self.run(script, (*fault.fixed, fault.option, f"{fault.probe:g}"))
+            # A probe that costs nothing measurable is left to turn out unresolved.
+            added_ms = max(probe.step_ms - base.step_ms, MIN_TRUE_SHARE * base.step_ms)
+            self._units_ms[key] = base.step_ms, added_ms / fault.probe
+            self._bases[script, fault.fixed] = base
+        return self._units_ms[key]
+
+    def answer(self, cell: Cell) -> Answer:
+        """Runs a cell: without, with, without; again where that does not tell."""
+        try:
+            return self._answer(cell)
+        except JobFailed as error:
+            return Answer(cell=cell, job=None, failed=str(error))
+
+    def _answer(self, cell: Cell) -> Answer:
+        off, on = self.options(cell)
+        before = self._bases.pop((cell.script, off), None) or self.run(cell.script, off)
+        if not cell.faults:
+            return Answer(cell=cell, job=before)
+        judged = self.run(cell.script, on)
+        without, with_ = [before, self.run(cell.script, off)], [judged]
+        answer = _compare(cell, judged, without, with_)
+        for _ in range(self.repeat):
+            if answer.resolved:
+                break
+            with_.append(self.run(cell.script, on))
+            without.append(self.run(cell.script, off))
+            answer = _compare(cell, judged, without, with_)
+        self._bases[cell.script, off] = without[-1]
+        return answer
+
+
+def _compare(cell: Cell, judged: Job, without: list[Job], with_: list[Job]) -> Answer:
+    off_ms = [job.step_ms for job in without]
+    on_ms = statistics.median(job.step_ms for job in with_)
+    return Answer(
+        cell=cell,
+        job=judged,
+        true_share=(on_ms - statistics.median(off_ms)) / on_ms,
+        noise_share=(max(off_ms) - min(off_ms)) / len(off_ms) / on_ms,
+    )
+
+
+def cells_of(script: Script, severities: Sequence[int]) -> Iterator[Cell]:
+    """Yields the questions that a script can be asked.
+
+    The controls come last: they take a run that a fault was compared with, where there is one.
+    """
+    for fault in script.faults:
+        if fault.name.startswith("hidden"):
+            continue  # a decoy only
+        for severity in severities:
+            if fault.is_sized(severity):
+                yield Cell(script=script, kind="single", faults=(fault,), severity=severity)
+    for pair in script.pairs:
+        yield Cell(script=script, kind="pair", faults=pair, severity=20)
+    for decoy in script.decoys:
+        yield Cell(script=script, kind="decoy", faults=decoy, severity=20)
+    for base in sorted({fault.fixed for fault in script.faults if not fault.at} or {()}):
+        yield Cell(script=script, kind="control", base=base)
