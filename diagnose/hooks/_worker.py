@@ -22,7 +22,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._frames import resolve
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder, Samples
 from diagnose.hooks._sampler import Sampler
-from diagnose.hooks._worker_readings import History, Sightings, Spread, cpu_delay_ns
+from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Spread
 from diagnose.hooks.base import hidden, timed, unseen
 
 BUSY = SLOT_OF["data_wait"]
@@ -132,6 +132,7 @@ class WorkerLog:
         self._stacks: Samples = {}
         self._spread = Spread()
         self._history = History()
+        self._delay = CpuDelay()
         self.sightings = Sightings(dataset)
         recorder.reset()
         recorder.thread = get_ident()
@@ -140,6 +141,7 @@ class WorkerLog:
 
     def fetch_begins(self) -> None:
         """The worker begins a batch."""
+        self._delay.begins()
         self._cpu_mark_ns = thread_time_ns()
         self._recorder.current = BUSY
 
@@ -147,6 +149,7 @@ class WorkerLog:
         """The worker has finished a batch, collate included."""
         self._recorder.current = GAP_AFTER_REST
         self._cpu_ns += thread_time_ns() - self._cpu_mark_ns
+        self._delay.ends()
         self._fetch_ns += elapsed_ns
         self._batches += 1
         self._spread.add(elapsed_ns)
@@ -173,7 +176,7 @@ class WorkerLog:
             "cpu_ns": self._cpu_ns,
             "rest_cpu_ns": max(0, process_time_ns() - self._cpu_born_ns - self._cpu_ns),
             "life_ns": now - self._born_ns,
-            "delay_ns": cpu_delay_ns(),
+            "delay_ns": self._delay.known_ns,
             "spread": self._spread.counts(),
             "longest_ns": self._spread.longest_ns,
             "history": self._history.points,

@@ -79,7 +79,7 @@ class SerialLoading(Rule):
         compute_ns = step_ns - lost_ns
         workers = _workers_for(profile, lost_ns, compute_ns)
         host = profile.host
-        # What workers win is bounded by the CPUs: all that the process computes now has to be done then too.
+        # The CPUs bound what workers win: all that the process computes now has to be done then too.
         least_ns = (host.process_cpus or 0.0) * step_ns / (host.cpus or 1)
         low_ns = step_ns - max(compute_ns, lost_ns / workers, least_ns)
         parts: tuple[str, ...] = ()

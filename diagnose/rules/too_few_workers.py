@@ -67,7 +67,7 @@ class TooFewWorkers(Rule):
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=supply.wait_ns,
-            assumption=f"{workers} workers make batches as fast as now, each on a CPU of its own where needed",
+            assumption=f"{workers} workers make batches as fast as now, each on its own CPU if need be",
             evidence=(
                 *supply.evidence(),
                 "The workers compute."

@@ -17,6 +17,12 @@ MIN_DELAY = 0.2
 MIN_RUNNABLE = 0.05
 """Part of the time that the training thread stands in the queue for a CPU; a free machine has under 1 %."""
 
+MIN_LOAD = 0.75
+"""Part of all CPUs that the process and its workers use; with less, it is others who take them."""
+
+MIN_WORKERS_PART = 0.4
+"""And the part of that which is the workers'."""
+
 COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
 
 
@@ -42,12 +48,20 @@ class TooManyWorkers(Rule):
             fetch_ms=300,
             num_workers=16,
             cpus=2,
-            workers={"delay_share": 0.7, "cpu_share": 0.25},
+            workers={"delay_share": 0.7, "cpu_share": 0.3},
             host=HostStats(cpus=2, process_cpus=0.8, runnable_share=0.3, on_cpu_share=0.6),
         ),
     )
     silent_on = (
         WELL_FED,
+        fed_by(
+            data_wait_ms=5,
+            fetch_ms=300,
+            num_workers=16,
+            cpus=2,
+            workers={"delay_share": 0.9, "cpu_share": 0.05},
+            host=HostStats(cpus=2, process_cpus=0.4, runnable_share=0.7, on_cpu_share=0.3),
+        ),
         fed_by(
             data_wait_ms=5,
             fetch_ms=90,
@@ -78,6 +92,11 @@ class TooManyWorkers(Rule):
             return None
         if supply.delay_share < MIN_DELAY or host.runnable_share < MIN_RUNNABLE:
             return None
+        used_ns = supply.worker_cpu_ns + supply.own_cpu_ns
+        if used_ns < MIN_LOAD * host.cpus * profile.step_time_ns:
+            return None
+        if supply.worker_cpu_ns < MIN_WORKERS_PART * used_ns:
+            return None
         times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
         own_ns = sum(times.values())
         # The queue is for all who want a CPU; of the delay, fewer workers take away their own part.
@@ -99,6 +118,8 @@ class TooManyWorkers(Rule):
             assumption=f"{fewer} workers make the batches, and the CPUs are shared with nobody else",
             evidence=(
                 f"num_workers={supply.loader.num_workers}, and the process may use {host.cpus} CPUs.",
+                f"They and the training process use {used_ns / profile.step_time_ns:.1f} CPUs,"
+                f" {format_share(supply.worker_cpu_ns / used_ns)} of that the workers.",
                 f"The workers want a CPU and have none for {format_share(supply.delay_share)} of their"
                 " work.",
                 "The training thread is ready to run and has no CPU for"
