@@ -23,6 +23,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Status
 from diagnose.hooks import _imports
 from diagnose.hooks._imports import after_import
+from diagnose.rules import diagnosed
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files, read_manifest
 from diagnose.store.writer import Writer
@@ -55,7 +56,8 @@ def test_what_happens_between_attach_and_detach_is_measured(tmp_path):
     assert profile.throughput.samples_per_s is not None
     assert sum(profile.share(phase) or 0 for phase in Phase) == pytest.approx(1, abs=1e-6)
     assert profile.overhead.us_per_step is not None
-    assert load_profile(folder) == profile
+    assert diagnosed(load_profile(folder)) == profile
+    assert profile.num_rules, "the rules were asked"
 
 
 def test_a_process_can_be_measured_again(tmp_path):
