@@ -393,9 +393,9 @@ def test_nothing_is_charged_once_measuring_is_off(clock, name, call, times):
     with measured(clock, name, max_steps=1) as recorder:
         with one_step(recorder):
             pass
-        spans = recorder.spans
+        written = len(recorder.log)
         call(clock)
-        assert recorder.spans == spans
+        assert len(recorder.log) == written
 
 
 def test_a_model_switched_to_evaluation_and_back_was_evaluated_in_between(clock):
@@ -908,7 +908,7 @@ TELLS = sorted(
     if callable(value)
     and not name.startswith("_")
     and name not in ("broke", "guarded", "reset", "push", "leave", "finish", "take_rows", "has_rows")
-    and name not in ("on_training_thread", "claim_thread", "step_marked")
+    and name not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked")
 )
 """What hooks tell the recorder."""
 

@@ -793,7 +793,8 @@ def test_max_steps_ends_the_measuring_and_not_the_script(clock, model, optimizer
     with measured(clock, max_steps=3) as recorder:
         with pytest.raises(KeyboardInterrupt):
             loops()[loop](model, optimizer, stop_at_ten)
+        written = len(recorder.log)
         steps = ended(recorder)
     assert len(made) == 10
     assert len(steps) == 3
-    assert recorder.spans < 60, "nothing is measured any more"
+    assert written < 120, "nothing is measured any more"

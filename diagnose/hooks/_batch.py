@@ -31,6 +31,17 @@ def batch_size(batch: Any) -> tuple[int, int]:
     return len(tensor), tensor.numel()
 
 
+def tells_samples_first(batch: Any) -> bool:
+    """Whether `batch[0].size(0)` is all that `batch_size` finds."""
+    return (
+        type(batch) in (tuple, list)
+        and bool(batch)
+        and isinstance(batch[0], torch.Tensor)
+        and batch_size(batch) == (batch[0].dim() and batch[0].size(0), 0)
+        and batch[0].is_floating_point()
+    )
+
+
 def _first_tensor(batch: Any, depth: int) -> torch.Tensor | None:
     if isinstance(batch, torch.Tensor):
         return batch

@@ -1,8 +1,8 @@
 """The ledger of the training thread: charges every nanosecond to one slot, and cuts it into steps.
 
 Everything here runs on the training thread, inside the user's step, where the caches are cold and every
-bytecode counts. So: running totals instead of sums per step, no locks, no input or output; the flusher's
-thread takes what has gathered and does the arithmetic.
+bytecode counts. So: one number per event into a log, no locks, no input or output; the flusher's thread
+reads the log and does the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF, SLOTS
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._frames import user_frame
+from diagnose.hooks._log import SETTLED, STEPPED, WIDTH, Log, Mark, Seen
 from diagnose.hooks._steps import StepFinder
 
 EVALUATION = SLOT_OF["evaluation"]
@@ -38,8 +39,12 @@ ROTATE_AT = frozenset((1, 2, 3, 5, 8, 12, 16, 20))
 INSPECT_AFTER = 10
 """Steps after which the live objects of the loop have all been seen, and are looked at once."""
 
-EVERY_SITE_UNTIL = 64
-"""Call sites are looked up in each of this many first calls, then in one of as many."""
+CURIOUS_UNTIL = 64
+"""The hooks look around in each of so many first steps: for the lines that call, and for modules of new
+classes. A loss or a second model appears early."""
+
+CURIOUS_EVERY = 512
+"""Afterwards they do in one step of so many."""
 
 COUNTERS = ("batches", "collates", "collate_ns", "collated_wait_ns", "asked", "ready")
 """Totals of the input pipeline: training batches asked for; batches whose collating was timed, the time it
@@ -48,12 +53,7 @@ took and the whole wait for them; batches asked of workers, and finished ones th
 Samples = dict[tuple[int, ...], int]
 """Sampled nanoseconds by slot and stack: the slot, then `id(code)` and instruction of each user frame."""
 
-Mark = tuple[int, int, int, int, int, list[int], dict[int, tuple[int, int]]]
-"""The running totals at one instant: time, samples and tokens loaded, backward passes, spans, nanoseconds
-by slot, and samples and tokens that each model has seen."""
-
-
-NOTHING_SEEN: dict[int, tuple[int, int]] = {}
+NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""
 
 
@@ -62,14 +62,16 @@ class Recorder:
 
     Attributes:
         thread: Identity of the training thread; others pass through unmeasured. 0 while measuring is off.
+        calm: The same identity while the next forward, backward or optimizer step has nothing to do but to
+            be charged; else 0: an optimizer has stepped, an evaluation is or was on, no loader counts the
+            samples, or the hooks look around. The hooks look at nothing else while it is set.
+        calm_when_told: What `calm` becomes when a loader has told the samples of this step's batch.
+        curious: Whether the hooks look around in this step.
+        listening: Whether modules of new classes are looked for at this moment.
         current: The slot that time is running into.
-        last: When `times` was last brought up to date.
-        times: Nanoseconds by slot since the beginning.
-        alert: Whether the next event has more to do than to be charged: an optimizer has stepped, an
-            evaluation
-            is or was on, no loader counts the samples. The hooks look at nothing else while it is off.
+        log: What has been charged since the flusher read last. The hooks of the hottest calls write to it
+            themselves, as `_run_into` does.
         in_step: Number of optimizer steps that are running; their closures' events end no step.
-        spans: Number of spans opened.
         steps: Number of finished steps.
         samples: Samples that loaders have handed over for training, and likewise `tokens`.
         backward_passes: Number of outermost backward passes.
@@ -92,20 +94,20 @@ class Recorder:
     """
 
     __slots__ = (
-        "_base",
         "_begun",
         "_bucket",
         "_bucket_first",
         "_counted",
-        "_floor",
-        "_marks",
+        "_next_care",
         "_seen",
-        "alert",
         "backward_passes",
         "batch_use",
         "buckets",
+        "calm",
+        "calm_when_told",
         "clock",
         "counters",
+        "curious",
         "current",
         "evaluating",
         "events",
@@ -113,7 +115,8 @@ class Recorder:
         "finder",
         "in_step",
         "inspections",
-        "last",
+        "listening",
+        "log",
         "max_steps",
         "models",
         "modules",
@@ -125,11 +128,9 @@ class Recorder:
         "rotate_due",
         "samples",
         "sites",
-        "spans",
         "steps",
         "stop_after",
         "thread",
-        "times",
         "tokens",
     )
 
@@ -142,24 +143,26 @@ class Recorder:
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.inspections: list[Callable[[], None]] = []
-        self.times: list[int] = []
+        self.log = Log()
+        self.models: set[int] = set()
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything measured: a forked child begins with an empty ledger."""
         self.current = GAP_AFTER_REST
-        self.last = 0
-        self.times[:] = [0] * len(SLOTS)  # in place: the wrappers hold it
-        self.alert = True
+        self.log.clear()  # in place, as the models are: the wrappers hold them
+        self.calm = 0
+        self.calm_when_told = 0
+        self.curious = True
+        self.listening = False
         self.in_step = 0
-        self.spans = 0
         self.steps = 0
         self.samples = 0
         self.tokens = 0
         self.backward_passes = 0
         self.evaluating = False
         self.batch_use = TRAINED
-        self.models: set[int] = set()
+        self.models.clear()
         self.modules: list[weakref.ref[Any]] = []
         self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -169,14 +172,12 @@ class Recorder:
         self.sites: dict[tuple[str, int, int], int] = {}
         self.events: deque[tuple[int, int, str, dict[str, Any]]] = deque()
         self.notes: deque[str] = deque()
-        self.finder = StepFinder(self._mark, self._tail, self._close)
+        self.finder = StepFinder(self._mark, self._close)
         self._begun = False
-        self._marks: deque[Mark] = deque()
-        self._base: Mark | None = None
+        self._next_care = 0
         self._bucket: Samples = {}
         self._bucket_first = 0
-        self._seen: dict[int, tuple[int, int]] = {}
-        self._floor = 0
+        self._seen: Seen = {}
         self._counted = 0
 
     # -- spans
@@ -185,28 +186,37 @@ class Recorder:
         """Whether the calling thread is the one that is measured."""
         return get_ident() == self.thread
 
+    def switch_off(self) -> None:
+        """Ends the measuring; any thread may call it."""
+        self.calm_when_told = self.thread = self.calm = 0
+
     def claim_thread(self) -> None:
         """Makes the calling thread the measured one if no other has trained: not all loops run in the main
         one."""
+        if not self.thread:
+            self.calm = 0  # if the training thread was just setting it while another switched off
         if self.thread and not self._begun and get_ident() != self.thread:
             self.thread = get_ident()
 
     def push(self, slot: int) -> int:
         """Opens a span on the training thread; returns the slot it interrupts, which `leave` wants back."""
-        now = self.clock()
         interrupted = self.current
-        self.times[interrupted] += now - self.last
-        self.last = now
-        self.current = slot
-        self.spans += 1
+        self._run_into(slot)
         return interrupted
 
     def leave(self, slot: int, interrupted: int) -> None:
         """Closes the span in `slot`, and any that an exception left open inside it."""
-        now = self.clock()
-        self.times[self.current] += now - self.last
-        self.last = now
-        self.current = GAP_AFTER[slot] if interrupted >= FIRST_GAP else interrupted
+        self._run_into(GAP_AFTER[slot] if interrupted >= FIRST_GAP else interrupted)
+
+    def resume(self, interrupted: int) -> None:
+        """Closes a span that was no event of the loop: the gap that it cut in two goes on."""
+        self._run_into(interrupted)
+
+    def _run_into(self, slot: int) -> None:
+        # First the slot: a collection between the two lines then ends where the span has begun.
+        self.current = slot
+        if self._begun:  # else nothing reads the log, and a process that never trains would fill it
+            self.log.append(self.clock() * WIDTH + slot)
 
     def guarded(self, function: Callable[..., None], *args: Any) -> None:
         """Calls our own code where it meets the script: whatever it raises is noted, not raised."""
@@ -240,7 +250,7 @@ class Recorder:
             self._begin()
         self.batch_use = UNUSED
         self.finder.batch_asked()
-        self.alert = True  # until a batch has come and told its size
+        self.calm = 0  # until a batch has come and told its size
         if self.stop_after:
             self._stop_if_done()
 
@@ -254,7 +264,7 @@ class Recorder:
         self.modules.append(weakref.ref(model))
 
     def forward_begins(self, model: Any, size: Callable[[], tuple[int, int]]) -> None:
-        """The outermost training-mode call of a model begins. Needed only while `alert` is on.
+        """The outermost training-mode call of a model begins. Needed only while not `calm`.
 
         Args:
             model: The module.
@@ -269,7 +279,7 @@ class Recorder:
             self._seen[id(model)] = (before[0] + samples, before[1] + tokens)
 
     def work_begins(self) -> None:
-        """A training forward, a backward or an optimizer step begins. Needed only while `alert` is on."""
+        """A training forward, a backward or an optimizer step begins. Needed only while not `calm`."""
         if self.evaluating or self.current in UNSETTLED:
             self._settle_evaluation(False)
         if not self._begun:
@@ -281,16 +291,24 @@ class Recorder:
             if self.stop_after:
                 self._stop_if_next_is_known()
 
-    def optimizer_stepped(self, optimizer: int) -> None:
-        """The outermost `step()` of an optimizer ended, or a scaler skipped it."""
+    def optimizer_stepped(self, optimizer: int, slot: int = -1) -> None:
+        """The outermost `step()` of an optimizer ended, or a scaler skipped it.
+
+        Args:
+            optimizer: Its identity.
+            slot: The slot that time runs into now, if that changes.
+        """
+        if slot >= 0:
+            self.current = slot
+        self.log.append(self.clock() * WIDTH + self.current + STEPPED)
         self.finder.optimizer_stepped(optimizer)
-        self.alert = True
+        self.calm = 0
         if self.stop_after:
             self._stop_if_done()
 
     def evaluation_begins(self) -> None:
         """A gradient-free model call, or a batch for one: the gap since the last one belongs to it too."""
-        self.alert = True
+        self.calm = 0
         if self.batch_use == UNUSED:
             self.batch_use = EVALUATED
         if self.current == GAP_AFTER_EVALUATION:
@@ -303,14 +321,13 @@ class Recorder:
         if inside and self.current >= FIRST_GAP:
             if self.current == GAP_AFTER_EVALUATION:
                 self._settle_evaluation(True)
-            self._advance()
-            self.current = EVALUATION
-            self.evaluating = self.alert = True
+            self._run_into(EVALUATION)
+            self.evaluating = True
+            self.calm = 0
         elif not inside:
-            self._advance()
             self.evaluating = False
             if self.current == EVALUATION:
-                self.current = GAP_AFTER_REST
+                self._run_into(GAP_AFTER_REST)
 
     @property
     def outermost(self) -> bool:
@@ -352,61 +369,50 @@ class Recorder:
     def finish(self) -> None:
         """The script ends: the last step ends with its last optimizer step."""
         if self.thread:
-            self.thread = 0
+            self.switch_off()
             # What was sampled since the last step ended is not part of it.
             self.pending.clear()
-            self.finder.finish(self._mark_at)
+            self.finder.finish(self._mark_where_stepped)
         self._take_bucket()
 
     def take_rows(self, at_most: int) -> list[tuple[int, ...]]:
         """Returns the next finished steps, in the order of `core.ledger.COLUMNS`. For the flusher's
         thread."""
-        rows: list[tuple[int, ...]] = []
-        base = self._base
-        while self._marks and len(rows) < at_most:
-            mark = self._marks.popleft()
-            if base is not None:
-                rows.append(_row(base, mark))
-            base = self._base = mark
+        rows = self.log.take_rows(at_most)
+        self.counters["batches"] = self.log.batches
         return rows
 
     def has_rows(self) -> bool:
-        """Whether `take_rows` has any to return."""
-        return len(self._marks) > (self._base is None)
+        """Whether `take_rows` has any to return. For the flusher's thread, too."""
+        return self.log.has_rows()
 
     def _begin(self) -> None:
         """The first training event: what went before belongs to no step."""
         self._begun = True
-        self.last = self.clock()
+        self.log.clear()
+        self._run_into(self.current)
         self.pending.clear()
-        self._marks.append(self._mark())
+        self.log.close(self._mark())
         if self.on_begin is not None:
             self.on_begin()
 
-    def _advance(self) -> int:
-        now = self.clock()
-        self.times[self.current] += now - self.last
-        self.last = now
-        return now
+    def _mark(self, where_stepped: bool = False) -> Mark:
+        mark = (
+            self.clock(),
+            self.samples,
+            self.tokens,
+            self.backward_passes,
+            self._seen.copy() if self._seen else NOTHING_SEEN,
+            where_stepped,
+        )
+        self.log.append(mark)
+        return mark
 
-    def _mark(self) -> Mark:
-        now = self.clock()
-        times = self.times
-        times[self.current] += now - self.last
-        self.last = now
-        self._floor = times[GAP_AFTER_EVALUATION]
-        seen = self._seen.copy() if self._seen else NOTHING_SEEN
-        return (now, self.samples, self.tokens, self.backward_passes, self.spans, times.copy(), seen)
-
-    def _tail(self) -> tuple[int, list[int]]:
-        """The instant just charged to, and the time by slot: all that still changes after the last step."""
-        return self.last, self.times.copy()
-
-    def _mark_at(self, tail: tuple[int, list[int]]) -> Mark:
-        return (tail[0], *self._mark()[1:5], tail[1], self._seen)
+    def _mark_where_stepped(self) -> Mark:
+        return self._mark(where_stepped=True)
 
     def _close(self, mark: Mark) -> None:
-        self._marks.append(mark)
+        self.log.close(mark)
         self.steps = steps = self.steps + 1
         self._counted = mark[1]
         if self.pending:
@@ -414,14 +420,31 @@ class Recorder:
             bucket = self._bucket
             for key, weight in pending.items():
                 bucket[key] = bucket.get(key, 0) + weight
-        if self.rotate_due or steps in self.rotate_at:
+        if self.rotate_due:
             self.rotate_due = False
+            self._take_bucket()
+        if steps >= self._next_care:
+            self._take_care(steps)
+
+    def _take_care(self, steps: int) -> None:
+        """Does what is due after some steps only."""
+        if steps in self.rotate_at:
             self._take_bucket()
         if steps == INSPECT_AFTER:
             for inspect in self.inspections:
                 self.guarded(inspect)
         if steps == self.max_steps:
-            self.thread = 0
+            self.switch_off()
+        self.calm = 0
+        self.curious = steps < CURIOUS_UNTIL or not steps % CURIOUS_EVERY
+        # After curiosity one more step with open eyes, in which the search for modules ends.
+        calm = not (self.curious or self.listening or self.stop_after)
+        self.calm_when_told = self.thread if calm else 0
+        self._next_care = steps + 1
+        if calm and steps > max(self.rotate_at):
+            self._next_care += CURIOUS_EVERY - 1 - steps % CURIOUS_EVERY
+            if steps < self.max_steps:
+                self._next_care = min(self._next_care, self.max_steps)
 
     def _take_bucket(self) -> None:
         """Hands the sampled stacks of finished steps over to the flusher."""
@@ -433,20 +456,17 @@ class Recorder:
     def _settle_evaluation(self, evaluating: bool) -> None:
         """Decides whose the gap after a gradient-free call was, now that the next event is known."""
         if self.current == GAP_AFTER_EVALUATION:
-            self._advance()
-            self.current = GAP_AFTER_REST
             target = EVALUATION if evaluating else GAP_AFTER_REST
-            # What lies before the last mark may belong to a step that has ended.
-            self.times[target] += self.times[GAP_AFTER_EVALUATION] - self._floor
-            self.times[GAP_AFTER_EVALUATION] = self._floor
+            self.current = GAP_AFTER_REST
+            if self._begun:
+                self.log.append(self.clock() * WIDTH + target + SETTLED)
             # `list` first: the sampler's signal may add a key at any moment.
             for key in [key for key in list(self.pending) if key[0] == GAP_AFTER_EVALUATION]:
                 moved = (target, *key[1:])
                 self.pending[moved] = self.pending.get(moved, 0) + self.pending.pop(key)
         elif self.current == EVALUATION and not evaluating:
-            self._advance()
             self.evaluating = False
-            self.current = GAP_AFTER_REST
+            self._run_into(GAP_AFTER_REST)
 
     def _drop_stale_optimizer(self) -> None:
         """Closes an optimizer span that an exception left open: no optimizer calls a model by itself."""
@@ -463,7 +483,7 @@ class Recorder:
         """A loop without a loader ends its last step where the next forward begins."""
         last = self.steps == self.stop_after - 1
         if last and not self.finder.asks and self.finder.looks_complete():
-            self.finder.finish(self._mark_at)
+            self.finder.finish(self._mark_where_stepped)
             raise SystemExit(0)
 
 
@@ -480,17 +500,3 @@ def _from_signal_handler(trace: TracebackType | None) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def _row(was: Mark, now: Mark) -> tuple[int, ...]:
-    """Returns the step between two marks, in the order of `core.ledger.COLUMNS`."""
-    samples, tokens = now[1] - was[1], now[2] - was[2]
-    if not samples:
-        # No loader told: a GAN shows its discriminator two batches a step and its generator one.
-        seen = [
-            (count - was[6].get(model, (0, 0))[0], ids - was[6].get(model, (0, 0))[1])
-            for model, (count, ids) in now[6].items()
-        ]
-        samples, tokens = min((pair for pair in seen if pair[0]), default=(0, 0))
-    times = (late - early for late, early in zip(now[5], was[5], strict=True))
-    return (now[0], samples, tokens, now[3] - was[3], now[4] - was[4], *times)

@@ -15,7 +15,6 @@ class StepFinder:
 
     Args:
         mark: Returns the state of the ledger now, from which a step can be closed later.
-        tail: Returns as much of it as `finish` needs: it is asked at every optimizer step, and used once.
         close: Ends the step at a mark.
 
     Attributes:
@@ -29,22 +28,16 @@ class StepFinder:
         "_close",
         "_last_set",
         "_mark",
-        "_new_tail",
-        "_tail",
         "asks",
         "marked",
         "provisional",
         "stepped",
     )
 
-    def __init__(
-        self, mark: Callable[[], Any], tail: Callable[[], Any], close: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, mark: Callable[[], Any], close: Callable[[Any], None]) -> None:
         self._mark = mark
-        self._new_tail = tail
         self._close = close
-        self._last_set: frozenset[int] = frozenset()
-        self._tail: Any = None
+        self._last_set: set[int] = set()
         self.stepped: set[int] = set()
         self.provisional: Any = None
         self.asks = 0
@@ -72,24 +65,22 @@ class StepFinder:
                 self._end(self.provisional)
             self.provisional = None
         self.stepped.add(optimizer)
-        self._tail = self._new_tail()
 
     def looks_complete(self) -> bool:
         """Whether the open step already holds every optimizer that the step before it had."""
         return bool(self.stepped) and self.stepped >= self._last_set
 
-    def finish(self, mark: Callable[[Any], Any]) -> None:
+    def finish(self, mark: Callable[[], Any]) -> None:
         """The script ends: closes the last step where its last optimizer step ended.
 
         Args:
-            mark: Makes a mark of what `tail` returned then.
+            mark: Returns a mark that stands for that place.
         """
         if self.stepped:
-            self._end(mark(self._tail))
+            self._end(mark())
 
     def _end(self, mark: Any) -> None:
-        self._last_set = frozenset(self.stepped)
-        self.stepped.clear()
+        self._last_set, self.stepped = self.stepped, set()
         self.provisional = None
         self.asks = 0
         if not self.marked:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks._recorder import EVERY_SITE_UNTIL, Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.hooks._log import WIDTH
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, hidden, replaced, spanned, unseen
 
 BACKWARD = SLOT_OF["backward"]
+GAP = GAP_AFTER[BACKWARD]
 EVALUATION = SLOT_OF["evaluation"]
 FORWARD = SLOT_OF["forward"]
 
@@ -28,23 +32,50 @@ class BackwardHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         import torch
+        from torch.compiler import is_dynamo_compiling
+
+        clock, log = recorder.clock, recorder.log.append
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             current = recorder.current
             if current == BACKWARD or (current == EVALUATION and not recorder.evaluating):
                 return -1
             if current != FORWARD:  # a gradient taken inside the model is part of the model
-                if recorder.alert:
-                    recorder.work_begins()
-                recorder.backward_passes = passes = recorder.backward_passes + 1
-                if passes < EVERY_SITE_UNTIL or not passes % EVERY_SITE_UNTIL:
+                recorder.work_begins()
+                recorder.backward_passes += 1
+                if recorder.curious:
                     recorder.site("backward")
                     if recorder.on_backward is not None:
                         recorder.guarded(recorder.on_backward, args)
             return BACKWARD
 
         def wrap(original: Any) -> Any:
-            return spanned(original, recorder, before)
+            asked = spanned(original, recorder, before)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if is_dynamo_compiling():
+                    return original(*args, **kwargs)
+                interrupted = recorder.current
+                if interrupted < FIRST_GAP or get_ident() != recorder.calm:
+                    try:
+                        return asked(*args, **kwargs)
+                    except BaseException as error:
+                        unseen(error)
+                        raise
+                recorder.backward_passes += 1
+                try:
+                    recorder.current = BACKWARD
+                    log(clock() * WIDTH + BACKWARD)
+                    result = original(*args, **kwargs)
+                except BaseException as error:
+                    recorder.leave(BACKWARD, interrupted)
+                    unseen(error)
+                    raise
+                recorder.current = GAP
+                log(clock() * WIDTH + GAP)
+                return result
+
+            return hidden(functools.wraps(original)(call))
 
         with (
             replaced(torch.autograd, "backward", wrap),

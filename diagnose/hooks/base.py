@@ -12,6 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER
+from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import Recorder
 
 HIDDEN_FILE = "<diagnose (importlib._bootstrap)>"
@@ -104,8 +105,6 @@ def spanned(
     """
     from torch.compiler import is_dynamo_compiling
 
-    clock, times = recorder.clock, recorder.times
-
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
@@ -124,29 +123,55 @@ def spanned(
         then = slot >= THEN
         if then:
             slot -= THEN
-        # `recorder.push` and `recorder.leave`, written out: this is the hottest code there is.
         interrupted = recorder.current
-        now = clock()
-        times[interrupted] += now - recorder.last
-        recorder.last = now
-        recorder.current = slot
-        recorder.spans += 1
         try:
+            recorder.push(slot)
             result = original(*args, **kwargs)
         except BaseException as error:
             recorder.leave(slot, interrupted)
             unseen(error)
             raise
-        now = clock()
-        times[recorder.current] += now - recorder.last
-        recorder.last = now
-        recorder.current = GAP_AFTER[slot] if interrupted >= FIRST_GAP else interrupted
+        recorder.leave(slot, interrupted)
         if then:
             assert after is not None
             try:
                 after(args, result)
             except Exception:  # noqa: BLE001 (likewise)
                 recorder.broke(after)
+        return result
+
+    return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
+
+
+def charged(original: Callable[..., Any], recorder: Recorder, slot: int) -> Callable[..., Any]:
+    """Wraps a callable as `spanned` does, and charges each call outside all spans to one slot.
+
+    Cheaper than `spanned`, for calls that every step makes.
+    """
+    from torch.compiler import is_dynamo_compiling
+
+    clock, log, gap = recorder.clock, recorder.log.append, GAP_AFTER[slot]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        interrupted = recorder.current
+        if interrupted < FIRST_GAP or get_ident() != recorder.thread:
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+        try:
+            recorder.current = slot
+            log(clock() * WIDTH + slot)
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            recorder.leave(slot, interrupted)
+            unseen(error)
+            raise
+        recorder.current = gap
+        log(clock() * WIDTH + gap)
         return result
 
     return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 from weakref import WeakSet, ref
 
-from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks._batch import batch_size
-from diagnose.hooks._recorder import EVALUATED, EVERY_SITE_UNTIL, Recorder
-from diagnose.hooks._worker import time_collate
-from diagnose.hooks.base import THEN, Hook, replaced, spanned
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.hooks._batch import batch_size, tells_samples_first
+from diagnose.hooks._collate import CollateClock
+from diagnose.hooks._log import WIDTH
+from diagnose.hooks._recorder import EVALUATED, GAP_AFTER_EVALUATION, TRAINED, Recorder
+from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 DATA_WAIT = SLOT_OF["data_wait"]
+GAP = GAP_AFTER[DATA_WAIT]
 EVALUATION = SLOT_OF["evaluation"]
 TRAINING = DATA_WAIT + THEN
 
-COLLATE_EVERY = 8
+COLLATE_EVERY = 16
 """After the first batches, `collate_fn` is timed for one in this many."""
 
 
@@ -42,17 +46,19 @@ class DataLoaderHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         from torch import is_grad_enabled
+        from torch.compiler import is_dynamo_compiling
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         for_evaluation: WeakSet[Any] = WeakSet()
         latest: Any = nothing
         loaded = (0, 0)
+        plain = False  # whether the size of the first tensor is all that this iterator's batches tell
         calls = 0
-        times = recorder.times
-        waited_ns = -1
+        clock, log = recorder.clock, recorder.log.append
+        collating = CollateClock(recorder)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            nonlocal calls, latest
+            nonlocal latest
             batches = args[0]
             if recorder.current == DATA_WAIT:
                 return -1
@@ -71,34 +77,76 @@ class DataLoaderHook(Hook):
                 latest = nothing
                 recorder.evaluation_begins()
                 return EVALUATION
-            recorder.counters["batches"] = calls = calls + 1
-            if calls < EVERY_SITE_UNTIL or not calls % COLLATE_EVERY:
-                look(batches)
             recorder.batch_asked()
+            if recorder.curious:
+                recorder.site("next")
+            if recorder.curious or not calls % COLLATE_EVERY:
+                collating.begin(batches)
             return TRAINING
 
-        def look(batches: Any) -> None:
-            nonlocal waited_ns
-            recorder.site("next")
-            fetcher = getattr(batches, "_dataset_fetcher", None)  # none when workers fetch
-            if fetcher is not None:
-                waited_ns = times[DATA_WAIT]
-                collate_fn = fetcher.collate_fn
-                time_collate(fetcher, recorder, lambda: setattr(fetcher, "collate_fn", collate_fn))
-
         def after(args: tuple[Any, ...], batch: Any) -> None:
-            nonlocal loaded, waited_ns
-            if waited_ns >= 0:
-                recorder.counters["collated_wait_ns"] += times[DATA_WAIT] - waited_ns
-                waited_ns = -1
+            nonlocal loaded, plain
+            collating.end()
             loaded = batch_size(batch)
+            plain = tells_samples_first(batch)
             recorder.samples += loaded[0]
             recorder.tokens += loaded[1]
-            if loaded[0] and not recorder.stop_after:
-                recorder.alert = False
+            if loaded[0]:
+                recorder.calm = recorder.calm_when_told
 
         def wrap(original: Any) -> Any:
-            return spanned(original, recorder, before, after)
+            asked = spanned(original, recorder, before, after)
+
+            def call(batches: Any) -> Any:
+                nonlocal calls, loaded
+                if is_dynamo_compiling():
+                    return original(batches)
+                interrupted = recorder.current
+                calls += 1
+                # The next batch of the loader that fed the last step, and nothing else has happened.
+                if (
+                    not plain
+                    or interrupted < FIRST_GAP
+                    or interrupted == GAP_AFTER_EVALUATION
+                    or recorder.batch_use != TRAINED
+                    or recorder.evaluating
+                    or not calls % COLLATE_EVERY
+                    or get_ident() != recorder.calm_when_told
+                    or latest() is not batches
+                    or not is_grad_enabled()
+                ):
+                    try:
+                        return asked(batches)
+                    except BaseException as error:
+                        unseen(error)
+                        raise
+                try:
+                    recorder.batch_asked()
+                except Exception:  # noqa: BLE001 (a hook meets the script)
+                    recorder.broke(recorder.batch_asked)
+                try:
+                    recorder.current = DATA_WAIT
+                    log(clock() * WIDTH + DATA_WAIT)
+                    batch = original(batches)
+                except BaseException as error:
+                    recorder.leave(DATA_WAIT, interrupted)
+                    unseen(error)
+                    raise
+                recorder.current = GAP
+                log(clock() * WIDTH + GAP)
+                try:
+                    count = batch[0].size(0)
+                    recorder.samples += count
+                    loaded = (count, 0)
+                    recorder.calm = recorder.calm_when_told
+                except Exception:  # noqa: BLE001 (not such a batch as the ones before)
+                    recorder.guarded(after, (), batch)
+                return batch
+
+            return hidden(functools.wraps(original)(call))
 
         with replaced(_BaseDataLoaderIter, "__next__", wrap):
-            yield
+            try:
+                yield
+            finally:
+                collating.end()

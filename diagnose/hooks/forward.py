@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from types import FunctionType
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, SLOT_OF
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
+from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import TRAINED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 FORWARD = SLOT_OF["forward"]
+GAP = GAP_AFTER[FORWARD]
 EVALUATION = SLOT_OF["evaluation"]
-
-LOOK_UNTIL = 128
-"""Calls after each of which outermost modules of new classes are looked for: a loss or a second model
-appears early. The line that calls is looked up, too."""
-
-LOOK_EVERY = 256
-"""Afterwards one call in this many does so, and each in an evaluation looks for modules."""
 
 
 class ForwardHook(Hook):
@@ -59,7 +57,6 @@ class _Search:
         self._adopted = adopted
         self._classes: set[type] = set()
         self._base: ExitStack | None = None
-        self._calls = 0
         self._closed = False  # another library may hold our replacement and call it for ever
 
     def __enter__(self) -> _Search:
@@ -97,10 +94,12 @@ class _Search:
         if self._base is None:
             self._base = ExitStack()
             self._base.enter_context(replaced(self._module, "__call__", self._wrap_base))
+            self._recorder.listening = True
 
     def _rest(self) -> None:
         if self._base is not None:
             base, self._base = self._base, None
+            self._recorder.listening = False
             base.close()
 
     def _wrap_base(self, original: Any) -> Any:
@@ -129,16 +128,49 @@ class _Search:
             return False
         self._classes.add(cls)
         self._rest()
-        self._adopted.enter_context(
-            replaced(
-                cls, "__call__", lambda original: spanned(original, recorder, self._before, self._after)
-            )
-        )
+        self._adopted.enter_context(replaced(cls, "__call__", self._wrap))
         return True
+
+    def _wrap(self, original: Any) -> Any:
+        from torch.compiler import is_dynamo_compiling
+
+        recorder, is_grad_enabled = self._recorder, self._is_grad_enabled
+        clock, log, models = recorder.clock, recorder.log.append, recorder.models
+        asked = spanned(original, recorder, self._before, self._after)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return original(*args, **kwargs)
+            interrupted = recorder.current
+            if (
+                interrupted < FIRST_GAP
+                or get_ident() != recorder.calm
+                or not is_grad_enabled()
+                or id(args[0]) not in models
+            ):
+                try:
+                    return (original if interrupted == FORWARD else asked)(*args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+            recorder.batch_use = TRAINED
+            try:
+                recorder.current = FORWARD
+                log(clock() * WIDTH + FORWARD)
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                recorder.leave(FORWARD, interrupted)
+                unseen(error)
+                raise
+            recorder.current = GAP
+            log(clock() * WIDTH + GAP)
+            return result
+
+        return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         recorder = self._recorder
-        if recorder.current < FIRST_GAP and not recorder.outermost:
+        if not recorder.outermost:
             return -1
         if self._base is not None:
             self._rest()
@@ -146,16 +178,13 @@ class _Search:
         if not self._is_grad_enabled() or (recorder.evaluating and not module.training):
             recorder.evaluation_begins()
             return EVALUATION + THEN
-        self._calls = calls = self._calls + 1
-        look = calls < LOOK_UNTIL or not calls % LOOK_EVERY
-        if look:
+        if recorder.curious:
             recorder.site("forward")
         recorder.batch_use = TRAINED
         if id(module) not in recorder.models:
             recorder.model_appears(module)
-        if recorder.alert:
-            recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
-        return FORWARD + THEN if look else FORWARD
+        recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
+        return FORWARD + THEN if recorder.curious else FORWARD
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
         self._listen()

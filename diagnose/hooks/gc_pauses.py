@@ -31,9 +31,8 @@ class GcPausesHook(Hook):
             if phase == "start":
                 interrupted = recorder.push(GC)
             elif interrupted >= 0:
-                recorder.leave(GC, interrupted)
-                # A collection is no event of the loop: the gap that it cut in two goes on.
-                recorder.current, interrupted = interrupted, -1
+                recorder.resume(interrupted)
+                interrupted = -1
                 if info["generation"] == OLDEST:
                     recorder.event("gc", collected=info["collected"])
 

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks._recorder import EVERY_SITE_UNTIL, GAP_AFTER_REST, Recorder
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.hooks._log import WIDTH
+from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks.base import Hook, always, spanned
 
 OPTIMIZER = SLOT_OF["optimizer"]
+GAP = GAP_AFTER[OPTIMIZER]
 
 
 class OptimizerHook(Hook):
@@ -32,7 +34,7 @@ class OptimizerHook(Hook):
             register_optimizer_step_pre_hook,
         )
 
-        calls = 0
+        clock, log = recorder.clock, recorder.log.append
         open_steps: list[tuple[int, int]] = []  # identity of the optimizer, slot that it interrupted
 
         def forget(identity: int) -> None:
@@ -46,9 +48,17 @@ class OptimizerHook(Hook):
                     break
 
         def pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            nonlocal calls
             if is_dynamo_compiling():
                 return None
+            if open_steps or kwargs or len(args) > 1 or get_ident() != recorder.calm:
+                return begin(optimizer, args, kwargs)
+            open_steps.append((id(optimizer), recorder.current))
+            recorder.in_step = 1
+            recorder.current = OPTIMIZER
+            log(clock() * WIDTH + OPTIMIZER)
+            return None
+
+        def begin(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if get_ident() != recorder.thread:
                 recorder.claim_thread()
                 if not recorder.on_training_thread():
@@ -56,11 +66,10 @@ class OptimizerHook(Hook):
             try:
                 if open_steps:
                     forget(id(optimizer))
-                if recorder.alert:
+                if not recorder.calm:
                     recorder.work_begins()
-                calls += 1
-                if calls < EVERY_SITE_UNTIL or not calls % EVERY_SITE_UNTIL:
-                    recorder.site("optimizer")
+                    if recorder.curious:
+                        recorder.site("optimizer")
                 open_steps.append((id(optimizer), recorder.push(OPTIMIZER)))
                 recorder.in_step += 1
             except Exception:  # noqa: BLE001 (a hook meets the script)
@@ -80,10 +89,11 @@ class OptimizerHook(Hook):
                 return
             try:
                 identity, interrupted = open_steps.pop()
-                recorder.leave(OPTIMIZER, interrupted)
                 recorder.in_step = len(open_steps)
-                if not open_steps:
-                    recorder.optimizer_stepped(identity)
+                if open_steps:
+                    recorder.leave(OPTIMIZER, interrupted)
+                else:
+                    recorder.optimizer_stepped(identity, GAP if interrupted >= FIRST_GAP else interrupted)
             except Exception:  # noqa: BLE001 (a hook meets the script)
                 recorder.broke(post)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, SLOT_OF
+from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
+from diagnose.hooks.base import Hook, charged, replaced
 
 OPTIMIZER = SLOT_OF["optimizer"]
 
@@ -38,11 +38,8 @@ class OptimizerRestHook(Hook):
         from torch.nn.utils import clip_grad
         from torch.optim import lr_scheduler
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            return OPTIMIZER if recorder.current >= FIRST_GAP else -1
-
         def wrap(original: Any) -> Any:
-            return spanned(original, recorder, before)
+            return charged(original, recorder, OPTIMIZER)
 
         schedulers = [
             value

@@ -92,7 +92,7 @@ class Flusher:
                 self._lose(error)
             except Exception:  # noqa: BLE001 (an error of ours ends the measuring, not the script)
                 self.lost = f"an error of our own: {traceback.format_exc().strip()}"
-                self._recorder.thread = 0
+                self._recorder.switch_off()
                 return
             if self._flushes:
                 self._spent_ns += time.thread_time_ns() - begun
@@ -106,7 +106,7 @@ class Flusher:
         """The disk takes no more: measuring stops, the script goes on."""
         safe = self._writer.safe_steps if self._writer is not None else 0
         self.lost = f"{error}; records after step {safe} are lost"
-        self._recorder.thread = 0
+        self._recorder.switch_off()
         while self._recorder.take_rows(FLUSH_STEPS):
             pass
 

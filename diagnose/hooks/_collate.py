@@ -1,0 +1,66 @@
+"""Times `collate_fn` on the training thread, for a batch now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import hidden, unseen
+
+
+class CollateClock:
+    """Puts itself in the place of one fetcher's `collate_fn` for one batch at a time.
+
+    Args:
+        recorder: Its `counters` get what collating took, and the whole wait for those batches.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._fetcher: Any = None
+        self._collate_fn: Any = None
+        self._asked_ns = 0
+        self._timed = hidden(self._wrapper())
+
+    def begin(self, batches: Any) -> None:
+        """An iterator of a loader is about to fetch a batch."""
+        fetcher = getattr(batches, "_dataset_fetcher", None)  # none when workers fetch
+        if fetcher is None:
+            return
+        if self._fetcher is not None:
+            self.end()  # the batch before was never finished
+        self._fetcher, self._collate_fn = fetcher, fetcher.collate_fn
+        fetcher.collate_fn = self._timed
+        self._asked_ns = self._recorder.clock()
+
+    def end(self) -> None:
+        """The batch is there, or will not come."""
+        if self._fetcher is None:
+            return
+        if self._collate_fn is not None:
+            self._restore()  # it was not called
+        else:
+            self._recorder.counters["collated_wait_ns"] += self._recorder.clock() - self._asked_ns
+        self._fetcher = None
+
+    def _restore(self) -> Any:
+        collate_fn, self._collate_fn = self._collate_fn, None
+        self._fetcher.collate_fn = collate_fn
+        return collate_fn
+
+    def _wrapper(self) -> Any:
+        recorder = self._recorder
+
+        def collate(*args: Any, **kwargs: Any) -> Any:
+            collate_fn = self._restore()
+            begun = recorder.clock()
+            try:
+                batch = collate_fn(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+            recorder.counters["collates"] += 1
+            recorder.counters["collate_ns"] += recorder.clock() - begun
+            return batch
+
+        return collate

@@ -1,0 +1,156 @@
+"""The log that the training thread writes, and how the flusher's thread reads steps out of it.
+
+What costs there is every bytecode, as the caches are cold; so it appends one number per event, and all
+arithmetic is done here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from diagnose.core.ledger import FIRST_GAP, SLOT_OF, SLOTS
+
+WIDTH = 128
+"""An entry of the log is `time_ns * WIDTH + code`; the code is the slot that time runs into from then on,
+possibly plus one of these two."""
+STEPPED = 64
+"""An optimizer step ended here; the script may end before another does."""
+SETTLED = 32
+"""The gap after an evaluation, since the last mark, belongs to this slot; what follows to no hook."""
+
+DATA_WAIT = SLOT_OF["data_wait"]
+GAP_AFTER_EVALUATION = SLOT_OF["gap_after_evaluation"]
+GAP_AFTER_REST = SLOT_OF["gap_after_rest"]
+
+Seen = dict[int, tuple[int, int]]
+"""Samples and tokens that each model has been called with, by its identity."""
+
+Mark = tuple[int, int, int, int, Seen, bool]
+"""A place in the log where a step may end: time, then totals: samples and tokens loaded, backward passes,
+what the models have seen. The last says that it stands for the place where an optimizer step last ended."""
+
+Totals = tuple[int, int, int, int, int, list[int], Seen]
+"""All totals at a mark: time, samples, tokens, backward passes, spans, nanoseconds by slot, models."""
+
+
+class Log:
+    """What the training thread has written and nobody has read yet.
+
+    Attributes:
+        append: Adds an entry: a number, or a `Mark`. Of the training thread.
+        batches: Training batches asked for, as far as has been read.
+    """
+
+    __slots__ = (
+        "_base",
+        "_closed",
+        "_current",
+        "_entries",
+        "_floor",
+        "_last_ns",
+        "_marked",
+        "_switches",
+        "_tail",
+        "_times",
+        "append",
+        "batches",
+        "close",
+    )
+
+    def __init__(self) -> None:
+        self._entries: deque[int | Mark] = deque()
+        self._closed: deque[Mark] = deque()
+        self.append: Callable[[int | Mark], None] = self._entries.append
+        self.close: Callable[[Mark], None] = self._closed.append
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything. The bound methods that others hold stay valid."""
+        self._entries.clear()
+        self._closed.clear()
+        self._marked: deque[tuple[Mark, Totals]] = deque()
+        self._base: Totals | None = None
+        self._times = [0] * len(SLOTS)
+        self._current = GAP_AFTER_REST
+        self._last_ns = 0
+        self._floor = 0
+        self._switches = 0
+        self._tail = (0, self._times.copy())
+        self.batches = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def has_rows(self) -> bool:
+        """Whether `take_rows` has any to return."""
+        self._read()
+        return len(self._closed) > (self._base is None)
+
+    def take_rows(self, at_most: int) -> list[tuple[int, ...]]:
+        """Returns the next finished steps, in the order of `core.ledger.COLUMNS`."""
+        rows: list[tuple[int, ...]] = []
+        closed = len(self._closed)  # before reading: what is closed now has been marked before
+        self._read()
+        while closed and len(rows) < at_most:
+            closed -= 1
+            totals = self._totals(self._closed.popleft())
+            if self._base is not None:
+                rows.append(_row(self._base, totals))
+            self._base = totals
+        return rows
+
+    def _totals(self, closed: Mark) -> Totals:
+        while True:
+            mark, totals = self._marked.popleft()
+            if mark is closed:
+                return totals
+
+    def _read(self) -> None:
+        """Charges the time between any two entries to the slot that ran."""
+        take, times = self._entries.popleft, self._times
+        current, last_ns = self._current, self._last_ns
+        for _ in range(len(self._entries)):
+            entry = take()
+            if isinstance(entry, tuple):
+                now_ns = entry[0]
+                times[current] += now_ns - last_ns
+                last_ns = now_ns
+                # What lies before a mark may belong to a step that has ended: it is settled.
+                self._floor = times[GAP_AFTER_EVALUATION]
+                end_ns, until = self._tail if entry[5] else (now_ns, times.copy())
+                self._marked.append((entry, (end_ns, *entry[1:4], self._switches // 2, until, entry[4])))
+                continue
+            now_ns = entry // WIDTH
+            code = entry % WIDTH
+            times[current] += now_ns - last_ns
+            last_ns = now_ns
+            if code < SETTLED:
+                self._switches += 1
+                if code == DATA_WAIT and current >= FIRST_GAP:
+                    self.batches += 1
+                current = code
+            elif code >= STEPPED:
+                self._switches += 1
+                current = code - STEPPED
+                self._tail = (now_ns, times.copy())
+            else:
+                times[code - SETTLED] += times[GAP_AFTER_EVALUATION] - self._floor
+                times[GAP_AFTER_EVALUATION] = self._floor
+                current = GAP_AFTER_REST
+        self._current, self._last_ns = current, last_ns
+
+
+def _row(was: Totals, now: Totals) -> tuple[int, ...]:
+    """Returns the step between two marks, in the order of `core.ledger.COLUMNS`."""
+    samples, tokens = now[1] - was[1], now[2] - was[2]
+    if not samples:
+        # No loader told: a GAN shows its discriminator two batches a step and its generator one.
+        seen: list[Any] = [
+            (count - was[6].get(model, (0, 0))[0], ids - was[6].get(model, (0, 0))[1])
+            for model, (count, ids) in now[6].items()
+        ]
+        samples, tokens = min((pair for pair in seen if pair[0]), default=(0, 0))
+    times = (late - early for late, early in zip(now[5], was[5], strict=True))
+    return (now[0], samples, tokens, now[3] - was[3], now[4] - was[4], *times)
