@@ -50,7 +50,7 @@ def test_end_block_shows_what_was_found_before_the_ledger() -> None:
         """
 diagnose: 412 steps, median 40.1 ms, 776 samples/s (770-781)
   serial-loading train.py:31                20.0 ms lost, gain 2.0x (1.5 to 2.0)
-    The training thread loads its own batches: 50 % of each step.
+    The training thread loads its own batches: 50 % of each step
     fix: Give the DataLoader two workers.
          DataLoader(..., num_workers=2, persistent_workers=True)
   slow-updates                           1.00 ms lost, gain 1.02x (1.02 to 1.03)
@@ -80,9 +80,10 @@ def test_end_block_counts_the_findings_and_notes_it_has_no_room_for() -> None:
 
 def test_end_block_of_a_narrow_terminal_keeps_the_rule_its_place_and_its_gain() -> None:
     lines = end_block(replace(FAULTY, findings=(SERIAL,)), width=60).splitlines()
-    assert lines[1:4] == [
+    assert lines[1:5] == [
         "  serial-loading train.py:31         20.0 ms lost, gain 2.0x",
-        "    The training thread loads its own batches: 50 % of …",
+        "    The training thread loads its own batches: 50 % of each",
+        "    step",
         "    fix: Give the DataLoader two workers.",
     ]
 

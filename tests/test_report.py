@@ -224,7 +224,7 @@ def test_text_report_opens_with_what_was_found_the_proof_and_what_to_do() -> Non
         text[text.index("What slows it down") : text.index("\nWhere the step goes")],
         """
 What slows it down
-  The training thread loads its own batches: 50 % of each step.
+  The training thread loads its own batches: 50 % of each step
     serial-loading  train.py:31
     lost  20.0 ms per step, 49 % of it: data wait
     gain  2.0x (1.5 to 2.0) faster without it
@@ -235,7 +235,7 @@ What slows it down
     The gain assumes: workers prepare a batch while the model computes, on CPUs
     that are free.
 
-  The optimizer updates 412 tensors one by one.
+  The optimizer updates 412 tensors one by one
     slow-updates  ranks 0, 3
     lost  1.00 ms per step, 2.4 % of it: optimizer
     gain  1.02x (1.02 to 1.03) faster without it
@@ -317,7 +317,7 @@ def test_markdown_report_shows_the_ledger_and_lets_no_foreign_markup_through() -
 def test_markdown_report_shows_findings_as_text_and_code_to_paste_as_code() -> None:
     text = to_markdown(FAULTY)
     assert (
-        "\n#### The training thread loads its own batches: 50 % of each step.\n\n"
+        "\n#### The training thread loads its own batches: 50 % of each step\n\n"
         "`serial-loading`, `train.py:31`\n\n"
         "- lost: **20.0 ms** (per step, 49 % of it: data wait)\n"
         "- gain: **2.0x (1.5 to 2.0)** (faster without it)\n"

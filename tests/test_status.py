@@ -106,11 +106,11 @@ def test_status_shows_state_figures_and_findings() -> None:
 run 20261120-141502-train: running, last record 410 ms ago
   412 steps, median 40.1 ms, 776 samples/s (770-781)
   serial-loading train.py:31                20.0 ms lost, gain 2.0x (1.5 to 2.0)
-    The training thread loads its own batches: 50 % of each step.
+    The training thread loads its own batches: 50 % of each step
     fix: Give the DataLoader two workers.
          DataLoader(..., num_workers=2, persistent_workers=True)
   slow-updates                           1.00 ms lost, gain 1.02x (1.02 to 1.03)
-    The optimizer updates 412 tensors one by one.
+    The optimizer updates 412 tensors one by one
     fix: Let one call update all tensors: pass foreach=True, or fused=True on a
          GPU, to the SGD in line 4.
 """,

@@ -6,13 +6,13 @@ import textwrap
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, lost, no_fault, place, short_gain
+from diagnose.report._faults import gain, headline, lost, no_fault, place, short_gain
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import printable
 
 MAX_FINDINGS = 3
 LINES_EACH = 2  # what it costs and wins, and what to do
-MAX_FIX_LINES = 2
+MAX_WRAPPED = 2  # lines of a summary or a fix
 INDENT = "    "
 FIX = "fix: "
 
@@ -35,12 +35,18 @@ def finding_lines(profile: Profile, room: int, terminal: Terminal) -> tuple[list
 
 def _lines(finding: Finding, profile: Profile, room: int, terminal: Terminal) -> list[str]:
     """Returns at least two lines: what it costs, and its fix. With more room its summary, and code."""
-    summary = [INDENT + one_line(finding.summary, terminal.width - len(INDENT), terminal)]
-    fix = _fix(finding, MAX_FIX_LINES if room > LINES_EACH + len(summary) else 1, terminal)
-    lines = [_header(finding, profile, terminal), *(summary if room > LINES_EACH else []), *fix]
+    spare = room - LINES_EACH
+    cells = terminal.width - len(INDENT)
+    summary = [INDENT + line for line in _wrapped(headline(finding), cells, MAX_WRAPPED, terminal)]
+    fix = _fix(finding, MAX_WRAPPED, terminal)
+    if spare < len(summary) + len(fix) - 1 + bool(finding.code):
+        # One line each comes before two of one, and code to paste before the end of a long sentence.
+        summary = [INDENT + one_line(headline(finding), cells, terminal)]
+        fix = _fix(finding, MAX_WRAPPED if spare > 1 + bool(finding.code) else 1, terminal)
+    lines = [_header(finding, profile, terminal), *(summary if spare else []), *fix]
     code = terminal.encoded(printable(finding.code))
     width = len(INDENT) + len(FIX) + display_width(code)
-    if code and len(lines) < room and width <= terminal.width:
+    if code and "\n" not in finding.code and len(lines) < room and width <= terminal.width:
         lines.append(INDENT + " " * len(FIX) + terminal.paint(code, "place"))
     return lines
 
@@ -65,15 +71,18 @@ def _header(finding: Finding, profile: Profile, terminal: Terminal) -> str:
 
 
 def _fix(finding: Finding, max_lines: int, terminal: Terminal) -> list[str]:
-    text = terminal.encoded(printable(finding.fix))
-    cells = terminal.width - len(INDENT) - len(FIX)
-    lines = textwrap.wrap(text, cells, break_on_hyphens=False) or [""]
-    if len(lines) > max_lines:
-        rest = " ".join(lines[max_lines - 1 :])
-        lines = [*lines[: max_lines - 1], one_line(rest, cells, terminal)]
-    lines = [one_line(line, cells, terminal) for line in lines]
+    lines = _wrapped(finding.fix, terminal.width - len(INDENT) - len(FIX), max_lines, terminal)
     blank = " " * len(FIX)
     return [f"{INDENT}{blank if number else FIX}{line}" for number, line in enumerate(lines)]
+
+
+def _wrapped(text: str, cells: int, max_lines: int, terminal: Terminal) -> list[str]:
+    """Fills lines with a sentence; what does not fit into the last is cut."""
+    text = terminal.encoded(printable(text))
+    lines = textwrap.wrap(text, cells, break_on_hyphens=False) or [""]
+    if len(lines) > max_lines:
+        lines[max_lines - 1 :] = [" ".join(lines[max_lines - 1 :])]
+    return [one_line(line, cells, terminal) for line in lines]
 
 
 def one_line(text: str, cells: int, terminal: Terminal) -> str:

@@ -30,6 +30,11 @@ def lost_share(finding: Finding, profile: Profile) -> str:
     return format_share(finding.lost_ns_per_step / profile.step_time_ns)
 
 
+def headline(finding: Finding) -> str:
+    """Returns the summary as a heading has it, without its full stop."""
+    return finding.summary.removesuffix(".")
+
+
 def place(finding: Finding) -> str:
     """Returns `train.py:41`; nothing where no line is to blame."""
     return f"{short_path(finding.file)}:{finding.line}" if finding.file else ""

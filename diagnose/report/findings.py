@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, lost, lost_share, no_fault, place, ranks
+from diagnose.report._faults import gain, headline, lost, lost_share, no_fault, place, ranks
 from diagnose.report.base import Block, Card, Fact, Paragraph, Section
 from diagnose.report.summary import sentence
 
@@ -29,7 +29,7 @@ def card(finding: Finding, profile: Profile) -> Card:
     phases = sorted(finding.lost_ns, key=lambda phase: -finding.lost_ns[phase])
     names = ", ".join(phase.label for phase in phases if finding.lost_ns[phase])
     return Card(
-        title=finding.summary,
+        title=headline(finding),
         tags=tuple(tag for tag in (finding.rule, place(finding), ranks(finding)) if tag),
         facts=(
             Fact(
