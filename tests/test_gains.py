@@ -19,6 +19,7 @@ from diagnose.core.finding import Finding, Gain
 from diagnose.core.phases import Phase
 from diagnose.core.prediction import Prediction
 from diagnose.core.profile import Profile
+from diagnose.core.units import format_gain
 from diagnose.report import FaultChanges, Terminal, calibration_text, comparison_json, comparison_text
 from diagnose.rules import profile
 from diagnose.store.gains import ledger_path, note_prediction, read_predictions
@@ -102,6 +103,21 @@ def test_a_prediction_that_was_wrong_is_outside_and_its_error_has_a_sign() -> No
     wrong = replace(TRIED, measured=Gain(speedup=1.0, low=0.9, high=1.1))
     assert not wrong.is_inside
     assert wrong.error_share == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"),
+    [
+        ((1.4, 1.2, 1.6), "1.4x (1.2 to 1.6)"),
+        ((1.4, 1.39, 1.41), "1.40x (1.39 to 1.41)"),
+        ((1.08, 1.0, 1.1), "1.08x (1.00 to 1.10)"),
+        ((12.2, 9.6, 100), "12x (10 to 100)"),
+    ],
+)
+def test_a_gain_is_written_with_the_digits_that_show_its_interval(
+    gain: tuple[float, float, float], text: str
+) -> None:
+    assert format_gain(*gain) == text
 
 
 # -- the ledger

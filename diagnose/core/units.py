@@ -70,6 +70,8 @@ def format_speedup(speedup: float) -> str:
 def format_gain(speedup: float, low: float, high: float) -> str:
     """Formats a ratio of speeds with its interval: `1.4x (1.2 to 1.6)`."""
     digits = _speedup_digits(speedup)
+    if digits == 1 and f"{low:.1f}" == f"{high:.1f}":
+        digits = 2  # an interval this narrow shows only then
     return f"{speedup:.{digits}f}x ({low:.{digits}f} to {high:.{digits}f})"
 
 
