@@ -85,8 +85,7 @@ class Supply:
     def won_ns(self, *, num_workers: int | None = None, busy_ns: float | None = None) -> float:
         """Returns the part of `wait_ns` that other workers, or less work for them, would take away."""
         busy = self.busy_ns if busy_ns is None else busy_ns
-        undelayed = busy * (1 - self.delay_share) if num_workers else busy
-        paces = [self.compute_ns, undelayed / (num_workers or self.loader.num_workers)]
+        paces = [self.compute_ns, busy / (num_workers or self.loader.num_workers)]
         if self.cpus:
             cpu_ns = self.worker_cpu_ns * busy / self.busy_ns if self.busy_ns else 0.0
             paces.append((self.own_cpu_ns + cpu_ns) / self.cpus)
@@ -94,7 +93,7 @@ class Supply:
 
     def enough_workers(self) -> int:
         """Returns how many workers to ask for: enough to keep up, at most one per CPU."""
-        wanted = ceil(HEADROOM * self.busy_ns * (1 - self.delay_share) / max(1.0, self.compute_ns))
+        wanted = ceil(HEADROOM * self.busy_ns / max(1.0, self.compute_ns))
         most = max(self.cpus or wanted, self.loader.num_workers)
         return min(max(wanted, self.loader.num_workers + 1), most)
 

@@ -16,7 +16,10 @@ CURED = 0.5
 
 def cured_by_workers(supply: Supply) -> bool:
     """Whether more workers, as many as there are CPUs, would take most of the wait away."""
-    return supply.won_ns(num_workers=supply.enough_workers()) >= CURED * supply.wait_ns
+    workers = supply.enough_workers()
+    if workers <= supply.loader.num_workers:
+        return False
+    return supply.won_ns(num_workers=workers) >= CURED * supply.wait_ns
 
 
 class TooFewWorkers(Rule):

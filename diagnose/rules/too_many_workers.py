@@ -8,7 +8,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.2
@@ -17,7 +17,7 @@ MIN_DELAY = 0.2
 MIN_RUNNABLE = 0.05
 """Part of the time that the training thread stands in the queue for a CPU; a free machine has under 1 %."""
 
-MIN_LOAD = 0.75
+MIN_LOAD = 0.5
 """Part of all CPUs that the process and its workers use; with less, it is others who take them."""
 
 MIN_WORKERS_PART = 0.4
@@ -99,11 +99,16 @@ class TooManyWorkers(Rule):
             return None
         times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
         own_ns = sum(times.values())
-        # The queue is for all who want a CPU; of the delay, fewer workers take away their own part.
-        delay_ns = min(host.runnable_share * profile.step_time_ns, own_ns)
+        # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
+        others = max(0.0, (host.busy_cpus or 0.0) - used_ns / profile.step_time_ns)
+        left = max(used_ns / profile.step_time_ns, host.cpus - others)
         fewer = max(1, host.cpus - 1)
-        lost_ns = delay_ns * (1 - fewer / supply.loader.num_workers)
-        if not own_ns or not lost_ns:
+        if supply.worker_cpu_ns / fewer > max(supply.own_cpu_ns, used_ns / left):
+            fewer = host.cpus
+        least_ns = max(supply.own_cpu_ns, supply.worker_cpu_ns / fewer, used_ns / left)
+        delay_ns = min(host.runnable_share * profile.step_time_ns, own_ns)
+        lost_ns = min(delay_ns, profile.step_time_ns - least_ns)
+        if not own_ns or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

@@ -1,0 +1,227 @@
+"""Facts of the loaders that feed training: settings, lines, epochs, and where `iter(loader)` is charged."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import diagnose
+from diagnose.analysis.calls import call_at, with_arguments
+from diagnose.analysis.roles import Sources
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, steps_of
+
+MS = 1_000_000
+ROWS = TensorDataset(torch.zeros(48, 4))
+
+
+def line_of(text: str) -> int:
+    """Number of the one line of this file that begins with a text."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = (n for n, line in enumerate(lines, 1) if line.strip().startswith(text))
+    return number
+
+
+def train(loader: Any, epochs: int = 1, steps: int | None = None) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(epochs):
+        for step, (rows,) in enumerate(loader):
+            model(rows).sum().backward()
+            optimizer.step()
+            if step == steps:
+                break
+
+
+def profile_of(run_dir: Path, *loaders: Any, epochs: int = 1) -> Profile:
+    diagnose.attach(run_dir)
+    try:
+        for loader in loaders:
+            train(loader, epochs)
+    finally:
+        profile = diagnose.detach()
+    return profile
+
+
+def test_a_loader_is_described_with_the_line_and_the_call_that_made_it(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    made = DataLoader(ROWS, batch_size=4, shuffle=True)
+    train(made, epochs=3)
+    (loader,) = diagnose.detach().program.loaders
+    assert (loader.num_workers, loader.batch_size, loader.epochs) == (0, 4, 3)
+    assert (loader.dataset, loader.dataset_length) == ("TensorDataset", 48)
+    assert (loader.sampler, loader.collate) == ("RandomSampler", "default_collate")
+    assert (loader.file, loader.line) == (__file__, line_of("made = DataLoader("))
+    assert loader.call == "DataLoader(ROWS, batch_size=4, shuffle=True)"
+
+
+def test_a_loader_made_before_measuring_began_has_no_line(tmp_path):
+    (loader,) = profile_of(tmp_path / "run", DataLoader(ROWS, batch_size=4)).program.loaders
+    assert (loader.file, loader.line, loader.call) == ("", 0, "")
+    assert loader.batch_size == 4
+
+
+def test_a_loader_that_only_evaluates_is_not_listed(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    train(DataLoader(ROWS, batch_size=4))
+    with torch.no_grad():
+        list(DataLoader(ROWS, batch_size=2))
+    assert [loader.batch_size for loader in diagnose.detach().program.loaders] == [4]
+
+
+def test_the_loader_that_feeds_most_steps_comes_first(tmp_path):
+    loaders = [
+        DataLoader(ROWS, batch_size=16),
+        DataLoader(ROWS, batch_size=1),
+        DataLoader(ROWS, batch_size=8),
+    ]
+    found = profile_of(tmp_path / "run", *loaders).program.loaders
+    assert [loader.batch_size for loader in found] == [1, 8, 16]
+
+
+def test_a_loader_made_anew_on_the_same_line_each_epoch_is_one(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    for _ in range(3):
+        train(DataLoader(ROWS, batch_size=4))
+    (loader,) = diagnose.detach().program.loaders
+    assert loader.epochs == 3
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_the_steps_that_begin_an_epoch_are_known(tmp_path, broken_off):
+    diagnose.attach(tmp_path / "run", warmup=0)
+    loader = DataLoader(ROWS, batch_size=4)
+    train(loader, epochs=3, steps=5 if broken_off else None)
+    profile = diagnose.detach()
+    assert profile.input.epoch_starts == 3
+    assert profile.input.batches_per_step == pytest.approx(1.0, abs=0.2)
+
+
+def test_making_an_iterator_is_time_spent_waiting_for_data():
+    class Sampler:
+        def __init__(self) -> None:
+            self.clock = clock
+
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Any:
+            self.clock.spend(40)
+            return iter([0, 1])
+
+    clock = FakeClock()
+    with measured(clock, "dataloader", "loader-facts", "forward", "backward", "optimizer") as recorder:
+        model = SlowModel(clock, forward_ns=3)
+        optimizer = SlowOptimizer(clock, model, 5)
+        loader = DataLoader(SlowData(clock, 2, 7), batch_size=1, sampler=Sampler())  # type: ignore[arg-type]
+        for _ in range(2):
+            batches = iter(loader)
+            clock.spend(2)  # not the loader's
+            for rows in batches:
+                model(rows).sum().backward()
+                optimizer.step()
+        recorder.finish()
+        steps = steps_of(recorder)
+        (fact,) = recorder.facts["loaders"]
+    assert [step.times["data_wait"] for step in steps] == [47, 7, 47, 7]
+    assert fact["total_construct_ns"] == 0, "torch asks the sampler at the first `next`"
+    assert [start[:2] for start in fact["starts"]] == [[0, 0], [2, 2]]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+def test_starting_workers_is_time_spent_waiting_for_data_and_charged_to_the_epochs_beginning(tmp_path):
+    class Slow(Dataset[Any]):
+        def __len__(self) -> int:
+            return 80
+
+        def __getitem__(self, index: int) -> Any:
+            return (torch.zeros(4),)
+
+    diagnose.attach(tmp_path / "run", warmup=0)
+    train(DataLoader(Slow(), batch_size=8, num_workers=1), epochs=4)
+    profile = diagnose.detach()
+    (loader,) = profile.program.loaders
+    assert loader.construct_ns > 1 * MS
+    assert profile.input.epoch_start_ns is not None
+    per_epoch = profile.input.epoch_start_ns * profile.steps.measured / profile.input.epoch_starts
+    assert per_epoch > 0.5 * loader.construct_ns
+    assert profile.input.epoch_start_ns < profile.phase_time_ns[Phase.DATA_WAIT]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+def test_workers_that_only_evaluate_are_not_counted(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    evaluating = DataLoader(ROWS, batch_size=2, num_workers=1)
+    with torch.no_grad():
+        list(evaluating)
+    train(DataLoader(ROWS, batch_size=4, num_workers=1), epochs=2)
+    with torch.no_grad():
+        list(evaluating)
+    workers = diagnose.detach().input.workers
+    assert workers is not None
+    assert (workers.num_workers, workers.batches) == (2, 24)
+
+
+def test_a_loader_keeps_its_signature_and_raises_what_it_raised(tmp_path):
+    signature = inspect.signature(DataLoader.__init__)
+    diagnose.attach(tmp_path / "run")
+    try:
+        assert inspect.signature(DataLoader.__init__) == signature
+        with pytest.raises(ValueError, match="num_workers option should be non-negative"):
+            DataLoader(ROWS, num_workers=-1)
+    finally:
+        diagnose.detach()
+
+
+# -- calls
+
+
+def source(text: str) -> Sources:
+    return Sources({"train.py": text})
+
+
+def test_a_call_over_several_lines_is_found_from_any_of_them():
+    text = "import torch\nloader = torch.utils.data.DataLoader(\n    rows,  # all of them\n    32,\n)\n"
+    for line in (2, 3, 5):
+        assert (
+            call_at(source(text), "train.py", line, "DataLoader") == "torch.utils.data.DataLoader(rows, 32)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "text"),
+    [
+        ("train.py", 1, "trainer.train()\n"),
+        ("train.py", 2, "loader = DataLoader(rows)\n"),
+        ("train.py", 1, "not python ("),
+        ("", 0, ""),
+    ],
+)
+def test_where_no_such_call_stands_there_is_none(file, line, text):
+    assert call_at(source(text), file, line, "DataLoader") == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "changed"),
+    [
+        ("DataLoader(rows, 32)", {"num_workers": 4}, "DataLoader(rows, 32, num_workers=4)"),
+        ("DataLoader(rows, num_workers=args.j)", {"num_workers": 4}, "DataLoader(rows, num_workers=4)"),
+        ("DataLoader(rows, in_order=True)", {"in_order": None}, "DataLoader(rows)"),
+        (
+            "AdamW(model.parameters(), lr=1e-3)",
+            {"fused": True},
+            "AdamW(model.parameters(), lr=0.001, fused=True)",
+        ),
+        ("", {"num_workers": 2}, "DataLoader(..., num_workers=2)"),
+    ],
+)
+def test_a_call_is_given_other_arguments(call, arguments, changed):
+    assert with_arguments(call, "DataLoader", **arguments) == changed
