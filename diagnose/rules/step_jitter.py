@@ -20,6 +20,9 @@ MOST_SPIKES = 0.15
 LEAST_SPIKES = 5
 """Fewer may be one event of the machine."""
 
+LEAST_NS = 5_000_000_000
+"""A shorter run has been seen too briefly to tell outliers from what the machine does at times."""
+
 MOST_DELAY = 0.5
 """If the training thread waited for a CPU for this part of the outliers' time, other programs explain
 them."""
@@ -74,7 +77,7 @@ class StepJitter(Rule):
         }
         total = sum(lost.values())
         share = total / profile.step_time_ns
-        if share < MIN_SHARE or delay > MOST_DELAY * share:
+        if share < MIN_SHARE or delay > MOST_DELAY * share or profile.steps.total_time_ns < LEAST_NS:
             return None
         worst = max(lost, key=lambda phase: lost[phase])
         each_ns = series.each_ns(worst)

@@ -1,0 +1,70 @@
+"""What rules about the machine's CPUs share: which time it touches, and how much of it threads divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from diagnose.core.host import HostStats
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+
+COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+HEAVY_LEAF_NS = 80_000
+"""A module whose forward takes less is not divided among threads to any gain: measured with layers of 256
+to 512 features, threads won nothing at 60 us and two thirds of what they could at 100 us."""
+
+DIVISIBLE = {Phase.FORWARD: 0.75, Phase.BACKWARD: 0.8, Phase.OPTIMIZER: 0.35}
+"""The part of a phase that threads divide where operations are heavy, measured likewise: the optimizer is
+bound by memory."""
+
+MOST = 0.9
+"""No wait for a CPU makes up more of a step than this: some of it is work."""
+
+
+def spread(profile: Profile, share: float, phases: Iterable[Phase] | None = None) -> dict[Phase, float]:
+    """Divides a part of the step among phases, in proportion to their time and at most `MOST` of it.
+
+    Args:
+        profile: The run.
+        share: Part of the step, 0 to 1.
+        phases: Those that it lies in; all by default.
+    """
+    times = {
+        phase: profile.phase_time_ns[phase]
+        for phase in (profile.phase_time_ns if phases is None else phases)
+        if profile.phase_time_ns.get(phase, 0.0) > 0
+    }
+    total = sum(times.values())
+    part = min(share * profile.step_time_ns / total, MOST) if total else 0.0
+    return {phase: part * time for phase, time in times.items()}
+
+
+def delayed_share(host: HostStats) -> float:
+    """Returns the part of the time that the training thread waits for a CPU, itself or through its team.
+
+    A parallel operation ends when its last thread does, and the others meanwhile spin. So the delays of the
+    team's other threads, which are each other's alternatives, come on top of the training thread's own.
+    """
+    own = host.runnable_share or 0.0
+    team = (host.num_threads or 1) - 1
+    others = (host.native_delay_share or 0.0) / team if team > 0 else 0.0
+    return min(MOST, own + others)
+
+
+def has_heavy_operations(profile: Profile) -> bool | None:
+    """Whether a module's forward takes long enough to be divided among threads; `None` if not known."""
+    leaves = profile.settings.num_leaf_modules
+    if not leaves or Phase.FORWARD not in profile.phase_time_ns:
+        return None
+    return profile.phase_time_ns[Phase.FORWARD] / leaves >= HEAVY_LEAF_NS
+
+
+def won_by_threads(profile: Profile, now: int, then: int) -> Mapping[Phase, float]:
+    """Returns what each phase loses by having `now` threads instead of `then`, where operations are
+    heavy."""
+    return {
+        phase: profile.phase_time_ns[phase] * part * (1 - now / then)
+        for phase, part in DIVISIBLE.items()
+        if profile.phase_time_ns.get(phase, 0.0) > 0
+    }

@@ -1,0 +1,104 @@
+"""Another Python thread holds the interpreter lock"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats, PythonThread
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_duration, format_share
+from diagnose.rules._cpus import MOST, spread
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+MIN_CPUS = 0.05
+"""A background thread that computes less is hardly ever met."""
+
+MIN_WAITING = 0.05
+"""The training thread waits for something else than a CPU for this part of the time, or more."""
+
+MIN_WAITS_PER_S = 20
+"""And that often; the lock is handed over every 5 ms at the most, a batch or a file less often."""
+
+MAX_WAIT_NS = 60_000_000
+"""One wait for the lock takes 5 ms and the other thread's turn; longer ones are for something else."""
+
+HOG = PythonThread(name="Thread-1 (watch)", cpus=0.5, file="/home/me/train.py", line=12)
+HELD = {"on_cpu_share": 0.3, "runnable_share": 0.05, "process_cpus": 0.9}
+
+
+class GilContention(Rule):
+    """
+    ## What it means
+    Only one Python thread runs at a time. The training thread gives the lock up in every operation, and
+    when another thread of the script computes in Python, gets it back only after 5 ms: hundreds of times
+    a step.
+
+    ## What to do
+    Give the other thread's work to a process (`multiprocessing`), or to libraries that release the lock,
+    or do it between epochs.
+
+    ## When it is wrong
+    A thread whose results the training thread waits for, such as one that loads data.
+    """
+
+    needs = ("host.on_cpu_share", "host.runnable_share", "host.voluntary_per_s")
+    explains = ("small-operators", "python-overhead", "slow-optimizer", "step-jitter")
+    fires_on = (
+        profile(host=HostStats(**HELD, voluntary_per_s=250.0, python_threads=(HOG,))),  # type: ignore[arg-type]
+    )
+    silent_on = (
+        profile(host=HostStats(**HELD, voluntary_per_s=250.0)),  # type: ignore[arg-type]
+        profile(host=HostStats(**HELD, voluntary_per_s=2.0, python_threads=(HOG,))),  # type: ignore[arg-type]
+        profile(
+            host=HostStats(
+                on_cpu_share=0.97, runnable_share=0.01, voluntary_per_s=250, python_threads=(HOG,)
+            )
+        ),
+        profile(
+            data_wait_ms=80,
+            host=HostStats(**HELD, voluntary_per_s=250.0, python_threads=(HOG,)),  # type: ignore[arg-type]
+        ),
+    )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        host = profile.host
+        threads = [thread for thread in host.python_threads if thread.cpus >= MIN_CPUS]
+        assert host.voluntary_per_s is not None
+        # What the loop waits for, a batch or a sleep, is no wait for the lock.
+        elsewhere = sum(line.share for line in profile.where if "wait" in line.idiom and not line.in_worker)
+        waited = host.off_cpu_share or 0.0
+        data = profile.share(Phase.DATA_WAIT) or 0.0
+        if any(loader.num_workers for loader in profile.program.loaders) or data > 0.5:
+            elsewhere += data
+        waiting = waited - elsewhere
+        if not threads or waiting < MIN_WAITING or host.voluntary_per_s < MIN_WAITS_PER_S:
+            return None
+        each_ns = 1e9 * waited / host.voluntary_per_s
+        if each_ns > MAX_WAIT_NS:
+            return None
+        worst = threads[0]
+        lost = spread(profile, min(waiting, MOST))
+        total = sum(lost.values())
+        where = f" ({Path(worst.file).name}:{worst.line})" if worst.file else ""
+        return Finding(
+            rule=self.name,
+            summary=f"The thread {worst.name!r}{where} computes in Python, and training waits for the"
+            f" interpreter lock for {format_share(waiting)} of the time",
+            lost_ns=lost,
+            low_ns=0.5 * total,
+            high_ns=max(total, min(1.5 * total, MOST * profile.step_time_ns)),
+            assumption="what the thread waits for, besides CPUs, batches and sleeps, is the lock",
+            evidence=(
+                f"{worst.name!r} used {worst.cpus:.2f} CPUs, as a Python thread of the same process.",
+                f"The training thread stopped {host.voluntary_per_s:,.0f} times a second, for"
+                f" {format_duration(each_ns)} on average; the lock changes hands after 5 ms.",
+            ),
+            fix=f"Run what {worst.name!r} does in a process of its own.",
+            code="multiprocessing.Process(target=..., daemon=True).start()",
+            file=worst.file,
+            line=worst.line,
+        )

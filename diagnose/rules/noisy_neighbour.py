@@ -1,0 +1,109 @@
+"""Other programs take the CPUs"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_share
+from diagnose.rules._cpus import MOST, delayed_share, spread
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+MIN_DELAY = 0.05
+"""The training thread waits for a CPU for this part of the time, or more. A quiet machine has 0.01."""
+
+MIN_FOREIGN_CPUS = 0.25
+"""Other programs use so many CPUs, or more: the system's own services use a tenth."""
+
+MIN_FOREIGN_PART = 0.5
+"""And this part of all that competes with the training thread, or more."""
+
+LEAST_NS = 2_000_000_000
+"""A shorter run may have met one burst of another program."""
+
+SHARED = {"cpus": 2, "machine_cpus": 2, "num_threads": 1, "process_cpus": 0.8, "child_cpus": 0.0}
+
+
+class NoisyNeighbour(Rule):
+    """
+    ## What it means
+    The training thread was ready to run, and the CPUs were running other programs. Where torch computes
+    with several threads it is worse than it looks: an operation waits for the one thread that has no CPU.
+
+    ## What to do
+    Move the other program, or give each its own CPUs: a cpuset, a reservation of the scheduler, `taskset`.
+
+    ## When it is wrong
+    It is not the script's fault. The figures of this run are those of this machine at this time.
+    """
+
+    needs = ("host.runnable_share", "host.process_cpus", "host.busy_cpus")
+    explains = ("step-jitter",)
+    fires_on = (
+        profile(host=HostStats(**SHARED, runnable_share=0.2, busy_cpus=2.0)),  # type: ignore[arg-type]
+        profile(
+            host=HostStats(
+                cpus=2,
+                machine_cpus=2,
+                num_threads=2,
+                process_cpus=1.0,
+                runnable_share=0.3,
+                native_delay_share=0.3,
+                busy_cpus=2.0,
+            )
+        ),
+    )
+    silent_on = (
+        profile(host=HostStats(**SHARED, runnable_share=0.02, busy_cpus=2.0)),  # type: ignore[arg-type]
+        profile(host=HostStats(**SHARED, runnable_share=0.2, busy_cpus=1.0)),  # type: ignore[arg-type]
+        profile(
+            host=HostStats(
+                cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.7, child_cpus=1.0,
+                runnable_share=0.2, busy_cpus=2.0,
+            )
+        ),
+    )  # fmt: skip
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        host = profile.host
+        return host.quota_cpus is None and (host.num_threads or 1) <= (host.machine_cpus or 1)
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        host = profile.host
+        assert host.runnable_share is not None and host.process_cpus is not None
+        foreign = host.foreign_cpus or 0.0
+        own = (host.child_cpus or 0.0) + sum(thread.cpus for thread in host.python_threads)
+        part = foreign / (foreign + own) if foreign else 0.0
+        if (
+            host.runnable_share < MIN_DELAY
+            or foreign < MIN_FOREIGN_CPUS
+            or part < MIN_FOREIGN_PART
+            or profile.steps.total_time_ns < LEAST_NS
+        ):
+            return None
+        lost = spread(profile, part * delayed_share(host))
+        total = sum(lost.values())
+        low = part * min(host.runnable_share, MOST) * profile.step_time_ns
+        evidence = [
+            f"The training thread was ready to run and had no CPU for"
+            f" {format_share(host.runnable_share)} of the time.",
+            f"Other programs used {foreign:.1f} of {host.machine_cpus} CPUs, this one"
+            f" {host.process_cpus:.1f} with {host.num_threads or 1} threads to compute with.",
+        ]
+        if host.stolen_cpus:
+            evidence.append(f"Of these, other guests of the machine's host took {host.stolen_cpus:.2f}.")
+        return Finding(
+            rule=self.name,
+            summary=f"Other programs use {foreign:.1f} of {host.machine_cpus} CPUs, and training waits"
+            f" for its turn for {format_share(host.runnable_share)} of the time",
+            lost_ns=lost,
+            low_ns=min(low, total),
+            high_ns=max(total, min(1.3 * total, MOST * profile.step_time_ns)),
+            assumption="without the other programs neither the training thread nor torch's other threads"
+            " would wait for a CPU",
+            evidence=tuple(evidence),
+            fix="Move the other programs to another machine, or to CPUs of their own.",
+        )

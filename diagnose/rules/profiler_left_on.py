@@ -1,0 +1,130 @@
+"""A profiler or tracer is on while the script trains"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.graph import Graph
+from diagnose.core.host import HostStats
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Optimizer, Program
+from diagnose.core.settings import Settings
+from diagnose.core.units import format_duration, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+MIN_READINGS = 0.5
+"""A profiler with a schedule, as it should be, is on in fewer of the readings."""
+
+FORWARD_NS, BACKWARD_NS, TENSOR_NS = 5_000, 8_000, 50_000
+"""What torch's profiler adds per node of the graph, forward and backward, and per tensor that an optimizer
+updates one by one, measured on a 2-core virtual machine."""
+
+LEAF_NS, TRACED_TENSOR_NS = 8_000, 23_000
+"""What `cProfile` adds per module that is called, and per such tensor, likewise."""
+
+GUESS = 0.25
+"""What remains to be guessed takes this part of a step of small operations."""
+
+MOST = 0.8
+
+BOUNDS = (0.3, 1.8)
+
+WIDE = Program(
+    graph=Graph(num_nodes=400), optimizers=(Optimizer(kind="AdamW", num_tensors=60, num_elements=1),)
+)
+
+
+class ProfilerLeftOn(Rule):
+    """
+    ## What it means
+    `torch.profiler`, `cProfile`, a debugger or a coverage tool records every operation, or every call, of
+    the whole training. That costs time in each, and memory that grows with the steps.
+
+    ## What to do
+    Profile a few steps: give `torch.profiler.profile` a schedule, and leave it when that is over.
+
+    ## When it is wrong
+    While you are profiling.
+    """
+
+    needs = ("host.profiler_share",)
+    explains = ("small-operators", "slow-optimizer", "python-overhead", "step-jitter")
+    fires_on = (
+        profile(step_ms=20, host=HostStats(profiler_share=1.0), program=WIDE),
+        profile(step_ms=20, host=HostStats(profiler_share=1.0)),
+        profile(
+            step_ms=20,
+            host=HostStats(profiler_share=0.0),
+            settings=Settings(trace="cProfile", num_leaf_modules=100),
+        ),
+    )
+    silent_on = (
+        profile(host=HostStats(profiler_share=0.1)),
+        profile(host=HostStats(profiler_share=0.0), program=WIDE),
+    )
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        share, trace = profile.host.profiler_share, profile.settings.trace
+        assert share is not None
+        if share < MIN_READINGS and not trace:
+            return None
+        costs = recording_ns(profile) if share >= MIN_READINGS else tracing_ns(profile)
+        lost = {phase: min(ns, MOST * profile.phase_time_ns.get(phase, 0.0)) for phase, ns in costs.items()}
+        total = sum(lost.values())
+        if not total:
+            return None
+        name = "torch.profiler" if share >= MIN_READINGS else trace
+        seen = (
+            f"torch's profiler was on in {format_share(share)} of the readings."
+            if share >= MIN_READINGS
+            else f"Python calls {trace} for every call or line of the training thread."
+        )
+        return Finding(
+            rule=self.name,
+            summary=f"{name} records the whole training",
+            lost_ns={phase: ns for phase, ns in lost.items() if ns},
+            low_ns=BOUNDS[0] * total,
+            high_ns=BOUNDS[1] * total,
+            assumption="an operation costs the profiler what it does elsewhere",
+            evidence=(seen, f"It costs about {format_duration(total)} of each step."),
+            fix=f"Record a few steps with {name}, not all of them.",
+            code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5))"
+            if share >= MIN_READINGS
+            else "",
+        )
+
+
+def recording_ns(profile: Profile) -> dict[Phase, float]:
+    """Returns what torch's profiler takes of each phase, from what it has to record."""
+    graph = profile.program.graph
+    if graph is None or not graph.num_nodes or graph.truncated:
+        return {
+            phase: GUESS * profile.phase_time_ns.get(phase, 0.0)
+            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+        }
+    return {
+        Phase.FORWARD: float(FORWARD_NS * graph.num_nodes),
+        Phase.BACKWARD: float(BACKWARD_NS * graph.num_nodes),
+        Phase.OPTIMIZER: float(TENSOR_NS * looped_tensors(profile)),
+    }
+
+
+def tracing_ns(profile: Profile) -> dict[Phase, float]:
+    """Returns what a tracer of Python calls takes of each phase."""
+    leaves = profile.settings.num_leaf_modules or 0
+    return {
+        Phase.FORWARD: float(LEAF_NS * leaves),
+        Phase.OPTIMIZER: float(TRACED_TENSOR_NS * looped_tensors(profile)),
+        Phase.DATA_WAIT: GUESS * profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0),
+    }
+
+
+def looped_tensors(profile: Profile) -> int:
+    """Returns the tensors that optimizers update one by one, as far as that is known."""
+    return sum(
+        optimizer.num_tensors
+        for optimizer in profile.program.optimizers
+        if optimizer.implementation in ("", "for-loop") and not optimizer.fused
+    )

@@ -1,0 +1,124 @@
+"""More threads compute than there are CPUs"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
+from diagnose.core.profile import Profile
+from diagnose.core.settings import Settings
+from diagnose.core.units import format_share
+from diagnose.rules._cpus import COMPUTING, MOST, spread
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+MIN_DELAY = 0.05
+"""The training thread waits for a CPU for this part of the time, or more."""
+
+MIN_SWITCHES_PER_S = 300
+"""A team that fits on its CPUs keeps them: about 100 times a second at most is one taken from it, other
+programs beside it or not. Eight threads on two CPUs lose theirs 3000 times a second."""
+
+BOUNDS = (0.5, 1.25)
+
+EIGHT_ON_TWO = {
+    "cpus": 2,
+    "machine_cpus": 2,
+    "num_threads": 8,
+    "on_cpu_share": 0.3,
+    "runnable_share": 0.37,
+    "process_cpus": 1.7,
+}
+
+
+class ThreadOversubscription(Rule):
+    """
+    ## What it means
+    All processes of this machine together have more intra-op threads than there are CPUs. The threads of
+    one operation wait for each other, so the slowest decides, and they take turns on the CPUs thousands
+    of times a second.
+
+    ## What to do
+    Set `OMP_NUM_THREADS` to the number of CPUs divided by the number of processes, or call
+    `torch.set_num_threads` with it.
+
+    ## When it is wrong
+    Threads that mostly wait for something else than a CPU.
+    """
+
+    needs = ("host.runnable_share", "host.on_cpu_share", "host.involuntary_per_s", "host.process_cpus")
+    actions = ("set-threads",)
+    explains = ("noisy-neighbour", "step-jitter")
+    fires_on = (
+        profile(host=HostStats(**EIGHT_ON_TWO, involuntary_per_s=3000.0)),  # type: ignore[arg-type]
+        profile(
+            host=HostStats(
+                cpus=8,
+                machine_cpus=8,
+                num_threads=8,
+                on_cpu_share=0.5,
+                runnable_share=0.3,
+                process_cpus=2.0,
+                involuntary_per_s=1000.0,
+            ),
+            settings=Settings(local_processes=4),
+        ),
+    )
+    silent_on = (
+        profile(host=HostStats(**EIGHT_ON_TWO, involuntary_per_s=100.0)),  # type: ignore[arg-type]
+        profile(
+            host=HostStats(
+                cpus=2,
+                machine_cpus=2,
+                num_threads=2,
+                on_cpu_share=0.5,
+                runnable_share=0.5,
+                process_cpus=1.0,
+                involuntary_per_s=110.0,
+            )
+        ),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        host = profile.host
+        if not host.num_threads or not host.cpus or not host.machine_cpus:
+            return False
+        # What is pinned to fewer CPUs than the machine has suffers from that.
+        return host.num_threads * profile.settings.local_processes > host.machine_cpus
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        host, processes = profile.host, profile.settings.local_processes
+        assert host.num_threads and host.cpus and host.machine_cpus
+        assert host.runnable_share is not None and host.on_cpu_share is not None
+        assert host.involuntary_per_s is not None and host.process_cpus is not None
+        if host.runnable_share < MIN_DELAY or host.involuntary_per_s < MIN_SWITCHES_PER_S:
+            return None
+        own_cpus = host.machine_cpus / processes
+        # Its CPUs could not have done the work in less; and all that the thread waited might go.
+        least = max(0.0, 1 - host.process_cpus / own_cpus)
+        most = min(MOST, 1 - host.on_cpu_share)
+        lost = spread(profile, (least + most) / 2, COMPUTING)
+        total = sum(lost.values())
+        if not total:
+            return None
+        then = max(1, host.machine_cpus // processes)
+        of = f" in each of {processes} processes" if processes > 1 else ""
+        return Finding(
+            rule=self.name,
+            summary=f"Torch has {host.num_threads} threads{of} on {host.machine_cpus} CPUs",
+            lost_ns=lost,
+            low_ns=BOUNDS[0] * total,
+            high_ns=BOUNDS[1] * total,
+            assumption="the lost time is halfway between what a perfect division of the work would win and"
+            " all that the training thread waited",
+            evidence=(
+                f"The training thread was ready to run and had no CPU for"
+                f" {format_share(host.runnable_share)} of the time.",
+                f"It ran for {format_share(host.on_cpu_share)} of it.",
+                f"Its CPU was taken from it {host.involuntary_per_s:,.0f} times a second.",
+            ),
+            fix=f"Give torch {then} thread{'s' if then > 1 else ''}{of}.",
+            code=f"torch.set_num_threads({then})",
+            actions=self.actions,
+        )
