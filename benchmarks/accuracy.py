@@ -24,8 +24,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 from accuracy import tables
 from accuracy.score import score
-from accuracy.scripts import SETS, scripts
-from accuracy.truth import PROBE, Answer, Bench, Cell, cells_of
+from accuracy.scripts import PROBE, SETS, scripts
+from accuracy.truth import Answer, Bench, Cell, cells_of
 
 SEVERITIES = (5, 10, 20, 40)
 

@@ -39,6 +39,9 @@ HERE = Path(__file__).parent
 SETS = {"tuning": HERE / "tuning", "held-out": HERE / "held_out"}
 """Thresholds may be chosen by looking at the first; the second is for judging only."""
 
+PROBE = 50
+"""The severity at which a fault's size is its probe, about half of the step, and needs no calibration."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -75,9 +78,9 @@ class Fault:
             raise ValueError(f"{self.label}: another right name needs a reason, and only that")
 
     def is_sized(self, severity: int) -> bool:
-        """Whether it can be made to take that percentage of the step."""
+        """Whether it can be made to take that percentage of the step, or one is as good as another."""
         table = self.at or self.sizes
-        return table is None or severity in table
+        return table is None or severity in (*table, PROBE)
 
     @property
     def right(self) -> tuple[str, ...]:

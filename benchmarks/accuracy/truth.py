@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from accuracy.scripts import Fault, Script
+from accuracy.scripts import PROBE, Fault, Script
 from accuracy.server import Job, JobFailed, forked_run, real_run
 
 MIN_NOISES = 2.0
@@ -19,10 +19,6 @@ MIN_TRUE_SHARE = 0.02
 """A fault that truly takes less is not there to be named, whatever its size was to be."""
 
 Run = Callable[[Sequence[str]], Job]
-
-
-PROBE = 50
-"""The severity at which a fault's size is its probe, about half of the step, and needs no calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
