@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ PER_OCTAVE = 4
 
 NOT_TRAINING = -1
 """What a worker's report names as its loader if that only evaluates (`hooks._worker.NOT_TRAINING`)."""
+
+ROUNDING = 0.05
+"""A run that is killed has asked for a few batches more than it has finished steps for."""
 
 TAIL = 2.0
 """A batch that takes so many times the median is a slow one."""
@@ -87,8 +91,7 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
     """
     rows = log.steps[warmup:]
     workers = worker_stats(log)
-    counters = log.meta.get("counters", {})
-    batches_per_step = counters.get("batches", 0) / max(1, len(log.steps))
+    batches_per_step = _batches_per_step(log)
     fetch_ns, collate_ns = _on_training_thread(log, rows, batches_per_step)
     waits = waits_of(log, rows, warmup)
     early_read, late_read = reading_rates(log, len(log.steps))
@@ -101,6 +104,18 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
         late_read_bytes=late_read,
     )
     return _with_waits(stats, waits) if len(rows) and batches_per_step else stats
+
+
+def _batches_per_step(log: RankLog) -> float:
+    """Returns training batches per step: a whole number where there is one between two readings, since the
+    making of an iterator counts as one, and an epoch that ends has asked once more, in vain.
+    """
+    asks = log.meta.get("counters", {}).get("batches", 0)
+    epochs = sum(fact["epochs"] for fact in _facts(log))
+    steps = max(1, len(log.steps))
+    most = asks / steps
+    whole = ceil((asks - 2 * epochs) / steps - ROUNDING)
+    return float(whole) if 1 <= whole <= most else most
 
 
 def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
