@@ -61,7 +61,6 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
         busy_cpus=share("machine_busy_ns"),
         stolen_cpus=share("machine_stolen_ns"),
         python_threads=python_threads([row for _, _, row in rows], ended_ns - begun_ns),
-        lock_wait_ns=share("lock_wait_ns", grew("lock_waits") or 0),
         quota_cpus=last.get("quota"),
         throttled_share=share("throttled", grew("periods") or 0),
         major_faults_per_s=share("major_faults", wall_s),

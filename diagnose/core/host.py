@@ -40,8 +40,6 @@ class HostStats:
         busy_cpus: CPUs of the machine that were in use, by anybody.
         stolen_cpus: CPUs that the machine's host gave to other guests while this one wanted them.
         python_threads: The busiest other Python threads, those that used any CPU to speak of.
-        lock_wait_ns: How long a thread that wanted the interpreter lock a few dozen times waited for it, on
-            average of all times that vitals were read.
         quota_cpus: CPUs that the control group may use; `None` without a quota.
         throttled_share: Part of the accounting periods in which the quota was used up.
         major_faults_per_s: Page faults that had to read the disk.
@@ -64,7 +62,6 @@ class HostStats:
     busy_cpus: float | None = None
     stolen_cpus: float | None = None
     python_threads: tuple[PythonThread, ...] = ()
-    lock_wait_ns: float | None = None
     quota_cpus: float | None = None
     throttled_share: float | None = None
     major_faults_per_s: float | None = None

@@ -1,8 +1,6 @@
 """Running totals that the operating system keeps of this process, read in the flusher's thread.
 
-A reading takes about 0.2 ms, most of it spent opening small files of `/proc`. Each of those reads gives the
-interpreter lock back and asks for it again, so how long they take beyond their own work also tells how long
-a thread has to wait for that lock.
+A reading takes about 0.2 ms, most of it spent opening small files of `/proc`.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ def read(training_thread: int) -> Readings:
         `python_threads`: name, file, line and CPU nanoseconds of each other Python thread, by native id.
         `child_cpu_ns`: CPU time of this process's children, such as DataLoader workers.
         `machine_busy_ns`, `machine_stolen_ns`: CPU time of all processes, and that other guests took.
-        `lock_wait_ns`, `lock_waits`: how long, and how often, this thread waited for the interpreter lock.
         `major_faults`: page faults that needed the disk. `swapped_bytes`, `resident_bytes`: as they stand.
         `read_bytes`: what this process has had read from storage, beyond the page cache.
         `memory_stall_ns`: time in which some task of the machine waited for memory.
@@ -51,8 +48,6 @@ def read(training_thread: int) -> Readings:
     """
     if not sys.platform.startswith("linux"):
         return {}
-    begun_ns, begun_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-    begun_delay_ns = _delay_ns()
     readings: Readings = {"cpu_ns": time.process_time_ns()}
     threads = {thread.native_id: thread for thread in threading.enumerate()}
     training = next((native for native, thread in threads.items() if thread.ident == training_thread), None)
@@ -66,22 +61,7 @@ def read(training_thread: int) -> Readings:
         quota.read,
     ):
         _add(readings, part)
-    took_ns = time.perf_counter_ns() - begun_ns
-    delay_ns = _delay_ns() - begun_delay_ns
-    cpu_ns = time.thread_time_ns() - begun_cpu_ns
-    _waited.ns += max(0, took_ns - cpu_ns - delay_ns)
-    _waited.times += 1
-    return {**readings, "lock_wait_ns": _waited.ns, "lock_waits": _waited.times}
-
-
-class _Waited:
-    """How long reading stood still, beyond its own work and the wait for a CPU."""
-
-    ns = 0
-    times = 0
-
-
-_waited = _Waited()
+    return readings
 
 
 def _add(readings: Readings, part: Callable[[], Mapping[str, Any]]) -> None:
@@ -96,13 +76,6 @@ def _text(path: str) -> str:
         return os.read(descriptor, 16384).decode()
     finally:
         os.close(descriptor)
-
-
-def _delay_ns() -> int:
-    try:
-        return int(_text(f"/proc/self/task/{threading.get_native_id()}/schedstat").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _training(native: int | None) -> Mapping[str, int]:

@@ -19,8 +19,11 @@ MIN_CPUS = 0.05
 MIN_WAITING = 0.05
 """The training thread waits for something else than a CPU for this part of the time, or more."""
 
-MIN_WAITS_PER_S = 20
-"""And that often; the lock is handed over every 5 ms at the most, a batch or a file less often."""
+MIN_WAITS_PER_S = 40
+"""And that often: a loop that loads its own batches waits some twenty times a second, for the disk."""
+
+SWITCH_INTERVAL_S = 0.005
+"""Whoever wants the lock waits this long before the other thread is asked to give it up."""
 
 MAX_WAIT_NS = 60_000_000
 """One wait for the lock takes 5 ms and the other thread's turn; longer ones are for something else."""
@@ -45,7 +48,7 @@ class GilContention(Rule):
     """
 
     needs = ("host.on_cpu_share", "host.runnable_share", "host.voluntary_per_s")
-    explains = ("small-operators", "python-overhead", "slow-optimizer", "step-jitter")
+    explains = ("small-operators", "python-overhead", "slow-optimizer", "step-jitter", "noisy-neighbour")
     fires_on = (
         profile(host=HostStats(**HELD, voluntary_per_s=250.0, python_threads=(HOG,))),  # type: ignore[arg-type]
     )
@@ -74,6 +77,10 @@ class GilContention(Rule):
         data = profile.share(Phase.DATA_WAIT) or 0.0
         if any(loader.num_workers for loader in profile.program.loaders) or data > 0.5:
             elsewhere += data
+        if not elsewhere:
+            # Where CPUs are short, the thread that holds the lock waits for one, and who wants it seems to.
+            off_cpu = 1 - (host.on_cpu_share or 0.0)
+            waited = max(waited, min(off_cpu, host.voluntary_per_s * SWITCH_INTERVAL_S))
         waiting = waited - elsewhere
         if not threads or waiting < MIN_WAITING or host.voluntary_per_s < MIN_WAITS_PER_S:
             return None

@@ -1,0 +1,191 @@
+"""What is read of the operating system: that it is cheap, that it grows, and quotas in both interfaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from diagnose.analysis.signals import python_threads
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.torch_settings import TorchSettingsHook, settings_now
+from diagnose.launch import quota, vitals
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="readings of Linux")
+
+MS = 1_000_000
+
+
+def burn(seconds: float) -> None:
+    """Uses a CPU for so long, by its own clock."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads that wait."""
+    over = threading.Event()
+    waiting = [threading.Thread(target=over.wait, name=f"waits-{i}") for i in range(count)]
+    for thread in waiting:
+        thread.start()
+    yield
+    over.set()
+    for thread in waiting:
+        thread.join()
+
+
+def test_a_reading_is_of_plain_numbers_and_takes_well_under_a_millisecond():
+    with threads(8):
+        first = vitals.read(threading.get_ident())
+        assert json.loads(json.dumps(first)).keys() == first.keys()
+        begun = time.thread_time_ns()
+        for _ in range(50):
+            vitals.read(threading.get_ident())
+        spent_ns = (time.thread_time_ns() - begun) / 50
+    assert spent_ns < 1 * MS, "0.17 ms on an idle machine, by the thread's own clock"
+
+
+def test_totals_grow_with_the_work_of_the_training_thread():
+    before = vitals.read(threading.get_ident())
+    burn(0.05)
+    time.sleep(0.01)
+    after = vitals.read(threading.get_ident())
+    assert after["thread_cpu_ns"] - before["thread_cpu_ns"] >= 40 * MS
+    assert after["cpu_ns"] - before["cpu_ns"] >= 40 * MS
+    assert after["voluntary"] > before["voluntary"], "it slept"
+    assert after["machine_busy_ns"] > before["machine_busy_ns"]
+
+
+def test_another_python_thread_is_named_with_its_function_and_its_cpu_time():
+    over = threading.Event()
+
+    def watch() -> None:
+        burn(0.1)
+        over.wait()
+
+    thread = threading.Thread(target=watch, name="watcher")
+    thread.start()
+    try:
+        time.sleep(0.4)
+        ours = vitals.read(threading.get_ident())["python_threads"][str(thread.native_id)]
+    finally:
+        over.set()
+        thread.join()
+    assert ours[0] == "watcher"
+    assert (ours[1], ours[2]) == (watch.__code__.co_filename, watch.__code__.co_firstlineno)
+    assert ours[3] > 20 * MS
+
+
+def test_children_count_while_they_live_and_after_they_have_ended():
+    code = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass\ninput()"
+    before = vitals.read(threading.get_ident())["child_cpu_ns"]
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while (living := vitals.read(threading.get_ident())["child_cpu_ns"]) - before < 200 * MS:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child.communicate(b"\n")
+    assert vitals.read(threading.get_ident())["child_cpu_ns"] >= living - 20 * MS
+
+
+def test_modes_of_torch_are_seen_from_another_thread():
+    seen = []
+    with torch.autograd.set_detect_anomaly(True):
+        reader = threading.Thread(target=lambda: seen.append(vitals.read(0)))
+        reader.start()
+        reader.join()
+    assert seen[0]["anomaly"] == 1
+    assert vitals.read(0)["anomaly"] == 0
+
+
+def test_threads_that_come_and_go_are_counted_once_each():
+    rows = [
+        {"python_threads": {"7": ["a", "f.py", 3, 100]}},
+        {"python_threads": {"7": ["a", "f.py", 3, 400], "8": ["b", "", 0, 50]}},
+        {"python_threads": {"8": ["b", "", 0, 250]}},
+    ]
+    found = python_threads(rows, 1000)
+    assert [(thread.name, thread.cpus) for thread in found] == [("a", 0.3), ("b", 0.25)]
+
+
+# -- quotas
+
+
+def test_a_quota_of_version_2_is_read_with_what_it_stopped(tmp_path: Path):
+    group = tmp_path / "fs" / "docker" / "abc"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "cpu.stat").write_text("usage_usec 9\nnr_periods 40\nnr_throttled 30\nthrottled_usec 700\n")
+    (tmp_path / "own").write_text("0::/docker/abc\n")
+    read = quota.read(tmp_path / "own", tmp_path / "fs")
+    assert read == {"quota": 1.5, "periods": 40, "throttled": 30, "throttled_ns": 700_000}
+
+
+def test_a_quota_of_version_1_may_be_a_parents(tmp_path: Path):
+    parent = tmp_path / "fs" / "cpu" / "pod"
+    (parent / "container").mkdir(parents=True)
+    for folder, limit in ((parent, 200_000), (parent / "container", -1)):
+        (folder / "cpu.cfs_quota_us").write_text(f"{limit}\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+        (folder / "cpu.stat").write_text("nr_periods 10\nnr_throttled 2\nthrottled_time 5\n")
+    (tmp_path / "own").write_text("4:cpu,cpuacct:/pod/container\n1:name=systemd:/\n")
+    read = quota.read(tmp_path / "own", tmp_path / "fs")
+    assert read == {"quota": 2.0, "periods": 10, "throttled": 2, "throttled_ns": 5}
+
+
+def test_without_a_quota_nothing_is_said(tmp_path: Path):
+    (tmp_path / "fs").mkdir()
+    (tmp_path / "own").write_text("0::/\n")
+    assert quota.read(tmp_path / "own", tmp_path / "fs") == {}
+
+
+# -- settings
+
+
+def test_settings_are_those_of_the_thread_that_trains(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("KMP_AFFINITY", "compact")
+    recorder = Recorder()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    model.register_forward_hook(lambda *_: None)
+    recorder.model_appears(model)
+    settings = settings_now(recorder)
+    assert settings["num_threads"] == torch.get_num_threads()
+    assert settings["cpus"] == len(os.sched_getaffinity(0))
+    assert (settings["omp_num_threads"], settings["local_processes"]) == (3, 2)
+    assert settings["bound_by"] == "KMP_AFFINITY"
+    assert (settings["num_leaf_modules"], settings["num_module_hooks"]) == (2, 1)
+
+
+def test_a_trace_function_is_named():
+    previous = sys.getprofile()
+    sys.setprofile(burn_nothing)
+    try:
+        assert settings_now(Recorder())["trace"] == __name__
+    finally:
+        sys.setprofile(previous)
+
+
+def burn_nothing(*_: object) -> None:
+    """Stands for a profiler."""
+
+
+def test_the_settings_hook_takes_its_inspection_back():
+    recorder = Recorder()
+    with TorchSettingsHook().install(recorder):
+        (inspect,) = recorder.inspections
+        inspect()
+    assert recorder.inspections == []
+    assert "num_threads" in recorder.facts["settings"]
