@@ -207,6 +207,84 @@ if __name__ == "__main__":
     assert log.meta["notes"] == []
 
 
+def test_slow_batches_among_fast_ones_show_in_the_spread(tmp_path):
+    class Uneven(Rows):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            time.sleep(0.1 if index % 40 == 20 else 0.001)
+            return torch.ones(2)
+
+    even = workers_of(
+        profile_of(tmp_path / "even", DataLoader(Rows(160, sleep_ms=4), batch_size=4, num_workers=1))
+    )
+    uneven = workers_of(
+        profile_of(tmp_path / "uneven", DataLoader(Uneven(160), batch_size=4, num_workers=1))
+    )
+    assert even.tail_share is not None and uneven.tail_share is not None
+    assert even.median_ns == pytest.approx(even.fetch_ns, rel=0.5)
+    assert uneven.tail_share > 0.5 > even.tail_share
+    assert uneven.tail_batches is not None and 0.05 < uneven.tail_batches < 0.5, (
+        "one in ten, on a free machine"
+    )
+    assert uneven.longest_ns is not None and uneven.longest_ns > 100 * MS
+
+
+def test_workers_that_compete_for_a_cpu_say_so(tmp_path):
+    cpus = len(os.sched_getaffinity(0))
+    rival = DataLoader(Rows(cpus * 120, busy_ms=3), batch_size=4, num_workers=3 * cpus)
+    alone = DataLoader(Rows(40, sleep_ms=3), batch_size=4, num_workers=1)
+    crowded = workers_of(profile_of(tmp_path / "crowded", rival))
+    sleeping = workers_of(profile_of(tmp_path / "sleeping", alone))
+    assert crowded.delay_share is not None and sleeping.delay_share is not None
+    assert crowded.delay_share > 0.4, "three workers for each CPU"
+    assert sleeping.delay_share < crowded.delay_share
+    assert crowded.cpu_share + crowded.delay_share == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_samples_that_come_out_the_same_each_epoch_are_told_from_random_ones(tmp_path, persistent, random):
+    class Augmented(Rows):
+        def __getitem__(self, index: int) -> Any:
+            noise = torch.rand(2) if random else torch.zeros(2)
+            return {"rows": torch.full((2,), float(index)) + noise, "label": index, "name": "a"}
+
+    def collate(samples: list[Any]) -> torch.Tensor:
+        return torch.stack([sample["rows"] for sample in samples])
+
+    loader = DataLoader(
+        Augmented(40),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        collate_fn=collate,
+        persistent_workers=persistent,
+    )
+    diagnose.attach(tmp_path / "run")
+    for _ in range(3):
+        train(loader, 0.1 if persistent else 0.0)  # a persistent worker's last half second is not sent
+    workers = workers_of(diagnose.detach())
+    assert (workers.repeated, workers.varied) == ((0, 4) if random else (4, 0))
+
+
+def test_the_busiest_of_uneven_workers_is_known(tmp_path):
+    class AllInOne(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            info = get_worker_info()
+            assert info is not None
+            for _ in range(60 if info.id == 0 else 0):
+                time.sleep(0.002)
+                yield torch.ones(2)
+
+    uneven = workers_of(
+        profile_of(tmp_path / "uneven", DataLoader(AllInOne(), batch_size=2, num_workers=3))
+    )
+    even = workers_of(
+        profile_of(tmp_path / "even", DataLoader(Rows(120, sleep_ms=2), batch_size=2, num_workers=3))
+    )
+    assert uneven.busiest == pytest.approx(3, abs=0.1)
+    assert even.busiest is not None and even.busiest < 1.5
+
+
 # -- nothing that they do has changed
 
 
@@ -367,7 +445,15 @@ def test_what_is_no_report_of_a_worker_is_ignored(tmp_path, junk):
 def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
     """Forty stacks of eight frames are the most that is sent."""
     frame = ["/" + "long/" * 50 + "file.py", 100_000, "name" * 20]
-    report = {"stacks": [[[frame] * 9, 10**12]] * 40, "numbers": [10**18] * 8}
     from diagnose.hooks._worker import MAX_DATAGRAM
+    from diagnose.hooks._worker_readings import MAX_SIGHTINGS, PER_OCTAVE, POINTS
+
+    report = {
+        "stacks": [[[frame] * 9, 10**12]] * 40,
+        "numbers": [10**18] * 10,
+        "spread": [[10**3, 10**12]] * 64 * PER_OCTAVE,
+        "history": [[10**18] * 5] * POINTS,
+        "sightings": [[10**12, 2**32]] * MAX_SIGHTINGS,
+    }
 
     assert len(json.dumps(report).encode()) < MAX_DATAGRAM

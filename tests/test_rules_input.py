@@ -1,0 +1,228 @@
+"""Rules of the input pipeline together: which name a starved loop gets, its size, and the call to paste."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import diagnose
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import InputStats, Profile
+from diagnose.core.program import Loader, Program
+from diagnose.rules import diagnosed
+from diagnose.rules._engine import rules
+from diagnose.rules._examples import profile
+from diagnose.rules._supply import fed_by, supply_of
+
+MS = 1e6
+INPUT = (
+    "bursty-prefetch",
+    "cache-thrash",
+    "cold-page-cache",
+    "epoch-boundary-stall",
+    "repeated-preparation",
+    "serial-loading",
+    "slow-collate",
+    "slow-pinning",
+    "slow-samples",
+    "slow-storage",
+    "slow-transform",
+    "too-few-workers",
+    "too-many-workers",
+    "worker-imbalance",
+    "worker-memory-growth",
+    "worker-startup",
+    "worker-transfer",
+)
+COPIES = (
+    "degraded-link",
+    "device-to-host-copies",
+    "pageable-copies",
+    "repeated-upload",
+    "saturated-link",
+)
+RULES = rules()
+EXAMPLES = [
+    pytest.param(name, example, id=f"{name}-{index}")
+    for name in (*INPUT, *COPIES)
+    for index, example in enumerate(RULES[name].fires_on)
+]
+
+
+def first(found: Profile) -> Finding:
+    assert found.findings, found.abstained
+    return found.findings[0]
+
+
+# -- which name
+
+
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_of_all_rules_the_most_exact_one_names_the_fault(name: str, example: Profile):
+    assert [finding.rule for finding in diagnosed(example).findings] == [name]
+
+
+def test_a_wait_that_is_half_collate_has_one_name_not_two():
+    run = profile(
+        data_wait_ms=40,
+        program=Program(loaders=(Loader(num_workers=0),)),
+        input=InputStats(
+            fetch_ns=18 * MS, collate_ns=22 * MS, steady_wait_ns=40 * MS, batches_per_step=1.0
+        ),
+    )
+    assert [finding.rule for finding in diagnosed(run).findings] == ["slow-collate"]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cpu_share", "name"),
+    [
+        (8, 0.95, "too-few-workers"),
+        (8, 0.05, "too-few-workers"),
+        (2, 0.95, "slow-transform"),
+        (2, 0.05, "slow-storage"),
+    ],
+)
+def test_workers_are_asked_for_only_where_there_are_cpus_for_them(cpus: int, cpu_share: float, name: str):
+    run = fed_by(data_wait_ms=50, fetch_ms=200, cpus=cpus, workers={"cpu_share": cpu_share})
+    assert first(diagnosed(run)).rule == name
+
+
+def test_a_loop_whose_queue_is_full_is_not_starved():
+    run = fed_by(data_wait_ms=50, fetch_ms=190, workers={"ready_batches": 3.0})
+    assert not {finding.rule for finding in diagnosed(run).findings} & set(INPUT)
+
+
+# -- how much
+
+
+def test_more_workers_win_no_more_than_the_cpus_allow():
+    wide = supply_of(fed_by(data_wait_ms=50, fetch_ms=100, send_ms=0, num_workers=1, cpus=8))
+    narrow = supply_of(fed_by(data_wait_ms=50, fetch_ms=100, send_ms=0, num_workers=1, cpus=2))
+    assert wide is not None and narrow is not None
+    assert wide.won_ns(num_workers=4) == 50 * MS
+    # 100 ms of the process's own and 95 ms of a worker's CPU time are shared by two CPUs.
+    assert narrow.won_ns(num_workers=4) == pytest.approx((100 - 97.5) * MS)
+
+
+def test_a_startup_is_charged_without_the_first_batch_that_persistent_workers_make_too():
+    run = fed_by(
+        data_wait_ms=12,
+        fetch_ms=100,
+        send_ms=0,
+        loader={"persistent_workers": False},
+        stats={"epoch_starts": 20, "epoch_start_ns": 10 * MS, "steady_wait_ns": 2 * MS},
+    )
+    # Twenty beginnings in 500 steps, of which 100 ms each are the making of a batch.
+    assert first(diagnosed(run)).lost_ns == {Phase.DATA_WAIT: pytest.approx(6 * MS)}
+
+
+# -- what to paste
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        (
+            "bursty-prefetch",
+            "DataLoader(train_set, batch_size=32, shuffle=True, num_workers=2, prefetch_factor=4)",
+        ),
+        (
+            "slow-samples",
+            "DataLoader(train_set, batch_size=32, shuffle=True, num_workers=2, in_order=False)",
+        ),
+        ("too-few-workers", "DataLoader(train_set, batch_size=32, shuffle=True, num_workers=3)"),
+        ("too-many-workers", "DataLoader(train_set, batch_size=32, shuffle=True, num_workers=2)"),
+        (
+            "worker-startup",
+            "DataLoader(train_set, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)",
+        ),
+    ],
+)
+def test_the_fix_is_the_scripts_own_call_changed(name: str, code: str):
+    finding = first(diagnosed(RULES[name].fires_on[0]))
+    assert finding.code == code
+    assert (finding.file, finding.line) == ("/home/me/train.py", 31)
+
+
+# -- on real runs
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, num_rows: int, sleep_ms: float) -> None:
+        self.num_rows, self.sleep_ms = num_rows, sleep_ms
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.sleep_ms / 1000)
+        return torch.full((4,), float(index))
+
+
+def slow_collate(rows: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(0.03)
+    return torch.stack(rows)
+
+
+def train(loader: Any, epochs: int = 1) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(epochs):
+        for rows in loader:
+            model(rows).sum().backward()
+            optimizer.step()
+            time.sleep(0.01)
+
+
+def names(run_dir: Path, loader: DataLoader[Any], epochs: int = 1) -> tuple[list[str], Profile]:
+    diagnose.attach(run_dir)
+    try:
+        train(loader, epochs)
+    finally:
+        found = diagnose.detach()
+    return [finding.rule for finding in found.findings if finding.rule in INPUT], found
+
+
+def test_a_sleeping_dataset_without_workers_is_serial_loading(tmp_path):
+    loader = DataLoader(Rows(160, 5), batch_size=4)
+    found, run = names(tmp_path / "run", loader)
+    assert found == ["serial-loading"]
+    finding = next(finding for finding in run.findings if finding.rule == "serial-loading")
+    assert finding.lost_ns[Phase.DATA_WAIT] > 10 * MS
+    assert "it waits for a disk, a network or a sleep" in " ".join(finding.evidence)
+
+
+def test_a_slow_collate_function_without_workers_is_named(tmp_path):
+    loader = DataLoader(Rows(160, 0.5), batch_size=4, collate_fn=slow_collate)
+    found, run = names(tmp_path / "run", loader)
+    assert found == ["slow-collate"]
+    assert "slow_collate" in first(run).fix
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+class TestWorkers:
+    def test_one_sleeping_worker_is_too_few(self, tmp_path, monkeypatch):
+        loader = DataLoader(Rows(240, 10), batch_size=4, num_workers=1)
+        found, run = names(tmp_path / "run", loader)
+        assert run.host.cpus is not None
+        assert found == ["too-few-workers" if run.host.cpus > 1 else "slow-storage"]
+
+    def test_a_slow_collate_function_in_a_worker_is_named(self, tmp_path):
+        loader = DataLoader(Rows(160, 0.5), batch_size=4, num_workers=1, collate_fn=slow_collate)
+        assert names(tmp_path / "run", loader)[0] == ["slow-collate"]
+
+    def test_starting_workers_for_each_short_epoch_is_named(self, tmp_path):
+        loader = DataLoader(Rows(24, 0.5), batch_size=4, num_workers=1)
+        assert names(tmp_path / "run", loader, epochs=8)[0] == ["worker-startup"]
+
+    def test_workers_that_keep_up_have_no_fault(self, tmp_path):
+        loader = DataLoader(Rows(160, 1), batch_size=4, num_workers=2, persistent_workers=True)
+        assert names(tmp_path / "run", loader)[0] == []
