@@ -147,7 +147,7 @@ def _with_waits(stats: InputStats, waits: Waits) -> InputStats:
     return replace(
         stats,
         epoch_starts=int(distinct),
-        epoch_start_ns=float(np.maximum(0.0, waits.wait_ns[~steady] - mean_wait).sum()) / count,
+        epoch_start_ns=max(0.0, float((waits.wait_ns[~steady] - mean_wait).sum())) / count,
         steady_wait_ns=mean_wait,
         burst_ns=float((usual_waits[far] - usual).sum()) / len(usual_waits),
         burst_share=float(far.mean()),

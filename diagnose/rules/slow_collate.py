@@ -14,6 +14,9 @@ from diagnose.rules.base import Rule
 DOMINATES = 0.5
 """Collating that takes at least as long as fetching is the part to cut first."""
 
+MIN_COLLATE_NS = 1_000_000
+"""Per batch. Stacking a hundred small samples takes a fraction of it in torch's own function."""
+
 NO_WORKER = Program(loaders=(Loader(num_workers=0, collate="pad", file="/home/me/train.py", line=31),))
 
 
@@ -49,6 +52,12 @@ class SlowCollate(Rule):
         ),
         fed_by(data_wait_ms=40, fetch_ms=90, collate_ms=10, num_workers=1),
         fed_by(data_wait_ms=1, fetch_ms=10, collate_ms=50, num_workers=1),
+        profile(
+            step_ms=1,
+            data_wait_ms=0.4,
+            program=NO_WORKER,
+            input=InputStats(fetch_ns=1e5, collate_ns=3e5, steady_wait_ns=4e5, batches_per_step=1.0),
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -77,7 +86,9 @@ class SlowCollate(Rule):
         else:
             return None
         share = collate_ns / max(1.0, fetch_ns + collate_ns)
-        if share < DOMINATES or lost_ns < MIN_SHARE * profile.step_time_ns:
+        if share < DOMINATES or collate_ns < MIN_COLLATE_NS:
+            return None
+        if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         name = loader.collate or "collate_fn"
         return Finding(
