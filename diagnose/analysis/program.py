@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
+from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import Ddp
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
 from diagnose.store.reader import RankLog
@@ -27,7 +28,7 @@ def program_of(logs: Sequence[RankLog], warmup: int) -> Program:
     facts = _facts(logs[0])
     zeroes = facts.get("zeroes_grads")
     optimizers = [{**fact, "zeroes_grads": zeroes} for fact in facts.get("optimizers", ())]
-    ddp = [fact["ddp"] for fact in map(_facts, logs) if "ddp" in fact]
+    ddp = [{**_facts(log)["ddp"], "passes_per_step": _passes(log)} for log in logs if "ddp" in _facts(log)]
     return Program(
         loaders=tuple(_made(Loader, facts.get("loaders", ()))),
         optimizers=tuple(_made(Optimizer, optimizers)),
@@ -60,6 +61,10 @@ def memory_of(log: RankLog, warmup: int) -> Memory:
         growth_steps=steps,
         total_bytes=total,
     )
+
+
+def _passes(log: RankLog) -> float:
+    return float(np.median(log.steps[:, COLUMNS.index("backward_passes")]))
 
 
 def _facts(log: RankLog) -> Mapping[str, Any]:

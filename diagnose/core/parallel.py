@@ -26,7 +26,8 @@ class Ddp:
         compute_ns: Time of a sampled backward pass until the last gradient was there.
         comm_ns: Time from the first bucket's all-reduce to the end of the last.
         overlap_ns: Part of `comm_ns` in which gradients were still computed.
-        synced_passes: Backward passes, of those looked at, that reduced gradients, per step.
+        synced_share: Part of the backward passes looked at that reduced gradients.
+        passes_per_step: Backward passes of a step.
     """
 
     rank: int = 0
@@ -45,7 +46,8 @@ class Ddp:
     compute_ns: float | None = None
     comm_ns: float | None = None
     overlap_ns: float | None = None
-    synced_passes: float | None = None
+    synced_share: float | None = None
+    passes_per_step: float | None = None
 
     @property
     def exposed_ns(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import Counter
@@ -70,12 +71,15 @@ def describe() -> dict[str, Any]:
 
     metrics = [m for m in get_compilation_metrics() if m.co_name]
     by_place = Counter((m.co_filename or "", m.co_firstlineno or 0, m.co_name or "") for m in metrics)
-    file, line, function = by_place.most_common(1)[0][0] if by_place else ("", 0, "")
+    own = [place for place, _ in by_place.most_common() if f"{os.sep}torch{os.sep}" not in place[0]]
+    file, line, function = own[0] if own else ("", 0, "")
     again = [m for m in metrics if m.recompile_reason]
     limited = [m for m in metrics if "Limit" in (m.fail_type or "")]
+    total = int(counters["frames"].get("total", 0))
     return {
-        "num_compilations": int(counters["frames"].get("total", 0)),
-        "num_recompilations": len(again),
+        "num_compilations": total,
+        # Dynamo keeps the metrics of its last 64 compilations only.
+        "num_recompilations": max(len(again), total - len(by_place)) if again else 0,
         "limit_hits": len(limited),
         "reasons": list(dict.fromkeys(_first_line(m.recompile_reason or "") for m in again))[-MAX_KEPT:],
         "breaks": [_broken(reason) for reason in list(counters["graph_break"])[:MAX_KEPT]],

@@ -33,11 +33,14 @@ class DdpFactsHook(Hook):
         wrapped: list[Any] = []  # weak references
         timed: dict[int, tuple[int, int, int]] = {}  # by iteration: those of `TIMES`
 
+        synced: list[bool] = []
+
         def look() -> None:
             for reference in wrapped:
                 model = reference()
                 if model is not None:
                     facts = describe(model)
+                    facts["synced_share"] = sum(synced) / len(synced) if synced else None
                     data = facts.pop("times")
                     timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
                     # The first passes set connections and buckets up.
@@ -49,6 +52,10 @@ class DdpFactsHook(Hook):
         def on_backward(args: tuple[Any, ...]) -> None:
             if chained is not None:
                 chained(args)
+            for reference in wrapped:
+                model = reference()
+                if model is not None:
+                    synced.append(bool(model.require_backward_grad_sync))
             look()
 
         def inspect() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
 LOOKED_AT = 5
-"""Steps looked at. The first is cut at its beginning, and only tells of its batch."""
+"""Steps looked at."""
+
+REMEMBERED = 4
+"""Calls within which a second one with the same tensor belongs to the same step."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class Call:
 
     model: int
     has_grad: bool
+    training: bool
     site: tuple[int, int] | None
     batch: weakref.ref[torch.Tensor] | None = None
 
@@ -68,69 +73,62 @@ class _Look:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._models = {id(model) for model in (r() for r in recorder.modules) if _has_parameters(model)}
-        self._first_step = self._step = recorder.steps
-        self._calls: list[Call] = []
-        self._repeats: list[int] = []
-        self._repeats_with_grad: list[int] = []
+        self._first_step = recorder.steps
+        self._calls: deque[Call] = deque(maxlen=REMEMBERED)
+        self._repeats = {False: 0, True: 0}  # by whether the call had gradients
         self._site: tuple[int, int] | None = None
         self._padding: list[tuple[int, int]] = []
-        self._batch_sizes: list[int] = []
+        self._batch_size: int | None = None
         self._handle = torch.nn.modules.module.register_module_forward_pre_hook(self._before)
 
     def close(self) -> None:
         """Takes the hook out."""
         self._handle.remove()
+        self._calls.clear()
 
     def _before(self, module: Any, args: tuple[Any, ...]) -> None:
         if self._recorder.on_training_thread():
             self._recorder.guarded(self._see, module, args)
 
     def _see(self, module: Any, args: tuple[Any, ...]) -> None:
-        if self._recorder.steps != self._step:
-            self._end_step()
-            if self._step - self._first_step >= LOOKED_AT or _compiles():
-                self.close()
-                return
+        if self._recorder.steps - self._first_step >= LOOKED_AT or _compiles():
+            self._tell()
+            self.close()
+            return
         if id(module) in self._models:
-            self._calls.append(Call(id(module), torch.is_grad_enabled(), user_frame(sys._getframe(3))))
+            site = user_frame(sys._getframe(1))
+            self._calls.append(Call(id(module), torch.is_grad_enabled(), module.training, site))
         elif not self._calls or self._calls[-1].batch is not None:
             return  # inside a call whose input is known
         # Keyword arguments are not shown to the hook: the first module inside that is given a tensor is.
         tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
-        if tensor is None or not tensor.dim():
-            return
-        call = self._calls[-1]
+        if tensor is not None and tensor.dim():
+            self._given(self._calls[-1], tensor)
+
+    def _given(self, call: Call, tensor: torch.Tensor) -> None:
+        before = [other for other in self._calls if other is not call]
+        if call.training and any(
+            other.has_grad and other.model == call.model and other.batch and other.batch() is tensor
+            for other in before
+        ):
+            self._repeats[call.has_grad] += 1
+            self._site = call.site
         call.batch = weakref.ref(tensor)
         if call.has_grad:
-            self._batch_sizes.append(len(tensor))
+            self._batch_size = len(tensor)
             padding = padding_of(tensor)
             if padding is not None:
                 self._padding.append(padding)
 
-    def _end_step(self) -> None:
-        calls, self._calls = self._calls, []
-        first = self._step == self._first_step
-        self._step = self._recorder.steps
-        if first:
-            return
-        trained = [call for call in calls if call.has_grad]
-        free, again = 0, 0
-        for index, call in enumerate(calls):
-            others = calls[:index] if call.has_grad else trained
-            if any(call is not other and _same_input(call, other) for other in others):
-                free += not call.has_grad
-                again += call.has_grad
-                self._site = call.site
-        self._repeats.append(free)
-        self._repeats_with_grad.append(again)
+    def _tell(self) -> None:
         file, line = resolve(*self._site)[:2] if self._site is not None else ("", 0)
         tokens = sum(tokens for _, tokens in self._padding)
         self._recorder.facts["calls"] = {
-            "num_steps": len(self._repeats),
-            "repeated": sum(self._repeats) / len(self._repeats),
-            "repeated_with_grad": sum(self._repeats_with_grad) / len(self._repeats_with_grad),
+            "num_steps": LOOKED_AT,
+            "repeated": self._repeats[False] / LOOKED_AT,
+            "repeated_with_grad": self._repeats[True] / LOOKED_AT,
             "padding_share": sum(pad for pad, _ in self._padding) / tokens if tokens else None,
-            "batch_size": self._batch_sizes[-1] if self._batch_sizes else None,
+            "batch_size": self._batch_size,
             "file": file,
             "line": line,
         }
@@ -138,11 +136,3 @@ class _Look:
 
 def _has_parameters(model: Any) -> bool:
     return model is not None and next(model.parameters(), None) is not None
-
-
-def _same_input(one: Call, other: Call) -> bool:
-    """Whether both were given the very same tensor; one that is gone cannot be compared."""
-    if one.batch is None or other.batch is None or one.model != other.model:
-        return False
-    tensor = one.batch()
-    return tensor is not None and tensor is other.batch()

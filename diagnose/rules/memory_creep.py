@@ -41,6 +41,7 @@ class MemoryCreep(Rule):
     """
 
     needs = ("program.memory.growth_bytes",)
+    explains = ("step-drift",)
     fires_on = (
         profile(step_ms=100, program=growing(20 * 2**30)),
         profile(step_ms=5, program=growing(2**30)),

@@ -10,20 +10,25 @@ from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
-MIN_TENSORS = 10
+MIN_TENSORS = 20
 """With fewer tensors there are few calls to save."""
 
-SAVED = {"Adam": 0.76, "AdamW": 0.76, "NAdam": 0.6, "RAdam": 0.6, "Adagrad": 0.6, "SGD": 0.5}
-"""Part of a step of many small tensors that one call for all of them saves. Measured on two CPU cores:
-AdamW takes 25 us per tensor one by one and 5 to 7 us fused, SGD with momentum 6.4 and 2.3 us. The
-optimizer phase also holds `zero_grad`, which stays."""
+SAVED = {
+    "Adam": (0.78, 600_000),
+    "AdamW": (0.78, 600_000),
+    "NAdam": (0.7, 600_000),
+    "RAdam": (0.7, 600_000),
+    "Adagrad": (0.6, 200_000),
+    "SGD with momentum": (0.65, 150_000),
+    "SGD": (0.5, 15_000),
+}
+"""Part of a step that one call for all tensors saves where they are small, and the mean size, in elements,
+at which it is half of that: the memory is then busier than the calls. Measured on two CPU cores, per tensor
+one by one and fused: AdamW 25 and 5.4 us at 64 elements, 128 and 39 us at 65,536; SGD with momentum 6.4 and
+2.3, 50 and 26 us; without 3.4 and 1.5, 16 and 14 us."""
 
 SAVED_BY_FOREACH = 0.5
 """On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
-
-LARGE_ELEMENTS = 200_000
-"""Tensors above this mean size keep the memory busy, and calls are not what takes the time: fusing then
-saves the passes over memory, about half as much."""
 
 LOW, HIGH = 0.6, 1.15
 """The measured savings scatter by this much with the size of the tensors and the number of cores."""
@@ -89,9 +94,7 @@ class SlowOptimizer(Rule):
         on_gpu = any(model.device != "cpu" for model in profile.program.models)
         if not worst.can_fuse and not on_gpu:
             return None  # on a CPU `foreach` saves little
-        saved = SAVED.get(worst.kind, SAVED_BY_FOREACH) if worst.can_fuse else SAVED_BY_FOREACH
-        if worst.num_elements > LARGE_ELEMENTS * worst.num_tensors:
-            saved *= 0.5
+        saved = _saved(worst)
         part = sum(optimizer.num_tensors for optimizer in slow) / whole
         time_ns = profile.phase_time_ns.get(Phase.OPTIMIZER, 0.0)
         lost_ns = saved * part * time_ns
@@ -121,3 +124,12 @@ class SlowOptimizer(Rule):
             line=worst.line,
             actions=self.actions,
         )
+
+
+def _saved(optimizer: Optimizer) -> float:
+    """Part of the optimizer's time that one call for all tensors saves."""
+    if not optimizer.can_fuse:
+        return SAVED_BY_FOREACH
+    momentum = " with momentum" if optimizer.kind == "SGD" and optimizer.state_bytes else ""
+    most, half_elements = SAVED.get(optimizer.kind + momentum, SAVED["SGD"])
+    return most / (1 + optimizer.num_elements / optimizer.num_tensors / half_elements)

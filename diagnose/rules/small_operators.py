@@ -21,7 +21,7 @@ MAX_NS_PER_OP = 150_000
 """An eager operation takes 5 to 20 us on a CPU, forward, and two to three times that backward; more than
 this, contention included, and it is not the call that takes the time."""
 
-SAVED = (0.4, 0.8, 0.97)
+SAVED = (0.4, 0.9, 0.98)
 """What compiling, or one large operation in place of many small ones, saves of their time: compiled code
 still has some calls, a batched operation hardly any."""
 

@@ -1,0 +1,83 @@
+"""Finds the rank that the others wait for.
+
+Gradients are reduced when every rank has them, so all steps take as long as the slowest rank's. What a rank
+is slower in shows in its own phases; the others spend the difference waiting, in backward or in a
+collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from statistics import median
+
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, RankProfile
+from diagnose.core.program import Program
+from diagnose.rules._examples import profile
+
+WAITS = (Phase.BACKWARD, Phase.COMMUNICATION)
+"""Where a rank waits for the others."""
+
+MIN_AGREEMENT = 0.4
+"""Part of a rank's lateness that the others must be seen to wait: else it is busy beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """A rank that the others wait for.
+
+    Attributes:
+        rank: Its number.
+        phase: In which it is slower.
+        late_ns: By how much, per step.
+        waits: What is won on the first rank, by the phase it is part of there.
+    """
+
+    rank: int
+    phase: Phase
+    late_ns: float
+    waits: dict[Phase, float]
+
+
+def latest(profile: Profile, phases: Collection[Phase]) -> Late | None:
+    """Returns the rank that is slowest in one of these phases, if the others are seen to wait for it."""
+    found: Late | None = None
+    for one in profile.ranks:
+        others = [rank for rank in profile.ranks if rank is not one]
+        if not others:
+            return None
+        for phase in phases:
+            late_ns = _time(one, phase) - median(_time(rank, phase) for rank in others)
+            waited = {
+                wait: median(_time(rank, wait) for rank in others) - _time(one, wait) for wait in WAITS
+            }
+            waited_ns = sum(max(0.0, ns) for ns in waited.values())
+            if late_ns <= 0 or waited_ns < MIN_AGREEMENT * late_ns:
+                continue
+            lost_ns = min(late_ns, waited_ns)
+            if found is None or lost_ns > sum(found.waits.values()):
+                is_first = one is profile.ranks[0]
+                parts = {wait: lost_ns * max(0.0, ns) / waited_ns for wait, ns in waited.items()}
+                found = Late(
+                    rank=one.rank,
+                    phase=phase,
+                    late_ns=late_ns,
+                    waits={phase: lost_ns} if is_first else {wait: ns for wait, ns in parts.items() if ns},
+                )
+    return found
+
+
+def _time(rank: RankProfile, phase: Phase) -> float:
+    return rank.phase_time_ns.get(phase, 0.0)
+
+
+def ranks_example(*times_ms: dict[Phase, float], program: Program | None = None) -> Profile:
+    """A profile of ranks with these phases; the first one's are the profile's."""
+    ranks = tuple(
+        RankProfile(rank=rank, host="node", phase_time_ns={phase: ms * 1e6 for phase, ms in times.items()})
+        for rank, times in enumerate(times_ms)
+    )
+    first = {f"{phase.value}_ms": ms for phase, ms in times_ms[0].items()}
+    step_ms = sum(times_ms[0].values())
+    return profile(step_ms=step_ms, ranks=ranks, program=program or Program(), **first)

@@ -1,0 +1,101 @@
+"""One rank computes longer, and all others wait for it"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.parallel import Ddp
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Program
+from diagnose.core.units import format_ms
+from diagnose.rules._ranks import Late, latest, ranks_example
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.06
+"""Ranks differ by less without anything being wrong."""
+
+LOW, HIGH = 0.6, 1.2
+"""Some of the wait would be there without the late rank."""
+
+HOST = (Phase.COPY, Phase.FORWARD, Phase.OPTIMIZER, Phase.GC, Phase.CHECKPOINT, Phase.OTHER)
+
+SLOW = {Phase.FORWARD: 60.0, Phase.BACKWARD: 40.0}
+WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
+BACKWARD = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
+IN_BACKWARD = Program(
+    ddp=(
+        Ddp(rank=0, world_size=2, compute_ns=30e6, comm_ns=70e6, overlap_ns=25e6),
+        Ddp(rank=1, world_size=2, compute_ns=72e6, comm_ns=20e6, overlap_ns=15e6),
+    )
+)
+EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=25e6) for r in (0, 1)))
+
+
+class ComputeStraggler(Rule):
+    """
+    ## What it means
+    One rank takes longer for its forward, its backward or its Python code. The others have their gradients
+    and wait for its.
+
+    ## What to do
+    The phase says where to look: a rank with longer sequences, its own garbage collection, a shared or
+    slower device, logging on rank 0.
+
+    ## When it is wrong
+    Ranks with different work on purpose, such as the stages of a pipeline.
+    """
+
+    fires_on = (
+        ranks_example(WAITING, SLOW),
+        ranks_example(SLOW, WAITING),
+        ranks_example(BACKWARD, BACKWARD, program=IN_BACKWARD),
+    )
+    silent_on = (ranks_example(SLOW, SLOW), ranks_example(BACKWARD, BACKWARD, program=EVEN))
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return len(profile.ranks) > 1
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        found = [late for late in (latest(profile, HOST), _late_in_backward(profile)) if late is not None]
+        late = max(found, key=lambda late: sum(late.waits.values()), default=None)
+        if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
+            return None
+        lost_ns = sum(late.waits.values())
+        return Finding(
+            rule=self.name,
+            summary=f"Rank {late.rank} is slower in {late.phase.label}, and the others wait for it.",
+            lost_ns=late.waits,
+            low_ns=LOW * lost_ns,
+            high_ns=HIGH * lost_ns,
+            assumption="every step takes as long as its slowest rank",
+            evidence=(
+                f"Rank {late.rank} takes {format_ms(late.late_ns)} longer in {late.phase.label}.",
+                f"The others wait {format_ms(lost_ns)} of each step for its gradients.",
+            ),
+            fix=f"Find what rank {late.rank} does more of, or slower, in {late.phase.label}.",
+            ranks=(late.rank,),
+        )
+
+
+def _late_in_backward(profile: Profile) -> Late | None:
+    """By DDP's own timers: when each rank's gradients were there, and how long it then waited."""
+    timed = [ddp for ddp in profile.program.ddp if ddp.compute_ns and ddp.exposed_ns is not None]
+    if len(timed) < 2:
+        return None
+    last = max(timed, key=lambda ddp: ddp.compute_ns or 0.0)
+    others = [ddp for ddp in timed if ddp is not last]
+    late_ns = min((last.compute_ns or 0.0) - (ddp.compute_ns or 0.0) for ddp in others)
+    waited_ns = min((ddp.exposed_ns or 0.0) - (last.exposed_ns or 0.0) for ddp in others)
+    passes = last.passes_per_step or 1.0
+    lost_ns = passes * min(late_ns, waited_ns)
+    if lost_ns <= 0:
+        return None
+    backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+    return Late(
+        rank=last.rank,
+        phase=Phase.BACKWARD,
+        late_ns=passes * late_ns,
+        waits={Phase.BACKWARD: min(lost_ns, backward_ns)},
+    )

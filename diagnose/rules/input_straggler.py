@@ -1,0 +1,62 @@
+"""One rank waits for its data, and all others for that rank"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_ms
+from diagnose.rules._ranks import latest, ranks_example
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.04
+"""Ranks differ by less without anything being wrong."""
+
+LOW, HIGH = 0.6, 1.2
+"""Some of the wait would be there without the late rank."""
+
+LATE = {Phase.DATA_WAIT: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0}
+WAITING = {Phase.DATA_WAIT: 2.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 78.0}
+ALIKE = {Phase.DATA_WAIT: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 51.0}
+
+
+class InputStraggler(Rule):
+    """
+    ## What it means
+    One rank waits longer than the others for its batch. Gradients are averaged over all, so every rank
+    loses that time, in its backward pass or in the next collective.
+
+    ## What to do
+    Look at what this rank alone reads: its shard, its disk, its workers, its neighbours on the machine.
+
+    ## When it is wrong
+    Batches that must differ in their cost from rank to rank.
+    """
+
+    fires_on = (ranks_example(WAITING, LATE), ranks_example(LATE, WAITING))
+    silent_on = (ranks_example(ALIKE, LATE), ranks_example(WAITING, WAITING))
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return len(profile.ranks) > 1
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        late = latest(profile, (Phase.DATA_WAIT,))
+        if late is None or late.late_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        lost_ns = sum(late.waits.values())
+        return Finding(
+            rule=self.name,
+            summary=f"Rank {late.rank} waits for its data, and the others for rank {late.rank}.",
+            lost_ns=late.waits,
+            low_ns=LOW * lost_ns,
+            high_ns=HIGH * lost_ns,
+            assumption="every step takes as long as its slowest rank",
+            evidence=(
+                f"Rank {late.rank} waits {format_ms(late.late_ns)} longer for a batch than the others.",
+                f"The others spend {format_ms(lost_ns)} more in backward and collectives: they wait there.",
+            ),
+            fix=f"Find what slows the input of rank {late.rank} alone.",
+            ranks=(late.rank,),
+        )

@@ -1,0 +1,92 @@
+"""DDP sends gradients in too many small buckets"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.parallel import Ddp
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Program
+from diagnose.core.units import format_bytes, format_duration
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+DEFAULT_BYTES = 25 * 2**20
+"""What DDP uses by itself."""
+
+MIN_TIMES_MORE = 4
+"""Fewer buckets more than with the default hardly cost anything."""
+
+PER_BUCKET_NS = {"nccl": 30_000.0, "gloo": 200_000.0}
+"""What a reduction costs however small it is: launch, latency, and its own copy in and out."""
+
+LOW, HIGH = 0.3, 2.0
+"""Latency differs that much between one machine and a network; some of it is hidden."""
+
+
+def buckets(num: int, each_bytes: int, cap_bytes: int) -> Program:
+    ddp = Ddp(
+        world_size=2,
+        backend="gloo",
+        bucket_cap_bytes=cap_bytes,
+        bucket_bytes=(each_bytes,) * num,
+        param_bytes=num * each_bytes,
+    )
+    return Program(ddp=(ddp,))
+
+
+class SmallBuckets(Rule):
+    """
+    ## What it means
+    Gradients travel in many buckets of a few kilobytes, and each reduction has its own fixed cost.
+
+    ## What to do
+    Leave `bucket_cap_mb` at its default of 25, or raise it.
+
+    ## When it is wrong
+    Very few parameters before the last layers, where a small first bucket starts the reduction early.
+    """
+
+    needs = ("program.ddp",)
+    actions = ("ddp-bucket-size",)
+    explains = ("exposed-communication",)
+    fires_on = (
+        profile(step_ms=50, program=buckets(60, 100_000, 100_000)),
+        profile(step_ms=20, program=buckets(16, 1_000_000, 1_000_000)),
+    )
+    silent_on = (
+        profile(step_ms=50, program=buckets(16, 25 * 2**20, DEFAULT_BYTES)),
+        profile(step_ms=5000, program=buckets(16, 1_000_000, 1_000_000)),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return any(len(rank.bucket_bytes) > MIN_TIMES_MORE for rank in profile.program.ddp)
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        ddp = profile.program.ddp[0]
+        num, cap = len(ddp.bucket_bytes), ddp.bucket_cap_bytes or DEFAULT_BYTES
+        usual = 2 + sum(ddp.bucket_bytes) // DEFAULT_BYTES
+        if cap >= DEFAULT_BYTES or num < MIN_TIMES_MORE * usual:
+            return None
+        per_bucket = PER_BUCKET_NS.get(ddp.backend, PER_BUCKET_NS["gloo"])
+        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+        lost_ns = min((num - usual) * per_bucket * (ddp.passes_per_step or 1.0), 0.7 * backward_ns)
+        if lost_ns < 0.02 * profile.step_time_ns:
+            return None
+        return Finding(
+            rule=self.name,
+            summary=f"Gradients travel in {num} buckets; {usual} would do.",
+            lost_ns={Phase.BACKWARD: lost_ns},
+            low_ns=LOW * lost_ns,
+            high_ns=min(HIGH * lost_ns, backward_ns),
+            assumption=f"a reduction costs {format_duration(per_bucket)} over {ddp.backend} besides its bytes",
+            evidence=(
+                f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(DEFAULT_BYTES)}.",
+                f"{format_bytes(sum(ddp.bucket_bytes))} are divided into {num} buckets.",
+            ),
+            fix="Leave bucket_cap_mb at its default.",
+            code="DistributedDataParallel(model)",
+            actions=self.actions,
+        )
