@@ -19,6 +19,7 @@ class Input(Section):
         facts = [*on_training_thread(profile.input)]
         if profile.input.workers is not None:
             facts += in_workers(profile.input.workers)
+        facts += at_epochs(profile)
         return [Facts(items=tuple(facts))] if facts else []
 
 
@@ -45,9 +46,33 @@ def in_workers(workers: WorkerStats) -> list[Fact]:
             value=format_share(workers.cpu_share),
             detail="of fetch and collate; the rest waits for disk, network or a core",
         ),
+        *delayed(workers),
         Fact(label="idle", value=format_share(workers.idle_share), detail="of the workers' life"),
     ]
     if workers.ready_batches is not None:
         ready = f"{workers.ready_batches:.1f}"
         facts.append(Fact(label="batches ready", value=ready, detail="on average, when the loop asked"))
     return facts
+
+
+def delayed(workers: WorkerStats) -> list[Fact]:
+    """Returns what kept the workers from being as fast as usual."""
+    facts: list[Fact] = []
+    if workers.delay_share is not None:
+        value = format_share(workers.delay_share)
+        facts.append(Fact(label="without a CPU", value=value, detail="of it, though ready to run"))
+    if workers.median_ns is not None and workers.longest_ns is not None:
+        detail = f"half of the batches are made in {format_duration(workers.median_ns)}"
+        longest = format_duration(workers.longest_ns)
+        facts.append(Fact(label="longest batch", value=longest, detail=detail))
+    return facts
+
+
+def at_epochs(profile: Profile) -> list[Fact]:
+    """Returns what the beginning of an epoch costs, if any began."""
+    stats = profile.input
+    if not stats.epoch_starts or stats.epoch_start_ns is None:
+        return []
+    per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
+    detail = f"beyond the usual wait, {stats.epoch_starts:,} times"
+    return [Fact(label="epoch begins", value=format_duration(per_epoch), detail=detail)]
