@@ -85,6 +85,17 @@ def test_a_run_that_was_not_closed_and_whose_process_is_gone_is_gone(tmp_path: P
     assert liveness(recorded(tmp_path / "a", meta={**HERE, "pid": dead_pid()})).state is State.GONE
 
 
+def test_a_process_that_nobody_has_buried_is_gone_too(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert liveness(recorded(tmp_path / "a", meta={**HERE, "pid": pid})).state is State.GONE
+    finally:
+        os.waitpid(pid, 0)
+
+
 def test_a_process_that_only_inherited_the_number_is_not_the_run(tmp_path: Path) -> None:
     run_folder = recorded(tmp_path / "a", meta={**HERE, "pid": os.getpid()}, updated_unix=1.0)
     assert liveness(run_folder).state is State.GONE
