@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
@@ -21,6 +22,14 @@ READY = 1.0
 
 EVENLY = 0.5
 """Part of the wait that may come in single long waits; unpacking takes about the same in each step."""
+
+NEEDLESS = 0.5
+"""Batches that are made in this part of the wait or less would come faster from the training thread"
+" itself."""
+
+QUIET = 0.1
+"""Part of the time that the training thread may want a CPU and have none: with more, that is what takes"
+" long."""
 
 
 class WorkerTransfer(Rule):
@@ -43,6 +52,7 @@ class WorkerTransfer(Rule):
     fires_on = (
         fed_by(data_wait_ms=30, fetch_ms=20, send_ms=60, workers={"ready_batches": 2.6}),
         fed_by(data_wait_ms=30, fetch_ms=60, send_ms=120, workers={"ready_batches": 0.2}),
+        fed_by(data_wait_ms=8, fetch_ms=1, send_ms=1, workers={"ready_batches": 3.8}),
     )
     silent_on = (
         WELL_FED,
@@ -61,12 +71,31 @@ class WorkerTransfer(Rule):
             return None
         workers = supply.workers
         sending = workers.send_ns / max(1.0, workers.fetch_ns + workers.collate_ns + workers.send_ns)
-        if workers.send_ns < MIN_SEND_NS or sending < SENDING or workers.ready_batches is None:
+        if workers.ready_batches is None:
             return None
         evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
-        if workers.ready_batches >= READY and evenly:
+        unpacking = workers.ready_batches >= READY and evenly
+        making_ns = (workers.fetch_ns + workers.collate_ns) * supply.batches
+        needless = unpacking and making_ns <= NEEDLESS * supply.wait_ns
+        if needless and (profile.host.runnable_share or 0.0) >= QUIET:
+            needless = False
+        if not needless and (workers.send_ns < MIN_SEND_NS or sending < SENDING):
+            return None
+        fix = "Let collate_fn return a few large tensors instead of many small ones or Python objects."
+        code = ""
+        where = "the training thread unpacks them"
+        if needless:
+            lost_ns = supply.wait_ns - making_ns
+            fix = "Let the training thread load: it makes a batch faster than it takes one over."
+            code = with_arguments(
+                supply.loader.call,
+                "DataLoader",
+                num_workers=0,
+                persistent_workers=None,
+                prefetch_factor=None,
+            )
+        elif unpacking:
             lost_ns = supply.wait_ns
-            where = "the training thread unpacks them"
         else:
             lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.send_ns * supply.batches)
             where = "the workers pack them"
@@ -89,7 +118,8 @@ class WorkerTransfer(Rule):
                 f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
                 f" {workers.ready_batches:.1f} finished batches waiting on average.",
             ),
-            fix="Let collate_fn return a few large tensors instead of many small ones or Python objects.",
+            fix=fix,
+            code=code,
             file=supply.loader.file,
             line=supply.loader.line,
         )
