@@ -177,7 +177,7 @@ def test_status_of_a_run_killed_with_its_supervisor_says_that_it_is_gone(tmp_pat
     script = write(tmp_path / "train.py", TRAINS)
     process, _ = start(*DIAGNOSE, script, cwd=tmp_path, start_new_session=True)
     deadline = time.monotonic() + WITHIN_S
-    while not list(tmp_path.glob(".diagnose/runs/*/rank0.sqlite")) and time.monotonic() < deadline:
+    while liveness(only_run(tmp_path)).last_record_s is None and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
     finish(process)
