@@ -1,0 +1,193 @@
+"""Rules about the host: on real runs with a fault in them, and where two rules see the same time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from running import DIAGNOSE, only_run, run, write
+
+from diagnose.analysis.profile import load_profile
+from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats, PythonThread
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Loader, Program
+from diagnose.core.series import Series
+from diagnose.rules._cpus import delayed_share, spread
+from diagnose.rules._engine import ask, rules
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
+from diagnose.rules.frequent_evaluation import epoch_steps
+
+RULES = rules()
+
+JOB = """
+import json, sys, time
+import torch
+from torch import nn
+
+fault = sys.argv[1]
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+spent = []
+
+
+def clip(limit):
+    for _ in range(60):
+        total = 0.0
+        for p in model.parameters():
+            total += p.grad.norm().item() ** 2
+        for p in model.parameters():
+            p.grad.mul_(min(1.0, limit / (total**0.5 + 1e-6)))
+
+
+for step in range(150):
+    x = torch.randn(16, 32)
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    begun = time.perf_counter()
+    if fault == "clip":
+        clip(1.0)
+    clipped = time.perf_counter() - begun
+    optimizer.step()
+    begun = time.perf_counter()
+    if fault == "sleep":
+        time.sleep(0.01)
+    elif fault == "busy":
+        order = sorted(str(i) for i in range(20000))
+    elif fault == "log":
+        for _ in range(800):
+            print(json.dumps({"step": step, "loss": 0.5}), file=sys.stderr, flush=True)
+    elif fault == "save" and step % 10 == 9:
+        for _ in range(40):
+            torch.save(model.state_dict(), sys.argv[2] + "/model.pt")
+    spent.append(clipped + time.perf_counter() - begun)
+with open(sys.argv[2] + "/spent.json", "w") as file:
+    json.dump(spent, file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("sleep", "blocking-call"),
+        ("busy", "python-overhead"),
+        ("log", "logging-io"),
+        ("clip", "slow-clipping"),
+        ("save", "checkpoint-stall"),
+    ],
+)
+def test_a_fault_in_a_real_run_is_named_with_its_line_and_its_size(fault: str, rule: str, tmp_path: Path):
+    script = write(tmp_path / "train.py", JOB)
+    ended = run(*DIAGNOSE, "--quiet", script, fault, tmp_path, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr[-2000:]
+    seen = load_profile(only_run(tmp_path))
+    findings = {finding.rule: finding for finding in ask(RULES, seen)[0]}
+    assert rule in findings, list(findings)
+    found = findings[rule]
+    assert found.file == str(script)
+    spent = json.loads((tmp_path / "spent.json").read_text())[seen.steps.warmup :]
+    true_ns = 1e9 * sum(spent) / len(spent)
+    assert found.lost_ns_per_step == pytest.approx(true_ns, rel=0.3)
+    assert rule == next(iter(findings)), "the fault takes more than everything else"
+
+
+# -- two rules that see the same time
+
+
+def found_in(example: Profile) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in ask(RULES, example)[0]}
+
+
+BUSY_MACHINE = HostStats(
+    cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.6, runnable_share=0.4, busy_cpus=2.0,
+    on_cpu_share=0.6, involuntary_per_s=100.0, voluntary_per_s=2.0,
+)  # fmt: skip
+
+
+def test_a_neighbour_does_not_take_the_time_of_a_line_that_is_to_blame():
+    line = at("file.flush()", 0.3, "log")
+    found = found_in(profile(other_ms=30, where=(line,), host=BUSY_MACHINE))
+    assert found["logging-io"].lost_ns[Phase.OTHER] == pytest.approx(30e6)
+    assert "noisy-neighbour" in found
+
+
+def test_too_many_threads_are_not_called_a_neighbour():
+    host = replace(
+        BUSY_MACHINE, num_threads=8, on_cpu_share=0.3, runnable_share=0.4, involuntary_per_s=3000.0
+    )
+    found = found_in(profile(host=host))
+    assert "thread-oversubscription" in found
+    assert "noisy-neighbour" not in found
+
+
+def test_pinned_to_few_cpus_is_not_called_too_many_threads():
+    host = replace(
+        BUSY_MACHINE, cpus=1, machine_cpus=4, num_threads=4, busy_cpus=1.1, process_cpus=1.0,
+        involuntary_per_s=3000.0,
+    )  # fmt: skip
+    found = found_in(profile(host=host))
+    assert "cpu-affinity" in found
+    assert "thread-oversubscription" not in found
+
+
+def test_a_thread_that_loads_data_is_no_contention_for_the_lock():
+    feeder = PythonThread(name="feeder", cpus=0.5)
+    host = HostStats(on_cpu_share=0.5, runnable_share=0.0, voluntary_per_s=200.0, python_threads=(feeder,))
+    workers = Program(loaders=(Loader(num_workers=2, batch_size=8),))
+    assert "gil-contention" in found_in(profile(host=host))
+    assert "gil-contention" not in found_in(profile(host=host, data_wait_ms=48, program=workers))
+
+
+def test_a_line_of_the_evaluation_or_of_a_worker_is_not_the_loops():
+    lines = (
+        at("print(score)", 0.1, "log", phase=Phase.EVALUATION),
+        at("print(row)", 0.2, "log", in_worker=True),
+    )
+    assert "logging-io" not in found_in(profile(evaluation_ms=9, where=lines))
+
+
+def test_a_scripts_own_collections_are_blamed_on_their_line():
+    found = found_in(profile(gc_ms=20, where=(at("gc.collect()", 0.01, "collect"),)))["gc-pauses"]
+    assert (found.line, found.actions) == (41, ())
+
+
+def test_a_checkpoint_says_how_often_it_comes():
+    every_20 = Series(
+        spike_ns={Phase.CHECKPOINT: 15.5e6},
+        spike_share={Phase.CHECKPOINT: 0.05},
+        period={Phase.CHECKPOINT: 20},
+    )
+    found = found_in(profile(checkpoint_ms=15.5, series=every_20))["checkpoint-stall"]
+    assert found.summary == "Saving takes 16 % of the time, every 20 steps for 310 ms"
+    assert "every 200 steps instead of 20" in found.fix
+
+
+# -- the arithmetic they share
+
+
+def test_an_epoch_is_as_long_as_the_loader_says():
+    assert epoch_steps(profile()) is None
+    loader = Loader(num_workers=0, batch_size=10, dataset_length=1000)
+    assert epoch_steps(profile(program=Program(loaders=(loader,)))) == 100
+    twice = replace(loader, epochs=2)
+    assert epoch_steps(profile(steps=399, program=Program(loaders=(twice,)))) == 200
+
+
+def test_the_delays_of_a_team_come_on_top_of_the_training_threads():
+    host = HostStats(num_threads=2, runnable_share=0.3, native_delay_share=0.3)
+    assert delayed_share(host) == pytest.approx(0.6)
+    assert delayed_share(replace(host, num_threads=4)) == pytest.approx(0.4)
+    assert delayed_share(replace(host, num_threads=1)) == pytest.approx(0.3)
+
+
+def test_a_spread_share_never_takes_a_whole_phase():
+    example = profile(data_wait_ms=40)
+    lost = spread(example, 0.99)
+    assert all(ns <= 0.9 * example.phase_time_ns[phase] * (1 + 1e-9) for phase, ns in lost.items())
+    assert sum(spread(example, 0.5).values()) == pytest.approx(50e6)
