@@ -14,6 +14,9 @@ from diagnose.core.parallel import Ddp
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
 from diagnose.store.reader import RankLog
 
+FIRST_TIMED = 4
+"""The first passes set connections and buckets up."""
+
 MIN_READINGS = 12
 """Fewer readings of the memory, two a second, do not make a slope."""
 
@@ -28,7 +31,11 @@ def program_of(logs: Sequence[RankLog], warmup: int) -> Program:
     facts = _facts(logs[0])
     zeroes = facts.get("zeroes_grads")
     optimizers = [{**fact, "zeroes_grads": zeroes} for fact in facts.get("optimizers", ())]
-    ddp = [{**_facts(log)["ddp"], "passes_per_step": _passes(log)} for log in logs if "ddp" in _facts(log)]
+    ddp = [
+        {**_ddp(_facts(log)["ddp"]), "passes_per_step": _passes(log)}
+        for log in logs
+        if "ddp" in _facts(log)
+    ]
     return Program(
         loaders=tuple(_made(Loader, facts.get("loaders", ()))),
         optimizers=tuple(_made(Optimizer, optimizers)),
@@ -61,6 +68,22 @@ def memory_of(log: RankLog, warmup: int) -> Memory:
         growth_steps=steps,
         total_bytes=total,
     )
+
+
+def _ddp(fact: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Takes the medians of DDP's own timers."""
+    rows = [row for row in fact.get("timed", ()) if row[0] >= FIRST_TIMED]
+    if not rows:
+        return fact
+    compute, comm, overlap = (float(np.median([row[i] for row in rows])) for i in (1, 2, 3))
+    by_pass = {int(row[0]): float(row[1]) for row in rows}
+    return {
+        **fact,
+        "compute_ns": compute,
+        "comm_ns": comm,
+        "overlap_ns": overlap,
+        "compute_ns_by_pass": by_pass,
+    }
 
 
 def _passes(log: RankLog) -> float:

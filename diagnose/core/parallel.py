@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +24,10 @@ class Ddp:
         gradient_as_bucket_view: Whether gradients live in the buckets.
         broadcasts_buffers: Whether each forward sends the buffers of rank 0 to all; `False` without any.
         comm_hook: Name of the communication hook; empty for torch's own all-reduce.
-        compute_ns: Time of a sampled backward pass until the last gradient was there.
+        compute_ns: Time of a backward pass until its last gradient was there: the median of DDP's samples.
         comm_ns: Time from the first bucket's all-reduce to the end of the last.
         overlap_ns: Part of `comm_ns` in which gradients were still computed.
+        compute_ns_by_pass: `compute_ns` of each pass that DDP timed.
         synced_share: Part of the backward passes looked at that reduced gradients.
         passes_per_step: Backward passes of a step.
     """
@@ -46,6 +48,7 @@ class Ddp:
     compute_ns: float | None = None
     comm_ns: float | None = None
     overlap_ns: float | None = None
+    compute_ns_by_pass: Mapping[int, float] = field(default_factory=dict)
     synced_share: float | None = None
     passes_per_step: float | None = None
 

@@ -16,8 +16,12 @@ TIMES = {
 }
 
 
+MAX_TIMED = 50
+"""Timed passes kept: the last ones."""
+
+
 class DdpFactsHook(Hook):
-    """Reads what DDP logs of itself, after the tenth step and then with some of the backward passes.
+    """Reads what DDP logs of itself, with some of the backward passes, before they run.
 
     DDP times each of the first ten backward passes and every hundredth; nothing is added to it, no
     communication hook above all, which would change what is computed.
@@ -43,38 +47,32 @@ class DdpFactsHook(Hook):
                     facts["synced_share"] = sum(synced) / len(synced) if synced else None
                     data = facts.pop("times")
                     timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
-                    # The first passes set connections and buckets up.
-                    rows = [times for pass_, times in timed.items() if pass_ > 5] or list(timed.values())
-                    for index, name in enumerate(TIMES.values()):
-                        facts[name] = sum(row[index] for row in rows) / len(rows)
+                    while len(timed) > MAX_TIMED:
+                        del timed[min(timed)]
+                    facts["timed"] = [[iteration, *times] for iteration, times in timed.items()]
                     recorder.facts["ddp"] = facts
 
         def on_backward(args: tuple[Any, ...]) -> None:
             if chained is not None:
                 chained(args)
+            if not wrapped:
+                find()
             for reference in wrapped:
                 model = reference()
                 if model is not None:
                     synced.append(bool(model.require_backward_grad_sync))
             look()
 
-        def inspect() -> None:
-            wrapped.extend(
-                reference
-                for reference in recorder.modules
-                if isinstance(reference(), DistributedDataParallel)
-            )
-            look()
+        def find() -> None:
+            wrapped.extend(r for r in recorder.modules if isinstance(r(), DistributedDataParallel))
 
         chained = recorder.on_backward
         recorder.on_backward = on_backward
-        recorder.inspections.append(inspect)
         try:
             yield
         finally:
             if recorder.on_backward is on_backward:
                 recorder.on_backward = chained
-            recorder.inspections.remove(inspect)
             wrapped.clear()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
@@ -78,6 +79,6 @@ def ranks_example(*times_ms: dict[Phase, float], program: Program | None = None)
         RankProfile(rank=rank, host="node", phase_time_ns={phase: ms * 1e6 for phase, ms in times.items()})
         for rank, times in enumerate(times_ms)
     )
-    first = {f"{phase.value}_ms": ms for phase, ms in times_ms[0].items()}
+    first: dict[str, Any] = {f"{phase.value}_ms": ms for phase, ms in times_ms[0].items()}
     step_ms = sum(times_ms[0].values())
     return profile(step_ms=step_ms, ranks=ranks, program=program or Program(), **first)

@@ -14,6 +14,10 @@ from diagnose.rules.base import Rule
 MIN_SHARE = 0.06
 """Ranks differ by less without anything being wrong."""
 
+MIN_TIMED, MIN_LATE, MIN_RATIO = 6, 0.8, 1.2
+"""A rank is slow in backward if, of at least so many passes that DDP timed, it was slower than each other
+by this factor in this part: on a busy machine now one rank is late and now another."""
+
 LOW, HIGH = 0.6, 1.2
 """Some of the wait would be there without the late rank."""
 
@@ -24,8 +28,22 @@ WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
 BACKWARD = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
 IN_BACKWARD = Program(
     ddp=(
-        Ddp(rank=0, world_size=2, compute_ns=30e6, comm_ns=70e6, overlap_ns=25e6),
-        Ddp(rank=1, world_size=2, compute_ns=72e6, comm_ns=20e6, overlap_ns=15e6),
+        Ddp(
+            rank=0,
+            world_size=2,
+            compute_ns=30e6,
+            comm_ns=70e6,
+            overlap_ns=25e6,
+            compute_ns_by_pass=dict.fromkeys(range(4, 12), 30e6),
+        ),
+        Ddp(
+            rank=1,
+            world_size=2,
+            compute_ns=72e6,
+            comm_ns=20e6,
+            overlap_ns=15e6,
+            compute_ns_by_pass=dict.fromkeys(range(4, 12), 72e6),
+        ),
     )
 )
 EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=25e6) for r in (0, 1)))
@@ -86,6 +104,13 @@ def _late_in_backward(profile: Profile) -> Late | None:
         return None
     last = max(timed, key=lambda ddp: ddp.compute_ns or 0.0)
     others = [ddp for ddp in timed if ddp is not last]
+    common = set(last.compute_ns_by_pass).intersection(*(ddp.compute_ns_by_pass for ddp in others))
+    late = [
+        all(last.compute_ns_by_pass[i] > MIN_RATIO * ddp.compute_ns_by_pass[i] for ddp in others)
+        for i in common
+    ]
+    if len(common) < MIN_TIMED or sum(late) < MIN_LATE * len(common):
+        return None
     late_ns = min((last.compute_ns or 0.0) - (ddp.compute_ns or 0.0) for ddp in others)
     waited_ns = min((ddp.exposed_ns or 0.0) - (last.exposed_ns or 0.0) for ddp in others)
     passes = last.passes_per_step or 1.0

@@ -11,7 +11,7 @@ from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
-MIN_SHARE = 0.05
+MIN_SHARE = 0.08
 """The last bucket can never be hidden; less than this is its share."""
 
 LOW, EXPECTED, HIGH = 0.3, 0.8, 1.0
@@ -52,7 +52,7 @@ class ExposedCommunication(Rule):
 
     needs = ("program.ddp",)
     actions = ("ddp-bf16-hook", "no-sync", "ddp-bucket-size")
-    fires_on = (profile(program=reducing(20, 22)), profile(program=reducing(7, 30)))
+    fires_on = (profile(program=reducing(20, 22)), profile(program=reducing(9, 30)))
     silent_on = (profile(program=reducing(1, 40)), profile(program=reducing(2, 2)))
 
     def applies(self, profile: Profile) -> bool:

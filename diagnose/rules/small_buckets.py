@@ -14,7 +14,7 @@ from diagnose.rules.base import Rule
 DEFAULT_BYTES = 25 * 2**20
 """What DDP uses by itself."""
 
-MIN_TIMES_MORE = 4
+MIN_TIMES_MORE = 3
 """Fewer buckets more than with the default hardly cost anything."""
 
 PER_BUCKET_NS = {"nccl": 30_000.0, "gloo": 200_000.0}
@@ -81,7 +81,7 @@ class SmallBuckets(Rule):
             lost_ns={Phase.BACKWARD: lost_ns},
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, backward_ns),
-            assumption=f"a reduction costs {format_duration(per_bucket)} over {ddp.backend} besides its bytes",
+            assumption=f"{format_duration(per_bucket)} per reduction over {ddp.backend}, besides its bytes",
             evidence=(
                 f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(DEFAULT_BYTES)}.",
                 f"{format_bytes(sum(ddp.bucket_bytes))} are divided into {num} buckets.",

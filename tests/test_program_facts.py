@@ -1,0 +1,178 @@
+"""What is learnt of live objects: optimizers, models, graphs, calls, padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from diagnose.hooks import _live
+from diagnose.hooks._graph import summarize, walk
+from diagnose.hooks._padding import padding_of
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.autograd_graph import AutogradGraphHook
+from diagnose.hooks.model_calls import ModelCallsHook
+from diagnose.hooks.model_facts import describe as describe_model
+from diagnose.hooks.optimizer_facts import OptimizerFactsHook, describe
+
+
+def graph(loss: torch.Tensor, *, recomputing: bool = False, wanted: set[int] = frozenset()) -> dict:  # type: ignore[assignment, type-arg]
+    return summarize(*walk(loss.grad_fn, recomputing), wanted)
+
+
+# -- optimizers
+
+
+@pytest.mark.parametrize(
+    ("options", "implementation"),
+    [({}, "for-loop"), ({"foreach": True}, "foreach"), ({"fused": True}, "fused")],
+)
+def test_an_optimizer_tells_what_it_runs_as(options: dict[str, bool], implementation: str):
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    facts = describe(optimizer)
+    assert facts["implementation"] == implementation
+    assert (facts["num_tensors"], facts["num_elements"], facts["param_bytes"]) == (2, 16, 64)
+    assert facts["state_bytes"] >= 2 * 64
+    assert facts["can_fuse"]
+
+
+def test_an_optimizer_is_known_with_the_line_that_made_it():
+    recorder = Recorder()
+    with OptimizerFactsHook().install(recorder):
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        for inspect in recorder.inspections:
+            inspect()
+    (facts,) = recorder.facts["optimizers"]
+    assert facts["file"] == __file__
+    assert facts["line"] > 0
+    assert facts["kind"] == "SGD"
+    assert not recorder.inspections
+    assert not _live.known
+
+
+# -- models
+
+
+def test_a_convolution_with_a_bias_before_a_batch_norm_is_named():
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4)
+    )
+    facts = describe_model(model)
+    assert facts["biased_before_norm"] == ["0"]
+    assert facts["channels_last"] is False
+    assert facts["dtypes"] == {"float32": facts["param_bytes"]}
+    assert describe_model(model.to(memory_format=torch.channels_last))["channels_last"] is True
+
+
+# -- graphs
+
+
+def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    return (q @ k.transpose(-1, -2) / 3).masked_fill(~mask, float("-inf"))
+
+
+def test_attention_that_is_written_out_is_found_and_the_fused_one_is_not():
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    assert graph((F.dropout(scores(q, k).softmax(-1), 0.1) @ v).sum())["num_attentions"] == 1
+    assert graph(F.scaled_dot_product_attention(q, k, v).sum())["num_attentions"] == 0
+    assert graph(scores(q, k).softmax(-1).sum())["num_attentions"] == 0, "no product behind it"
+
+
+def test_a_matrix_product_knows_its_multiplications():
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 32, requires_grad=True)
+    assert graph((x @ w).sum())["total"]["flops"] == 2 * 8 * 16 * 32
+    a, b = torch.randn(5, 8, 16, requires_grad=True), torch.randn(5, 16, 4, requires_grad=True)
+    assert graph(torch.bmm(a, b).sum())["total"]["flops"] == pytest.approx(2 * 5 * 8 * 16 * 4)
+
+
+@pytest.mark.parametrize("inputs_want_gradients", [True, False])
+def test_checkpointed_operations_are_told_and_none_is_unpacked(inputs_want_gradients: bool):
+    layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    calls = 0
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return layer(x)
+
+    x = torch.randn(4, 8, requires_grad=inputs_want_gradients)
+    loss = checkpoint(counted, x, use_reentrant=False).sum()
+    assert graph(loss, recomputing=True)["recomputed_share"] > 0.9
+    assert calls == 1, "looking at the graph computes nothing again"
+    assert graph(layer(x).sum(), recomputing=True)["recomputed_share"] == 0
+
+
+def test_gradients_that_no_optimizer_uses_are_told_from_those_on_the_way_to_one():
+    first, second, third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    loss = third(second(first(torch.randn(2, 4)))).sum()
+    head = {id(p) for p in third.parameters()}
+    facts = graph(loss, wanted=head)
+    assert facts["num_unwanted_tensors"] == 4
+    assert facts["unwanted"]["num_ops"] == 2, "the head's own product leads to its weights"
+    inner = graph(loss, wanted={id(p) for p in first.parameters()})
+    assert inner["unwanted"]["num_ops"] == 0, "the way to the first layer leads through the others"
+
+
+def test_nodes_that_no_backward_pass_uses_are_counted():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    shares = {}
+    for extra in (False, True):
+        recorder = Recorder()
+        with AutogradGraphHook().install(recorder):
+            for _ in range(14):
+                loss = model(torch.randn(2, 4)).sum()
+                if extra:
+                    model(torch.randn(2, 4)).sum()
+                assert recorder.on_backward is not None
+                recorder.on_backward((loss,))
+                loss.backward()
+            shares[extra] = recorder.facts["graph"]["wasted_share"]
+        assert recorder.on_backward is None
+    assert shares[False] == 0
+    assert 0.3 < shares[True] <= 0.5
+
+
+# -- calls
+
+
+@pytest.mark.parametrize("again", ["never", "no_grad", "eval"])
+def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str):
+    model = nn.Linear(4, 4)
+    recorder = Recorder()
+    recorder.model_appears(model)
+    with ModelCallsHook().install(recorder):
+        for inspect in recorder.inspections:
+            inspect()
+        for _ in range(7):
+            x = torch.randn(2, 4)
+            model(x)
+            if again != "never":
+                model.train(again != "eval")
+                with torch.no_grad():
+                    model(x)
+                model.train()
+            recorder.steps += 1
+    expected = 1.0 if again == "no_grad" else 0.0
+    assert recorder.facts["calls"]["repeated"] == expected
+    assert recorder.facts["calls"]["batch_size"] == 2
+
+
+def test_padding_is_a_run_at_the_end_of_rows():
+    full = torch.randint(1, 50, (8, 20))
+    padded = full.clone()
+    for row in range(8):
+        padded[row, 10 + row :] = 0
+    wasted = sum(10 - row for row in range(8))
+    assert padding_of(padded) == (wasted, 160)
+    assert padding_of(padded.flip(1)) == (wasted, 160), "padding on the left"
+    assert padding_of(full) == (0, 160)
+    assert padding_of(full.float()) is None
