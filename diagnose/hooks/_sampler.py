@@ -29,15 +29,18 @@ SIGNAL = getattr(signal, "SIGURG", None)
 INTERVAL_NS = (2_500_000, 4_500_000)
 """Bounds of the interval between samples. It is drawn anew every flush, lest it keep step with the loop."""
 
-DENSE_SAMPLES = 400
-"""So many samples are taken at that rate, in about one and a half seconds. Then there are enough to be
-sparing."""
+DENSE_SAMPLES = 600
+"""So many samples are taken at that rate, in about two seconds. Then there are enough to be sparing."""
 
 SPARSE = 3.0
 """The interval is then this many times longer, or more, as far as `COST_PER_STEP_NS` asks."""
 
 COST_PER_STEP_NS = 20_000
 """What the sampler may take of a step, on average: its part of the promised 50 us."""
+
+ENOUGH_SAMPLES = 2000
+"""Until there are so many, only the handler's own time counts towards `COST_PER_STEP_NS`, and a long step
+pays more than that; then the signals do, too."""
 
 SIGNAL_NS = 70_000
 """What a signal of the timer costs besides our handler. It cannot be seen from inside; this was measured as
@@ -144,7 +147,8 @@ class Sampler:
             return 1.0
         step_ns = (monotonic_ns() - self._started_ns) / max(1, self._recorder.steps)
         samples_per_step = step_ns / (sum(INTERVAL_NS) / 2)
-        wanted = samples_per_step * (self.cost_ns / self.count) / COST_PER_STEP_NS
+        sample_ns = self.cost_ns / self.count - (SIGNAL_NS if self.count < ENOUGH_SAMPLES else 0)
+        wanted = samples_per_step * sample_ns / COST_PER_STEP_NS
         return min(max(wanted, SPARSE), float(MAX_STRETCH))
 
     def stop(self) -> None:
