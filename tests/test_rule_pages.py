@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from diagnose.report._rule_facts import thresholds
 from diagnose.report._rule_pages import MARK
 from diagnose.report._terminal import display_width
 from diagnose.rules import built_in
-from diagnose.rules.serial_loading import SerialLoading
 from tests.running import REPOSITORY
 
 RULES = built_in()
@@ -62,13 +62,21 @@ def test_the_list_of_rules_fits_and_names_each_with_its_fault(width: int) -> Non
     assert max(map(display_width, text.splitlines())) <= width
 
 
-def test_thresholds_are_the_documented_numbers_of_the_rules_file() -> None:
-    by_name = {number.name: number for number in thresholds(SerialLoading())}
-    assert by_name, "the rule has thresholds"
-    source = Path(sys.modules[SerialLoading.__module__].__file__ or "").read_text(encoding="utf-8")
-    for name, number in by_name.items():
-        assert f"{name} = {number.value}\n" in source
-        assert number.reason.endswith(".")
+def test_thresholds_are_the_documented_numbers_of_the_rules_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "examples" / "own_rules")
+    try:
+        rule = importlib.import_module("team_rules.logging_stall").LoggingStall()
+        assert [(number.name, number.value, number.reason) for number in thresholds(rule)] == [
+            ("MIN_SHARE", "0.02", "Less of the step is not worth a change."),
+            (
+                "ERROR_SHARE",
+                "0.3",
+                "The sampler's share of a line is an estimate; this far off, generously.",
+            ),
+        ]
+    finally:
+        for name in ("team_rules", "team_rules.logging_stall"):
+            sys.modules.pop(name, None)
 
 
 def test_pages_of_rules_that_are_gone_are_removed_and_other_files_stay(tmp_path: Path) -> None:
