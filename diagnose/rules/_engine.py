@@ -111,8 +111,12 @@ def ask(
             found.append(answer)
         elif answer is not None:
             abstained.append(answer)
-    exact = {name: rule.explains for name, rule in asked.items()}
-    return tuple(ranked(found, exact, profile)), tuple(abstained)
+    residual = tuple(name for name, rule in asked.items() if rule.residual)
+    vaguer = {
+        name: rule.explains if rule.residual else (*rule.explains, *residual)
+        for name, rule in asked.items()
+    }
+    return tuple(ranked(found, vaguer, profile)), tuple(abstained)
 
 
 def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | None:

@@ -78,7 +78,6 @@ class LineRule(Rule):
         code: A line to paste.
     """
 
-    explains = ("noisy-neighbour", "step-jitter")
     idiom: ClassVar[str]
     beside: ClassVar[tuple[str, ...]] = ()
     what: ClassVar[str]

@@ -36,7 +36,7 @@ class CheckpointStall(Rule):
     """
 
     actions = ("async-checkpoint",)
-    explains = ("noisy-neighbour", "step-jitter", "logging-io")
+    explains = ("logging-io",)
     fires_on = (
         profile(checkpoint_ms=10, series=EVERY_20, events={"checkpoint": 25}),
         profile(other_ms=5, where=(at("pickle.dump(state, file)", 0.04, "save"),)),

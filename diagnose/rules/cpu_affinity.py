@@ -38,7 +38,7 @@ class CpuAffinity(Rule):
     """
 
     needs = ("host.runnable_share", "host.process_cpus", "host.busy_cpus")
-    explains = ("noisy-neighbour", "too-many-workers", "step-jitter")
+    explains = ("too-many-workers",)
     fires_on = (
         profile(host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=1.2), settings=LARGE),  # type: ignore[arg-type]
         profile(host=HostStats(**BOUND, runnable_share=0.4, busy_cpus=1.2)),  # type: ignore[arg-type]

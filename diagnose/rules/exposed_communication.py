@@ -14,6 +14,10 @@ from diagnose.rules.base import Rule
 MIN_SHARE = 0.08
 """The last bucket can never be hidden; less than this is its share."""
 
+MAX_RUNNABLE_SHARE = 0.15
+"""A training thread that waits longer than this for a CPU says nothing of the link: the threads that carry
+the gradients wait for one, too."""
+
 LOW, EXPECTED, HIGH = 0.3, 0.8, 1.0
 """What can be hidden or left out: a part by larger buckets or fewer bits, nearly all by accumulation."""
 
@@ -63,7 +67,7 @@ class ExposedCommunication(Rule):
         """See `Rule.check`."""
         ddp = profile.program.ddp
         exposed = [rank.exposed_ns for rank in ddp if rank.exposed_ns is not None]
-        if len(exposed) < len(ddp):
+        if len(exposed) < len(ddp) or (profile.host.runnable_share or 0.0) > MAX_RUNNABLE_SHARE:
             return None
         synced = (ddp[0].passes_per_step or 1.0) * (
             1.0 if ddp[0].synced_share is None else ddp[0].synced_share

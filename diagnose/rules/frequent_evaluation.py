@@ -48,7 +48,6 @@ class FrequentEvaluation(Rule):
     Runs in which the evaluation is the point: a search that stops trainings early, for example.
     """
 
-    explains = ("noisy-neighbour", "step-jitter")
     fires_on = (
         profile(evaluation_ms=8, series=EVERY_20, program=HUNDRED_STEPS),
         profile(evaluation_ms=12),

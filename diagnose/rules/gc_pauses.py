@@ -34,7 +34,6 @@ class GcPauses(Rule):
     """
 
     actions = ("gc-freeze",)
-    explains = ("noisy-neighbour", "step-jitter")
     fires_on = (profile(gc_ms=10), profile(gc_ms=2.5, events={"gc": 25}))
     silent_on = (profile(), profile(gc_ms=1.9), profile(other_ms=10))
 

@@ -33,7 +33,6 @@ class MemoryPressure(Rule):
     """
 
     needs = ("host.memory_stall_share", "host.major_faults_per_s", "host.on_cpu_share")
-    explains = ("step-jitter",)
     fires_on = (
         profile(host=HostStats(**PRESSED, major_faults_per_s=500.0, swapped_bytes=1 << 30)),  # type: ignore[arg-type]
     )

@@ -43,6 +43,7 @@ class NoisyNeighbour(Rule):
 
     needs = ("host.runnable_share", "host.process_cpus", "host.busy_cpus")
     explains = ("step-jitter",)
+    residual = True
     fires_on = (
         profile(host=HostStats(**SHARED, runnable_share=0.2, busy_cpus=2.0)),  # type: ignore[arg-type]
         profile(

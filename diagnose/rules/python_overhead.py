@@ -39,7 +39,6 @@ class PythonOverhead(Rule):
     Code that computes something of the training itself in tensor operations, outside a module.
     """
 
-    explains = ("noisy-neighbour", "step-jitter")
     fires_on = (
         profile(other_ms=12, where=(at("weights = [f(i) for i in order]", 0.1, "python-loop"),)),
         profile(other_ms=5, where=(at("book.update(batch)", 0.04),)),

@@ -48,6 +48,7 @@ class StepJitter(Rule):
     """
 
     needs = ("host.runnable_share",)
+    residual = True
     fires_on = (profile(series=RARE, host=QUIET),)
     silent_on = (
         profile(host=QUIET),

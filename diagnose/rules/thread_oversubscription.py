@@ -47,7 +47,6 @@ class ThreadOversubscription(Rule):
 
     needs = ("host.runnable_share", "host.on_cpu_share", "host.involuntary_per_s", "host.process_cpus")
     actions = ("set-threads",)
-    explains = ("noisy-neighbour", "step-jitter")
     fires_on = (
         profile(host=HostStats(**EIGHT_ON_TWO, involuntary_per_s=3000.0)),  # type: ignore[arg-type]
         profile(
