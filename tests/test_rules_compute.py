@@ -1,0 +1,71 @@
+"""Rules of compute, on real runs with the fault and without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diagnose.analysis.profile import load_profile
+from diagnose.core.finding import Finding
+from diagnose.core.profile import Profile
+from diagnose.rules import diagnosed
+from tests.running import DIAGNOSE, only_run, run, write
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+torch.manual_seed(0)
+torch.set_num_threads(1)
+fault = sys.argv[1]
+layers = nn.ModuleList(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(12))
+optimizer = torch.optim.AdamW(layers.parameters(), fused=fault != "slow-optimizer")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if fault == "needless-recompute" else layer(x)
+        return x
+
+model = Net()
+for step in range(60):
+    x = torch.randn(256 if fault != "slow-optimizer" else 8, 128)
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    if fault == "extra-forward":
+        with torch.no_grad():
+            model(x).abs().mean()
+"""
+
+FAULTS = ("slow-optimizer", "needless-recompute", "extra-forward")
+
+
+def recorded(fault: str, folder: Path) -> Profile:
+    ended = run(*DIAGNOSE, write(folder / "train.py", SCRIPT), fault, cwd=folder)
+    assert ended.code == 0, ended.stderr
+    return diagnosed(load_profile(only_run(folder)))
+
+
+def named(profile: Profile) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in profile.findings}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_in_a_real_run(fault: str, tmp_path: Path):
+    profile = recorded(fault, tmp_path)
+    found = named(profile)
+    assert fault in found, (found.keys(), profile.program)
+    share = found[fault].lost_ns_per_step / profile.step_time_ns
+    assert 0.04 < share < 0.8
+
+
+def test_the_same_script_without_a_fault_has_none_of_them(tmp_path: Path):
+    found = named(recorded("none", tmp_path))
+    assert not set(found) & {*FAULTS, "unused-gradients", "unfused-attention", "padding-waste"}
