@@ -12,12 +12,13 @@ COMPUTE_MS = {Phase.FORWARD: 30.0, Phase.BACKWARD: 55.0, Phase.OPTIMIZER: 10.0}
 """What a healthy step spends, as parts of what the named phases leave over."""
 
 
-def profile(*, step_ms: float = 100.0, steps: int = 500, **parts: Any) -> Profile:
+def profile(*, step_ms: float = 100.0, steps: int = 500, device: str = "cpu", **parts: Any) -> Profile:
     """Returns a profile of a run whose every figure is healthy but those named.
 
     Args:
         step_ms: Mean time of a step.
         steps: Measured steps.
+        device: `cpu` or the accelerator's type.
         parts: `data_wait_ms=40` gives a phase its time; any other name is a field of `Profile`. What
             no phase names is divided among forward, backward, optimizer and other as in a usual step.
 
@@ -37,7 +38,7 @@ def profile(*, step_ms: float = 100.0, steps: int = 500, **parts: Any) -> Profil
     times[Phase.OTHER] += step_ms - sum(times.values())
     step_ns = step_ms * NS_PER_MS
     return Profile(
-        run=RunInfo(id="example", script="train.py", exit_code=0, torch="2.13.0"),
+        run=RunInfo(id="example", script="train.py", exit_code=0, torch="2.13.0", device=device),
         status=Status.OK,
         steps=StepStats(
             count=steps + 1,

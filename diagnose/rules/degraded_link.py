@@ -7,14 +7,14 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
 
 
-class DegradedLink(Rule):
+class DegradedLink(DeviceRule):
     """
     ## What it means
     The PCIe link between host and device runs with fewer lanes, or in an older generation, than both ends
@@ -38,6 +38,7 @@ class DegradedLink(Rule):
     explains = ("saturated-link",)
     fires_on = (
         profile(
+            device="cuda",
             copy_ms=30,
             copies=Copies(
                 to_device_ns=30e6, link_width=4, link_max_width=16, link_generation=4, link_max_generation=4
@@ -46,6 +47,7 @@ class DegradedLink(Rule):
     )
     silent_on = (
         profile(
+            device="cuda",
             copy_ms=30,
             copies=Copies(
                 to_device_ns=30e6,
@@ -56,6 +58,7 @@ class DegradedLink(Rule):
             ),
         ),
         profile(
+            device="cuda",
             copy_ms=1,
             copies=Copies(
                 to_device_ns=1e6, link_width=4, link_max_width=16, link_generation=4, link_max_generation=4

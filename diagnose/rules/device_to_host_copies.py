@@ -7,8 +7,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
 """Of the step."""
@@ -17,7 +17,7 @@ MIN_BYTES = 1 << 16
 """Per step. A few numbers, such as a loss, make the loop wait too, but that is `host-sync`."""
 
 
-class DeviceToHostCopies(Rule):
+class DeviceToHostCopies(DeviceRule):
     """
     ## What it means
     The loop copies whole tensors (predictions, images, embeddings) from the device to the host in every
@@ -37,11 +37,15 @@ class DeviceToHostCopies(Rule):
     )
     explains = ("host-sync",)
     fires_on = (
-        profile(copy_ms=20, copies=Copies(to_host_bytes=3e7, to_host_ns=18e6, to_host_line="train.py:52")),
+        profile(
+            device="cuda",
+            copy_ms=20,
+            copies=Copies(to_host_bytes=3e7, to_host_ns=18e6, to_host_line="train.py:52"),
+        ),
     )
     silent_on = (
-        profile(copy_ms=20, copies=Copies(to_host_bytes=4.0, to_host_ns=18e6)),
-        profile(copy_ms=1, copies=Copies(to_host_bytes=3e6, to_host_ns=1e6)),
+        profile(device="cuda", copy_ms=20, copies=Copies(to_host_bytes=4.0, to_host_ns=18e6)),
+        profile(device="cuda", copy_ms=1, copies=Copies(to_host_bytes=3e6, to_host_ns=1e6)),
     )
 
     def check(self, profile: Profile) -> Finding | None:

@@ -8,9 +8,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
 from diagnose.rules._supply import main_loader
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
@@ -22,7 +22,7 @@ PINNED_SPEEDUP = 2.0
 """A copy from page-locked memory takes half the time on PCIe, as a rule of thumb; it can overlap, too."""
 
 
-class PageableCopies(Rule):
+class PageableCopies(DeviceRule):
     """
     ## What it means
     Batches lie in ordinary memory. The driver has to copy them to page-locked memory first, piece by
@@ -44,11 +44,23 @@ class PageableCopies(Rule):
     actions = ("pin-memory", "device-prefetch")
     explains = ("saturated-link",)
     fires_on = (
-        profile(copy_ms=20, copies=Copies(to_device_ns=20e6, to_device_bytes=200e6, pageable_share=1.0)),
+        profile(
+            device="cuda",
+            copy_ms=20,
+            copies=Copies(to_device_ns=20e6, to_device_bytes=200e6, pageable_share=1.0),
+        ),
     )
     silent_on = (
-        profile(copy_ms=20, copies=Copies(to_device_ns=20e6, to_device_bytes=200e6, pageable_share=0.0)),
-        profile(copy_ms=1, copies=Copies(to_device_ns=1e6, to_device_bytes=5e6, pageable_share=1.0)),
+        profile(
+            device="cuda",
+            copy_ms=20,
+            copies=Copies(to_device_ns=20e6, to_device_bytes=200e6, pageable_share=0.0),
+        ),
+        profile(
+            device="cuda",
+            copy_ms=1,
+            copies=Copies(to_device_ns=1e6, to_device_bytes=5e6, pageable_share=1.0),
+        ),
     )
 
     def check(self, profile: Profile) -> Finding | None:

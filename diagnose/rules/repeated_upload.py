@@ -7,14 +7,14 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms
+from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
 """Of the step."""
 
 
-class RepeatedUpload(Rule):
+class RepeatedUpload(DeviceRule):
     """
     ## What it means
     A tensor that does not change (a mask, class weights, position indices, a constant made with
@@ -36,12 +36,14 @@ class RepeatedUpload(Rule):
     explains = ("pageable-copies", "saturated-link")
     fires_on = (
         profile(
-            copy_ms=10, copies=Copies(constant_ns=8e6, constant_bytes=4e6, constant_line="train.py:40")
+            device="cuda",
+            copy_ms=10,
+            copies=Copies(constant_ns=8e6, constant_bytes=4e6, constant_line="train.py:40"),
         ),
     )
     silent_on = (
-        profile(copy_ms=10, copies=Copies(constant_ns=0.0, constant_bytes=0.0)),
-        profile(copy_ms=10, copies=Copies(constant_ns=1e6, constant_bytes=4e3)),
+        profile(device="cuda", copy_ms=10, copies=Copies(constant_ns=0.0, constant_bytes=0.0)),
+        profile(device="cuda", copy_ms=10, copies=Copies(constant_ns=1e6, constant_bytes=4e3)),
     )
 
     def check(self, profile: Profile) -> Finding | None:

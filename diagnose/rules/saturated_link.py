@@ -7,8 +7,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
@@ -17,7 +17,7 @@ SATURATED = 0.75
 """Part of the link's limit that a second's mean rate reaches; protocol takes most of the rest."""
 
 
-class SaturatedLink(Rule):
+class SaturatedLink(DeviceRule):
     """
     ## What it means
     Batches are so large that sending them to the device takes longer than computing on them, and the link
@@ -40,6 +40,7 @@ class SaturatedLink(Rule):
     actions = ("device-prefetch",)
     fires_on = (
         profile(
+            device="cuda",
             copy_ms=30,
             copies=Copies(
                 to_device_ns=30e6, to_device_bytes=7e8, link_bytes_per_s=22e9, link_limit_bytes_per_s=25e9
@@ -48,12 +49,14 @@ class SaturatedLink(Rule):
     )
     silent_on = (
         profile(
+            device="cuda",
             copy_ms=30,
             copies=Copies(
                 to_device_ns=30e6, to_device_bytes=7e7, link_bytes_per_s=3e9, link_limit_bytes_per_s=25e9
             ),
         ),
         profile(
+            device="cuda",
             copy_ms=1,
             copies=Copies(
                 to_device_ns=1e6, to_device_bytes=7e8, link_bytes_per_s=22e9, link_limit_bytes_per_s=25e9
