@@ -30,10 +30,15 @@ from accuracy.truth import Answer, Bench, Cell, cells_of
 SEVERITIES = (5, 10, 20, 40)
 
 QUICK = {
-    "tuning/shapes_cnn": ("remote", "slow-collate"),
+    "tuning/shapes_cnn": ("slow-collate", "checkpoint-stall"),
     "tuning/table_mlp": ("gc-pauses", "python-overhead"),
-    "tuning/text_gpt": ("slow-batch-building", "frequent-evaluation"),
-    "held-out/shapes": (),
+    "tuning/text_gpt": ("frequent-evaluation",),
+    "tuning/healthy_accumulation": (),
+    "held-out/audio_tags": ("network", "slow-collate", "books", "frequent-evaluation"),
+    "held-out/pair_matching": ("worker-startup",),
+    "held-out/healthy_list": (),
+    "held-out/healthy_stream": (),
+    "held-out/healthy_trainer": (),
 }
 """The faults of each script that `--quick` asks about, at the size of their probe, and its control."""
 
@@ -82,7 +87,7 @@ def main() -> None:
     if args.peers:
         from accuracy.peers import ask_peers
 
-        more = [ask_peers(answers)]
+        more = [ask_peers(bench, answers)]
     print(tables.page(answers, more), end="")
     if args.floor is not None:
         scored = score(answers)

@@ -16,12 +16,27 @@ NOTHING = "nothing"
 """The verdict on a run without a finding."""
 
 
+OF_THE_MACHINE = "noisy-neighbour"
+"""Named rightly wherever the machine is shared, whatever the script: judged where it was injected, and
+counted apart elsewhere."""
+
+
 def named(answer: Answer) -> tuple[str, ...]:
     """Returns what was named, the most costly first, leaving out what hardly matters beside nothing."""
     assert answer.job is not None
-    if answer.cell.kind in ("control", "decoy"):
-        return tuple(f.rule for f in answer.job.findings if f.lost_share >= WORTH_SHARE)
-    return tuple(finding.rule for finding in answer.job.findings)
+    least = WORTH_SHARE if answer.cell.kind in ("control", "decoy") else 0.0
+    return tuple(
+        finding.rule
+        for finding in answer.job.findings
+        if finding.lost_share >= least
+        and (finding.rule != OF_THE_MACHINE or OF_THE_MACHINE in answer.cell.right)
+    )
+
+
+def is_disturbed(answer: Answer) -> bool:
+    """Whether the machine was said to be shared, in a job that had no neighbour of ours."""
+    said = {finding.rule for finding in answer.job.findings} if answer.job else set()
+    return OF_THE_MACHINE in said and OF_THE_MACHINE not in answer.cell.right
 
 
 def verdict(answer: Answer) -> str:
@@ -81,6 +96,7 @@ class Score:
         unresolved: Cells whose true slowdown drowned in noise, or was none; judged nowhere.
         failed: Cells whose job could not be run.
         abstained: Single faults that were not named first and whose rule missed a reading.
+        disturbed: Jobs without neighbours of ours in which `noisy-neighbour` was named.
     """
 
     asked: int
@@ -98,6 +114,7 @@ class Score:
     unresolved: int
     failed: int
     abstained: int
+    disturbed: int
     by_severity: tuple[tuple[int, int, int], ...]
     classes: tuple[Class, ...]
     confusion: Counter[tuple[str, str]]
@@ -128,6 +145,7 @@ def score(answers: Sequence[Answer]) -> Score:
         unresolved=sum(answer.job is not None and not answer.resolved for answer in answers),
         failed=sum(answer.job is None for answer in answers),
         abstained=sum(_abstained(answer) for answer in singles),
+        disturbed=sum(map(is_disturbed, answers)),
         by_severity=tuple(
             (severity, sum(map(is_right, at)), len(at))
             for severity in severities

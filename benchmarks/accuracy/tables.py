@@ -26,8 +26,10 @@ How often the cause that `diagnose` names first is the one that is there. Printe
   right the script says so, and why.
 - *Size error*: predicted loss against true slowdown, as a part of it, median of the cells named right.
 - *False alarm*: a finding that claims 5 % of the step or more in a job without fault.
+- `noisy-neighbour` is true wherever the machine is shared. Where it was not injected it is neither right
+  nor wrong, and only counted.
 - Thresholds may have been chosen by looking at the *tuning* scripts. The *held-out* ones are others, in
-  model, size, style and authorship of each line, and nothing was fitted to them.
+  model, size and style, and nothing was fitted to them.
 """
 
 
@@ -84,6 +86,7 @@ def summary(scores: Mapping[str, Score]) -> str:
         row("pairs: both among three", *(f"{one.pairs_both} of {one.pairs}" for one in columns)),
         row("decoys seen through", *(f"{one.decoys_right} of {one.decoys}" for one in columns)),
         row("missed as a reading was missing", *(str(one.abstained) for one in columns)),
+        row("noisy-neighbour named beside", *(str(one.disturbed) for one in columns)),
         row("unresolved cells", *(str(one.unresolved) for one in columns)),
         row("failed jobs", *(str(one.failed) for one in columns)),
         row("classes", *(str(len(one.classes)) for one in columns)),
