@@ -5,6 +5,8 @@
 Three costs, kept apart, since one hides another: main-thread time per step, seconds that start and end add,
 and whether all steps were completed. Tools alternate within every round, so that a drift of the machine
 hits all alike; the differences are taken within the round; median and range over rounds are printed.
+Other work on the machine makes some stretches of a run dear, so a run counts as the mean over its eighths,
+and an eighth as the lower quartile of its blocks of steps: what a tool costs at some time stays in.
 """
 
 from __future__ import annotations
@@ -71,10 +73,24 @@ def run(tool: str, step_ms: int) -> dict[str, Any]:
         figures: dict[str, Any] = json.loads(out.read_text())
     cpu, wall = figures.pop("cpu_ns"), figures.pop("wall_ns")
     return figures | {
-        "cpu_us": (cpu[-1] - cpu[0]) / (len(cpu) - 1) / 1000,
+        "cpu_us": undisturbed(cpu) / 1000,
         "wall_us": statistics.median(b - a for a, b in itertools.pairwise(wall)) / 1000,
         "outside_s": seconds - figures["loop_s"],
     }
+
+
+EIGHTHS = 8
+BLOCKS = 20
+"""Blocks of steps in an eighth of a run."""
+
+
+def undisturbed(times_ns: list[int]) -> float:
+    """Returns the time per step of a run, as described above, from a clock's readings after each step."""
+    steps = max(1, len(times_ns) // (EIGHTHS * BLOCKS))
+    blocks = [(b - a) / steps for a, b in itertools.pairwise(times_ns[::steps])]
+    ends = [i * len(blocks) // EIGHTHS for i in range(EIGHTHS + 1)]
+    eighths = [blocks[a:b] for a, b in itertools.pairwise(ends)]
+    return statistics.mean(statistics.quantiles(eighth, n=4)[0] for eighth in eighths)
 
 
 def traceml() -> str:
