@@ -2,7 +2,7 @@
 
 Neither names causes as finely as the labels do. A verdict therefore counts as right for every fault that
 it could mean (`MEANS`), and as *near* if it has at least the right kind of fault (`KIND_OF`): both readings
-are generous. TraceML's COMPUTE-BOUND counts as silence on a healthy job, and as an answer where it says that
+are generous. TraceML's COMPUTE-BOUND is silence on a healthy job, and an answer where it says that
 the optimizer is the largest part; of gpuprof, a line of severity "low" counts as an answer and never as a
 false alarm. Jobs of several ranks are left out.
 """

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -109,6 +110,7 @@ def _be_the_job(script: Path, arguments: Sequence[str], folder: Path, out: Path,
     code = 1
     try:
         os.setsid()
+        threading.main_thread()._set_native_id()  # Python 3.11 leaves the parent's, and no thread has it
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
