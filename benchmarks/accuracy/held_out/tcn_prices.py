@@ -1,4 +1,4 @@
-"""Forecasts a random walk with an LSTM; windows are cut by hand."""
+"""Forecasts a random walk with temporal convolutions; windows are cut by hand."""
 
 from argparse import ArgumentParser
 
@@ -21,15 +21,21 @@ def windows(walk, size, count, smooth, rng):
 class Forecast(nn.Module):
     def __init__(self, hidden, indicators):
         super().__init__()
-        self.lstm = nn.LSTM(1, hidden, num_layers=2, batch_first=True)
+        self.body = nn.Sequential(
+            nn.Conv1d(1, hidden, 5),
+            nn.ReLU(),
+            nn.Conv1d(hidden, hidden, 5, dilation=2),
+            nn.ReLU(),
+            nn.Conv1d(hidden, hidden, 5, dilation=4),
+            nn.ReLU(),
+        )
         self.out = nn.Linear(hidden, 1)
         self.indicators = indicators
 
     def forward(self, x):
         for lag in range(self.indicators):
             x = x + 0.0 * x.roll(lag % 5, 1).clamp(-1, 1)
-        states, _ = self.lstm(x)
-        return self.out(states[:, -1]).squeeze(-1)
+        return self.out(self.body(x.transpose(1, 2)).mean(2)).squeeze(-1)
 
 
 class Shadow:
@@ -70,7 +76,7 @@ def main():
     cli.add_argument("--limits", type=int, default=0)
     cli.add_argument("--backtests", type=int, default=0)
     cli.add_argument("--find-nan", action="store_true")
-    cli.add_argument("--hidden", type=int, default=40)
+    cli.add_argument("--hidden", type=int, default=64)
     o = cli.parse_args()
     rng = np.random.default_rng(5)
     walk = rng.standard_normal(20_000).cumsum().astype(np.float32) / 100
@@ -81,7 +87,7 @@ def main():
     if o.find_nan:
         torch.autograd.set_detect_anomaly(True)
     for _ in range(o.steps):  # the training loop
-        x, y = windows(walk, 40, 24, o.smooth, rng)
+        x, y = windows(walk, 64, 48, o.smooth, rng)
         opt.zero_grad()
         loss = (net(x) - y).abs().mean()
         loss.backward()
