@@ -996,6 +996,7 @@ MISSING = {
     "grad-scaler": ("torch.amp.grad_scaler.GradScaler", "unscale_"),
     "optimizer": ("torch.optim.optimizer", "register_optimizer_step_post_hook"),
     "optimizer-rest": ("torch.optim.Optimizer", "zero_grad"),
+    "loader-facts": ("torch.utils.data.dataloader.DataLoader", "__iter__"),
     "queue-depth": ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter"),
 }
 
@@ -1030,6 +1031,7 @@ def test_every_replacing_hook_is_tried_without_one_of_its_names():
         "collectives",
         "copy-to-device",
         "forward",
+        "optimizer-facts",
     }
     assert replacing - by_public_names <= set(MISSING)
 

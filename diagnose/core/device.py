@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from diagnose.core.phases import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,38 +16,61 @@ class Device:
         name: As the driver names it.
         capability: Compute capability, such as `(8, 0)`.
         busy_share: Part of the wall time in which at least one kernel ran.
+        sm_share: Part of the multiprocessors that had work, averaged over the time in which a kernel ran.
+        idle_ns: Nanoseconds per step in which no kernel ran, by what the training thread did meanwhile.
+        num_kernels: Kernels launched per step.
+        fp32_flops_per_s: Highest rate of float32 arithmetic outside tensor cores.
+        bandwidth_bytes_per_s: Highest rate of its memory.
         total_bytes: Memory of the device.
         peak_bytes: Most that tensors ever held.
         reserved_bytes: Most that torch's allocator took from the driver.
         allocated_bytes: What tensors held when `reserved_bytes` was reached.
         inactive_split_bytes: Reserved, free, and in pieces of larger blocks.
+        expandable_segments: Whether the allocator may make its blocks longer.
         alloc_retries: How often the allocator had to give memory back and ask again, over the run.
         retry_ns: Nanoseconds per step that such retries took.
         tensor_core_share: Part of the kernel time in kernels that use tensor cores.
         matmul_share: Part of the kernel time in matrix products and convolutions.
         layout_share: Part of the kernel time in conversions between memory layouts.
-        tf32: Whether float32 products may use TF32.
+        tf32: Whether float32 matrix products may use TF32.
+        cudnn_tf32: Whether float32 convolutions may.
         autocast_dtype: The type that autocast computes in; empty where it is off.
         clock_share: Clock of the cores relative to their highest, on average.
         throttle_share: Part of the time in which power or heat held the clock down.
+        throttle_reasons: Part of the time in which each reason did, by NVML's names for its bits:
+            `SwPowerCap`, `SwThermalSlowdown`, `HwThermalSlowdown`, `HwPowerBrakeSlowdown`, `HwSlowdown`.
+        power_limit_share: The limit of power that is set, relative to the card's default.
         cudnn_benchmark: Whether cuDNN tries its algorithms out.
+        other_processes: Processes of others that hold memory on the device.
+        other_sm_share: Part of the wall time in which their kernels ran.
     """
 
     name: str = ""
     capability: tuple[int, int] | None = None
     busy_share: float | None = None
+    sm_share: float | None = None
+    idle_ns: Mapping[Phase, float] | None = None
+    num_kernels: float | None = None
+    fp32_flops_per_s: float | None = None
+    bandwidth_bytes_per_s: float | None = None
     total_bytes: int | None = None
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     allocated_bytes: int | None = None
     inactive_split_bytes: int | None = None
+    expandable_segments: bool | None = None
     alloc_retries: int | None = None
     retry_ns: float | None = None
     tensor_core_share: float | None = None
     matmul_share: float | None = None
     layout_share: float | None = None
     tf32: bool | None = None
+    cudnn_tf32: bool | None = None
     autocast_dtype: str | None = None
     clock_share: float | None = None
     throttle_share: float | None = None
+    throttle_reasons: Mapping[str, float] | None = None
+    power_limit_share: float | None = None
     cudnn_benchmark: bool | None = None
+    other_processes: int | None = None
+    other_sm_share: float | None = None

@@ -32,6 +32,7 @@ class Graph:
         truncated: Whether the walk stopped at its limit; the figures are then those of a part.
         names: How often each kind of node occurs.
         total: All operations.
+        convolutions: Those of `total` that are convolutions.
         small_ops: Operations with a result of a few thousand elements at most.
         attention: Operations between the two products of attention that is written out, and these.
         num_attentions: Places where attention is written out.
@@ -53,6 +54,7 @@ class Graph:
     truncated: bool = False
     names: Mapping[str, int] = field(default_factory=dict)
     total: Work = Work()
+    convolutions: Work = Work()
     small_ops: Work = Work()
     attention: Work = Work()
     num_attentions: int = 0

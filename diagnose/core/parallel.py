@@ -107,3 +107,25 @@ class Link:
 
     rank: int
     bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imbalance:
+    """How unevenly the ranks' batches of the same step are filled.
+
+    Attributes:
+        unit: What is counted: `tokens` or `samples`.
+        spread: Of a step, what the fullest rank has above the mean of all, on average over the steps.
+        mean: What a rank has in a step, on average.
+        forward_ns_per_unit: By how much a rank's forward pass takes longer for each one more, by a line
+            through all ranks' steps.
+        correlation: How well that line fits, 0 to 1.
+        fullest: How often each rank was the fullest, by rank, as a part of the steps.
+    """
+
+    unit: str
+    spread: float
+    mean: float
+    forward_ns_per_unit: float
+    correlation: float
+    fullest: Mapping[int, float] = field(default_factory=dict)

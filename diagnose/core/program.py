@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diagnose.core.graph import Compiler, Graph
-from diagnose.core.parallel import Ddp, Fsdp, Link, Pipeline
+from diagnose.core.parallel import Ddp, Fsdp, Imbalance, Link, Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,7 @@ class Optimizer:
         can_fuse: Whether torch has a fused implementation of this class on this device.
         param_bytes: Bytes of its parameters.
         state_bytes: Bytes of what it remembers between steps.
+        host_state_bytes: Part of `state_bytes` in host memory although the parameters are on a device.
         zeroes_grads: Whether the loop writes zeros into the gradients instead of dropping them.
         file: Where it was made, absolute; empty when unknown.
         line: Its line.
@@ -76,6 +77,7 @@ class Optimizer:
     can_fuse: bool = False
     param_bytes: int | None = None
     state_bytes: int | None = None
+    host_state_bytes: int | None = None
     zeroes_grads: bool | None = None
     file: str = ""
     line: int = 0
@@ -165,6 +167,10 @@ class Program:
         optimizers: In order of first step.
         models: In order of first call.
         ddp: One per rank that trains with it, in order of rank.
+        fsdp: Of the first rank.
+        pipeline: Of all ranks together.
+        links: One per rank, in order of rank.
+        imbalance: Of all ranks together.
     """
 
     loaders: tuple[Loader, ...] = ()
@@ -178,3 +184,4 @@ class Program:
     fsdp: Fsdp | None = None
     pipeline: Pipeline | None = None
     links: tuple[Link, ...] = ()
+    imbalance: Imbalance | None = None

@@ -189,6 +189,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "truncated": truncated,
         "names": dict(Counter(node.name for node in nodes).most_common(40)),
         "total": _work(ops),
+        "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
         "small_ops": _work(
             [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.shape != ()]
         ),

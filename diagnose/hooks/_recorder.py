@@ -88,9 +88,12 @@ class Recorder:
         notes: What went wrong with measuring, in words.
         facts: What hooks have learnt of the program besides times, by name; JSON's types only.
         modules: Weak references to the modules called outermost in training, in order of appearance.
+        optimizers: Likewise to the optimizers that stepped.
         inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
             live objects and add to `facts`.
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
+        on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
+            also of those without gradients.
     """
 
     __slots__ = (
@@ -123,6 +126,8 @@ class Recorder:
         "notes",
         "on_backward",
         "on_begin",
+        "on_forward",
+        "optimizers",
         "pending",
         "rotate_at",
         "rotate_due",
@@ -142,6 +147,7 @@ class Recorder:
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.inspections: list[Callable[[], None]] = []
         self.log = Log()
         self.models: set[int] = set()
@@ -164,6 +170,7 @@ class Recorder:
         self.batch_use = TRAINED
         self.models.clear()
         self.modules: list[weakref.ref[Any]] = []
+        self.optimizers: list[weakref.ref[Any]] = []
         self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.pending: Samples = {}
@@ -262,6 +269,11 @@ class Recorder:
         parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
         self.models.update(id(part) for part in parts if part is not None)
         self.modules.append(weakref.ref(model))
+
+    def optimizer_steps(self, optimizer: Any) -> None:
+        """An optimizer steps; only told while the hooks look around."""
+        if all(known() is not optimizer for known in self.optimizers):
+            self.optimizers.append(weakref.ref(optimizer))
 
     def forward_begins(self, model: Any, size: Callable[[], tuple[int, int]]) -> None:
         """The outermost training-mode call of a model begins. Needed only while not `calm`.

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks import _live
 from diagnose.hooks._graph import LEAF_SEQUENCE, summarize, walk
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -45,7 +44,7 @@ class AutogradGraphHook(Hook):
                 return
             if recorder.steps != last_step:
                 last_step = recorder.steps
-                had_grads.append(_has_grads())
+                had_grads.append(_has_grads(recorder))
             if passes < FIRST_PASS:
                 return
             losses = args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
@@ -58,7 +57,7 @@ class AutogradGraphHook(Hook):
             used.update(node.sequence for node in nodes if node.sequence < LEAF_SEQUENCE)
             # A GAN's passes differ; the largest says most.
             if len(nodes) > largest.get("num_nodes", 0):
-                largest = summarize(nodes, truncated, {id(p) for p in _live.parameters()})
+                largest = summarize(nodes, truncated, {id(p) for p in _parameters(recorder)})
             created = roots[0]._sequence_nr() - first_root
             new = sum(first_root < sequence <= first_root + created for sequence in used)
             if created > 0 and not truncated:
@@ -76,11 +75,16 @@ class AutogradGraphHook(Hook):
                 recorder.on_backward = chained
 
 
-def _has_grads() -> bool:
+def _parameters(recorder: Recorder) -> Iterator[Any]:
+    """Every parameter that some optimizer updates."""
+    for reference in recorder.optimizers:
+        for group in getattr(reference(), "param_groups", ()):
+            yield from group["params"]
+
+
+def _has_grads(recorder: Recorder) -> bool:
     """Whether the optimizer's gradients are there before the first backward pass of a step."""
-    optimizers = [live for live in _live.known if live.stepped]
-    if len(optimizers) != 1:
+    if len(recorder.optimizers) != 1:
         return False  # one may be stepped by another's passes
-    optimizer = optimizers[0].reference()
-    params = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
-    return bool(params) and params[0].grad is not None
+    first = next(_parameters(recorder), None)
+    return first is not None and first.grad is not None

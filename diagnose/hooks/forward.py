@@ -175,6 +175,8 @@ class _Search:
         if self._base is not None:
             self._rest()
         module = args[0]
+        if recorder.on_forward is not None:
+            recorder.guarded(recorder.on_forward, module, args[1:], kwargs)
         if not self._is_grad_enabled() or (recorder.evaluating and not module.training):
             recorder.evaluation_begins()
             return EVALUATION + THEN

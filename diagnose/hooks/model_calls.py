@@ -36,35 +36,23 @@ class Call:
 
 
 class ModelCallsHook(Hook):
-    """Looks at the inputs of the training models in a few steps, with a module hook that then goes.
-
-    Not where `torch.compile` is at work: the hook would be part of what it compiles.
-    """
+    """Looks at the inputs of the training models in a few steps, where the forward hook sees them."""
 
     requires = "torch.nn.modules.module"
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
-        look: _Look | None = None
 
         def inspect() -> None:
-            nonlocal look
-            if not _compiles():
-                look = _Look(recorder)
+            recorder.on_forward = _Look(recorder).see
 
         recorder.inspections.append(inspect)
         try:
             yield
         finally:
             recorder.inspections.remove(inspect)
-            if look is not None:
-                look.close()
-
-
-def _compiles() -> bool:
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["frames"])
+            recorder.on_forward = None
 
 
 class _Look:
@@ -79,31 +67,18 @@ class _Look:
         self._site: tuple[int, int] | None = None
         self._padding: list[tuple[int, int]] = []
         self._batch_size: int | None = None
-        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(self._before)
 
-    def close(self) -> None:
-        """Takes the hook out."""
-        self._handle.remove()
-        self._calls.clear()
-
-    def _before(self, module: Any, args: tuple[Any, ...]) -> None:
-        if self._recorder.on_training_thread():
-            self._recorder.guarded(self._see, module, args)
-
-    def _see(self, module: Any, args: tuple[Any, ...]) -> None:
-        if self._recorder.steps - self._first_step >= LOOKED_AT or _compiles():
+    def see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A model is about to be called; after the last of the steps, tells what was seen and goes."""
+        if self._recorder.steps - self._first_step >= LOOKED_AT:
+            self._recorder.on_forward = None
             self._tell()
-            self.close()
-            return
-        if id(module) in self._models:
-            site = user_frame(sys._getframe(1))
-            self._calls.append(Call(id(module), torch.is_grad_enabled(), module.training, site))
-        elif not self._calls or self._calls[-1].batch is not None:
-            return  # inside a call whose input is known
-        # Keyword arguments are not shown to the hook: the first module inside that is given a tensor is.
-        tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
-        if tensor is not None and tensor.dim():
-            self._given(self._calls[-1], tensor)
+        elif id(module) in self._models:
+            call = Call(id(module), torch.is_grad_enabled(), module.training, user_frame(sys._getframe(1)))
+            self._calls.append(call)
+            tensor = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+            if tensor is not None and tensor.dim():
+                self._given(call, tensor)
 
     def _given(self, call: Call, tensor: torch.Tensor) -> None:
         before = [other for other in self._calls if other is not call]

@@ -70,6 +70,7 @@ class OptimizerHook(Hook):
                     recorder.work_begins()
                     if recorder.curious:
                         recorder.site("optimizer")
+                        recorder.optimizer_steps(optimizer)
                 open_steps.append((id(optimizer), recorder.push(OPTIMIZER)))
                 recorder.in_step += 1
             except Exception:  # noqa: BLE001 (a hook meets the script)

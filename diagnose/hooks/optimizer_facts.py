@@ -9,29 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks import _live
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, hidden, replaced, unseen
 
 
 class OptimizerFactsHook(Hook):
-    """Remembers where each optimizer is made, and reads its settings and sizes once, after some steps.
-
-    The hook on `step()`, which finds optimizers made before measuring began, is gone after that.
-    """
+    """Remembers where each optimizer is made, and reads its settings and sizes once, after some steps."""
 
     requires = "torch.optim.optimizer"
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
-        from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+        from torch.optim.optimizer import Optimizer
+
+        places: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
 
         def made(optimizer: Any) -> None:
             frame = user_frame(sys._getframe(3))  # of our wrapper's caller
-            file, line, _ = resolve(*frame) if frame is not None else ("", 0, "")
-            _live.known.append(_live.LiveOptimizer(weakref.ref(optimizer), file, line))
+            if frame is not None:
+                places[optimizer] = resolve(*frame)[:2]
 
         def wrap(original: Any) -> Any:
             @functools.wraps(original)
@@ -45,25 +43,11 @@ class OptimizerFactsHook(Hook):
 
             return hidden(init)
 
-        def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
-            try:
-                live = _live.find(optimizer)
-                if live is None:
-                    live = _live.LiveOptimizer(weakref.ref(optimizer))
-                    _live.known.append(live)
-                live.stepped = True
-            except Exception:  # noqa: BLE001 (a hook meets the script)
-                recorder.broke(steps)
-
-        handle = register_optimizer_step_pre_hook(steps)
-
         def inspect() -> None:
-            handle.remove()
             facts = []
-            for live in _live.known:
-                optimizer = live.reference()
-                if optimizer is not None and live.stepped:
-                    facts.append({**describe(optimizer), "file": live.file, "line": live.line})
+            for optimizer in filter(None, (reference() for reference in recorder.optimizers)):
+                file, line = places.get(optimizer, ("", 0))
+                facts.append({**describe(optimizer), "file": file, "line": line})
             recorder.facts["optimizers"] = facts
 
         recorder.inspections.append(inspect)
@@ -71,8 +55,6 @@ class OptimizerFactsHook(Hook):
             with replaced(Optimizer, "__init__", wrap):
                 yield
         finally:
-            handle.remove()
-            _live.known.clear()
             recorder.inspections.remove(inspect)
 
 
