@@ -454,7 +454,7 @@ def mark(steps):
     for _ in range(steps // 1000):
         for _ in range(1000):
             diagnose.step()
-        time.sleep(0.004)  # as fast as no real loop
+        time.sleep(0.01)  # as fast as no real loop
 mark(50_000)
 time.sleep(0.6)
 before = resident_bytes()

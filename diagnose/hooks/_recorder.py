@@ -91,6 +91,7 @@ class Recorder:
         optimizers: Likewise to the optimizers that stepped.
         inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
             live objects and add to `facts`.
+        flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
@@ -116,6 +117,7 @@ class Recorder:
         "events",
         "facts",
         "finder",
+        "flushed",
         "in_step",
         "inspections",
         "listening",
@@ -149,6 +151,7 @@ class Recorder:
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.inspections: list[Callable[[], None]] = []
+        self.flushed: list[Callable[[], None]] = []
         self.log = Log()
         self.models: set[int] = set()
         self.reset()

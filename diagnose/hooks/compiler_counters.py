@@ -18,7 +18,10 @@ MAX_KEPT = 10
 
 
 class CompilerCountersHook(Hook):
-    """Copies Dynamo's own counters when a compilation ends; nothing is looked at in between."""
+    """Copies Dynamo's own counters after a compilation has ended, in the flusher's thread.
+
+    On the training thread, what Python ran in a callback of Dynamo's would count as frames of the script.
+    """
 
     requires = "torch._dynamo.callback"
 
@@ -27,22 +30,22 @@ class CompilerCountersHook(Hook):
         """See `Hook.install`."""
         from torch._dynamo.callback import callback_handler as handler
 
-        def copy(*args: Any) -> None:
-            # A compilation's own metrics come after this: `begin` of the next one, and the inspection,
-            # copy them. An exception in a callback would fail the compilation.
-            recorder.guarded(look)
+        is_new = False
+
+        def note(*args: Any) -> None:
+            nonlocal is_new
+            is_new = True
 
         def look() -> None:
-            if "torch._dynamo.utils" in sys.modules:
+            nonlocal is_new
+            if is_new and "torch._dynamo.utils" in sys.modules:
+                is_new = False
                 recorder.facts["compiler"] = describe()
 
-        def inspect() -> None:
-            if "compiler" in recorder.facts:
-                look()
-
         def register() -> None:
-            handler.register_start_callback(copy)
-            handler.register_end_callback(copy)
+            # A compilation's own metrics come after its end: the next flush, or the next one, has them.
+            handler.register_start_callback(note)
+            handler.register_end_callback(note)
 
         def wrap_clear(original: Any) -> Any:
             def clear(*args: Any) -> None:  # by `torch.compiler.reset()`
@@ -54,15 +57,15 @@ class CompilerCountersHook(Hook):
 
         installed = True
         register()
-        recorder.inspections.append(inspect)
+        recorder.flushed.append(look)
         try:
             with replaced(type(handler), "clear", wrap_clear):
                 yield
         finally:
             installed = False
-            recorder.inspections.remove(inspect)
-            handler.remove_start_callback(copy)
-            handler.remove_end_callback(copy)
+            recorder.flushed.remove(look)
+            handler.remove_start_callback(note)
+            handler.remove_end_callback(note)
 
 
 def describe() -> dict[str, Any]:

@@ -140,6 +140,8 @@ class Flusher:
             writer.add_vitals(time.perf_counter_ns(), recorder.steps, vitals.read(recorder.thread))
         for report in _worker.inbox.receive():
             writer.add_worker(report)
+        for look in list(recorder.flushed):
+            recorder.guarded(look)
         state = {
             "steps": recorder.steps,
             "counters": dict(recorder.counters),
