@@ -67,6 +67,24 @@ def test_totals_grow_with_the_work_of_the_training_thread():
     assert after["machine_busy_ns"] > before["machine_busy_ns"]
 
 
+def test_the_main_thread_of_a_fork_is_read_as_its_own():
+    burn(0.05)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            burn(0.02)
+            os.write(writer, json.dumps(vitals.read(threading.get_ident())).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        readings = json.load(answer)
+    os.waitpid(child, 0)
+    assert 10 * MS < readings["thread_cpu_ns"] < 1000 * MS, "its own time, not that of its parent"
+    assert readings["thread_delay_ns"] >= 0
+
+
 def test_another_python_thread_is_named_with_its_function_and_its_cpu_time():
     over = threading.Event()
 

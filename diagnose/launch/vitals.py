@@ -49,7 +49,7 @@ def read(training_thread: int) -> Readings:
     if not sys.platform.startswith("linux"):
         return {}
     readings: Readings = {"cpu_ns": time.process_time_ns()}
-    threads = {thread.native_id: thread for thread in threading.enumerate()}
+    threads = {_native(thread): thread for thread in threading.enumerate()}
     training = next((native for native, thread in threads.items() if thread.ident == training_thread), None)
     for part in (
         lambda: _training(training),
@@ -62,6 +62,11 @@ def read(training_thread: int) -> Readings:
     ):
         _add(readings, part)
     return readings
+
+
+def _native(thread: threading.Thread) -> int | None:
+    """Returns the thread's id in the kernel; a fork's main thread bears its parent's (Python 3.11)."""
+    return os.getpid() if thread is threading.main_thread() else thread.native_id
 
 
 def _add(readings: Readings, part: Callable[[], Mapping[str, Any]]) -> None:
