@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.gaps import split_gaps
+from diagnose.analysis.imbalance import imbalance_of
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
@@ -153,7 +154,11 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
         ),
         series=summarize_series(rank_series[0]),
         host=host_stats(main, warmup),
-        program=replace(program_of(logs, warmup), loaders=loaders_of(main, sources)),
+        program=replace(
+            program_of(logs, warmup),
+            loaders=loaders_of(main, sources),
+            imbalance=imbalance_of(logs, warmup),
+        ),
         settings=settings_of(main),
         events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events)),
         notes=tuple(dict.fromkeys(notes)),

@@ -1,8 +1,8 @@
 """Rules of what only a run on an accelerator can have, and how a device's time becomes the loop's.
 
-The ledger is the training thread's. On a device it launches kernels, runs ahead, and waits somewhere: in the
-next copy, in `loss.item()`, in a full queue. What kernels take is thus lost in any phase that launches or
-waits, and is divided among them.
+The ledger is the training thread's. On a device it launches kernels, runs ahead, and waits somewhere: in
+the next copy, in `loss.item()`, in a full queue. What kernels take is thus lost in any phase that launches
+or waits, and is divided among them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ class DeviceRule(Rule):
 
 
 def busy_ns(profile: Profile) -> float:
-    """Returns the nanoseconds of a step in which kernels ran; 0 where that was not measured."""
-    return (profile.device.busy_share or 0.0) * profile.step_time_ns
+    """Returns the nanoseconds of a step in which kernels ran and the loop may have waited for them.
+
+    0 where that was not measured.
+    """
+    there_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in LAUNCHING)
+    return min((profile.device.busy_share or 0.0) * profile.step_time_ns, there_ns)
 
 
 def sets_the_pace(profile: Profile) -> bool:
@@ -73,7 +77,7 @@ def kernel_share(profile: Profile, graph: Graph, work: Work) -> float | None:
 
 
 def computes_in(profile: Profile) -> str:
-    """Returns the type of most of the products: autocast's, or that of most parameters; empty if unknown."""
+    """Returns the type of most of the products: autocast's, or most parameters'; empty if unknown."""
     if profile.device.autocast_dtype:
         return profile.device.autocast_dtype
     dtypes = profile.program.models[0].dtypes if profile.program.models else {}

@@ -12,6 +12,7 @@ from diagnose.core.finding import Abstention, Finding
 from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile, Status
 from diagnose.rules._own import own_rules
+from diagnose.rules._traps import traps
 from diagnose.rules.base import Rule
 
 WORTH_SHARE = 0.02
@@ -77,7 +78,7 @@ def diagnosed(profile: Profile) -> Profile:
         findings=findings,
         abstained=abstained,
         num_rules=len(asked),
-        notes=(*profile.notes, *own.clashes, *own.broken, *failures),
+        notes=(*profile.notes, *traps(profile), *own.clashes, *own.broken, *failures),
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph, Work
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.program import Memory, Program
+from diagnose.core.program import Memory, Model, Program
 from diagnose.core.units import format_bytes, format_ms, format_share
-from diagnose.rules._examples import profile
+from diagnose.rules._device import busy_ns, waited
+from diagnose.rules._examples import card, profile
 from diagnose.rules.base import Rule
 
 KEEP_FREE = 0.3
@@ -20,6 +23,10 @@ KEPT_PER_RESULT = 2.0
 REENTRANT_SHARE = 0.85
 """Part of the forward inside checkpointed regions of the older kind, whose inside is not seen."""
 
+AGAIN = 0.25
+"""Of a device's time in a model that is computed twice: the forward is half of its backward, and there are
+two of it. The host's phases do not tell, because the host runs ahead."""
+
 LOW, HIGH = 0.7, 1.25
 """The second computation meets other caches than the first, and frees what the first kept."""
 
@@ -30,6 +37,10 @@ def checkpointed(share: float, **changes: object) -> Program:
     total = Work(num_ops=200, flops=1e9, num_bytes=1e9)
     graph = Graph(num_nodes=400, total=total, recomputed_share=share, **changes)  # type: ignore[arg-type]
     return Program(graph=graph, memory=Memory(rss_bytes=4 * GIB, total_bytes=32 * GIB))
+
+
+def on_device(share: float) -> Program:
+    return replace(checkpointed(share), models=(Model(kind="Net", device="cuda"),))
 
 
 FULL = Program(graph=checkpointed(1).graph, memory=Memory(rss_bytes=27 * GIB, total_bytes=32 * GIB))
@@ -45,7 +56,8 @@ class NeedlessRecompute(Rule):
     Take the checkpointing off, or checkpoint fewer layers.
 
     ## When it is wrong
-    Longer sequences or larger batches are still to come in the run.
+    Longer sequences or larger batches are still to come in the run. On a device it reads the peak of memory
+    and the busy share; no run on a GPU has tried that yet.
     """
 
     needs = ("program.graph", "headroom_bytes")
@@ -53,8 +65,14 @@ class NeedlessRecompute(Rule):
         profile(program=checkpointed(1.0)),
         profile(program=checkpointed(0.3)),
         profile(program=checkpointed(0, num_checkpoints=12)),
+        profile(device=card(peak_bytes=20 * GIB), program=on_device(1.0)),
     )
-    silent_on = (profile(program=checkpointed(0)), profile(program=FULL))
+    silent_on = (
+        profile(program=checkpointed(0)),
+        profile(program=FULL),
+        profile(device=card(peak_bytes=60 * GIB), program=on_device(1.0)),
+        profile(device=card(peak_bytes=20 * GIB, busy_share=None), program=on_device(1.0)),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
@@ -72,15 +90,18 @@ class NeedlessRecompute(Rule):
         share = max(graph.recomputed_share, REENTRANT_SHARE if graph.num_checkpoints else 0.0)
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
         lost_ns = min(share * profile.phase_time_ns.get(Phase.FORWARD, 0.0), 0.7 * backward_ns)
+        if profile.run.device != "cpu":
+            lost_ns = AGAIN * share * busy_ns(profile)
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
+        lost = {Phase.BACKWARD: lost_ns} if profile.run.device == "cpu" else waited(profile, lost_ns)
         where = f"{graph.num_checkpoints} checkpointed regions" if graph.num_checkpoints else "its graph"
         return Finding(
             rule=self.name,
             summary=f"The backward pass computes {format_share(share)} of the forward again.",
-            lost_ns={Phase.BACKWARD: lost_ns},
+            lost_ns=lost,
             low_ns=LOW * lost_ns,
-            high_ns=min(HIGH * lost_ns, backward_ns),
+            high_ns=max(lost_ns, min(HIGH * lost_ns, backward_ns)),
             assumption="computing again takes as long as computing did",
             evidence=(
                 f"By {where}, {format_share(share)} of the forward, {format_ms(lost_ns)}, is computed"

@@ -42,7 +42,8 @@ class SmallOperators(Rule):
     `torch.compile` fuse them.
 
     ## When it is wrong
-    A sequence whose every step needs the one before, or a compiler that does not support the model.
+    A sequence whose every step needs the one before, or a compiler that does not support the model. On a
+    device the same shows as idleness between kernels: `launch-bound`.
     """
 
     needs = ("program.graph",)
@@ -55,7 +56,12 @@ class SmallOperators(Rule):
         profile(step_ms=20, program=Program(graph=graph_of(60))),
         profile(step_ms=400, program=Program(graph=graph_of(400, elements=1_000_000))),
         profile(step_ms=400, program=Program(graph=graph_of(400))),
+        profile(step_ms=20, device="cuda", program=Program(graph=graph_of(400))),
     )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return profile.run.device == "cpu"
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -1,0 +1,64 @@
+"""How evenly the ranks' work is divided, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.parallel import Imbalance
+from diagnose.core.phases import Phase
+from diagnose.store.reader import RankLog
+
+Vector = npt.NDArray[np.float64]
+
+MIN_STEPS = 20
+"""Steps that all ranks must have made: fewer carry no line."""
+
+UNITS = ("tokens", "samples")
+"""What the size of a batch is counted in, the more telling first."""
+
+
+def imbalance_of(logs: Sequence[RankLog], warmup: int) -> Imbalance | None:
+    """Compares the ranks' batches of the same step; `None` with one rank, or where sizes are not known.
+
+    Args:
+        logs: Of all ranks, each with a row per step.
+        warmup: Leading steps to leave out.
+    """
+    steps = min((len(log.steps) for log in logs), default=0) - warmup
+    ranks = [int(log.meta.get("rank", 0)) for log in logs]
+    if len(set(ranks)) < 2 or len(set(ranks)) < len(ranks) or steps < MIN_STEPS:
+        return None
+    rows_RSC = np.stack([log.steps[warmup : warmup + steps] for log in logs]).astype(float)
+    forward_RS = rows_RSC[:, :, COLUMNS.index(Phase.FORWARD.value)]
+    for unit in UNITS:
+        size_RS = rows_RSC[:, :, COLUMNS.index(unit)]
+        if not (size_RS > 0).all():
+            continue
+        fit = _line(size_RS.ravel(), forward_RS.ravel())
+        if fit is None:
+            continue  # every batch is alike in this unit
+        slope, correlation = fit
+        fullest = size_RS.argmax(axis=0)
+        return Imbalance(
+            unit=unit,
+            spread=float((size_RS.max(axis=0) - size_RS.mean(axis=0)).mean()),
+            mean=float(size_RS.mean()),
+            forward_ns_per_unit=slope,
+            correlation=correlation,
+            fullest={rank: float((fullest == index).mean()) for index, rank in enumerate(ranks)},
+        )
+    return None
+
+
+def _line(x_N: Vector, y_N: Vector) -> tuple[float, float] | None:
+    """Returns slope and correlation of a line through points, of which the highest are cut off."""
+    if np.ptp(x_N) == 0:
+        return None
+    y_N = np.minimum(y_N, np.percentile(y_N, 98))  # a pause of the machine is no work
+    slope = float(np.polyfit(x_N, y_N, 1)[0])
+    spread = float(np.std(y_N))
+    return slope, max(0.0, slope * float(np.std(x_N)) / spread) if spread else 0.0

@@ -1,0 +1,105 @@
+"""Ranks get batches of different size, and wait for the fullest"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.parallel import Imbalance
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Program
+from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._ranks import ranks_example
+from diagnose.rules.base import Rule
+
+MIN_CORRELATION = 0.7
+"""How well a rank's forward time must follow the size of its batch: else something else is slow."""
+
+MIN_SPREAD = 0.03
+"""Part by which the fullest batch is above the mean; shuffled data of one length differ by nothing."""
+
+PASSES = 3
+"""A backward pass takes about two forward passes."""
+
+MIN_SHARE = 0.04
+
+LOW, HIGH = 0.6, 1.2
+"""Batches are never quite even; what a backward pass takes for each token is not measured."""
+
+COMPUTING = (Phase.FORWARD, Phase.BACKWARD)
+
+
+def uneven(spread: float = 300.0, correlation: float = 0.95, forward_ns: float = 30e3) -> Profile:
+    imbalance = Imbalance(
+        unit="tokens",
+        spread=spread,
+        mean=1000.0,
+        forward_ns_per_unit=forward_ns,
+        correlation=correlation,
+        fullest={0: 0.4, 1: 0.6},
+    )
+    times = {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
+    return ranks_example(times, times, program=Program(imbalance=imbalance))
+
+
+class UnevenWork(Rule):
+    """
+    ## What it means
+    In the same step one rank has a batch of many tokens or samples and another one of few. The gradients
+    are averaged when the fullest is done; the others wait. Which rank that is may change at every step, so
+    means over the run do not show it.
+
+    ## What to do
+    Give each rank batches of the same number of tokens: sort by length into buckets and deal them out in
+    the same order on all ranks, or pack sequences.
+
+    ## When it is wrong
+    Ranks whose devices differ, and whose batches differ to match.
+    """
+
+    needs = ("program.imbalance",)
+    explains = ("compute-straggler", "exposed-communication")
+    fires_on = (uneven(), uneven(spread=100.0))
+    silent_on = (
+        uneven(spread=10.0),
+        uneven(correlation=0.3),
+        uneven(forward_ns=1e3),
+        ranks_example(
+            {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}, {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
+        ),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return len(profile.ranks) > 1
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        work = profile.program.imbalance
+        assert work is not None
+        if work.correlation < MIN_CORRELATION or work.spread < MIN_SPREAD * work.mean:
+            return None
+        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
+        there_ns = sum(times.values())
+        lost_ns = min(PASSES * work.forward_ns_per_unit * work.spread, 0.7 * there_ns)
+        if lost_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        worst = max(work.fullest, key=lambda rank: work.fullest[rank], default=0)
+        always = work.fullest.get(worst, 0.0) > 0.9
+        return Finding(
+            rule=self.name,
+            summary=f"The fullest rank has {format_share(work.spread / work.mean)} more {work.unit} than"
+            " the mean, and all wait for it.",
+            lost_ns={phase: lost_ns * ns / there_ns for phase, ns in times.items() if ns},
+            low_ns=LOW * lost_ns,
+            high_ns=min(HIGH * lost_ns, there_ns),
+            assumption="every step takes as long as its fullest rank, and each has the mean then",
+            evidence=(
+                f"A step has {work.mean:,.0f} {work.unit} on a rank, and {work.mean + work.spread:,.0f} on"
+                " its fullest.",
+                f"A forward pass takes {format_duration(work.forward_ns_per_unit)} longer for each one more"
+                f" (correlation {work.correlation:.2f}): {format_ms(lost_ns)} of each step, with the"
+                " backward pass.",
+            ),
+            fix=f"Deal out batches with as many {work.unit} to each rank.",
+            ranks=(worst,) if always else (),
+        )
