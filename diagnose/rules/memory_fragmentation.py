@@ -78,11 +78,7 @@ class MemoryFragmentation(DeviceRule):
         split, reserved, total = device.inactive_split_bytes, device.reserved_bytes, device.total_bytes
         assert split is not None and reserved and total
         assert device.alloc_retries is not None and device.retry_ns is not None
-        if (
-            device.expandable_segments
-            or split < MIN_SPLIT_SHARE * reserved
-            or reserved < NEARLY_ALL * total
-        ):
+        if split < MIN_SPLIT_SHARE * reserved or reserved < NEARLY_ALL * total:
             return None
         lost_ns = min(device.retry_ns, busy_ns(profile) or device.retry_ns)
         per_step = device.alloc_retries / max(1, profile.steps.count)
