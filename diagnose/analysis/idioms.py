@@ -20,7 +20,7 @@ COLLECT = "collect"
 WAIT = "wait"
 """Sleeps, or waits for another process."""
 SAVE = "save"
-"""Writes state to disk by other ways than torch's."""
+"""Writes state to disk, or makes it ready for that."""
 CLIP = "clip"
 """Norms or scales gradients tensor by tensor."""
 EMA = "ema"
@@ -46,7 +46,14 @@ LOGGERS = re.compile(
 )
 DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
 NETWORK = {"requests", "httpx", "urllib", "session"}
-SAVERS = {("pickle", "dump"), ("pickle", "dumps"), ("np", "save"), ("np", "savez"), ("numpy", "save")}
+SAVERS = {
+    ("torch", "save"),
+    ("pickle", "dump"),
+    ("pickle", "dumps"),
+    ("np", "save"),
+    ("np", "savez"),
+    ("numpy", "save"),
+}
 SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
 WAITERS = {"sleep", "system", "check_call", "check_output", "communicate"}
 IN_PLACE = {"mul_", "add_", "lerp_", "copy_", "sub_", "mul", "lerp"}
@@ -59,7 +66,7 @@ NAMED = {
     **dict.fromkeys(("log", "logging", "logs", "report", "print", "tensorboard", "wandb"), LOG),
     **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
     **dict.fromkeys(("clip", "clipping"), CLIP),
-    **dict.fromkeys(("metric", "metrics", "accuracy", "f1", "auc"), METRIC),
+    **dict.fromkeys(METRIC_WORDS - {"acc", "meter", "recall", "precision"}, METRIC),
 }
 """What a function is for by a word of its name, where its lines do not say."""
 

@@ -40,10 +40,17 @@ STEADY_SHARE = 0.1
 another program, makes one quarter jump and leaves the others level."""
 
 DRIFT_DEVIATIONS = 4.0
-"""And the whole growth is so many standard errors of a quarter's median."""
+"""And the whole growth is so many standard errors of a quarter's level."""
 
-MEDIAN_ERROR = 1.2533
-"""The standard error of a median, in standard errors of a mean."""
+USUAL_QUANTILE = 0.25
+"""A quarter's level: what disturbs a run makes steps longer and never shorter, so the lower part of them
+moves least."""
+
+MIN_REST = 0.1
+"""A rest of the step that takes less than this part of a phase tells nothing of the machine."""
+
+QUANTILE_ERROR = 1.363
+"""The standard error of this quantile of normal values, in standard errors of a mean."""
 
 
 def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
@@ -51,7 +58,8 @@ def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
     count = len(next(iter(phases.values()), np.zeros(0)))
     if not count:
         return Series()
-    step_ns = float(np.median(sum(phases.values(), np.zeros(count))))
+    total = sum(phases.values(), np.zeros(count))
+    step_ns = float(np.median(total))
     median: dict[Phase, float] = {}
     spike_ns: dict[Phase, float] = {}
     spike_share: dict[Phase, float] = {}
@@ -68,7 +76,7 @@ def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
         found = find_period(np.flatnonzero(spikes))
         if found is not None:
             period[phase] = found
-        drift[phase] = find_drift(times[~spikes])
+        drift[phase] = find_drift(times[~spikes], rest=(total - times)[~spikes])
     return Series(
         median_ns=median, spike_ns=spike_ns, spike_share=spike_share, period=period, drift_ns=drift
     )
@@ -86,15 +94,35 @@ def find_period(indices: npt.NDArray[np.int64]) -> int | None:
     return round(usual) if float(regular.mean()) >= REGULAR_SHARE else None
 
 
-def find_drift(times: Vector) -> float:
+def find_drift(times: Vector, rest: Vector | None = None) -> float:
     """Returns by how much times grew from the first quarter to the last; 0 unless each quarter grew, and
-    the growth is more than their scatter explains."""
+    the growth is more than their scatter explains.
+
+    Args:
+        times: Nanoseconds of a phase, by step.
+        rest: Those of the rest of the step: what slows it down too, such as another program, is no growth.
+    """
     if len(times) < MIN_DRIFT_STEPS:
         return 0.0
     parts = np.array_split(times, DRIFT_PARTS)
-    medians = [float(np.median(part)) for part in parts]
-    growth = medians[-1] - medians[0]
-    steady = all(late - early >= STEADY_SHARE * growth for early, late in pairwise(medians))
+    slowdowns = _slowdowns(rest, float(np.median(times)))
+    levels = [
+        float(np.quantile(part, USUAL_QUANTILE)) / slowdown
+        for part, slowdown in zip(parts, slowdowns, strict=True)
+    ]
+    growth = levels[-1] - levels[0]
+    steady = all(late - early >= STEADY_SHARE * growth for early, late in pairwise(levels))
     spread = max(float(np.median(np.abs(part - np.median(part)))) for part in (parts[0], parts[-1]))
-    error = MEDIAN_ERROR * MAD_TO_SIGMA * spread / np.sqrt(len(parts[0]))
-    return growth if growth > DRIFT_DEVIATIONS * error and growth > 0 and steady else 0.0
+    error = QUANTILE_ERROR * MAD_TO_SIGMA * spread / np.sqrt(len(parts[0]))
+    if not (growth > DRIFT_DEVIATIONS * error and growth > 0 and steady):
+        return 0.0
+    # The levels told that it grew; by how much is a matter of the whole time, as any loss is.
+    return growth * float(np.mean(times)) / float(np.mean(levels))
+
+
+def _slowdowns(rest: Vector | None, usual: float) -> list[float]:
+    """Returns how many times slower than at first the rest of the step was in each quarter, at least 1."""
+    if rest is None or float(np.median(rest)) < MIN_REST * usual:
+        return [1.0] * DRIFT_PARTS
+    levels = [float(np.quantile(part, USUAL_QUANTILE)) for part in np.array_split(rest, DRIFT_PARTS)]
+    return [max(1.0, level / max(1.0, levels[0])) for level in levels]

@@ -125,6 +125,8 @@ class Calls:
         repeated: Gradient-free calls per step of a model with an input that it was trained on in the same
             step.
         repeated_with_grad: Likewise, calls with gradients that were not the first with this input.
+        untrained: Gradient-free calls per step of models without a parameter of a trained one, such as a
+            teacher.
         padding_share: Part of the tokens given to the models that are padding.
         batch_size: Samples of a model's input.
         file: The line of a repeated call; empty when unknown.
@@ -134,6 +136,7 @@ class Calls:
     num_steps: int
     repeated: float | None = None
     repeated_with_grad: float | None = None
+    untrained: float | None = None
     padding_share: float | None = None
     batch_size: int | None = None
     file: str = ""

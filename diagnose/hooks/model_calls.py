@@ -60,7 +60,10 @@ class _Look:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._models = {id(model) for model in (r() for r in recorder.modules) if _has_parameters(model)}
+        models: list[Any] = [model for model in (r() for r in recorder.modules) if _has_parameters(model)]
+        self._models = {id(model) for model in models}
+        self._trained = {id(parameter) for model in models for parameter in model.parameters()}
+        self._untrained = 0
         self._first_step = recorder.steps
         self._calls: deque[Call] = deque(maxlen=REMEMBERED)
         self._repeats = {False: 0, True: 0}  # by whether the call had gradients
@@ -79,6 +82,14 @@ class _Look:
             tensor = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
             if tensor is not None and tensor.dim():
                 self._given(call, tensor)
+
+        elif not torch.is_grad_enabled() and self._is_another(module):
+            self._untrained += 1
+
+    def _is_another(self, module: Any) -> bool:
+        """Whether a module is a model, and has nothing of a trained one."""
+        first = next(module.parameters(), None)
+        return first is not None and id(first) not in self._trained
 
     def _given(self, call: Call, tensor: torch.Tensor) -> None:
         before = [other for other in self._calls if other is not call]
@@ -102,6 +113,7 @@ class _Look:
             "num_steps": LOOKED_AT,
             "repeated": self._repeats[False] / LOOKED_AT,
             "repeated_with_grad": self._repeats[True] / LOOKED_AT,
+            "untrained": self._untrained / LOOKED_AT,
             "padding_share": sum(pad for pad, _ in self._padding) / tokens if tokens else None,
             "batch_size": self._batch_size,
             "file": file,

@@ -112,6 +112,8 @@ def ask(
             found.append(answer)
         elif answer is not None:
             abstained.append(answer)
+    spoiled = {name for finding in found for name in asked[finding.rule].spoils}
+    found = [finding for finding in found if finding.rule not in spoiled]
     residual = tuple(name for name, rule in asked.items() if rule.residual)
     vaguer = {
         name: rule.explains if rule.residual else (*rule.explains, *residual)

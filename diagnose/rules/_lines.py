@@ -36,6 +36,22 @@ def doing(profile: Profile, idiom: str, *, beside: Collection[str] = ()) -> tupl
     return loop_lines(profile, lambda line: idiom in line.idiom and not set(beside) & set(line.idiom))
 
 
+def garbage_of(profile: Profile, idiom: str, lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
+    """Returns where such lines were interrupted by the garbage collector.
+
+    It runs whenever so many objects have been made, so a line's part of its runs is the line's part of the
+    objects. Where it takes longer than the lines themselves, it is what it walks that is to blame.
+    """
+    collecting = tuple(
+        line
+        for line in profile.where
+        if line.phase is Phase.GC and not line.in_worker and idiom in line.idiom
+    )
+    if sum(line.share for line in collecting) > sum(line.share for line in lines):
+        return ()
+    return collecting
+
+
 def share_of(lines: Sequence[SourceLine], min_samples: int = MIN_SAMPLES) -> float:
     """Returns the part of the measured time that lines take; 0 while too few samples saw them."""
     if sum(line.num_samples for line in lines) < min_samples:
@@ -89,7 +105,8 @@ class LineRule(Rule):
 
     def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
         """Returns the lines that the fault is made of."""
-        return doing(profile, self.idiom, beside=self.beside)
+        lines = doing(profile, self.idiom, beside=self.beside)
+        return (*lines, *garbage_of(profile, self.idiom, lines))
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""

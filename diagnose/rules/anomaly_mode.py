@@ -45,7 +45,7 @@ class AnomalyMode(Rule):
     """
 
     needs = ("host.anomaly_share",)
-    explains = ("small-operators",)
+    spoils = ("small-operators",)
     fires_on = (
         profile(host=ON),
         profile(host=ON, program=Program(graph=Graph(num_nodes=400))),

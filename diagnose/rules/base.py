@@ -22,6 +22,8 @@ class Rule(ABC):
         actions: Names of the actions that help, the best first.
         explains: Names of rules that see the same time less exactly: where both fire, this one is the
             cause, and they get only what it leaves.
+        spoils: Names of rules that are not heard while this fault is there, because it changes what they
+            measure by an amount that nobody knows.
         residual: Whether it explains only what no other rule does: a fault of the surroundings that slows
             down whatever the step does.
         fires_on: Profiles in which the fault is there.
@@ -31,6 +33,7 @@ class Rule(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     actions: ClassVar[tuple[str, ...]] = ()
     explains: ClassVar[tuple[str, ...]] = ()
+    spoils: ClassVar[tuple[str, ...]] = ()
     residual: ClassVar[bool] = False
     fires_on: ClassVar[tuple[Profile, ...]]
     silent_on: ClassVar[tuple[Profile, ...]]

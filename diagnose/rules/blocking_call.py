@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from diagnose.core.parallel import Ddp
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.program import Program
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
 
@@ -30,4 +34,15 @@ class BlockingCall(LineRule):
     silent_on = (
         profile(),
         profile(other_ms=12, where=(at("time.sleep(0.001)", 0.01, "wait"),)),
+        profile(
+            program=Program(ddp=(Ddp(),)),
+            where=(at("time.sleep(0.01)", 0.1, "wait", phase=Phase.BACKWARD),),
+        ),
     )
+
+    def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
+        """See `LineRule.lines`. What waits in the backward pass among ranks is their communication."""
+        lines = super().lines(profile)
+        if not profile.program.ddp:
+            return lines
+        return tuple(line for line in lines if line.phase is not Phase.BACKWARD)

@@ -13,6 +13,9 @@ from diagnose.rules.base import Rule
 MIN_SHARE = 0.02
 """Collections of young objects take less in any healthy loop."""
 
+MOST = 1.1
+"""What it walks it also brings into the caches, in place of what the step needs."""
+
 LEAST = 0.8
 """A rare collection of what the loop itself leaves behind remains."""
 
@@ -60,7 +63,7 @@ class GcPauses(Rule):
             summary=f"The garbage collector stops the loop for {format_share(share)} of each step",
             lost_ns={Phase.GC: lost_ns},
             low_ns=LEAST * lost_ns,
-            high_ns=lost_ns,
+            high_ns=MOST * lost_ns,
             assumption="what lives before the loop need not be walked again",
             evidence=tuple(evidence),
             fix=fix,

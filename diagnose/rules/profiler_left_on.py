@@ -49,7 +49,8 @@ class ProfilerLeftOn(Rule):
     """
 
     needs = ("host.profiler_share",)
-    explains = ("small-operators", "slow-optimizer", "python-overhead")
+    explains = ("slow-optimizer", "python-overhead")
+    spoils = ("small-operators",)
     fires_on = (
         profile(step_ms=20, host=HostStats(profiler_share=1.0), program=WIDE),
         profile(step_ms=20, host=HostStats(profiler_share=1.0)),

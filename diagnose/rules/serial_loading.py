@@ -24,6 +24,9 @@ HANDOVER_NS = 500_000
 MIN_HANDOVERS = 3.0
 """Loading that takes no longer than this many of them is as fast without workers, or faster."""
 
+LEAST, MOST = 0.8, 1.15
+"""Workers never hide all of it, and what loads between two steps also empties the caches that they use."""
+
 BLOCKED = 0.7
 """The loop stands off the CPU for this part of its loading or more: it waits for a disk or a network."""
 
@@ -106,8 +109,8 @@ class SerialLoading(Rule):
                 " step."
             ),
             lost_ns={Phase.DATA_WAIT: lost_ns},
-            low_ns=min(lost_ns, max(0.0, low_ns)),
-            high_ns=wait_ns,
+            low_ns=min(LEAST * lost_ns, max(0.0, low_ns)),
+            high_ns=MOST * wait_ns,
             assumption=(
                 "workers prepare each batch while the model computes; the lower bound shares the CPUs"
                 " there are"

@@ -24,6 +24,7 @@ class SlowMetrics(LineRule):
     A metric that steers the training in each step.
     """
 
+    explains = ("gc-pauses", "host-sync", "python-overhead")
     idiom = "metric"
     beside = ("log",)
     least = LEAST
@@ -34,10 +35,19 @@ class SlowMetrics(LineRule):
     fires_on = (
         profile(other_ms=12, where=(at("hits += accuracy(out, y)", 0.1, "metric"),)),
         profile(other_ms=12, where=(at("score(out)", 0.03, "metric", "sync"),)),
+        profile(
+            other_ms=12,
+            gc_ms=5,
+            where=(
+                at("key = a.item(), b.item()", 0.1, "metric"),
+                at("key = ...", 0.04, "metric", phase=Phase.GC),
+            ),
+        ),
     )
     silent_on = (
         profile(),
         profile(other_ms=12, where=(at("hits += accuracy(out, y)", 0.01, "metric"),)),
+        profile(gc_ms=10, where=(at("hits += accuracy(out, y)", 0.1, "metric", phase=Phase.GC),)),
         profile(other_ms=12, where=(at("print(accuracy)", 0.1, "log", "metric"),)),
         profile(evaluation_ms=10, where=(at("score(out)", 0.1, "metric", phase=Phase.EVALUATION),)),
     )

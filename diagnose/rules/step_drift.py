@@ -39,7 +39,7 @@ class StepDrift(Rule):
     Curricula that make the inputs longer on purpose.
     """
 
-    explains = ("python-overhead", "slow-metrics", "logging-io")
+    explains = ("python-overhead", "slow-metrics", "logging-io", "host-sync", "gc-pauses")
     fires_on = (
         profile(
             other_ms=20,

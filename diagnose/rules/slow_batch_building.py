@@ -1,0 +1,115 @@
+"""The loop makes its own batches, and takes long over it"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.program import Loader, Program
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import MIN_SAMPLES, at, bounds, named
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.05
+"""Of the step. Slicing tensors, as a loop without a loader does, takes less."""
+
+MUCH_SHARE = 0.15
+"""From here on it is much, whatever the lines do."""
+
+PYTHON_PART = 0.5
+"""Python code, not tensor operations, makes the batch where its lines take this part of the time."""
+
+PYTHON = {"python-loop", "log", "wait", "sync"}
+"""Idioms of lines that loop in Python, read files, wait, or read tensors value by value."""
+
+NO_PART = 0.02
+"""A line with less of the time for batches is left out of the evidence."""
+
+LEAST = 0.8
+"""What slicing a finished tensor takes remains."""
+
+MAX_LINES = 3
+
+
+class SlowBatchBuilding(Rule):
+    """
+    ## What it means
+    There is no `DataLoader`: the loop, or a function like `get_batch`, makes each batch itself, on the
+    training thread, and the model waits for it. Usually it encodes text, or builds lists, in Python.
+
+    ## What to do
+    Do once, before the loop, what is the same in each epoch (encode the whole text into one tensor), and
+    slice that. Or move the code into a `Dataset`, and let the workers of a `DataLoader` run it.
+
+    ## When it is wrong
+    Data that depends on what the model has just done, such as the steps of a game.
+    """
+
+    explains = ("python-overhead",)
+    fires_on = (
+        profile(
+            data_wait_ms=20,
+            where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
+        ),
+        profile(data_wait_ms=30, where=(at("x = make(step)", 0.29, phase=Phase.DATA_WAIT),)),
+    )
+    silent_on = (
+        profile(data_wait_ms=10, where=(at("x = data[i : i + 32]", 0.1, phase=Phase.DATA_WAIT),)),
+        profile(
+            data_wait_ms=4,
+            where=(at("x = [f(i) for i in rows]", 0.04, "python-loop", phase=Phase.DATA_WAIT),),
+        ),
+        profile(
+            data_wait_ms=20,
+            program=Program(loaders=(Loader(num_workers=0),)),
+            where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
+        ),
+        profile(data_wait_ms=20),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return not profile.program.loaders
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        lines = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
+        seen = sum(line.share for line in lines)
+        wait_ns = least_wait_ns(profile)
+        share = wait_ns / profile.step_time_ns
+        if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
+            return None
+        in_python = sum(line.share for line in lines if PYTHON & set(line.idiom)) / seen
+        if share < MUCH_SHARE and in_python < PYTHON_PART:
+            return None
+        shown: list[SourceLine] = [line for line in lines if line.share >= NO_PART * seen][:MAX_LINES]
+        lost = {Phase.DATA_WAIT: wait_ns}
+        low_ns, high_ns = bounds(lost, lines)
+        return Finding(
+            rule=self.name,
+            summary=f"The loop makes its own batches, which takes {format_share(share)} of each step,"
+            f" {format_ms(wait_ns)}, most of it in {named(lines[0])}",
+            lost_ns=lost,
+            low_ns=LEAST * low_ns,
+            high_ns=high_ns,
+            assumption="batches are made beforehand, or by workers while the model computes",
+            evidence=(
+                "No DataLoader feeds the loop.",
+                *(
+                    f"{format_share(line.share)} of the time in {named(line)}, {line.function}, before the"
+                    f" model has its batch, about {line.num_samples} samples."
+                    for line in shown
+                ),
+            ),
+            fix=f"Do what {lines[0].function} does once before the loop, or in a Dataset that the workers"
+            " of a DataLoader read.",
+            file=lines[0].file,
+            line=lines[0].line,
+        )
+
+
+def least_wait_ns(profile: Profile) -> float:
+    """Returns what each rank spends on its batches: what one alone does beyond makes it a straggler."""
+    times = [rank.phase_time_ns.get(Phase.DATA_WAIT, 0.0) for rank in profile.ranks]
+    return min([profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0), *times])
