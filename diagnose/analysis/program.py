@@ -77,12 +77,15 @@ def _ddp(fact: Mapping[str, Any]) -> Mapping[str, Any]:
         return fact
     compute, comm, overlap = (float(np.median([row[i] for row in rows])) for i in (1, 2, 3))
     by_pass = {int(row[0]): float(row[1]) for row in rows}
+    # A pass without communication was under `no_sync`.
+    exposed = {int(row[0]): max(0.0, float(row[2] - row[3])) for row in rows if row[2]}
     return {
         **fact,
         "compute_ns": compute,
         "comm_ns": comm,
         "overlap_ns": overlap,
         "compute_ns_by_pass": by_pass,
+        "exposed_ns_by_pass": exposed,
     }
 
 

@@ -28,6 +28,7 @@ class Ddp:
         comm_ns: Time from the first bucket's all-reduce to the end of the last.
         overlap_ns: Part of `comm_ns` in which gradients were still computed.
         compute_ns_by_pass: `compute_ns` of each pass that DDP timed.
+        exposed_ns_by_pass: Likewise, how long it waited for gradients when its own were all there.
         synced_share: Part of the backward passes looked at that reduced gradients.
         passes_per_step: Backward passes of a step.
     """
@@ -49,6 +50,7 @@ class Ddp:
     comm_ns: float | None = None
     overlap_ns: float | None = None
     compute_ns_by_pass: Mapping[int, float] = field(default_factory=dict)
+    exposed_ns_by_pass: Mapping[int, float] = field(default_factory=dict)
     synced_share: float | None = None
     passes_per_step: float | None = None
 

@@ -7,11 +7,12 @@ collective.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
@@ -19,6 +20,9 @@ from diagnose.rules._examples import profile
 
 WAITS = (Phase.BACKWARD, Phase.COMMUNICATION)
 """Where a rank waits for the others."""
+
+MIN_TIMED = 5
+"""Of fewer timed passes the quickest may still be a slow one."""
 
 MIN_AGREEMENT = 0.4
 """Part of a rank's lateness that the others must be seen to wait: else it is busy beside them."""
@@ -67,6 +71,26 @@ def latest(profile: Profile, phases: Collection[Phase]) -> Late | None:
                     waits={phase: lost_ns} if is_first else {wait: ns for wait, ns in parts.items() if ns},
                 )
     return found
+
+
+def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
+    """Returns how long ranks wait for gradients in the quickest of the passes that DDP timed.
+
+    A busy machine makes now this rank wait and now that one, and in some pass hardly any: what is there in
+    every pass, on every rank, is not its doing.
+
+    Args:
+        ddp: All ranks.
+        but: A rank that is left out: the one that the others wait for.
+
+    Returns:
+        `None` if too few passes were timed.
+    """
+    waits = [one.exposed_ns_by_pass for one in ddp if one.rank != but]
+    common = set(waits[0]).intersection(*waits[1:]) if waits else set()
+    if len(common) < MIN_TIMED:
+        return None
+    return min(min(wait[i] for wait in waits) for i in common)
 
 
 def _time(rank: RankProfile, phase: Phase) -> float:

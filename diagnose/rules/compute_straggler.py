@@ -8,7 +8,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms
-from diagnose.rules._ranks import Late, latest, ranks_example
+from diagnose.rules._ranks import Late, latest, ranks_example, steady_wait_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1
@@ -18,10 +18,15 @@ MIN_TIMED, MIN_LATE, MIN_RATIO = 6, 0.8, 1.2
 """A rank is slow in backward if, of at least so many passes that DDP timed, it was slower than each other
 by this factor in this part: on a busy machine now one rank is late and now another."""
 
+MIN_STEADY = 0.2
+"""Part of the usual wait that the others must have in every pass that DDP timed: on a busy machine there is
+a pass in which nobody waits."""
+
 LOW, HIGH = 0.6, 1.2
 """Some of the wait would be there without the late rank."""
 
-HOST = (Phase.COPY, Phase.FORWARD, Phase.OPTIMIZER, Phase.GC, Phase.CHECKPOINT, Phase.OTHER)
+HOST = (Phase.COPY, Phase.FORWARD, Phase.OPTIMIZER, Phase.CHECKPOINT, Phase.OTHER)
+"""Data wait and garbage collection have rules of their own: `input-straggler`, `gc-straggler`."""
 
 SLOW = {Phase.FORWARD: 60.0, Phase.BACKWARD: 40.0}
 WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
@@ -46,6 +51,11 @@ IN_BACKWARD = Program(
         ),
     )
 )
+BUSY = Program(
+    ddp=tuple(
+        Ddp(rank=r, exposed_ns_by_pass={**dict.fromkeys(range(4, 10), 40e6), 10: 0.1e6}) for r in (0, 1)
+    )
+)
 EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=25e6) for r in (0, 1)))
 
 
@@ -60,7 +70,8 @@ class ComputeStraggler(Rule):
     slower device, logging on rank 0.
 
     ## When it is wrong
-    Ranks with different work on purpose, such as the stages of a pipeline.
+    Ranks with different work on purpose, such as the stages of a pipeline. A rank that is late in some
+    steps only is not named.
     """
 
     fires_on = (
@@ -68,7 +79,11 @@ class ComputeStraggler(Rule):
         ranks_example(SLOW, WAITING),
         ranks_example(BACKWARD, BACKWARD, program=IN_BACKWARD),
     )
-    silent_on = (ranks_example(SLOW, SLOW), ranks_example(BACKWARD, BACKWARD, program=EVEN))
+    silent_on = (
+        ranks_example(SLOW, SLOW),
+        ranks_example(BACKWARD, BACKWARD, program=EVEN),
+        ranks_example(WAITING, SLOW, program=BUSY),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
@@ -81,6 +96,9 @@ class ComputeStraggler(Rule):
         if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
             return None
         lost_ns = sum(late.waits.values())
+        steady_ns = steady_wait_ns(profile.program.ddp, but=late.rank)
+        if steady_ns is not None and steady_ns < MIN_STEADY * lost_ns:
+            return None
         return Finding(
             rule=self.name,
             summary=f"Rank {late.rank} is slower in {late.phase.label}, and the others wait for it.",
