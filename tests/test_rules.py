@@ -104,6 +104,16 @@ def test_the_more_exact_rule_takes_the_time_first_and_a_shadow_is_dropped():
     assert losses(ranked(pair, {}, run)) == {"vague": 40}
 
 
+def test_the_same_time_is_not_counted_again_because_its_phase_has_more():
+    run = profile(step_ms=100, data_wait_ms=90)
+    pair = [finding("exact", data_wait=30), finding("vague", data_wait=30)]
+    assert losses(ranked(pair, {"exact": ("vague",)}, run)) == {"exact": 30}
+    assert losses(ranked(pair, {"exact": ("vague",)}, run, residual=("vague",))) == {
+        "exact": 30,
+        "vague": 30,
+    }
+
+
 def test_findings_never_claim_more_than_a_phase_has():
     run = profile(step_ms=100, data_wait_ms=40)
     found = ranked(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.finding import Abstention, Finding
+from diagnose.core.phases import Phase
 from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile, Status
 from diagnose.rules._own import own_rules
@@ -119,7 +121,7 @@ def ask(
         name: rule.explains if rule.residual else (*rule.explains, *residual)
         for name, rule in asked.items()
     }
-    return tuple(ranked(found, vaguer, profile)), tuple(abstained)
+    return tuple(ranked(found, vaguer, profile, residual)), tuple(abstained)
 
 
 def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | None:
@@ -143,23 +145,33 @@ def reading(profile: Profile, path: str) -> Any:
 
 
 def ranked(
-    found: Iterable[Finding], explains: Mapping[str, tuple[str, ...]], profile: Profile
+    found: Iterable[Finding],
+    explains: Mapping[str, tuple[str, ...]],
+    profile: Profile,
+    residual: Collection[str] = (),
 ) -> list[Finding]:
     """Returns findings that share no time, the most costly first.
 
     The more exact takes its time first, then the larger; each later one keeps what is left of the phases it
-    claims. Together they never claim more of a phase than it has.
+    claims. One that sees the same time less exactly loses what the exact one takes, also where the phase
+    has more; a `residual` rule sees other time, too. Together they never claim more of a phase than it has.
     """
     left = dict(profile.phase_time_ns)
+    explained: dict[tuple[str, Phase], float] = defaultdict(float)
     kept: list[Finding] = []
     for finding in _exact_first(list(found), explains):
-        shares = {phase: min(lost, left.get(phase, 0.0)) for phase, lost in finding.lost_ns.items()}
+        shares = {
+            phase: max(0.0, min(lost - explained[finding.rule, phase], left.get(phase, 0.0)))
+            for phase, lost in finding.lost_ns.items()
+        }
         rest = sum(shares.values())
         part = rest / finding.lost_ns_per_step
         if rest < WORTH_SHARE * profile.step_time_ns or part < EXPLAINED_SHARE:
             continue
         for phase, lost in shares.items():
             left[phase] = left.get(phase, 0.0) - lost
+            for vaguer in set(explains.get(finding.rule, ())) - set(residual):
+                explained[vaguer, phase] += lost
         kept.append(
             finding
             if part == 1
