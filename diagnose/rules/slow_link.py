@@ -11,6 +11,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._examples import profile
+from diagnose.rules._ranks import steady_wait_ns
 from diagnose.rules.base import Rule
 
 MIN_LINKS = 3
@@ -37,6 +38,7 @@ def linked(*rates: float, exposed_ms: float = 20) -> Program:
                 compute_ns=40e6,
                 comm_ns=(exposed_ms + 5) * 1e6,
                 overlap_ns=5e6,
+                exposed_ns_by_pass=dict.fromkeys(range(4, 10), exposed_ms * 1e6),
             )
             for rank in ranks
         ),
@@ -79,11 +81,11 @@ class SlowLink(Rule):
         rates = {link.rank: link.bytes_per_s for link in profile.program.links if link.bytes_per_s}
         slowest = min(rates, key=lambda rank: rates[rank])
         usual = median(rate for rank, rate in rates.items() if rank != slowest)
-        exposed = [ddp.exposed_ns for ddp in profile.program.ddp if ddp.exposed_ns is not None]
-        if rates[slowest] > SLOW * usual or not exposed:
+        steady_ns = steady_wait_ns(profile.program.ddp)
+        if rates[slowest] > SLOW * usual or steady_ns is None:
             return None
         waited_ns = min(
-            min(exposed) * (profile.program.ddp[0].passes_per_step or 1.0),
+            steady_ns * (profile.program.ddp[0].passes_per_step or 1.0),
             profile.phase_time_ns.get(Phase.BACKWARD, 0.0),
         )
         lost_ns = waited_ns * (1 - rates[slowest] / usual)

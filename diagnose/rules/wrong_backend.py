@@ -10,6 +10,7 @@ from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
+from diagnose.rules._ranks import steady_wait_ns
 
 THROUGH_HOST = ("gloo", "mpi")
 """Backends that copy to host memory first; a CUDA-aware MPI is the exception."""
@@ -32,6 +33,7 @@ def reducing(backend: str, exposed_ms: float, on_cuda: bool = True) -> Program:
                 comm_ns=(exposed_ms + 5) * 1e6,
                 overlap_ns=5e6,
                 compute_ns=40e6,
+                exposed_ns_by_pass=dict.fromkeys(range(4, 10), exposed_ms * 1e6),
             )
             for rank in range(2)
         )
@@ -73,12 +75,11 @@ class WrongBackend(DeviceRule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         ddp = profile.program.ddp
-        exposed = [rank.exposed_ns for rank in ddp if rank.exposed_ns is not None]
-        if not exposed:
+        steady_ns = steady_wait_ns(ddp)
+        if steady_ns is None:
             return None
-        # The rank that waits least waits for the reduction alone, not for another rank.
         waited_ns = min(
-            min(exposed) * (ddp[0].passes_per_step or 1.0), profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+            steady_ns * (ddp[0].passes_per_step or 1.0), profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
         )
         if EXPECTED * waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
