@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +20,7 @@ from diagnose.hooks.model_calls import ModelCallsHook
 from diagnose.hooks.model_facts import describe as describe_model
 from diagnose.hooks.optimizer import OptimizerHook
 from diagnose.hooks.optimizer_facts import OptimizerFactsHook, describe
+from tests.running import run, write
 
 
 def graph(loss: torch.Tensor, *, recomputing: bool = False, wanted: set[int] = frozenset()) -> dict:  # type: ignore[assignment, type-arg]
@@ -176,3 +180,22 @@ def test_padding_is_a_run_at_the_end_of_rows():
     assert padding_of(padded.flip(1)) == (wasted, 160), "padding on the left"
     assert padding_of(full) == (0, 160)
     assert padding_of(full.float()) is None
+
+
+def test_a_function_that_dynamo_gives_up_on_for_a_break_in_a_loop_is_told_with_its_line(tmp_path: Path):
+    script = write(
+        tmp_path / "compiles.py",
+        "import torch\n"
+        "from diagnose.hooks.compiler_counters import describe\n"
+        "def double(x):\n"
+        "    for _ in range(3):\n"
+        "        x = x * 2\n"
+        "        torch._dynamo.graph_break()\n"
+        "    return x\n"
+        "def triple(x):\n"
+        "    return x * 3\n"
+        "torch.compile(double, backend='eager')(torch.ones(2))\n"
+        "torch.compile(triple, backend='eager')(torch.ones(2))\n"
+        "print([found['line'] for found in describe()['skipped']])\n",
+    )
+    assert run(sys.executable, script, cwd=tmp_path).stdout.strip() == "[6]"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from diagnose.analysis.roles import Frame, Sources
+from diagnose.analysis.slices import takes_slices
 
 SYNC = "sync"
 """Brings a value of a tensor to Python, for which the host waits for the device."""
@@ -31,6 +32,8 @@ SCHEDULE = "schedule"
 """Steps a learning-rate schedule."""
 PYTHON_LOOP = "python-loop"
 """Loops in Python over something that is not the training data, and is none of the others."""
+SLICES = "slices"
+"""Besides: takes one slice of a tensor after the other, `x[:, i]`, and none needs the one before."""
 
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}
@@ -167,6 +170,8 @@ def _idioms(place: _Place) -> Iterator[str]:
             yield idiom
     if not found and (in_comprehension or _in_side_loop(place)):
         yield PYTHON_LOOP
+        if takes_slices(place.statement, place.loops, nodes):
+            yield SLICES
 
 
 def _of_call(call: ast.Call, *, within: bool) -> Iterator[str]:

@@ -115,7 +115,8 @@ def _is_work(value: Any) -> bool:
 
 def _compiler(fact: Mapping[str, Any]) -> Compiler:
     breaks = tuple(_made(GraphBreak, fact.get("breaks", ())))
-    (compiler,) = _made(Compiler, [{**fact, "breaks": breaks}])
+    skipped = tuple(_made(GraphBreak, fact.get("skipped", ())))
+    (compiler,) = _made(Compiler, [{**fact, "breaks": breaks, "skipped": skipped}])
     assert isinstance(compiler, Compiler)
     return compiler
 

@@ -85,10 +85,25 @@ def describe() -> dict[str, Any]:
         "num_recompilations": max(len(again), total - len(by_place)) if again else 0,
         "limit_hits": len(limited),
         "reasons": list(dict.fromkeys(_first_line(m.recompile_reason or "") for m in again))[-MAX_KEPT:],
+        "skipped": [_skipped(m) for m in metrics if _is_skipped(m)][:MAX_KEPT],
         "breaks": [_broken(reason) for reason in list(counters["graph_break"])[:MAX_KEPT]],
         "file": file,
         "line": line,
         "function": function,
+    }
+
+
+def _is_skipped(metrics: Any) -> bool:
+    """Whether a function of the script's was not compiled for what it does, not for compiling too often."""
+    library = f"{os.sep}site-packages{os.sep}" in (metrics.co_filename or "")
+    return metrics.fail_type == "Unsupported" and not library
+
+
+def _skipped(metrics: Any) -> dict[str, Any]:
+    return {
+        "reason": _first_line(metrics.fail_reason or ""),
+        "file": metrics.fail_user_frame_filename or metrics.co_filename or "",
+        "line": metrics.fail_user_frame_lineno or metrics.co_firstlineno or 0,
     }
 
 

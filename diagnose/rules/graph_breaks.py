@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.graph import Compiler, GraphBreak
+from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration
-from diagnose.rules._compute import model_ns, of_model
+from diagnose.rules._compute import cost_share, model_ns, of_model
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
@@ -19,6 +19,11 @@ MOST_SHARE = 0.6
 """More of the model's time is never laid to breaks: what is computed remains."""
 
 
+NOT_FUSED = (0.3, 1.0, 1.3)
+"""Of the time of elementwise operations that follow each other, what fusing them wins. A function that is
+not compiled at all loses this above all."""
+
+
 def broken(num_breaks: int) -> Program:
     breaks = tuple(
         GraphBreak(reason="call to print", file="/home/me/model.py", line=line)
@@ -27,23 +32,43 @@ def broken(num_breaks: int) -> Program:
     return Program(compiler=Compiler(num_compilations=1 + num_breaks, breaks=breaks))
 
 
+def given_up(num_pointwise: int) -> Program:
+    place = GraphBreak(reason="call to print", file="/home/me/model.py", line=12)
+    chained = Work(num_ops=num_pointwise, num_bytes=1e5 * num_pointwise)
+    product = Work(num_ops=1, flops=1e8)
+    total = Work(num_ops=num_pointwise + 1, flops=product.flops, num_bytes=chained.num_bytes)
+    graph = Graph(num_nodes=60, total=total, pointwise=chained)
+    return Program(compiler=Compiler(num_compilations=1, skipped=(place,)), graph=graph)
+
+
 class GraphBreaks(Rule):
     """
     ## What it means
     A compiled function holds something that `torch.compile` cannot compile, such as `print` or `.item()`.
-    It goes back to Python there, and begins a new graph behind it.
+    It goes back to Python there, and begins a new graph behind it. Inside a loop it cannot: the whole
+    function then runs uncompiled, without a word.
 
     ## What to do
     Take what breaks the graph out of the model. `torch.compile(fullgraph=True)` fails at the first break
     and so finds them all.
 
     ## When it is wrong
-    Large graphs on either side of a break: then it costs next to nothing.
+    Large graphs on either side of a break: then it costs next to nothing. A backend that fuses nothing,
+    such as `eager`. What a function that was given up would win is taken to be the elementwise operations
+    of the whole model that could be fused.
     """
 
     needs = ("program.compiler",)
-    fires_on = (profile(step_ms=4, program=broken(4)), profile(step_ms=2, program=broken(1)))
-    silent_on = (profile(step_ms=100, program=broken(1)), profile(step_ms=1, program=broken(0)))
+    fires_on = (
+        profile(step_ms=4, program=broken(4)),
+        profile(step_ms=2, program=broken(1)),
+        profile(step_ms=10, program=given_up(30)),
+    )
+    silent_on = (
+        profile(step_ms=100, program=broken(1)),
+        profile(step_ms=1, program=broken(0)),
+        profile(step_ms=10, program=given_up(1)),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
@@ -53,25 +78,34 @@ class GraphBreaks(Rule):
         """See `Rule.check`."""
         compiler = profile.program.compiler
         assert compiler is not None
+        places = (*compiler.skipped, *compiler.breaks)
         num_breaks = len(compiler.breaks)
         whole = model_ns(profile)
-        low, expected, high = (min(num_breaks * cost, MOST_SHARE * whole) for cost in COST_NS)
-        if not num_breaks or expected < 0.02 * profile.step_time_ns:
+        graph = profile.program.graph
+        unfused_ns = cost_share(graph.pointwise, graph) * whole if graph and compiler.skipped else 0.0
+        low, expected, high = (
+            min(num_breaks * cost + part * unfused_ns, MOST_SHARE * whole)
+            for cost, part in zip(COST_NS, NOT_FUSED, strict=True)
+        )
+        if not places or expected < 0.02 * profile.step_time_ns:
             return None
-        counted = f"{num_breaks} places" if num_breaks > 1 else "one place"
-        first = next((found for found in compiler.breaks if found.file), compiler.breaks[0])
+        counted = f"{len(places)} places" if len(places) > 1 else "one place"
+        first = next((found for found in places if found.file), places[0])
+        given_up = ", and leaves a function uncompiled" if compiler.skipped else ""
         return Finding(
             rule=self.name,
-            summary=f"torch.compile breaks its graph in {counted}.",
+            summary=f"torch.compile breaks its graph in {counted}{given_up}.",
             lost_ns=of_model(profile, expected / whole),
             low_ns=low,
             high_ns=high,
             assumption=(
                 f"a break costs {format_duration(COST_NS[0])} to {format_duration(COST_NS[2])} each time"
+                if num_breaks
+                else "compiled, elementwise operations that follow each other cost nothing"
             ),
             evidence=tuple(
                 f"{found.file}:{found.line}: {found.reason}" if found.file else found.reason
-                for found in compiler.breaks[:3]
+                for found in places[:3]
             ),
             fix="Take what breaks the graph out of the compiled function.",
             code="torch.compile(model, fullgraph=True)  # fails at the first break",

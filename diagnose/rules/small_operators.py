@@ -1,18 +1,28 @@
-"""Hundreds of tiny operators: calling them takes longer than computing"""
+"""A loop of tiny operators: calling them takes longer than computing"""
 
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph, Work
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.program import Program
-from diagnose.core.units import format_duration, format_share
+from diagnose.core.program import Model, Program
+from diagnose.core.units import format_duration, format_ms, format_share
 from diagnose.rules._compute import cost_share, model_ns, of_model
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, bounds, lost_of, named, share_of
 from diagnose.rules.base import Rule
 
 MIN_OPS = 150
 """A small model has fewer, and is small because its task is."""
+
+MIN_OPS_PER_TENSOR = 6
+"""Layers have one to three operations per parameter tensor, with normalization, activation and residual. A
+model of many small layers is slow to call as well, but that is its task; more operations than this go round
+in a loop over steps, samples or columns."""
+
+MIN_LINE_SHARE = 0.05
+"""Part of the step from which on a loop over slices is worth rewriting."""
 
 MIN_SMALL_SHARE = 0.7
 """Part of the operations that must be too small to be worth a call."""
@@ -26,37 +36,62 @@ SAVED = (0.4, 0.9, 0.98)
 still has some calls, a batched operation hardly any."""
 
 
-def graph_of(num_ops: int, elements: int = 1000) -> Graph:
+SAVED_OF_LINES = (0.4, 0.9)
+"""Likewise, of a loop of the script's over slices, whose size was not seen; at most all of it."""
+
+
+def graph_of(num_ops: int, elements: int = 1000, tensors: int = 8) -> Graph:
     work = Work(num_ops=num_ops, flops=0.0, num_bytes=4.0 * elements * num_ops)
-    return Graph(num_nodes=2 * num_ops, total=work, small_ops=work if elements < 16_000 else Work())
+    return Graph(
+        num_nodes=2 * num_ops,
+        names={"AccumulateGrad": tensors},
+        total=work,
+        small_ops=work if elements < 16_000 else Work(),
+    )
+
+
+COLUMNS = at("means[:, i] = (x[:, i] - 0.5) / 0.2", 0.2, "python-loop", "slices", phase=Phase.FORWARD)
+LAYERS = at("h = torch.relu(layer(h))", 0.6, "python-loop", phase=Phase.FORWARD)
 
 
 class SmallOperators(Rule):
     """
     ## What it means
-    The model is hundreds of operations on a few thousand numbers each. Python and torch need some
-    microseconds to call each of them, forward and backward, and the arithmetic takes less.
+    The model loops over samples, steps or columns, and so is hundreds of operations on a few thousand
+    numbers each. Python and torch need some microseconds to call each of them, forward and backward, and
+    the arithmetic takes less.
 
     ## What to do
     Compute the same in few operations: batch loops over samples, steps or heads into one tensor. Or let
     `torch.compile` fuse them.
 
     ## When it is wrong
-    A sequence whose every step needs the one before, or a compiler that does not support the model. On a
-    device the same shows as idleness between kernels: `launch-bound`.
+    A sequence whose every step needs the one before, or a compiler that does not support the model. A model
+    of many small layers is slow to call, too, and not named: nothing in it is done twice. Of a loop over
+    slices without gradients only its line is seen, not how large the slices are. On a device the same shows
+    as idleness between kernels: `launch-bound`.
     """
 
     needs = ("program.graph",)
     actions = ("regional-compile",)
+    explains = ("noisy-neighbour", "step-jitter")
+    residual = True
     fires_on = (
         profile(step_ms=20, program=Program(graph=graph_of(400))),
         profile(step_ms=10, program=Program(graph=graph_of(200, elements=10_000))),
+        profile(step_ms=20, program=Program(graph=graph_of(22)), where=(COLUMNS,)),
     )
     silent_on = (
         profile(step_ms=20, program=Program(graph=graph_of(60))),
         profile(step_ms=400, program=Program(graph=graph_of(400, elements=1_000_000))),
         profile(step_ms=400, program=Program(graph=graph_of(400))),
         profile(step_ms=20, device="cuda", program=Program(graph=graph_of(400))),
+        profile(step_ms=20, program=Program(graph=graph_of(400, tensors=130))),
+        profile(
+            step_ms=20,
+            program=Program(graph=graph_of(400, tensors=1), models=(Model(kind="Net", num_tensors=200),)),
+        ),
+        profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAYERS,)),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -65,11 +100,19 @@ class SmallOperators(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        return self._in_graph(profile) or self._in_lines(profile)
+
+    def _in_graph(self, profile: Profile) -> Finding | None:
         graph = profile.program.graph
         assert graph is not None
         small, total = graph.small_ops, graph.total
         passes_ns = model_ns(profile)
         if small.num_ops < MIN_OPS or small.num_ops < MIN_SMALL_SHARE * total.num_ops:
+            return None
+        num_tensors = max(
+            graph.names.get("AccumulateGrad", 0), sum(model.num_tensors for model in profile.program.models)
+        )
+        if small.num_ops < MIN_OPS_PER_TENSOR * num_tensors:
             return None
         share = cost_share(small, graph)
         per_op_ns = share * passes_ns / small.num_ops
@@ -78,19 +121,48 @@ class SmallOperators(Rule):
         low, _, high = (part * share * passes_ns for part in SAVED)
         return Finding(
             rule=self.name,
-            summary=f"{small.num_ops} tiny operators make up the model.",
+            summary=f"{small.num_ops} tiny operators use {num_tensors} parameter tensors over and over.",
             lost_ns=of_model(profile, SAVED[1] * share),
             low_ns=low,
             high_ns=high,
             assumption="the same is computed in few large operators, or compiled",
             evidence=(
                 f"{small.num_ops} of {total.num_ops} operators have results of a few thousand numbers.",
-                f"They take {format_duration(per_op_ns)} each, forward and backward: about what"
-                f" calling them"
-                " costs.",
+                f"They take {format_duration(per_op_ns)} each, forward and backward: about what calling"
+                " them costs.",
                 f"Forward and backward are {format_share(passes_ns / profile.step_time_ns)} of the step.",
             ),
             fix="Replace loops over small tensors by one operation on a large one, or compile the model.",
             code="model = torch.compile(model)",
+            actions=self.actions,
+        )
+
+    def _in_lines(self, profile: Profile) -> Finding | None:
+        lines = [
+            line
+            for line in profile.where
+            if line.phase is Phase.FORWARD and "slices" in line.idiom and not line.in_worker
+        ]
+        share = share_of(lines)
+        if share < MIN_LINE_SHARE:
+            return None
+        lost = lost_of(profile, lines, SAVED_OF_LINES[1])
+        low, high = bounds(lost_of(profile, lines), lines)
+        return Finding(
+            rule=self.name,
+            summary=f"A loop over slices of a tensor takes {format_share(share)} of each step,"
+            f" {format_ms(share * profile.step_time_ns)}, in {named(lines[0])}",
+            lost_ns=lost,
+            low_ns=SAVED_OF_LINES[0] * low,
+            high_ns=max(high, sum(lost.values())),
+            assumption="one operation on the whole tensor takes a tenth of the loop",
+            evidence=tuple(
+                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
+                f" {line.num_samples} samples; it takes one slice per turn and none needs the one before."
+                for line in lines[:3]
+            ),
+            fix="Do it for all slices in one operation on the whole tensor.",
+            file=lines[0].file,
+            line=lines[0].line,
             actions=self.actions,
         )

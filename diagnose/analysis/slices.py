@@ -1,0 +1,41 @@
+"""Whether a statement in a loop takes a tensor apart, slice by slice."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+
+def takes_slices(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> bool:
+    """Whether a loop's variable is one of several indices, and one operation could do all turns.
+
+    That is not so where a turn reads what the one before has written, or calls a part of a model.
+
+    Args:
+        statement: In the loop.
+        loops: Those around it.
+        nodes: Of the statement's own expressions.
+    """
+    around = [loop.target for loop in loops if isinstance(loop, (ast.For, ast.AsyncFor))]
+    targets = [*around, *(node.target for node in nodes if isinstance(node, ast.comprehension))]
+    variables = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    reads = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    writes = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    if isinstance(statement, ast.AugAssign) or reads & writes - variables:
+        return False
+    if any(isinstance(node, ast.Call) and _may_be_module(node.func) for node in nodes):
+        return False
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Tuple)
+        and any(isinstance(inner, ast.Name) and inner.id in variables for inner in ast.walk(node.slice))
+        for node in nodes
+    )
+
+
+def _may_be_module(function: ast.expr) -> bool:
+    """Whether `function` is neither a library's nor a tensor's or list's method: `cell`, `self.cell`."""
+    if isinstance(function, ast.Attribute):
+        return isinstance(function.value, ast.Name) and function.value.id == "self"
+    return True
