@@ -44,11 +44,11 @@ class UnalignedDimensions(DeviceRule):
 
     ## When it is wrong
     A newer cuBLAS may pad by itself. Sizes that are inputs, such as the length of a sequence, change from
-    batch to batch. It reads the graph, the busy share and the capability of the device; no run on a GPU has
-    tried it yet.
+    batch to batch. It reads the graph, and the capability, the busy share and the kernels' share in products
+    of the device; no run on a GPU has tried it yet.
     """
 
-    needs = ("program.graph", "device.capability", "device.busy_share")
+    needs = ("program.graph", "device.capability", "device.busy_share", "device.matmul_share")
     fires_on = (
         profile(device=card(matmul_share=0.7), program=products(0.3)),
         profile(device=card(matmul_share=0.6, autocast_dtype="float16"), program=products(0.5, "float32")),
@@ -67,8 +67,7 @@ class UnalignedDimensions(DeviceRule):
         if device.capability < FIRST or computes_in(profile) not in HALF or not sets_the_pace(profile):
             return None
         share = kernel_share(profile, graph, graph.unaligned)
-        if share is None:
-            return None
+        assert share is not None
         low, lost_ns, high = (part * share * busy_ns(profile) for part in SAVED)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
