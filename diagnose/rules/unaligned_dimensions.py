@@ -44,7 +44,7 @@ class UnalignedDimensions(DeviceRule):
 
     ## When it is wrong
     A newer cuBLAS may pad by itself. Sizes that are inputs, such as the length of a sequence, change from
-    batch to batch. It reads the graph, and the capability, the busy share and the kernels' share in products
+    batch to batch. It reads the graph, and the capability, the busy share and the products' share of time
     of the device; no run on a GPU has tried it yet.
     """
 
