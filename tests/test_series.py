@@ -75,6 +75,20 @@ def test_a_step_that_slows_down_at_one_moment_does_not_drift():
     assert find_drift(times) == 0
 
 
+def test_what_slows_the_whole_step_down_is_no_drift():
+    slower = np.linspace(1, 2, 200)
+    assert find_drift(5 * MS * slower) > 3 * MS
+    assert find_drift(5 * MS * slower, rest=10 * MS * slower) == 0
+    assert find_drift(5 * MS * slower**3, rest=10 * MS * slower) > 3 * MS
+
+
+def test_drift_is_seen_where_many_steps_are_disturbed():
+    times = np.linspace(2, 8, 200) * MS
+    rng = np.random.default_rng(1)
+    times[rng.random(200) < 0.4] += 20 * MS
+    assert find_drift(times) > 3 * MS
+
+
 def test_scatter_alone_hardly_ever_drifts():
     found = [find_drift(noisy(200, spread=0.3, seed=seed)) for seed in range(400)]
     assert sum(drift > 0 for drift in found) <= 2

@@ -68,3 +68,16 @@ def won_by_threads(profile: Profile, now: int, then: int) -> Mapping[Phase, floa
         for phase, part in DIVISIBLE.items()
         if profile.phase_time_ns.get(phase, 0.0) > 0
     }
+
+
+def stretch_of(profile: Profile) -> float:
+    """Returns how many times longer than its CPU time work of the training thread takes: it also waits for
+    its turn on a machine that others use. 1 where that was not measured."""
+    on_cpu, waits = profile.host.on_cpu_share, profile.host.runnable_share
+    if not on_cpu or waits is None:
+        return 1.0
+    return min(MAX_STRETCH, 1 + waits / on_cpu)
+
+
+MAX_STRETCH = 4.0
+"""A thread that waits longer than that for its turn hardly runs, and its readings say little."""

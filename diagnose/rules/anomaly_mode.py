@@ -9,6 +9,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration, format_share
+from diagnose.rules._cpus import stretch_of
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
@@ -16,7 +17,10 @@ MIN_READINGS = 0.5
 """The part of the readings that find it on. One that is switched on for a few steps is a search for a
 NaN."""
 
-FORWARD_NS, BACKWARD_NS = 56_000, 12_000
+BYTE_NS = 0.45
+"""CPU time per byte of the results in which NaN is looked for, measured likewise on one thread."""
+
+FORWARD_NS, BACKWARD_NS = 64_000, 12_000
 """What it adds for each node of the graph, measured on a 2-core virtual machine: in the forward pass a
 formatted stack, in the backward pass a search for NaN."""
 
@@ -61,7 +65,9 @@ class AnomalyMode(Rule):
         graph = profile.program.graph
         if graph is not None and graph.num_nodes and not graph.truncated:
             costs = {Phase.FORWARD: FORWARD_NS, Phase.BACKWARD: BACKWARD_NS}
-            wanted = {phase: float(ns * graph.num_nodes) for phase, ns in costs.items()}
+            stretch = stretch_of(profile)
+            wanted = {phase: stretch * ns * graph.num_nodes for phase, ns in costs.items()}
+            wanted[Phase.BACKWARD] += stretch * BYTE_NS * graph.total.num_bytes
             bounds, basis = (
                 BOUNDS,
                 f"each of the graph's {graph.num_nodes} nodes costs what it does elsewhere",
