@@ -59,6 +59,7 @@ def of_marked(text: str, *functions: str, via: str = "") -> tuple[str, ...]:
         ("total = sum(p.grad.norm() ** 2 for p in model.parameters())", (CLIP,)),
         ("clip_grad_norm_(model.parameters(), 1.0, foreach=False)", (CLIP,)),
         ("accuracy.update(out, labels)", (METRIC,)),
+        ("torch.save(picture.clone(), path)", (SAVE,)),
         ("hits = (out.argmax(1) == labels).float().mean()", (METRIC,)),
         ("score = f1_score(labels, predicted)", (METRIC,)),
         ("squares = sum(i * i for i in range(1000))", (PYTHON_LOOP,)),

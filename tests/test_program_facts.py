@@ -170,6 +170,23 @@ def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str
     assert recorder.facts["calls"]["batch_size"] == 2
 
 
+@pytest.mark.parametrize("evaluated", ["a teacher", "the trained model", "a part of it"])
+def test_a_teacher_is_told_from_an_evaluation_of_the_trained_model(evaluated: str):
+    model, teacher = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
+    called = {"a teacher": teacher, "the trained model": model, "a part of it": model[0]}[evaluated]
+    recorder = Recorder()
+    recorder.model_appears(model)
+    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
+        for inspect in recorder.inspections:
+            inspect()
+        for _ in range(7):
+            model(torch.randn(2, 4))
+            with torch.no_grad():
+                called(torch.randn(2, 4))
+            recorder.steps += 1
+    assert recorder.facts["calls"]["untrained"] == (1.0 if evaluated == "a teacher" else 0.0)
+
+
 def test_padding_is_a_run_at_the_end_of_rows():
     full = torch.randint(1, 50, (8, 20))
     padded = full.clone()

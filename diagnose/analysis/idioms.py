@@ -65,11 +65,14 @@ METRIC_WORDS = {
     *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "confusion"),
     *("precision", "recall", "topk", "iou", "perplexity", "meter"),
 }
+ALSO_OF_MODELS = {"acc", "meter", "precision", "recall", "topk", "iou"}
+"""Words that functions of models and losses are called by, too."""
+
 NAMED = {
     **dict.fromkeys(("log", "logging", "logs", "report", "print", "tensorboard", "wandb"), LOG),
     **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
     **dict.fromkeys(("clip", "clipping"), CLIP),
-    **dict.fromkeys(METRIC_WORDS - {"acc", "meter", "recall", "precision"}, METRIC),
+    **dict.fromkeys(METRIC_WORDS - ALSO_OF_MODELS, METRIC),
 }
 """What a function is for by a word of its name, where its lines do not say."""
 
