@@ -94,7 +94,7 @@ class Compiler:
         limit_hits: Frames that Dynamo gave up compiling after too many recompilations.
         reasons: Why frames were compiled again, the last ones, in Dynamo's words.
         breaks: Graph breaks, one per place.
-        skipped: Functions that it gave up on and that run uncompiled, such as for a break inside a loop; the
+        skipped: Functions that it gave up on and that run uncompiled, as for a break inside a loop; the
             place is what it could not compile.
         file: File of the function that was compiled most often; empty when unknown.
         line: Its first line.
