@@ -221,7 +221,7 @@ class TestWorkers:
 
     def test_starting_workers_for_each_short_epoch_is_named(self, tmp_path):
         loader = DataLoader(Rows(24, 0.5), batch_size=4, num_workers=1)
-        assert names(tmp_path / "run", loader, epochs=8)[0] == ["worker-startup"]
+        assert names(tmp_path / "run", loader, epochs=8)[0][:1] == ["worker-startup"]
 
     def test_workers_that_keep_up_have_no_fault(self, tmp_path):
         loader = DataLoader(Rows(160, 1), batch_size=4, num_workers=2, persistent_workers=True)

@@ -64,6 +64,7 @@ def test_run_json_says_what_was_run_and_how_it_ended(tmp_path):
     assert before < facts.pop("started_unix") <= facts.pop("ended_unix") < time.time()
     assert 0 < facts.pop("startup_s") < 5
     assert facts.pop("started").startswith("20")
+    assert facts.pop("pid") > 0
     assert facts == {
         "schema": 1,
         "id": "first",
@@ -149,7 +150,7 @@ def test_a_full_file_system_is_noticed_before_the_script_starts(tmp_path, full_d
 def test_a_disk_that_fills_up_stops_the_recording_and_not_the_script(tmp_path, full_disk):
     write(
         tmp_path / "job.py",
-        f"import sys; sys.argv[1:] = ['300']\n"
+        f"import sys; sys.argv[1:] = ['4000']\n"
         f"exec(open({str(SCRIPTS / 'ends.py')!r}).read())\n"
         "raise SystemExit(4)\n",
     )

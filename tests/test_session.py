@@ -454,7 +454,7 @@ def train(steps):
         diagnose.step()
 
 train(200)
-for _ in range(40):
+for _ in range(20):
     child = os.fork()
     if not child:
         train(5)
@@ -467,4 +467,4 @@ print("done")
     )
     ended = run(sys.executable, "job.py", cwd=tmp_path)
     assert (ended.stdout, ended.stderr) == ("done\n", "")
-    assert len(rank_files(tmp_path / "run")) == 41
+    assert len(rank_files(tmp_path / "run")) == 21

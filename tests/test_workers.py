@@ -132,8 +132,7 @@ def test_an_empty_queue_shows_slow_workers_and_a_full_one_a_slow_loop(tmp_path):
     assert slow_workers.ready_batches < 1, "of the four that two workers prefetch, on a busy machine too"
     assert fast_workers.ready_batches is not None
     assert fast_workers.ready_batches > 2, "two workers prefetch two batches each"
-    assert slow_workers.idle_share < 0.5
-    assert fast_workers.idle_share > 0.7
+    assert slow_workers.idle_share < 0.8 * fast_workers.idle_share
 
 
 @pytest.mark.parametrize("persistent", [True, False])
