@@ -36,7 +36,7 @@ from diagnose.core.profile import (
 )
 from diagnose.core.units import NS_PER_S
 from diagnose.store.reader import RankLog, read_rank
-from diagnose.store.runs import rank_files, read_manifest
+from diagnose.store.runs import LOST, rank_files, read_manifest
 
 MIN_STEPS = 20
 """Fewer measured steps than this give figures, but no verdict."""
@@ -65,6 +65,8 @@ def load_profile(run: Path) -> Profile:
     with contextlib.suppress(OSError):
         manifest.setdefault("torch", (run / "torch").read_text(encoding="utf-8"))
     logs, notes = read_logs(run)
+    with contextlib.suppress(OSError):
+        notes.append((run / LOST).read_text(encoding="utf-8"))
     return profile_of(manifest, logs, notes)
 
 

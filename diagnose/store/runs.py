@@ -11,6 +11,8 @@ from typing import Any
 from diagnose.core.errors import DiagnoseError
 
 DEFAULT_ROOT = Path(".diagnose") / "runs"
+LOST = "lost.txt"
+"""Name of the file in which a run says why records of it are lost."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """What a run may be called: it becomes a folder's name, and is shown in terminals and browsers."""
 
