@@ -8,8 +8,13 @@ NS_PER_S = 1_000_000_000
 
 
 def format_ms(time_ns: float) -> str:
-    """Formats nanoseconds as milliseconds with about three digits: `412 ms`, `41.2 ms`, `0.41 ms`."""
+    """Formats nanoseconds as milliseconds with about three digits: `412 ms`, `41.2 ms`, `0.41 ms`.
+
+    What would show no two digits of its own so is given in microseconds: `41 us`.
+    """
     value_ms = time_ns / NS_PER_MS
+    if 0 < value_ms < 0.095:
+        return f"{time_ns / NS_PER_US:.{0 if time_ns >= 9_950 else 1}f} us"
     digits = 0 if value_ms >= 99.95 else 1 if value_ms >= 9.995 else 2
     return f"{value_ms:,.{digits}f} ms"
 
