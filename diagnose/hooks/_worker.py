@@ -122,7 +122,7 @@ class WorkerLog:
         self._fetch_ns = 0
         self._cpu_ns = 0
         self._born_ns = self._sent_ns = perf_counter_ns()
-        self._cpu_born_ns = process_time_ns()
+        self._cpu_uncounted_ns = process_time_ns()
         self._cpu_mark_ns = 0
         self._sent_once = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -142,6 +142,8 @@ class WorkerLog:
     def fetch_begins(self) -> None:
         """The worker begins a batch."""
         self._delay.begins()
+        if not self._batches:
+            self._cpu_uncounted_ns = process_time_ns()  # the worker's start is no batch's
         self._cpu_mark_ns = thread_time_ns()
         self._recorder.current = BUSY
 
@@ -158,6 +160,11 @@ class WorkerLog:
 
     def send(self) -> None:
         """Sends the running totals, and the stacks sampled since the last time."""
+        cpu_ns = process_time_ns()
+        self._send(cpu_ns - self._cpu_uncounted_ns - self._cpu_ns)
+        self._cpu_uncounted_ns += process_time_ns() - cpu_ns
+
+    def _send(self, rest_cpu_ns: int) -> None:
         now = perf_counter_ns()
         self._sent_ns = now
         self._sent_once = True
@@ -174,7 +181,7 @@ class WorkerLog:
             "fetch_ns": self._fetch_ns - collate_ns,
             "collate_ns": collate_ns,
             "cpu_ns": self._cpu_ns,
-            "rest_cpu_ns": max(0, process_time_ns() - self._cpu_born_ns - self._cpu_ns),
+            "rest_cpu_ns": max(0, rest_cpu_ns),
             "life_ns": now - self._born_ns,
             "delay_ns": self._delay.known_ns,
             "spread": self._spread.counts(),

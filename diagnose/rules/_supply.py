@@ -18,6 +18,9 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import NS_PER_MS, format_ms, format_share
 from diagnose.rules._examples import profile
 
+MIN_WORKER_BATCHES = 10
+"""Workers that have told of fewer batches have told of little but their own start."""
+
 MIN_SHARE = 0.04
 """Loops that wait for less of the step are well fed; a loaded machine alone makes them wait that much."""
 
@@ -117,6 +120,8 @@ def supply_of(profile: Profile) -> Supply | None:
     stats = profile.input
     workers = stats.workers
     if loader is None or not loader.num_workers or workers is None or stats.steady_wait_ns is None:
+        return None
+    if workers.batches < MIN_WORKER_BATCHES:
         return None
     batches = stats.batches_per_step or 1.0
     making = workers.fetch_ns + workers.collate_ns
