@@ -406,7 +406,8 @@ def test_a_worker_that_is_killed_leaves_what_it_had_reported(tmp_path):
             return super().__getitem__(index)
 
     diagnose.attach(tmp_path / "run")
-    with pytest.raises(RuntimeError, match="DataLoader worker"):  # in one of several wordings
+    # Torch notices in one of several ways: a signal, a closed pipe, a connection that is refused.
+    with pytest.raises((RuntimeError, EOFError, OSError)):
         train(DataLoader(DiesLate(200, sleep_ms=10), num_workers=1))
     workers = workers_of(diagnose.detach())
     assert workers.num_workers == 1
