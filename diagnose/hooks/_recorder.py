@@ -18,6 +18,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
+from diagnose.core.job import Route
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._frames import user_frame
 from diagnose.hooks._log import SETTLED, STEPPED, WIDTH, Log, Mark, Seen
@@ -95,6 +96,11 @@ class Recorder:
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
+        on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
+        inputs: What each outermost training-mode call got last, by `id(model)`; see `core.job.Job`. `None`
+            keeps nothing.
+        on_iterator: Called with each loader and its iterator when the loop begins to iterate for training.
+        routes: By `id(model)`, what its outermost training-mode calls go through; see `core.job.Job`.
     """
 
     __slots__ = (
@@ -119,6 +125,7 @@ class Recorder:
         "finder",
         "flushed",
         "in_step",
+        "inputs",
         "inspections",
         "listening",
         "log",
@@ -128,11 +135,14 @@ class Recorder:
         "notes",
         "on_backward",
         "on_begin",
+        "on_boundary",
         "on_forward",
+        "on_iterator",
         "optimizers",
         "pending",
         "rotate_at",
         "rotate_due",
+        "routes",
         "samples",
         "sites",
         "steps",
@@ -150,6 +160,10 @@ class Recorder:
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
+        self.on_boundary: Callable[[], None] | None = None
+        self.on_iterator: list[Callable[[Any, Any], None]] = []
+        self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+        self.routes: dict[int, list[Route]] = {}
         self.inspections: list[Callable[[], None]] = []
         self.flushed: list[Callable[[], None]] = []
         self.log = Log()
@@ -259,8 +273,11 @@ class Recorder:
         if not self._begun:
             self._begin()
         self.batch_use = UNUSED
+        ended = bool(self.finder.stepped)
         self.finder.batch_asked()
         self.calm = 0  # until a batch has come and told its size
+        if ended and self.on_boundary is not None:
+            self.on_boundary()
         if self.stop_after:
             self._stop_if_done()
 
@@ -300,7 +317,10 @@ class Recorder:
         if not self._begun:
             self._begin()
         if not self.in_step:
+            ends = self.on_boundary is not None and self.finder.ends_here()
             self.finder.work_begins()
+            if ends:
+                self.on_boundary()  # type: ignore[misc]  # it is set where the step can end
             if self.finder.provisional is not None:
                 self._counted = self.samples  # of the step that may begin here, no loader has told yet
             if self.stop_after:
@@ -453,7 +473,7 @@ class Recorder:
         self.calm = 0
         self.curious = steps < CURIOUS_UNTIL or not steps % CURIOUS_EVERY
         # After curiosity one more step with open eyes, in which the search for modules ends.
-        calm = not (self.curious or self.listening or self.stop_after)
+        calm = not (self.curious or self.listening or self.stop_after or self.on_boundary)
         self.calm_when_told = self.thread if calm else 0
         self._next_care = steps + 1
         if calm and steps > max(self.rotate_at):

@@ -66,6 +66,10 @@ class StepFinder:
             self.provisional = None
         self.stepped.add(optimizer)
 
+    def ends_here(self) -> bool:
+        """Whether the work that begins now is the next step's, in a loop that asks no loader."""
+        return self.provisional is None and not self.asks and self.looks_complete()
+
     def looks_complete(self) -> bool:
         """Whether the open step already holds every optimizer that the step before it had."""
         return bool(self.stepped) and self.stepped >= self._last_set

@@ -9,6 +9,7 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any
 
+from diagnose.core.job import Route
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
@@ -136,7 +137,18 @@ class _Search:
 
         recorder, is_grad_enabled = self._recorder, self._is_grad_enabled
         clock, log, models = recorder.clock, recorder.log.append, recorder.models
+        routes = recorder.routes
+
+        def routed(*args: Any, **kwargs: Any) -> Any:
+            if not routes or recorder.current != FORWARD or id(args[0]) not in routes:
+                return original(*args, **kwargs)
+            call = original
+            for route in reversed(routes[id(args[0])]):
+                call = functools.partial(_through, route, call)
+            return call(*args, **kwargs)
+
         asked = spanned(original, recorder, self._before, self._after)
+        tuned = spanned(hidden(routed), recorder, self._before, self._after)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
@@ -147,8 +159,11 @@ class _Search:
                 or get_ident() != recorder.calm
                 or not is_grad_enabled()
                 or id(args[0]) not in models
+                or routes
             ):
                 try:
+                    if routes and interrupted != FORWARD:
+                        return tuned(*args, **kwargs)
                     return (original if interrupted == FORWARD else asked)(*args, **kwargs)
                 except BaseException as error:
                     unseen(error)
@@ -186,7 +201,13 @@ class _Search:
         if id(module) not in recorder.models:
             recorder.model_appears(module)
         recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
+        if recorder.inputs is not None:
+            recorder.inputs[id(module)] = (args[1:], kwargs)
         return FORWARD + THEN if recorder.curious else FORWARD
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
         self._listen()
+
+
+def _through(route: Route, call: Any, *args: Any, **kwargs: Any) -> Any:
+    return route(call, args, kwargs)

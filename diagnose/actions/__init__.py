@@ -1,0 +1,1 @@
+"""Fixes for a running job, one file each, undone on leaving."""

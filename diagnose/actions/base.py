@@ -1,0 +1,97 @@
+"""What an action is: a fix with its way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class CannotApply(Exception):
+    """A precondition does not hold; the message says which, in words for the user."""
+
+
+class Action:
+    """One fix that can be applied to a running job between two steps, and undone between two others.
+
+    The docstring is the action's documentation page: what it does, when it takes effect, what it cannot
+    help, and what was measured.
+
+    The tuner calls, always on the training thread and between two steps: `check`; then, with `values`,
+    `prepare` once for a trial, and inside it `apply` as often as it likes. What is kept stays inside both
+    contexts to the end of training. Whatever any of them raises, the tuner undoes the action and training
+    goes on; `CannotApply` is the one they raise on purpose.
+
+    Attributes:
+        safety: What it does to the numbers that training computes.
+        order: Smaller is tried first where both are expected to help: what changes the step for others goes
+            before them (10 process, 20 input, 30 layout and optimizer, 40 precision, 50 ranks, 60 memory,
+            70 compilation).
+        excludes: Names of actions that must not be in force at the same time.
+        settle_steps: Steps after a change that show neither state: a queue drains, a cache warms.
+        touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
+            update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it.
+    """
+
+    safety: ClassVar[Safety]
+    order: ClassVar[int] = 30
+    excludes: ClassVar[frozenset[str]] = frozenset()
+    settle_steps: ClassVar[int] = 1
+    touches: ClassVar[str] = "nothing"
+
+    def check(self, job: Job) -> None:
+        """Looks whether the action can be applied at all. Changes nothing.
+
+        Raises:
+            CannotApply: If it cannot.
+        """
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        """Returns the settings to choose from; the best of several is found by successive halving."""
+        return (None,)
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """Does what is dear and does not change the job yet: starts workers, compiles.
+
+        Yields:
+            What `apply` gets.
+        """
+        yield value
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        """Changes the job; leaving changes it back to the very objects and values that were there.
+
+        Raises:
+            CannotApply: If it cannot after all; then nothing was changed.
+        """
+        raise NotImplementedError
+
+    def state(self, job: Job) -> Any:
+        """Returns everything that `apply` changes, comparably: flags, identities of objects."""
+        raise NotImplementedError
+
+    def verify_undone(self, job: Job, before: Any) -> None:
+        """Checks that the job is as it was.
+
+        Args:
+            job: The job.
+            before: What `state` returned before `apply`.
+
+        Raises:
+            RuntimeError: If something is different; says what.
+        """
+        after = self.state(job)
+        if after != before:
+            raise RuntimeError(f"{type(self).__name__} was not undone: {before!r} became {after!r}")
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """Returns what makes the action permanent in a script, such as `{"DataLoader.num_workers": "2"}`.
+
+        A key is `Callable.argument` of a call in the script, or `statement` for a line to add once before
+        the loop; the value is source code.
+        """
+        return {}

@@ -1,0 +1,43 @@
+"""The live objects of the script that is being trained: the one thing here that is not plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Route = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Takes the place of a model's call: gets what it replaces, `args` (the model first) and `kwargs`, and
+returns what the script shall see."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """What actions work on. Only touched on the training thread, between two steps.
+
+    Attributes:
+        models: Modules that the loop calls outermost in training, in order of appearance; a loss may be
+            among them.
+        optimizers: Optimizers that have stepped.
+        iterators: Iterators of `DataLoader`s that feed training now, the latest last.
+        loaders: The `DataLoader` of each of `iterators`.
+        inputs: `args` (without the model) and `kwargs` of the latest outermost training call, by
+            `id(model)`. Tensors are the script's own, and may be changed in place by it.
+        routes: By `id(model)`, what its outermost training-mode calls go through, first in, outermost.
+        on_iterator: Called with loader and iterator when the loop has begun to iterate for training, before
+            the first batch is asked for.
+        device: `cpu`, `cuda`, ... of the first parameter.
+        local_ranks: Training processes on this machine.
+        facts: What the hooks have learnt, by name.
+    """
+
+    models: list[Any] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    iterators: list[Any] = field(default_factory=list)
+    loaders: list[Any] = field(default_factory=list)
+    inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    routes: dict[int, list[Route]] = field(default_factory=dict)
+    on_iterator: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    device: str = "cpu"
+    local_ranks: int = 1
+    facts: dict[str, Any] = field(default_factory=dict)

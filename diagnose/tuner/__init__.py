@@ -1,0 +1,1 @@
+"""Which action next, and whether it helped."""
