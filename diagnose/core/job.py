@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ class Job:
         device: `cpu`, `cuda`, ... of the first parameter.
         local_ranks: Training processes on this machine.
         facts: What the hooks have learnt, by name.
+        unmeasured: Opens a context in which the hooks take no notice of model calls and optimizer steps:
+            those of a numerics check are not the script's.
     """
 
     models: list[Any] = field(default_factory=list)
@@ -41,3 +44,4 @@ class Job:
     device: str = "cpu"
     local_ranks: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
+    unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -12,7 +12,8 @@ import sys
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter_ns
 from types import TracebackType
@@ -213,6 +214,16 @@ class Recorder:
     def switch_off(self) -> None:
         """Ends the measuring; any thread may call it."""
         self.calm_when_told = self.thread = self.calm = 0
+
+    @contextmanager
+    def unmeasured(self) -> Iterator[None]:
+        """What the training thread does inside is our own, no event of the script's loop: the hooks see
+        nothing of it, and no step ends. For model calls and optimizer steps of a numerics check."""
+        thread, self.thread, self.calm = self.thread, 0, 0  # not calm again before the next step
+        try:
+            yield
+        finally:
+            self.thread = thread
 
     def claim_thread(self) -> None:
         """Makes the calling thread the measured one if no other has trained: not all loops run in the main
