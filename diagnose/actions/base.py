@@ -32,6 +32,7 @@ class Action:
             70 compilation).
         excludes: Names of actions that must not be in force at the same time.
         settle_steps: Steps after a change that show neither state: a queue drains, a cache warms.
+        window_steps: The fewest steps that show what it does: more where they come in bursts.
         touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
             update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it.
     """
@@ -40,6 +41,7 @@ class Action:
     order: ClassVar[int] = 30
     excludes: ClassVar[frozenset[str]] = frozenset()
     settle_steps: ClassVar[int] = 1
+    window_steps: ClassVar[int] = 5
     touches: ClassVar[str] = "nothing"
 
     def check(self, job: Job) -> None:

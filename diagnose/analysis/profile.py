@@ -22,7 +22,9 @@ from diagnose.analysis.program import program_of
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
+from diagnose.analysis.spans import part_of
 from diagnose.analysis.throughput import interval_95
+from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
@@ -34,6 +36,7 @@ from diagnose.core.profile import (
     StepStats,
     Throughput,
 )
+from diagnose.core.trial import Tuning
 from diagnose.core.units import NS_PER_S
 from diagnose.store.reader import RankLog, read_rank
 from diagnose.store.runs import LOST, rank_files, read_manifest
@@ -52,11 +55,13 @@ MAX_WARMUP_SHARE = 0.25
 Vector = npt.NDArray[np.float64]
 
 
-def load_profile(run: Path) -> Profile:
+def load_profile(run: Path, *, first_step: int | None = None) -> Profile:
     """Reads and analyses a run, finished or not.
 
     Args:
         run: The run's folder.
+        first_step: Leave out every step before this one. Default: look at all of them, or, of a run that
+            was tuned, at those before anything was changed.
 
     Raises:
         DiagnoseError: If it was written by a newer version.
@@ -67,7 +72,7 @@ def load_profile(run: Path) -> Profile:
     logs, notes = read_logs(run)
     with contextlib.suppress(OSError):
         notes.append((run / LOST).read_text(encoding="utf-8"))
-    return profile_of(manifest, logs, notes)
+    return profile_of(manifest, logs, notes, first_step=first_step)
 
 
 def read_logs(run: Path) -> tuple[list[RankLog], list[str]]:
@@ -85,8 +90,14 @@ def read_logs(run: Path) -> tuple[list[RankLog], list[str]]:
     return [log for log in logs if len(log.steps)], notes
 
 
-def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable[str] = ()) -> Profile:
-    """Analyses what `read_logs` returned."""
+def profile_of(
+    manifest: Mapping[str, Any],
+    logs: list[RankLog],
+    notes: Iterable[str] = (),
+    *,
+    first_step: int | None = None,
+) -> Profile:
+    """Analyses what `read_logs` returned; `first_step` as in `load_profile`."""
     notes = list(notes)
     for log in logs:
         notes += [
@@ -107,6 +118,14 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
     if not logs:
         return Profile(run=info, status=Status.NO_STEPS, notes=tuple(dict.fromkeys(notes)))
 
+    tuning = tuning_of(logs[0])
+    num_steps = len(logs[0].steps)
+    if first_step is not None:
+        logs = [part_of(log, first_step) for log in logs]
+    elif tuning is not None:
+        tuning = replace(tuning, tuned_phase_time_ns=_tuned_phases(logs[0], tuning))
+        if tuning.untouched[1] > MIN_STEPS:
+            logs = [part_of(log, *tuning.untouched) for log in logs]
     main = logs[0]
     warmup = _warmup(manifest, main)
     sources = Sources()
@@ -124,8 +143,9 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
     roles = Roles(main.sites, sources, main.samples)
     where = source_lines(main, rows, warmup, roles, sources)
     stats = StepStats(
-        count=len(main.steps),
+        count=num_steps,
         warmup=warmup,
+        left_out=num_steps - len(main.steps),
         total_time_ns=int(times.sum()),
         mean_ns=float(times.mean()) if len(times) else None,
         median_ns=float(np.median(times)) if len(times) else None,
@@ -163,8 +183,17 @@ def profile_of(manifest: Mapping[str, Any], logs: list[RankLog], notes: Iterable
         ),
         settings=settings_of(main),
         events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events)),
+        tuning=tuning,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _tuned_phases(log: RankLog, tuning: Tuning) -> dict[Phase, float]:
+    if tuning.tuned is None:
+        return {}
+    part = part_of(log, *tuning.tuned)
+    series = phase_series(part, part.steps, 0, Roles(part.sites, Sources(), part.samples))
+    return {phase: float(times.mean()) for phase, times in series.items()} if len(part.steps) else {}
 
 
 def step_times(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

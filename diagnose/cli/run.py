@@ -47,6 +47,23 @@ def run(
     quiet: Annotated[
         bool | None, typer.Option("--quiet", help="Print no start line and no report.")
     ] = None,
+    tune: Annotated[
+        bool | None,
+        typer.Option("--tune", help="Try fixes on the running job; keep what helps."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Also try fixes that change the numbers: precision, training."),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="ACTION", help="Try only this fix.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(metavar="ACTION", help="Do not try this fix.")] = None,
+    dry_run: Annotated[
+        bool | None, typer.Option("--dry-run", help="Name the fixes that --tune would try; change nothing.")
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Put the fixes of a tuned.toml in force, without trials."),
+    ] = None,
     nproc_per_node: Annotated[
         str | None, typer.Option(metavar="N", help="Start N ranks through torchrun.")
     ] = None,

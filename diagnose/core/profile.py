@@ -14,6 +14,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.program import Program
 from diagnose.core.series import Series
 from diagnose.core.settings import Settings
+from diagnose.core.trial import Tuning
 
 
 class Status(str, Enum):
@@ -80,11 +81,13 @@ class StepStats:
     Attributes:
         count: All steps that ended, warm-up included.
         warmup: Leading steps left out of every figure.
+        left_out: Other steps left out: those of a tuned run that were not the script's own.
         total_time_ns: Wall time of the measured steps together.
     """
 
     count: int = 0
     warmup: int = 0
+    left_out: int = 0
     total_time_ns: int = 0
     mean_ns: float | None = None
     median_ns: float | None = None
@@ -94,7 +97,7 @@ class StepStats:
     @property
     def measured(self) -> int:
         """Number of steps that the figures rest on."""
-        return self.count - self.warmup
+        return self.count - self.warmup - self.left_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +257,8 @@ class Profile:
         findings: Named faults, the most costly first; empty until the rules have been asked.
         abstained: Rules that missed a reading.
         num_rules: How many rules there were to ask, those that abstained included; `None` until then.
+        tuning: What tuning did; `None` in a run that was not tuned. Of a run that was, every other figure
+            is of the steps before anything was changed, save those that are of the whole run.
         notes: What the reader must know: hooks that were switched off, records that were lost.
     """
 
@@ -276,6 +281,7 @@ class Profile:
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstention, ...] = ()
     num_rules: int | None = None
+    tuning: Tuning | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from typing import Any
 
 from diagnose.core.finding import Gain
+from diagnose.core.phases import Phase
 
 
 class Safety(Enum):
@@ -36,6 +38,8 @@ class Outcome(Enum):
     """Never tried: a precondition does not hold."""
     NOT_ALLOWED = "not_allowed"
     """Never tried: it needs the user's leave."""
+    NOT_TRIED = "not_tried"
+    """Never tried: a dry run."""
     CANNOT_TELL = "cannot_tell"
     """Measured as long as was worth it, without a verdict: undone."""
 
@@ -50,6 +54,8 @@ class Measured:
         high: Upper end.
         pairs: Pairs of windows it rests on.
         detectable: The smallest speedup that so many pairs would find four times in five.
+        without_ns: Mean nanoseconds of a step without the change.
+        with_ns: Likewise with it.
     """
 
     speedup: float
@@ -57,6 +63,8 @@ class Measured:
     high: float
     pairs: int
     detectable: float
+    without_ns: float
+    with_ns: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +82,6 @@ class Trial:
         rule: The finding that led to it.
         first_step: The step at which it began.
         steps_spent: Steps that the trial took. All of them trained.
-        step_ns: Mean nanoseconds of a step without and with it; empty if not measured.
         settings: What makes it permanent in a script: argument or call, and value.
     """
 
@@ -88,5 +95,60 @@ class Trial:
     rule: str = ""
     first_step: int = 0
     steps_spent: int = 0
-    step_ns: tuple[float, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    def as_record(self) -> dict[str, Any]:
+        """Returns the trial in JSON's types."""
+        return {**asdict(self), "safety": self.safety.value, "outcome": self.outcome.value}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Trial:
+        """Returns the trial that `as_record` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is no such record.
+        """
+        predicted, measured = record["predicted"], record["measured"]
+        return cls(
+            **{
+                **record,
+                "safety": Safety(record["safety"]),
+                "outcome": Outcome(record["outcome"]),
+                "predicted": Gain(**predicted) if predicted else None,
+                "measured": Measured(**measured) if measured else None,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What tuning did in one run.
+
+    Attributes:
+        state: What it was doing last: `observing`, `trying`, `confirming`, `holding` or `ended`.
+        trials: Every action that was thought of, in order.
+        confirmation: All kept actions on against all off; `None` if nothing was kept, or the script ended
+            before.
+        rechecks: Later measurements of the same.
+        undone: Why everything kept was undone after all; empty if it was not.
+        errors: What failed in us, in words.
+        untouched: First and last (exclusive) step before anything was changed.
+        tuned: Likewise of the steps with everything kept in force; `None` if there are none.
+        tuned_phase_time_ns: Mean nanoseconds of each phase in those steps.
+    """
+
+    state: str = ""
+    trials: tuple[Trial, ...] = ()
+    confirmation: Measured | None = None
+    rechecks: tuple[Measured, ...] = ()
+    undone: str = ""
+    errors: tuple[str, ...] = ()
+    untouched: tuple[int, int] = (0, 0)
+    tuned: tuple[int, int] | None = None
+    tuned_phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> tuple[Trial, ...]:
+        """The actions that stayed in force to the end."""
+        kept = tuple(trial for trial in self.trials if trial.outcome is Outcome.KEPT)
+        return () if self.undone or self.errors else kept

@@ -30,6 +30,8 @@ OPTIMIZER = SLOT_OF["optimizer"]
 GAP_AFTER_EVALUATION = SLOT_OF["gap_after_evaluation"]
 GAP_AFTER_REST = SLOT_OF["gap_after_rest"]
 
+ASIDE = frozenset(SLOT_OF[phase] for phase in ("evaluation", "checkpoint", "compile"))
+
 UNSETTLED = (GAP_AFTER_EVALUATION, EVALUATION)
 """Slots in which no training event can begin: it ends the evaluation, and says whose the gap was."""
 
@@ -97,6 +99,7 @@ class Recorder:
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
+        asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
         inputs: What each outermost training-mode call got last, by `id(model)`; see `core.job.Job`. `None`
             keeps nothing.
@@ -111,6 +114,7 @@ class Recorder:
         "_counted",
         "_next_care",
         "_seen",
+        "asides",
         "backward_passes",
         "batch_use",
         "buckets",
@@ -161,9 +165,7 @@ class Recorder:
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
-        self.on_boundary: Callable[[], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []
-        self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] | None = None
         self.routes: dict[int, list[Route]] = {}
         self.inspections: list[Callable[[], None]] = []
         self.flushed: list[Callable[[], None]] = []
@@ -175,6 +177,9 @@ class Recorder:
         """Forgets everything measured: a forked child begins with an empty ledger."""
         self.current = GAP_AFTER_REST
         self.log.clear()  # in place, as the models are: the wrappers hold them
+        self.asides = 0
+        self.on_boundary: Callable[[], None] | None = None
+        self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] | None = None
         self.calm = 0
         self.calm_when_told = 0
         self.curious = True
@@ -236,6 +241,8 @@ class Recorder:
     def push(self, slot: int) -> int:
         """Opens a span on the training thread; returns the slot it interrupts, which `leave` wants back."""
         interrupted = self.current
+        if slot in ASIDE:
+            self.asides += 1
         self._run_into(slot)
         return interrupted
 
@@ -288,7 +295,7 @@ class Recorder:
         self.finder.batch_asked()
         self.calm = 0  # until a batch has come and told its size
         if ended and self.on_boundary is not None:
-            self.on_boundary()
+            self.guarded(self.on_boundary)
         if self.stop_after:
             self._stop_if_done()
 
@@ -330,8 +337,8 @@ class Recorder:
         if not self.in_step:
             ends = self.on_boundary is not None and self.finder.ends_here()
             self.finder.work_begins()
-            if ends:
-                self.on_boundary()  # type: ignore[misc]  # it is set where the step can end
+            if ends and self.on_boundary is not None:
+                self.guarded(self.on_boundary)
             if self.finder.provisional is not None:
                 self._counted = self.samples  # of the step that may begin here, no loader has told yet
             if self.stop_after:

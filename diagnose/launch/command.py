@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -95,6 +96,17 @@ def environment(environ: Mapping[str, str], settings: Settings, folder: Path | N
         value = getattr(settings, name)
         if value is not None:
             child[variable] = str(value)
+    child.pop("DIAGNOSE_TUNING", None)
+    if settings.tunes:
+        child["DIAGNOSE_TUNING"] = json.dumps(
+            {
+                "allow": settings.allow,
+                "only": settings.only,
+                "skip": settings.skip,
+                "dry_run": settings.dry_run,
+                "apply": str(settings.apply.absolute()) if settings.apply else None,
+            }
+        )
     return child
 
 

@@ -16,6 +16,7 @@ from diagnose.launch.settings import Settings
 from diagnose.launch.supervisor import Fate, supervise
 from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, torchrun_arguments
 from diagnose.store.runs import check_name
+from diagnose.tuner.kept import read as read_kept
 
 
 def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate:
@@ -39,6 +40,8 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         check_name(settings.name)
     _check_destination("--json", settings.json)
     _check_destination("--html", settings.html)
+    if settings.apply is not None:
+        read_kept(settings.apply)
     launcher = torchrun_arguments({"nproc_per_node": settings.nproc_per_node, **torchrun})
     place = None if launcher else place_in_torchrun(os.environ, settings.name or target.name)
     record = open_record(target, settings, place)

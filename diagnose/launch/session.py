@@ -25,6 +25,7 @@ from diagnose.store.runs import LOST
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
     from diagnose.hooks._recorder import Recorder
+    from diagnose.launch.tuning import LiveTuning
 
 
 class Session:
@@ -52,6 +53,7 @@ class Session:
         self._sampler: Any = None
         self._flusher: Any = None
         self._span_ns = 0.0
+        self._tuning: LiveTuning | None = None
         self._finished = False
 
     # -- beginning
@@ -75,6 +77,7 @@ class Session:
                 cancel = after_import(hook.requires, functools.partial(self._install, name, hook))
                 self._hooks.callback(cancel)
         self._span_ns = calibrate()
+        self._recorder.guarded(self._begin_tuning)
         self._say_torch_is_here()
         self._hooks.callback(after_import("torch._dynamo.eval_frame", self._keep_out_of_dynamo))
         os.register_at_fork(
@@ -83,6 +86,13 @@ class Session:
             after_in_child=self._forked,
         )
         self.startup_ns += time.perf_counter_ns() - begun
+
+    def _begin_tuning(self) -> None:
+        asked = os.environ.get("DIAGNOSE_TUNING")
+        if asked:
+            from diagnose.launch.tuning import LiveTuning
+
+            self._tuning = LiveTuning(self._recorder, self.folder, json.loads(asked))
 
     def _say_torch_is_here(self) -> None:
         """Leaves torch's version in the run's folder, for the report of a script that never trains."""
@@ -136,6 +146,7 @@ class Session:
         """In a forked child: nothing of the parent's measurement is the child's."""
         if self._finished:
             return
+        self._tuning = None
         self._recorder.reset()
         self._recorder.thread = threading.get_ident()
         self._sampler.disarm()
@@ -151,6 +162,8 @@ class Session:
         recorder = self._recorder
         if recorder is None:
             return
+        if self._tuning is not None:
+            recorder.guarded(self._tuning.finish)
         recorder.guarded(recorder.finish)
         self._sampler.stop()
         self._flusher.stop()

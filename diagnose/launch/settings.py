@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -27,6 +28,12 @@ class Settings:
         warmup: Leading steps left out of every figure; `None` for the analysis to find.
         nproc_per_node: Number of ranks to start, as torchrun understands it (`8`, `gpu`, `auto`).
         quiet: Print neither a start line nor the report.
+        tune: Try fixes on the running job, and keep what helps.
+        allow: Fixes to try beyond those that are exact or only round differently: `precision`, `training`.
+        only: The only fixes to try; empty for all.
+        skip: Fixes not to try.
+        dry_run: Name the fixes that would be tried; change nothing.
+        apply: A `tuned.toml` whose fixes are put in force without trials.
     """
 
     run_dir: Path = DEFAULT_ROOT
@@ -38,6 +45,17 @@ class Settings:
     warmup: int | None = None
     nproc_per_node: str | None = None
     quiet: bool = False
+    tune: bool = False
+    allow: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    dry_run: bool = False
+    apply: Path | None = None
+
+    @property
+    def tunes(self) -> bool:
+        """Whether fixes are looked for or put in force at all."""
+        return self.tune or self.dry_run or self.apply is not None
 
 
 KEYS = tuple(field.name for field in fields(Settings))
@@ -64,8 +82,22 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
         text = environ.get(VARIABLE_OF[key], "")
         if text:
             values[key] = _from_text(key, text)
-    values.update((key, value) for key, value in command_line.items() if value is not None)
+    for key, value in command_line.items():
+        if key in LISTS:
+            if value:  # typer's empty list stands for an option that was not given
+                option = f"--{key}"
+                values[key] = _checked(key, [n for each in value for n in each.split(",") if n], option)
+        elif value is not None:
+            values[key] = value
     return Settings(**values)
+
+
+def action_names() -> tuple[str, ...]:
+    """Returns the names of all actions, without importing one."""
+    from diagnose import actions
+
+    files = (info.name for info in pkgutil.iter_modules(actions.__path__))
+    return tuple(sorted(n.replace("_", "-") for n in files if n != "base" and not n.startswith("_")))
 
 
 def find_project_file(folder: Path) -> Path | None:
@@ -114,8 +146,10 @@ def _from_text(key: str, text: str) -> Any:
             value = int(text)
         except ValueError:
             value = text  # refused below, in the same words as a wrong value in the file
-    elif key == "quiet" and text.lower() in (*YES, *NO):
+    elif key in SWITCHES and text.lower() in (*YES, *NO):
         value = text.lower() in YES
+    elif key in LISTS:
+        value = [part.strip() for part in text.split(",") if part.strip()]
     return _checked(key, value, where)
 
 
@@ -123,13 +157,23 @@ INTEGERS = {"steps": 1, "stop_after": 1, "warmup": 0}
 """The whole numbers, with the least value each may have."""
 
 
+SWITCHES = ("quiet", "tune", "dry_run")
+
+LISTS: dict[str, tuple[str, ...]] = {"allow": ("precision", "training"), "only": (), "skip": ()}
+"""Settings that hold several names, with those there are; none means the names of all actions."""
+
+
 def _checked(key: str, value: Any, where: str) -> Any:
     if key in INTEGERS:
         least = INTEGERS[key]
         ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
         return _accept(ok, value, where, f"a whole number of {least} or more", int)
-    if key == "quiet":
+    if key in SWITCHES:
         return _accept(isinstance(value, bool), value, where, "true or false", bool)
+    if key in LISTS:
+        names = LISTS[key] or action_names()
+        ok = isinstance(value, (list, tuple)) and all(name in names for name in value)
+        return _accept(ok, value, where, f"names out of: {', '.join(names)}", tuple)
     if key == "nproc_per_node":
         is_count = isinstance(value, (int, str)) and not isinstance(value, bool)
         return _accept(is_count, value, where, "a number of processes", str)

@@ -1,0 +1,36 @@
+"""What tuning did in a run, from the events it left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diagnose.core.trial import Measured, Trial, Tuning
+from diagnose.store.reader import RankLog
+
+
+def tuning_of(log: RankLog) -> Tuning | None:
+    """Returns what tuning did, or `None` if the run was not tuned."""
+    details: dict[str, list[dict[str, Any]]] = {}
+    for _, _, kind, detail in log.events:
+        details.setdefault(kind, []).append(detail)
+    states = details.get("tuning")
+    if not states:
+        return None
+    first_change = next((each["step"] for each in states if each["state"] == "trying"), None)
+    undone = details.get("undone", [])
+    holds = [index for index, each in enumerate(states) if each["state"] == "holding"]
+    tuned = None
+    if holds and not undone:
+        after = states[holds[-1] + 1 :]
+        tuned = (states[holds[0]]["step"], after[0]["step"] if after else len(log.steps))
+    confirmations = details.get("confirmation", [])
+    return Tuning(
+        state=states[-1]["state"],
+        trials=tuple(Trial.from_record(each) for each in details.get("trial", ())),
+        confirmation=Measured(**confirmations[-1]) if confirmations else None,
+        rechecks=tuple(Measured(**each) for each in details.get("recheck", ())),
+        undone=undone[-1]["reason"] if undone else "",
+        errors=tuple(each["error"] for each in details.get("tuning_error", ())),
+        untouched=(0, len(log.steps) if first_change is None else first_change),
+        tuned=tuned,
+    )

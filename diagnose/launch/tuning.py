@@ -1,0 +1,135 @@
+"""Begins the tuning that `diagnose run --tune` asked for, in the process that trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diagnose.hooks._recorder import Recorder
+    from diagnose.tuner.installed import Installed
+    from diagnose.tuner.world import Numerics
+
+
+class LiveTuning:
+    """The controller of this process, and what stands between it and the hooks.
+
+    Args:
+        recorder: Tells where steps end, and keeps what the tuner does as events.
+        folder: The run's folder.
+        asked: The object in `DIAGNOSE_TUNING`, as `launch.command.environment` makes it.
+
+    Raises:
+        DiagnoseError: If the file of settings to use is not one.
+    """
+
+    def __init__(self, recorder: Recorder, folder: Path, asked: Mapping[str, Any]) -> None:
+        from diagnose import actions
+        from diagnose.actions.base import Action
+        from diagnose.core.job import Job
+        from diagnose.core.plugins import discover
+        from diagnose.core.trial import Safety
+        from diagnose.tuner.controller import Controller
+        from diagnose.tuner.diagnosis import OtherProcess
+        from diagnose.tuner.kept import read
+        from diagnose.tuner.policy import Policy
+        from diagnose.tuner.world import World
+
+        self._recorder = recorder
+        self._asides = 0
+        self._job = Job(
+            routes=recorder.routes,
+            on_iterator=recorder.on_iterator,
+            local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
+            unmeasured=recorder.unmeasured,
+        )
+        world = World(
+            job=self._job,
+            actions=discover(actions, Action),
+            diagnose=lambda first_step: OtherProcess(folder, first_step),
+            watch=self._watch,
+            check_numerics=_check_numerics,
+            tell=self._tell,
+            stop=self.detach,
+        )
+        policy = Policy(
+            allowed=frozenset(map(Safety, asked["allow"])),
+            only=frozenset(asked["only"]),
+            skip=frozenset(asked["skip"]),
+            dry_run=asked["dry_run"],
+        )
+        reuse = read(Path(asked["apply"])) if asked["apply"] else None
+        recorder.on_iterator.append(self._begins)
+        self._controller = Controller(world, policy, reuse)
+        recorder.on_boundary = self._boundary
+
+    def finish(self) -> None:
+        """The script ends: everything is undone."""
+        self._look()
+        self._controller.finish()
+
+    def detach(self) -> None:
+        """Takes this object out of the hooks; nothing is left to tune."""
+        self._recorder.on_boundary = None
+        self._recorder.inputs = None
+        if self._begins in self._recorder.on_iterator:
+            self._recorder.on_iterator.remove(self._begins)
+
+    def _boundary(self) -> None:
+        self._look()
+        aside = self._recorder.asides != self._asides
+        self._asides = self._recorder.asides
+        self._controller.boundary(self._recorder.steps, aside)
+        # Else an object that the script is done with would stay alive.
+        self._job.models = []
+        self._job.optimizers = []
+
+    def _look(self) -> None:
+        """Fills the job with what the loop uses now."""
+        recorder, job = self._recorder, self._job
+        job.models = [model for ref in recorder.modules if (model := ref()) is not None]
+        job.optimizers = [optimizer for ref in recorder.optimizers if (optimizer := ref()) is not None]
+        job.facts = recorder.facts
+        for model in job.models:
+            parameter = next(model.parameters(), None)
+            if parameter is not None:
+                job.device = parameter.device.type
+                break
+
+    def _begins(self, loader: Any, iterator: Any) -> None:
+        """The loop begins to iterate over a loader for training: its last iterator is done with."""
+        job = self._job
+        for index in reversed(range(len(job.loaders))):
+            if job.loaders[index] is loader:
+                del job.loaders[index], job.iterators[index]
+        job.loaders.append(loader)
+        job.iterators.append(iterator)
+
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        from diagnose.actions._watch import watched
+
+        self._recorder.inputs = self._job.inputs = {}
+        try:
+            with watched(self._job):
+                yield
+        finally:
+            self._recorder.inputs = None
+            self._job.inputs = {}
+
+    def _tell(self, kind: str, detail: dict[str, Any]) -> None:
+        self._recorder.event(kind, **detail)
+        if kind == "tuning":
+            self._recorder.rotate_due = True  # the lines sampled in one state stay apart from the next's
+
+
+def _check_numerics(job: Any, installed: Installed) -> Numerics:
+    from diagnose.actions import _shadow
+
+    compare = (
+        _shadow.compare_update if installed.action.touches == "optimizer" else _shadow.compare_gradients
+    )
+    return compare(job, installed.context(), installed.action.safety)

@@ -1,0 +1,66 @@
+"""An action on a live job: prepared once, switched on and off, and taken out without a trace."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from diagnose.actions.base import Action
+from diagnose.core.job import Job
+
+
+class Installed:
+    """One action with one setting, prepared on a job and not yet in force.
+
+    Args:
+        name: The action's name.
+        action: The action.
+        job: What it works on.
+        value: Its setting.
+
+    Attributes:
+        on: Whether it is in force.
+
+    Raises:
+        CannotApply: If it cannot be prepared; nothing was changed.
+    """
+
+    def __init__(self, name: str, action: Action, job: Job, value: int | None) -> None:
+        self.name = name
+        self.action = action
+        self.value = value
+        self.on = False
+        self._job = job
+        self._before = action.state(job)
+        self._preparation = ExitStack()
+        self._prepared: Any = self._preparation.enter_context(action.prepare(job, value))
+        self._application = ExitStack()
+
+    def context(self) -> AbstractContextManager[None]:
+        """Returns the change as a context, for whoever puts it in force and takes it back himself."""
+        return self.action.apply(self._job, self._prepared)
+
+    def switch(self, on: bool) -> None:
+        """Puts the action in force, or takes it back; nothing if it is so already.
+
+        Raises:
+            CannotApply: If it cannot be put in force; nothing was changed.
+        """
+        if on and not self.on:
+            self._application.enter_context(self.context())
+            self.on = True
+        elif self.on and not on:
+            self.on = False  # first: a way back that fails half-way is not gone a second time
+            self._application.close()
+
+    def remove(self) -> None:
+        """Takes the action back and out.
+
+        Raises:
+            RuntimeError: If the job is not as it was before.
+        """
+        try:
+            self.switch(False)
+        finally:
+            self._preparation.close()
+        self.action.verify_undone(self._job, self._before)

@@ -1,0 +1,151 @@
+"""Is a job faster with a change than without? Windows of steps in turn, and a test that may stop early.
+
+Step times have a long memory: how busy the machine is, what the data are like. Tests for independent
+samples therefore find differences that are not there, in half of all cases after some hundred steps.
+Neighbouring windows of the two states share that memory, so their ratios are nearly independent of each
+other, and a t interval on the logarithms of the ratios keeps its promise.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from diagnose.core.trial import Measured
+
+LEAST_GAIN = 0.01
+"""A change that wins less is not worth being in force."""
+
+LOOK_CONFIDENCE = 0.995
+"""Of the interval at each look. The test looks after every pair from `MIN_PAIRS` on, so that a change
+without effect is kept in 1 % of all trials at most."""
+
+CONFIRM_CONFIDENCE = 0.95
+"""Of the interval that is printed for a measurement of a length set beforehand."""
+
+MIN_PAIRS = 4
+MAX_PAIRS = 12
+MANY_PAIRS = 24
+"""For changes of which little is expected."""
+
+LITTLE = 1.10
+
+HOPELESS = 0.5
+"""After one pair, a change that makes steps take twice as long is not tried a second time."""
+
+SPIKE = 4.0
+"""A step that took this many times its window's median counts as so long: one pause must not decide."""
+
+
+class Verdict(Enum):
+    """What a paired test came to."""
+
+    FASTER = "faster"
+    NOT_FASTER = "not faster"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(slots=True)
+class PairedTest:
+    """Collects pairs of windows until they tell.
+
+    Attributes:
+        max_pairs: Pairs after which it gives up.
+        logs: Logarithm of each pair's ratio, time without over time with.
+        without_ns: Mean step time of each window without the change; likewise `with_ns`.
+    """
+
+    max_pairs: int = MAX_PAIRS
+    logs: list[float] = field(default_factory=list)
+    without_ns: list[float] = field(default_factory=list)
+    with_ns: list[float] = field(default_factory=list)
+
+    def add(self, without_ns: float, with_ns: float) -> None:
+        """Adds a pair of neighbouring windows: mean nanoseconds of a step in each."""
+        self.logs.append(math.log(without_ns / with_ns))
+        self.without_ns.append(without_ns)
+        self.with_ns.append(with_ns)
+
+    def verdict(self) -> Verdict | None:
+        """Returns what the pairs say, or `None` while another one is needed."""
+        if len(self.logs) < MIN_PAIRS:
+            hopeless = self.logs and self.logs[0] < math.log(HOPELESS)
+            return Verdict.NOT_FASTER if hopeless else None
+        low, high = interval(self.logs, LOOK_CONFIDENCE)
+        least = math.log1p(LEAST_GAIN)
+        if low > least:
+            return Verdict.FASTER
+        if high < least:
+            return Verdict.NOT_FASTER
+        return Verdict.CANNOT_TELL if len(self.logs) >= self.max_pairs else None
+
+    def measured(self, confidence: float = LOOK_CONFIDENCE) -> Measured | None:
+        """Returns what was measured; `None` with fewer than two pairs."""
+        if len(self.logs) < 2:
+            return None
+        low, high = interval(self.logs, confidence)
+        return Measured(
+            speedup=math.exp(statistics.fmean(self.logs)),
+            low=math.exp(low),
+            high=math.exp(high),
+            pairs=len(self.logs),
+            detectable=math.exp(detectable(self.logs)),
+            without_ns=statistics.fmean(self.without_ns),
+            with_ns=statistics.fmean(self.with_ns),
+        )
+
+
+def window_mean(times_ns: Sequence[float]) -> float:
+    """Returns the mean step of a window, with spikes cut off at `SPIKE` times its median."""
+    most = SPIKE * statistics.median(times_ns)
+    return statistics.fmean(min(time, most) for time in times_ns)
+
+
+def interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Returns the t interval of the mean of two or more values."""
+    mean = statistics.fmean(values)
+    half = t_point((1 + confidence) / 2, len(values) - 1) * _standard_error(values)
+    return mean - half, mean + half
+
+
+def detectable(values: Sequence[float]) -> float:
+    """Returns the effect that so many pairs of such a spread find four times in five (power 0.8)."""
+    degrees = len(values) - 1
+    points = t_point((1 + LOOK_CONFIDENCE) / 2, degrees) + t_point(0.8, degrees)
+    return math.log1p(LEAST_GAIN) + points * _standard_error(values)
+
+
+def t_point(probability: float, degrees: int) -> float:
+    """Returns the quantile of Student's t, for a probability above one half.
+
+    By bisection of the distribution, which for whole degrees of freedom is a finite sum (Abramowitz and
+    Stegun, 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        if (1 + _within(middle, degrees)) / 2 < probability:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability that |T| is below `t`."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for k in range(odd + 1, degrees + (0 if odd else 1), 2):
+        total += term
+        term *= cosine * cosine * k / (k + 1)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))

@@ -1,0 +1,105 @@
+"""What may be tried, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from diagnose.actions.base import Action
+from diagnose.core.finding import Gain
+from diagnose.core.trial import ASKED_FOR, Safety
+
+WORTH_SPEEDUP = 1.02
+"""Less than this is not worth a trial: the test would need hundreds of steps to see it."""
+
+IN_TURN = 40
+"""Actions of this order and above change what the ones below are measured on, so they wait for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """A finding that names actions.
+
+    Attributes:
+        rule: The rule that found it.
+        actions: The actions that help, the best first.
+        gain: What its end would win.
+    """
+
+    rule: str
+    actions: tuple[str, ...]
+    gain: Gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An action that a finding asks for."""
+
+    name: str
+    action: Action
+    lead: Lead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the user allows.
+
+    Attributes:
+        allowed: Beyond what is exact or only rounds differently.
+        only: Names of the only actions to try; empty means all.
+        skip: Names of actions not to try.
+        dry_run: Predict, and change nothing.
+    """
+
+    allowed: frozenset[Safety] = frozenset()
+    only: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+    dry_run: bool = False
+
+    def wanted(self, name: str) -> bool:
+        """Whether the user wants the action to be thought of at all."""
+        return name not in self.skip and (not self.only or name in self.only)
+
+    def allows(self, safety: Safety) -> bool:
+        """Whether an action of this safety may be tried."""
+        return safety not in ASKED_FOR or safety in self.allowed
+
+
+def candidates(
+    leads: Sequence[Lead],
+    actions: Mapping[str, Action],
+    policy: Policy,
+    done: Collection[str],
+    in_force: Collection[str],
+) -> list[Candidate]:
+    """Returns what to try, the next first.
+
+    Greedy by what is expected to be won, save that an action which changes what others are measured on
+    waits for them.
+
+    Args:
+        leads: What the rules found.
+        actions: All actions by name.
+        policy: What the user allows.
+        done: Names of actions that need no (further) trial.
+        in_force: Names of kept actions; one that excludes them is left out.
+    """
+    found: dict[str, Candidate] = {}
+    for lead in leads:
+        if lead.gain.speedup < WORTH_SPEEDUP:
+            continue
+        for name in lead.actions:
+            action = actions.get(name)
+            if action is None or name in done or not policy.wanted(name):
+                continue
+            if any(name in actions[other].excludes or other in action.excludes for other in in_force):
+                continue
+            if name not in found or found[name].lead.gain.speedup < lead.gain.speedup:
+                found[name] = Candidate(name=name, action=action, lead=lead)
+
+    def rank(candidate: Candidate) -> tuple[int, float, int]:
+        order = candidate.action.order
+        place = candidate.lead.actions.index(candidate.name)
+        return (order if order >= IN_TURN else 0, -candidate.lead.gain.speedup, place)
+
+    return sorted(found.values(), key=rank)

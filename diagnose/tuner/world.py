@@ -1,0 +1,93 @@
+"""What the tuner needs of the process it runs in, and what a step of the script is to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Protocol, TypeVar
+
+from diagnose.actions.base import Action
+from diagnose.core.job import Job
+from diagnose.tuner.diagnosis import Diagnosis
+from diagnose.tuner.installed import Installed
+
+BUDGET_SHARE = 0.05
+BUDGET_FLOOR_NS = 5_000_000_000
+"""Tuning may cost this part of the time since it began, beyond what the same steps would have taken without
+it, and in any case so many nanoseconds: a short run could else try nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One finished step of the script.
+
+    Attributes:
+        number: How many have finished.
+        time_ns: Its wall time, without what the tuner did after it.
+        aside: Whether it also evaluated, saved or compiled: no part of a comparison.
+    """
+
+    number: int
+    time_ns: int
+    aside: bool
+
+
+T = TypeVar("T")
+Plan = Generator[None, Step, T]
+"""Resumed at the end of each step with that step."""
+
+
+class Numerics(Protocol):
+    """The answer of a numerics check."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the action may be tried."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The process; tests have one of their own.
+
+    Attributes:
+        job: The live objects.
+        actions: All actions by name.
+        diagnose: Begins to ask the rules about the steps from this one on.
+        watch: While open, what a numerics check needs of a step is remembered.
+        check_numerics: Compares what the job computes with an action and without.
+        tell: Writes down what happened: kind and details, JSON's types only.
+        stop: Called when nothing is left to be done at step ends.
+        clock: Nanoseconds.
+    """
+
+    job: Job
+    actions: Mapping[str, Action]
+    diagnose: Callable[[int], Diagnosis]
+    watch: Callable[[], AbstractContextManager[None]]
+    check_numerics: Callable[[Job, Installed], Numerics]
+    tell: Callable[[str, dict[str, Any]], None]
+    stop: Callable[[], None]
+    clock: Callable[[], int] = perf_counter_ns
+
+
+@dataclass(slots=True)
+class Spending:
+    """What tuning has cost the script so far.
+
+    Attributes:
+        begun_ns: When it began.
+        spent_ns: Nanoseconds beyond what the same steps would have taken without it.
+    """
+
+    begun_ns: int
+    spent_ns: float = 0.0
+
+    def affordable(self, now_ns: int) -> bool:
+        """Whether another trial may be begun."""
+        return self.spent_ns <= max(BUDGET_FLOOR_NS, BUDGET_SHARE * (now_ns - self.begun_ns))
