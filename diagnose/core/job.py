@@ -27,6 +27,7 @@ class Job:
         routes: By `id(model)`, what its outermost training-mode calls go through, first in, outermost.
         on_iterator: Called with loader and iterator when the loop has begun to iterate for training, before
             the first batch is asked for.
+        on_step: Called between two steps, once after each; what they take counts as time of that step.
         device: `cpu`, `cuda`, ... of the first parameter.
         local_ranks: Training processes on this machine.
         facts: What the hooks have learnt, by name.
@@ -41,6 +42,7 @@ class Job:
     inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     routes: dict[int, list[Route]] = field(default_factory=dict)
     on_iterator: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    on_step: list[Callable[[], None]] = field(default_factory=list)
     device: str = "cpu"
     local_ranks: int = 1
     facts: dict[str, Any] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class LaunchBound(DeviceRule):
     """
 
     needs = ("device.idle_ns", "device.num_kernels")
-    actions = ("regional-compile", "fused-adamw")
+    actions = ("regional-compile", "fused-optimizer")
     fires_on = (
         profile(device=card(busy_share=0.5, idle_ns=IDLE, num_kernels=3000.0)),
         profile(step_ms=8, device=card(busy_share=0.8, idle_ns={Phase.FORWARD: 1.5e6}, num_kernels=400.0)),

@@ -67,7 +67,7 @@ class SlowOptimizer(Rule):
     """
 
     needs = ("program.optimizers",)
-    actions = ("fused-adamw", "foreach-optimizer")
+    actions = ("fused-optimizer",)
     fires_on = (
         profile(optimizer_ms=30, program=one()),
         profile(optimizer_ms=8, program=one(kind="SGD")),
