@@ -1,0 +1,109 @@
+"""Calls of a model that compute in another way, and give that up rather than fail."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from diagnose.actions._nested import tensors
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Route
+
+MAX_SIGNATURES = 32
+"""Kinds of input before whose first call the state is kept. Keeping it copies every buffer; a model that
+has worked for so many kinds of input works for the next one."""
+
+RECOVERABLE = (RuntimeError, TypeError, ValueError, NotImplementedError)
+"""What torch raises where an operation does not know a layout or a type."""
+
+
+class Failure:
+    """Whether a change has failed in use, for all the models of one action.
+
+    Attributes:
+        reason: Why it was given up; empty while it works.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def refuse_again(self) -> None:
+        """Raises `CannotApply` if the change was given up before."""
+        if self.reason:
+            raise CannotApply(self.reason)
+
+
+class Careful:
+    """A route that goes through another one while that works.
+
+    When the other one raises, the model is called once more as the script wrote it, with random number
+    generators and buffers as they were; an error of the script's own is then raised by that call. Ever
+    after, the change is off.
+
+    Args:
+        change: Calls the model in another way.
+        failure: Where the reason goes.
+        undo: Called before the second call.
+    """
+
+    def __init__(self, change: Route, failure: Failure, undo: Callable[[], None] = lambda: None) -> None:
+        self._change = change
+        self._failure = failure
+        self._undo = undo
+        self._known: set[Any] = set()
+
+    def __call__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `core.job.Route`."""
+        if self._failure.reason:
+            return call(*args, **kwargs)
+        restore = self._restorer(args, kwargs)
+        try:
+            return self._change(call, args, kwargs)
+        except RECOVERABLE as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._failure.reason = f"it failed in use: {type(error).__name__}: {_first_line(error)}"
+        self._undo()
+        restore()
+        return call(*args, **kwargs)
+
+    def _restorer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
+        """Returns what puts the state back that a forward pass changes."""
+        if len(self._known) >= MAX_SIGNATURES:
+            return lambda: None
+        signature = tuple((tensor.shape, tensor.dtype) for tensor in tensors((args[1:], kwargs)))
+        if signature in self._known:
+            return lambda: None
+        self._known.add(signature)
+        return state_restorer(args[0])
+
+
+def state_restorer(model: torch.nn.Module) -> Callable[[], None]:
+    """Keeps the buffers of a model and the state of all random number generators; returns what puts them
+    back."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    cpu, python = torch.get_rng_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    numpy = sys.modules.get("numpy")
+    arrays = numpy.random.get_state() if numpy is not None else None
+
+    def restore() -> None:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        torch.set_rng_state(cpu)
+        random.setstate(python)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
+        if numpy is not None:
+            numpy.random.set_state(arrays)
+
+    return restore
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")

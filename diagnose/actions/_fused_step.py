@@ -1,0 +1,191 @@
+"""Lets torch update all tensors of an optimizer in one call, and the optimizer does not show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+CLASSES = (Adam, AdamW, SGD, Adagrad)
+"""Those that torch can fuse; a subclass may compute anything."""
+
+LOOK_STEPS = 3
+LOOK_EVERY = 50
+"""The tensors' layouts are compared in so many first steps, and then now and again: it takes as long as
+updating a few of them, and a loop does what it does in every step."""
+
+CHECKED = "_need_device_dtype_check_for_fused"
+"""What torch notes on an optimizer after its first fused step."""
+
+
+def implementation(device: str) -> Callable[[Optimizer], AbstractContextManager[None]]:
+    """Returns what steps the optimizers of one device in a faster way while its context is open.
+
+    This is the one place that knows of several: kernels of our own go in here.
+    """
+    return fused_by_torch if device == "cpu" else fused_on_device
+
+
+def why_not(optimizer: Optimizer) -> str:
+    """Returns why an optimizer cannot be fused, in words; empty if it can."""
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    name, groups = type(optimizer).__name__, optimizer.param_groups
+    params = [p for group in groups for p in group["params"]]
+    devices = {p.device.type for p in params}
+    if type(optimizer) not in CLASSES:
+        return f"torch has no fused {name}"
+    if all(group["fused"] for group in groups):
+        return f"{name} is fused already"
+    if any(group.get("differentiable") for group in groups):
+        return f"{name} is differentiable, which a fused step is not"
+    if any(group.get("capturable") for group in groups):
+        return f"{name} is capturable: a CUDA graph may hold its steps"
+    if len(devices) != 1 or not devices <= set(_get_fused_kernels_supported_devices()):
+        return f"torch has no fused step on {' and '.join(sorted(devices))}"
+    if any(type(p) not in (torch.nn.Parameter, torch.Tensor) for p in params):
+        return "some parameters are of a class of their own"
+    if not all(p.is_floating_point() for p in params):
+        return "some parameters are not floating-point numbers"
+    steps = [state["step"] for state in optimizer.state.values() if "step" in state]
+    if not all(isinstance(step, torch.Tensor) and step.dtype is torch.float32 for step in steps):
+        return "some parameters count their steps in another type than float32"
+    return ""
+
+
+@contextmanager
+def fused_by_torch(optimizer: Optimizer) -> Iterator[None]:
+    """Fuses the steps of one optimizer while open."""
+    flags = _Flags()
+    handles = (
+        optimizer.register_step_pre_hook(flags.set),
+        optimizer.register_step_post_hook(flags.restore),
+    )
+    checked = vars(optimizer).get(CHECKED)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        flags.restore()
+        if checked is None:
+            vars(optimizer).pop(CHECKED, None)
+        else:
+            setattr(optimizer, CHECKED, checked)
+
+
+@contextmanager
+def fused_on_device(optimizer: Optimizer) -> Iterator[None]:
+    """Likewise where the parameters are on an accelerator: a fused step counts steps there.
+
+    The optimizer's `state_dict` shows the counts on the CPU, as without us.
+    """
+
+    def to_device(*_: Any) -> None:
+        _move_steps(optimizer, None)
+
+    handles = (
+        optimizer.register_step_pre_hook(_AfterLoading(to_device)),
+        optimizer.register_state_dict_post_hook(_with_steps_on_cpu),
+    )
+    try:
+        with fused_by_torch(optimizer):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        _move_steps(optimizer, "cpu")
+
+
+class _AfterLoading:
+    """A step hook that acts once for every state that an optimizer gets: now, and when one is loaded."""
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._state: Any = None
+        self._act = act
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._state is not optimizer.state and not is_dynamo_compiling():
+            self._state = optimizer.state
+            self._act()
+
+
+class _Flags:
+    """The flags of an optimizer's groups: ours during a step, the script's at all other times.
+
+    So a checkpoint, a copy and a scheduler see the script's, and a loaded checkpoint cannot end what is in
+    force. Once the tensors of some step do not fit, the script's own implementation goes on for good.
+    """
+
+    def __init__(self) -> None:
+        self._theirs: list[tuple[dict[str, Any], Any, Any]] = []
+        self._state: Any = None
+        self._steps = 0
+        self._fits = False
+
+    def set(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Before a step."""
+        if is_dynamo_compiling():
+            return
+        if self._theirs:  # the last step raised an exception
+            self.restore()
+        if optimizer.state is not self._state:
+            self._state, self._steps, self._fits = optimizer.state, 0, True
+        if self._fits and (self._steps < LOOK_STEPS or not self._steps % LOOK_EVERY):
+            self._fits = all(map(fits, tensors_together(optimizer)))
+        self._steps += 1
+        if self._fits:
+            for group in optimizer.param_groups:
+                self._theirs.append((group, group["fused"], group["foreach"]))
+                group["fused"], group["foreach"] = True, False
+
+    def restore(self, *_: Any) -> None:
+        """After a step."""
+        for group, fused, foreach in self._theirs:
+            group["fused"], group["foreach"] = fused, foreach
+        self._theirs.clear()
+
+
+def tensors_together(optimizer: Optimizer) -> Iterator[list[torch.Tensor]]:
+    """For each parameter with a gradient: it, the gradient, and its state of the same shape."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                state = optimizer.state.get(p, {}).values()
+                alike = [s for s in state if isinstance(s, torch.Tensor) and s.shape == p.shape]
+                yield [p, p.grad, *alike]
+
+
+def fits(together: list[torch.Tensor]) -> bool:
+    """Whether tensors lie alike in memory, without gaps. Torch's fused step on a CPU walks through memory
+    and pairs elements by place: measured with a gradient of another layout, it computes garbage."""
+    first = together[0]
+    if any(tensor.layout is not torch.strided for tensor in together):
+        return False
+    span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride(), strict=True))
+    if first.numel() and span != first.numel():
+        return False
+    return len({_strides(tensor) for tensor in together}) == 1
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+
+
+def _move_steps(optimizer: Optimizer, device: str | None) -> None:
+    """Moves the counts of steps to a device, or to where each parameter is."""
+    for p, state in optimizer.state.items():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].to(device or p.device)
+
+
+def _with_steps_on_cpu(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state = {
+        key: {**each, "step": each["step"].cpu()} if isinstance(each.get("step"), torch.Tensor) else each
+        for key, each in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}

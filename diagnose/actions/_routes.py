@@ -1,0 +1,63 @@
+"""How an action gets between the loop and its models without touching them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job, Route
+
+
+@contextmanager
+def routed(job: Job, model: Any, route: Route) -> Iterator[None]:
+    """Lets the outermost training-mode calls of a model go through `route`, inside the routes it has."""
+    routes = job.routes.setdefault(id(model), [])
+    routes.append(route)
+    try:
+        yield
+    finally:
+        remaining = [other for other in routes if other is not route]
+        routes[:] = remaining
+        if not remaining and job.routes.get(id(model)) is routes:
+            del job.routes[id(model)]
+
+
+def routes_in_force(job: Job) -> dict[int, tuple[Route, ...]]:
+    """Returns the routes of every model, for `Action.state`."""
+    return {model: tuple(routes) for model, routes in job.routes.items()}
+
+
+def models_with_weights(job: Job) -> list[Any]:
+    """Returns the models that hold parameters: a loss is called outermost, too, and mostly holds none.
+
+    Raises:
+        CannotApply: If there is none.
+    """
+    models = [model for model in job.models if next(model.parameters(), None) is not None]
+    if not models:
+        raise CannotApply("no model with parameters has been called in training")
+    return models
+
+
+def refuse_compiled(job: Job) -> None:
+    """Raises `CannotApply` if the script compiles a model itself: its graphs are then the script's."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    for model in job.models:
+        for module in model.modules():
+            if isinstance(module, OptimizedModule) or module._compiled_call_impl is not None:
+                raise CannotApply(f"the script compiles {type(module).__name__} itself")
+
+
+def refuse_wrapped(job: Job) -> None:
+    """Raises `CannotApply` if a model is wrapped for several devices: what wraps it knows its tensors'
+    layout in memory."""
+    from torch.nn import DataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    for model in job.models:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            name = type(model).__name__
+            raise CannotApply(f"{name} has laid out its buffers for the parameters as they are")

@@ -1,0 +1,70 @@
+"""cuDNN tries its convolutions and takes the fastest"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.conv import _ConvNd
+
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class CudnnBenchmark(Action):
+    """
+    ## What it does
+    Sets `torch.backends.cudnn.benchmark`: for each new shape cuDNN runs all of its algorithms once and
+    keeps the fastest, instead of guessing.
+
+    ## When it takes effect
+    At the next convolution. The first step of each shape is slow.
+
+    ## What it cannot help
+    A model without convolutions, a loop whose shapes change all the time, a CPU.
+
+    ## Hazards
+    Another algorithm rounds otherwise, and the choice may differ from run to run. Some algorithms take more
+    memory.
+
+    ## What was measured
+    Nothing yet: no run on a GPU has tried it.
+    """
+
+    safety = Safety.ROUNDING
+    order = 30
+    settle_steps = 3
+    touches = "model"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        cudnn = torch.backends.cudnn
+        if job.device != "cuda" or not cudnn.is_available():
+            raise CannotApply("the model does not run on cuDNN")
+        if cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
+            raise CannotApply("the script asks for deterministic algorithms")
+        if cudnn.benchmark:
+            raise CannotApply("it is set already")
+        if not any(isinstance(module, _ConvNd) for model in job.models for module in model.modules()):
+            raise CannotApply("no model has a convolution")
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return torch.backends.cudnn.benchmark
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"statement": "torch.backends.cudnn.benchmark = True"}

