@@ -1,0 +1,97 @@
+"""Computes one training step twice, with an action and without, beside the training.
+
+The loss is in the script's code, out of reach between two steps. So the model is called on its latest
+inputs, and into its output goes the gradient that the loss sent there last (see `_watch`): what then
+arrives at the parameters is the same function of the model alone in both cases.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from diagnose.actions._judge import Verdict, cannot_check, judge, judge_update
+from diagnose.actions._shadow_step import Result, Shadow
+from diagnose.actions._shadow_update import ShadowUpdate
+from diagnose.actions._untouched import CannotCheck
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: Safety) -> Verdict:
+    """Computes outputs, gradients and buffers of one step with a change and without.
+
+    Nothing of the script's is different afterwards: generators, buffers, gradients, version counters.
+    Costs two forward and backward passes, and up to two more where the results are not equal bit for bit.
+    Collectives inside the model run; DDP's do not.
+
+    Args:
+        job: The job, between two steps. Its `inputs` are used; with `_watch.watched` open since before the
+            last step also the gradients that the loss sent.
+        applied: The change, not yet made.
+        safety: What the change promises.
+    """
+    with job.unmeasured():
+        try:
+            shadows = [Shadow(job=job, model=model) for model in job.models if id(model) in job.inputs]
+            own = [_computed(shadow) for shadow in shadows]
+            if not any(result.gradients for result in own):
+                return cannot_check("no call of a model with gradients was seen")
+            try:
+                with applied:
+                    changed = [
+                        shadow.compute(gradients=result.sent)
+                        for shadow, result in zip(shadows, own, strict=True)
+                    ]
+            except CannotCheck as error:
+                return Verdict(ok=False, reason=f"with the action {error}")
+            verdicts = [judge(*each, safety) for each in zip(shadows, own, changed, strict=True)]
+        except CannotCheck as error:
+            return cannot_check(error)
+        except torch.OutOfMemoryError:
+            return cannot_check("there is too little memory to compute a step twice")
+    return min(verdicts, key=lambda verdict: (verdict.ok, verdict.allowed - verdict.error))
+
+
+def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safety) -> Verdict:
+    """Makes one step of each optimizer with a change and without, on copies; compares parameters and state.
+
+    Nothing of the script's is different afterwards, and neither hooks nor schedulers hear of a step. The
+    gradients are those that lie in `.grad` now, or made-up ones where the script has cleared them.
+
+    Args:
+        job: The job, between two steps.
+        applied: The change, not yet made.
+        safety: What the change promises.
+    """
+    with job.unmeasured():
+        try:
+            shadows = [ShadowUpdate(optimizer=optimizer) for optimizer in job.optimizers]
+            if not shadows:
+                return cannot_check("no optimizer was seen")
+            own = [shadow.step() for shadow in shadows]
+            precise = [shadow.step(torch.float64) for shadow in shadows]
+            with applied:
+                changed = [shadow.step() for shadow in shadows]
+            verdicts = [judge_update(*each, safety) for each in zip(own, precise, changed, strict=True)]
+        except CannotCheck as error:
+            return cannot_check(error)
+        except torch.OutOfMemoryError:
+            return cannot_check("there is too little memory to make a step on copies")
+    return min(verdicts, key=lambda verdict: (verdict.ok, verdict.allowed - verdict.error))
+
+
+def _computed(shadow: Shadow) -> Result:
+    """Computes the script's own step.
+
+    Raises:
+        CannotCheck: If the model's code does not let itself be called once more.
+    """
+    try:
+        shadow.rehearse()
+        return shadow.compute()
+    except (CannotCheck, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the script's own code, called where the script does not call it
+        raise CannotCheck(f"the model cannot be called twice: {type(error).__name__}: {error}") from error

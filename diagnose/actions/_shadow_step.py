@@ -1,0 +1,226 @@
+"""Calls the script's model beside its training, with its latest inputs, and takes gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from diagnose.actions._distance import Tensors
+from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._untouched import (
+    CannotCheck,
+    RandomState,
+    devices_of,
+    random_numbers_again,
+    refuse_parameters_written,
+    untouched,
+)
+from diagnose.actions._watch import Call, Watch, differentiable, latest_call
+from diagnose.core.job import Job
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What one computation gave.
+
+    Attributes:
+        outputs: Tensors of the output.
+        gradients: Of parameters and of inputs that take one.
+        buffers: Afterwards.
+        random: The generators afterwards.
+        sent: The gradients sent into the output.
+    """
+
+    outputs: Tensors
+    gradients: Tensors
+    buffers: Tensors
+    random: RandomState
+    sent: Sequence[torch.Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class Shadow:
+    """One model of the job, with its latest inputs, to be called beside the training.
+
+    Attributes:
+        job: The job.
+        model: The model, as the loop calls it.
+        call: What is remembered of its latest call.
+        inner: The model itself.
+        devices: Where its parameters and inputs lie.
+        unit: What the coarsest floating type in its own computation rounds by, relative.
+    """
+
+    job: Job
+    model: nn.Module
+    unit: float = 0.0
+    call: Call | None = field(init=False)
+    inner: nn.Module = field(init=False)
+    devices: set[torch.device] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.call = latest_call(self.job, self.model)
+        self.inner = _inner(self.model)
+        self._refuse()
+        self.devices = devices_of([*tensors(self.inputs), *self.inner.parameters()])
+
+    def rehearse(self) -> None:
+        """Makes sure, with a first call, that the model can be called without harm; once per model.
+
+        Raises:
+            CannotCheck: If it cannot.
+        """
+        with (
+            random_numbers_again(self.devices),
+            untouched(self.inner),
+            torch.enable_grad(),
+            refuse_parameters_written(self.inner) as due,
+        ):
+            if due:
+                self._called(_copies(self.inputs, None))
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the script gave the model last."""
+        return self.job.inputs[id(self.model)]
+
+    def compute(
+        self,
+        *,
+        gradients: Sequence[torch.Tensor] | None = None,
+        order: torch.Tensor | None = None,
+    ) -> Result:
+        """Calls the model and sends gradients back.
+
+        Args:
+            gradients: What to send into the output; else what the script's loss sent, or made-up numbers.
+            order: Another order of the samples.
+
+        Raises:
+            CannotCheck: If the output does not fit the gradients.
+        """
+        with random_numbers_again(self.devices), untouched(self.inner), torch.enable_grad():
+            inputs = _copies(self.inputs, order)
+            with self._types_noted() if gradients is None else nullcontext():
+                output = self._called(inputs)
+            ends = differentiable(output)
+            starts = [p for p in [*self.inner.parameters(), *tensors(inputs)] if p.requires_grad]
+            if gradients is None:
+                gradients = self._sent(ends)
+            if [end.shape for end in ends] != [sent.shape for sent in gradients]:
+                raise CannotCheck("the model's output has other tensors that carry a gradient than before")
+            outputs = [tensor.detach() for tensor in tensors(output)]
+            sent = [given.to(end.dtype) for given, end in zip(gradients, ends, strict=True)]
+            pulled: Tensors = ()
+            if ends and starts:
+                pulled = torch.autograd.grad(ends, starts, sent, allow_unused=True)
+            return Result(
+                outputs=outputs,
+                gradients=pulled,
+                buffers=list(self.inner.buffers()),
+                random=RandomState(self.devices),
+                sent=gradients,
+            )
+
+    @contextmanager
+    def _types_noted(self) -> Iterator[None]:
+        """Sees the types in which the model computes by what it saves for the backward pass."""
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_floating_point() or tensor.is_complex():
+                self.unit = max(self.unit, torch.finfo(tensor.dtype).eps)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            yield
+        for parameter in self.inner.parameters():
+            note(parameter)
+
+    def _called(self, inputs: Inputs) -> Any:
+        """Calls the model through the routes that lie on it now, and under the script's own autocast."""
+
+        def original(model: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.inner(*args, **kwargs)
+
+        call: Callable[..., Any] = original
+        for route in reversed(self.job.routes.get(id(self.model), ())):
+            if not isinstance(route, Watch):
+                call = partial(_through, route, call)
+        if self.call is None:
+            return call(self.model, *inputs[0], **inputs[1])
+        with self.call.in_its_autocast():
+            return call(self.model, *inputs[0], **inputs[1])
+
+    def _sent(self, ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients that came back in the script's last step, or, if unknown, made-up ones."""
+        call = self.call
+        if call is not None and call.gradients and call.differentiable == len(ends):
+            sent = [call.gradients.get(index) for index in range(len(ends))]
+            if all(g is None or g.shape == end.shape for g, end in zip(sent, ends, strict=True)):
+                return [torch.zeros_like(e) if g is None else g for g, e in zip(sent, ends, strict=True)]
+        generator = torch.Generator().manual_seed(0)
+        return [
+            torch.randn(end.shape, generator=generator).to(device=end.device, dtype=end.dtype)
+            for end in ends
+        ]
+
+    def _refuse(self) -> None:
+        if not self.model.training:
+            raise CannotCheck("the model is not in training mode now")
+        for module in self.inner.modules():
+            if (
+                isinstance(module, torch.jit.ScriptModule)
+                or "FullyShardedDataParallel" in type(module).__name__
+            ):
+                raise CannotCheck(f"{type(module).__name__} cannot be called beside the training")
+        if any(hasattr(parameter, "_local_tensor") for parameter in self.inner.parameters()):
+            raise CannotCheck("its parameters are spread over ranks")
+        versions = self.call.versions if self.call is not None else ()
+        if any(tensor._version != version for tensor, version in versions):
+            raise CannotCheck("the script has changed the model's last inputs since")
+        if any(t.numel() and not t.untyped_storage().nbytes() for t in tensors(self.inputs)):
+            raise CannotCheck("the script has freed the model's last inputs")
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The model itself: DDP's own call would prepare its reducer for a backward pass that never comes."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def _through(route: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
+    return route(call, args, kwargs)
+
+
+def _copies(inputs: Inputs, order: torch.Tensor | None) -> Inputs:
+    """Copies the inputs, cut from the graph they came of; a tensor that is there twice stays one."""
+    made: dict[int, torch.Tensor] = {}
+    size = batch_size(inputs)
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            copy = in_order(tensor.detach(), order, size).clone()
+            made[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+        return made[id(tensor)]
+
+    args, kwargs = mapped(copied, inputs)
+    return args, kwargs
+
+
+def batch_size(inputs: Inputs) -> int:
+    """Returns the first length of the first input that has one; 0 if there is none."""
+    return next((int(tensor.shape[0]) for tensor in tensors(inputs) if tensor.dim()), 0)
+
+
+def in_order(tensor: torch.Tensor, order: torch.Tensor | None, size: int) -> torch.Tensor:
+    """Returns the tensor with its samples in another order, if it holds `size` of them."""
+    if order is None or not tensor.dim() or tensor.shape[0] != size:
+        return tensor
+    return tensor[order.to(tensor.device)]

@@ -1,0 +1,197 @@
+"""Runs the script's model beside its training: whatever that changes is put back."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CONTAINERS = (dict, OrderedDict, list, set, deque)
+"""Attributes of these very types are put back with what they held: counters, caches and histories."""
+
+
+class CannotCheck(Exception):
+    """What the check needs is not there; the message says what, in words for the user."""
+
+
+class RandomState:
+    """The random generators at one moment: torch's on the CPU and on devices, Python's and NumPy's."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._cpu = torch.get_rng_state()
+        self._devices = {
+            device: torch.get_device_module(device.type).get_rng_state(device)
+            for device in sorted(set(devices), key=str)
+            if device.type not in ("cpu", "meta")
+        }
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy.random")
+        self._numpy = numpy.get_state(legacy=False) if numpy else None
+
+    def restore(self) -> None:
+        """Sets all generators back to that moment."""
+        torch.set_rng_state(self._cpu)
+        for device, state in self._devices.items():
+            torch.get_device_module(device.type).set_rng_state(state, device)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RandomState):
+            return NotImplemented
+        return (
+            torch.equal(self._cpu, other._cpu)
+            and self._devices.keys() == other._devices.keys()
+            and all(torch.equal(state, other._devices[device]) for device, state in self._devices.items())
+            and self._python == other._python
+            and _flat(self._numpy) == _flat(other._numpy)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _flat(state: Any) -> Any:
+    if state is None:
+        return None
+    inner = {
+        name: getattr(value, "tolist", lambda value=value: value)()
+        for name, value in state["state"].items()
+    }
+    return {**state, "state": inner}
+
+
+@contextmanager
+def random_numbers_again(devices: Iterable[torch.device]) -> Iterator[RandomState]:
+    """On leaving, all random generators are as they were; yields their state."""
+    before = RandomState(devices)
+    try:
+        yield before
+    finally:
+        before.restore()
+
+
+def devices_of(tensors: Iterable[torch.Tensor]) -> set[torch.device]:
+    """The devices, by index, on which some tensors lie."""
+    return {tensor.device for tensor in tensors}
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """What a call of the model changes in it while this is open is gone on leaving.
+
+    Buffers, and tensors that are plain attributes, are copies inside, so that the script's own keep even
+    their version counters. Attributes bound anew and containers get back what they held, `.data` of
+    parameters its storage. The script's hooks on parameters do not run inside. Not put back: what the model
+    changes outside itself, parameters written in place (see `refuse_parameters_written`), and what
+    lies deeper in its attributes than one container.
+    """
+    copies: dict[int, torch.Tensor] = {}
+    with ExitStack() as undo:
+        for parameter in {id(p): p for p in model.parameters()}.values():
+            undo.callback(_point_to, parameter, parameter.detach())
+            hooks = parameter._backward_hooks
+            if hooks:
+                undo.callback(_refill, hooks, dict(hooks))
+                for key in [key for key, hook in hooks.items() if not is_ours(hook)]:
+                    del hooks[key]
+        for module in model.modules():
+            attributes = vars(module)
+            undo.callback(_refill, attributes, dict(attributes))
+            for value in list(attributes.values()):
+                if type(value) in CONTAINERS:
+                    undo.callback(_refill, value, copy.copy(value))
+                elif isinstance(value, torch.Generator):
+                    undo.callback(value.set_state, value.get_state())
+        for module in model.modules():
+            for holder in (vars(module), module._buffers):
+                for name, value in list(holder.items()):
+                    if isinstance(value, torch.Tensor) and not value.requires_grad:
+                        if id(value) not in copies:
+                            copies[id(value)] = value.clone()
+                        holder[name] = copies[id(value)]
+        yield
+
+
+def _refill(container: Any, held: Any) -> None:
+    """Makes a container hold what it held; touches what has not changed as little as possible."""
+    if isinstance(container, dict):
+        if list(container) != list(held):
+            container.clear()
+            container.update(held)
+        for key, value in held.items():
+            if container[key] is not value:
+                container[key] = value
+    elif isinstance(container, set):
+        if container != held:
+            container.clear()
+            container.update(held)
+    elif len(container) != len(held) or any(
+        now is not before for now, before in zip(container, held, strict=True)
+    ):
+        container.clear()
+        container.extend(held)
+
+
+def is_ours(hook: Any) -> bool:
+    """Whether a hook belongs to an action in force: it is part of what is computed."""
+    return str(getattr(hook, "__module__", "")).startswith("diagnose.")
+
+
+def _point_to(parameter: nn.Parameter, held: torch.Tensor) -> None:
+    if parameter.data_ptr() != held.data_ptr():
+        parameter.data = held
+
+
+class _ParametersAreRead(TorchDispatchMode):
+    """Lets no operation write to some tensors."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = args[index] if index < len(args) else kwargs.get(argument.name)
+                for tensor in written if isinstance(written, (list, tuple)) else (written,):
+                    if (
+                        isinstance(tensor, torch.Tensor)
+                        and tensor.untyped_storage().data_ptr() in self._storages
+                    ):
+                        raise CannotCheck("the model writes to its own parameters while it is called")
+        return func(*args, **kwargs)
+
+
+_known_to_read: WeakSet[nn.Module] = WeakSet()
+
+
+@contextmanager
+def refuse_parameters_written(model: nn.Module) -> Iterator[bool]:
+    """Inside, a first call of the model is stopped before it writes to its parameters: no way back.
+
+    Yields:
+        Whether a call is due; of one model it is once.
+
+    Raises:
+        CannotCheck: If the call would write to a parameter.
+    """
+    if model in _known_to_read:
+        yield False
+        return
+    with ExitStack() as stack:
+        if "torch._dynamo.eval_frame" in sys.modules:  # compiled code would run past the watch
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_ParametersAreRead(model.parameters()))
+        yield True
+    _known_to_read.add(model)

@@ -1,0 +1,100 @@
+"""Remembers how the script called its model last, so that the call can be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from diagnose.actions._nested import tensors
+from diagnose.core.job import Job
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One outermost call of a model in training.
+
+    Attributes:
+        versions: Version counter of each tensor among the arguments, when the call began.
+        autocast: Device type, dtype and cache flag of each autocast context the call was made in.
+        differentiable: How many tensors of the output carry a gradient.
+        gradients: What the loss sent back into them, by their index. Filled by the backward pass.
+    """
+
+    versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    autocast: list[tuple[str, torch.dtype, bool]] = field(default_factory=list)
+    differentiable: int = 0
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def in_its_autocast(self) -> AbstractContextManager[object]:
+        """Opens the autocast contexts that the call was made in."""
+        stack = ExitStack()
+        for device_type, dtype, cached in self.autocast:
+            stack.enter_context(torch.autocast(device_type, dtype=dtype, cache_enabled=cached))
+        return stack
+
+
+class Watch:
+    """A route that changes nothing and remembers the latest call.
+
+    The gradients are caught by a hook on the output itself, so they are what the script's own loss sends
+    back, whatever it is; the hook sits in front of anything the script does to the output afterwards.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.call: Call | None = None
+        self._device_types = {"cpu", device_type}
+
+    def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call()
+        call.versions = [(tensor, tensor._version) for tensor in tensors((args[1:], kwargs))]
+        for device_type in sorted(self._device_types):
+            if torch.is_autocast_enabled(device_type):
+                dtype = torch.get_autocast_dtype(device_type)
+                call.autocast.append((device_type, dtype, torch.is_autocast_cache_enabled()))
+        output = original(*args, **kwargs)
+        for leaf in differentiable(output):
+            leaf.register_hook(_keeper(call.gradients, call.differentiable))
+            call.differentiable += 1
+        self.call = call  # last: a call that failed is not the latest
+        return output
+
+
+def _keeper(kept: dict[int, torch.Tensor], index: int) -> Callable[[torch.Tensor], None]:
+    def keep(gradient: torch.Tensor) -> None:
+        kept[index] = gradient.detach()
+
+    return keep
+
+
+def differentiable(output: Any) -> list[torch.Tensor]:
+    """The tensors in an output that carry a gradient, each once."""
+    return list({id(tensor): tensor for tensor in tensors(output) if tensor.requires_grad}.values())
+
+
+@contextmanager
+def watched(job: Job) -> Iterator[None]:
+    """While open, the latest call of each model is remembered, with the gradients that came back.
+
+    Open it a step before the first numerics check. Without it a check knows neither the gradients, and
+    makes some up, nor the autocast contexts. It keeps alive one gradient of the output's size per model.
+    """
+    watches = {id(model): Watch(torch.device(job.device).type) for model in job.models}
+    for model, watch in watches.items():
+        job.routes.setdefault(model, []).insert(0, watch)
+    try:
+        yield
+    finally:
+        for model, watch in watches.items():
+            job.routes[model].remove(watch)
+            if not job.routes[model]:
+                del job.routes[model]
+
+
+def latest_call(job: Job, model: Any) -> Call | None:
+    """What is remembered of the model's latest call."""
+    calls = [route.call for route in job.routes.get(id(model), ()) if isinstance(route, Watch)]
+    return calls[0] if calls else None

@@ -1,0 +1,490 @@
+"""The numerics check: what it lets pass, what it catches, and that training does not notice it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from diagnose.actions._judge import Verdict
+from diagnose.actions._shadow import compare_gradients, compare_update
+from diagnose.actions._watch import watched
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+from tests.fakes import FakeClock, measured
+
+EXACT, ROUNDING, PRECISION = Safety.EXACT, Safety.ROUNDING, Safety.PRECISION
+BATCH = 16
+
+
+class ConvNet(nn.Module):
+    """A small network for images, with batch norm, and dropout if asked for."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        )  # fmt: skip
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(32, 10)
+        self.calls = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.head(self.dropout(self.body(images).mean((2, 3))))
+
+    @staticmethod
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(BATCH, 3, 16, 16), torch.randint(10, (BATCH,))
+
+
+class Transformer(nn.Module):
+    """A small language model with a causal mask."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 50)
+        self.register_buffer("mask", torch.triu(torch.full((12, 12), float("-inf")), diagonal=1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(tokens), mask=self.mask))
+
+    @staticmethod
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(50, (BATCH, 13))
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+MODELS = pytest.mark.parametrize("kind", [ConvNet, Transformer])
+
+
+class Training:
+    """A loop as scripts have it; the check comes between two steps."""
+
+    def __init__(self, model: Any, *, autocast: bool = False, optimizer: Any = torch.optim.AdamW) -> None:
+        self.model, self.autocast = model, autocast
+        self.optimizer = optimizer(model.parameters(), lr=1e-3)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.losses: list[float] = []
+        self.job = Job(models=[model], optimizers=[self.optimizer])
+
+    def step(self) -> None:
+        inputs, target = self.model.batch()
+        self.optimizer.zero_grad()
+        self.job.inputs[id(self.model)] = ((inputs,), {})
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            output = called(self.job, self.model, inputs)
+            loss = nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.losses.append(loss.item())
+
+
+def called(job: Job, model: nn.Module, *args: Any) -> Any:
+    """Calls a model as the hooks let the script call it: through its routes."""
+
+    def through(index: int) -> Callable[..., Any]:
+        routes = job.routes.get(id(model), [])
+        if index == len(routes):
+            return lambda model, *args, **kwargs: model(*args, **kwargs)
+        return lambda *args, **kwargs: routes[index](through(index + 1), args, kwargs)
+
+    return through(0)(model, *args)
+
+
+def trained(kind: Any, *, steps: int = 3, dropout: float = 0.0, **options: Any) -> Training:
+    """Some steps of training, all remembered."""
+    torch.manual_seed(0)
+    training = Training(kind(dropout), **options)
+    with watched(training.job):
+        for _ in range(steps):
+            training.step()
+    return training
+
+
+def checked(training: Training, applied: Any, safety: Safety) -> Verdict:
+    """One more step, and then the check."""
+    with watched(training.job):
+        training.step()
+        return compare_gradients(training.job, applied, safety)
+
+
+@contextmanager
+def route(job: Job, model: nn.Module, change: Any) -> Iterator[None]:
+    job.routes.setdefault(id(model), []).append(change)
+    try:
+        yield
+    finally:
+        job.routes[id(model)].remove(change)
+
+
+@contextmanager
+def scaled(parameter: torch.Tensor, by: float) -> Iterator[None]:
+    kept = parameter.detach().clone()
+    with torch.no_grad():
+        parameter.mul_(by)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            parameter.copy_(kept)
+
+
+def autocast_at_root(training: Training) -> Any:
+    def change(call: Any, args: Any, kwargs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(*args, **kwargs).float()
+
+    return route(training.job, training.model, change)
+
+
+# -- what passes
+
+
+@MODELS
+def test_doing_nothing_is_equal_bit_for_bit(kind: Any) -> None:
+    verdict = checked(trained(kind, dropout=0.1), nullcontext(), EXACT)
+    assert verdict == Verdict(ok=True, yardstick="bit for bit", reason="equal bit for bit")
+
+
+def test_another_layout_in_memory_is_rounding_and_not_exact() -> None:
+    def channels_last(call: Any, args: Any, kwargs: Any) -> Any:
+        return call(args[0], args[1].to(memory_format=torch.channels_last))
+
+    training = trained(ConvNet)
+    verdict = checked(training, route(training.job, training.model, channels_last), ROUNDING)
+    assert verdict.ok and 0 < verdict.error < verdict.allowed < 1e-3, verdict
+    assert verdict.yardstick == "another order of the samples"
+    assert not checked(training, route(training.job, training.model, channels_last), EXACT).ok
+
+
+@MODELS
+def test_bfloat16_is_precision_and_not_rounding(kind: Any) -> None:
+    training = trained(kind)
+    verdict = checked(training, autocast_at_root(training), PRECISION)
+    assert verdict.ok and verdict.error > 1e-3, verdict
+    assert verdict.yardstick == "a tenth of what another mini-batch changes"
+    assert not checked(training, autocast_at_root(training), ROUNDING).ok
+
+
+def test_a_script_in_bfloat16_is_judged_by_its_own_rounding() -> None:
+    training = trained(ConvNet, autocast=True)
+
+    def channels_last(call: Any, args: Any, kwargs: Any) -> Any:
+        return call(args[0], args[1].to(memory_format=torch.channels_last))
+
+    verdict = checked(training, route(training.job, training.model, channels_last), ROUNDING)
+    assert verdict.ok and verdict.allowed > 1e-3, verdict
+
+
+# -- what is caught
+
+
+def half_stale(training: Training) -> Any:
+    stale = copy.deepcopy(training.model)
+    return route(training.job, training.model, lambda call, args, kwargs: stale(*args[1:], **kwargs))
+
+
+def flipped_mask(training: Training) -> Any:
+    @contextmanager
+    def flipped() -> Iterator[None]:
+        mask = training.model.mask
+        training.model.mask = mask.T.contiguous()
+        yield
+        training.model.mask = mask
+
+    return flipped()
+
+
+def other_dropout(training: Training) -> Any:
+    def without_the_state(call: Any, args: Any, kwargs: Any) -> Any:
+        torch.rand(1)
+        return call(*args, **kwargs)
+
+    return route(training.job, training.model, without_the_state)
+
+
+def statistics_twice(training: Training) -> Any:
+    def twice(call: Any, args: Any, kwargs: Any) -> Any:
+        with torch.no_grad():
+            call(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return route(training.job, training.model, twice)
+
+
+BROKEN = [
+    (ConvNet, lambda t: scaled(t.model.head.weight, 1.001), (EXACT, ROUNDING)),
+    (ConvNet, lambda t: scaled(t.model.body[3].weight, 1.001), (EXACT, ROUNDING)),
+    (ConvNet, statistics_twice, (EXACT, ROUNDING)),
+    (ConvNet, other_dropout, (EXACT, ROUNDING)),
+    (ConvNet, lambda t: scaled(t.model.head.weight, -1), (EXACT, ROUNDING, PRECISION)),
+    (Transformer, lambda t: scaled(t.model.head.weight, 1.001), (EXACT, ROUNDING)),
+    (Transformer, flipped_mask, (EXACT, ROUNDING, PRECISION)),
+    (Transformer, other_dropout, (EXACT, ROUNDING)),
+    (Transformer, half_stale, (EXACT, ROUNDING, PRECISION)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "safety"),
+    [pytest.param(k, b, s, id=f"{i}-{s.value}") for i, (k, b, all_) in enumerate(BROKEN) for s in all_],
+)
+def test_a_broken_action_is_caught(kind: Any, broken: Any, safety: Safety) -> None:
+    training = trained(kind, dropout=0.1 if broken is other_dropout else 0.0)
+    applied = broken(training)
+    for _ in range(3):
+        training.step()  # stale weights are stale by now
+    verdict = checked(training, applied, safety)
+    assert verdict.checked and not verdict.ok, verdict
+
+
+def test_values_that_are_not_finite_are_caught() -> None:
+    training = trained(ConvNet)
+    verdict = checked(training, scaled(training.model.head.weight, float("inf")), PRECISION)
+    assert not verdict.ok and "not finite" in verdict.reason
+
+
+# -- what cannot be checked
+
+
+class Momentum(nn.Module):
+    """Moves its own key weights in every call, as momentum contrast does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.key.requires_grad_(False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.key.weight.mul_(0.9).add_(self.query.weight, alpha=0.1)
+        return self.query(rows) * self.key(rows)
+
+
+def test_a_model_that_writes_its_parameters_is_not_called() -> None:
+    model = Momentum()
+    before = copy.deepcopy(model.state_dict())
+    job = Job(models=[model], inputs={id(model): ((torch.randn(3, 4),), {})})
+    verdict = compare_gradients(job, nullcontext(), EXACT)
+    assert (verdict.ok, verdict.checked) == (False, False)
+    assert verdict.reason == (
+        "numerics cannot be checked: the model writes to its own parameters while it is called"
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def changed_inputs(training: Training) -> None:
+    training.job.inputs[id(training.model)][0][0].zero_()
+
+
+def freed_inputs(training: Training) -> None:
+    training.job.inputs[id(training.model)][0][0].untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (changed_inputs, "the script has changed the model's last inputs since"),
+        (freed_inputs, "the script has freed the model's last inputs"),
+        (lambda training: training.model.eval(), "the model is not in training mode now"),
+        (lambda training: training.job.inputs.clear(), "no call of a model with gradients was seen"),
+        (
+            lambda training: training.model.head.weight.data.fill_(float("nan")),
+            "the script's own outputs or gradients are not finite at this step",
+        ),
+    ],
+)
+def test_where_nothing_can_be_checked_the_verdict_says_why(spoil: Any, reason: str) -> None:
+    training = trained(ConvNet)
+    with watched(training.job):
+        training.step()
+        spoil(training)
+        verdict = compare_gradients(training.job, nullcontext(), EXACT)
+    assert (verdict.ok, verdict.checked) == (False, False)
+    assert verdict.reason == f"numerics cannot be checked: {reason}"
+
+
+def test_without_the_last_gradients_made_up_ones_do() -> None:
+    training = trained(ConvNet)
+    applied = scaled(training.model.head.weight, 1.001)
+    assert compare_gradients(training.job, nullcontext(), EXACT).ok
+    assert not compare_gradients(training.job, applied, ROUNDING).ok
+
+
+def test_the_gradients_are_those_of_the_scripts_own_loss() -> None:
+    training = trained(ConvNet)
+    with watched(training.job):
+        training.step()
+        (watch,) = training.job.routes[id(training.model)]
+        inputs = training.job.inputs[id(training.model)][0][0]
+        (kept,) = watch.call.gradients.values()  # type: ignore[attr-defined]
+    assert kept.shape == (BATCH, 10)
+    assert inputs.shape[0] == BATCH
+    assert torch.allclose(kept.sum(1), torch.zeros(BATCH), atol=1e-6), "as cross entropy's rows do"
+    assert training.job.routes == {}
+
+
+# -- training does not notice
+
+
+def everything(training: Training) -> list[Any]:
+    """What a check could have changed."""
+    tensors = [*training.model.parameters(), *training.model.buffers()]
+    return [
+        [(id(tensor), tensor._version, tensor.tolist()) for tensor in tensors],
+        [(id(p.grad), None if p.grad is None else p.grad.tolist()) for p in training.model.parameters()],
+        [{k: v for k, v in vars(m).items() if k != "_modules"} for m in training.model.modules()],
+        copy.deepcopy(training.optimizer.state_dict()),
+        training.scheduler.state_dict(),
+        (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()),
+        (training.losses, torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()),
+    ]
+
+
+@MODELS
+@pytest.mark.parametrize("safety", [EXACT, ROUNDING, PRECISION])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_training_goes_on_bit_for_bit_after_checks(kind: Any, safety: Safety, dropout: float) -> None:
+    def run(check: bool) -> list[Any]:
+        training = trained(kind, steps=1, dropout=dropout)
+        fired: list[int] = []
+        training.model.head.weight.register_hook(lambda gradient: fired.append(1))
+        training.model.head.weight.register_post_accumulate_grad_hook(lambda p: fired.append(2))
+        for _ in range(3):
+            if check:
+                before = everything(training)
+                checked_now(training, safety)
+                after = everything(training)
+                assert str(after) == str(before)
+            training.step()
+        return [
+            training.losses,
+            fired,
+            getattr(training.model, "calls", 0),
+            [value.tolist() for value in training.model.state_dict().values()],
+            torch.get_rng_state().tolist(),
+        ]
+
+    assert run(check=True) == run(check=False)
+
+
+def checked_now(training: Training, safety: Safety) -> None:
+    assert compare_gradients(training.job, autocast_at_root(training), safety).checked
+    assert compare_update(training.job, fused(training.optimizer), safety).checked
+
+
+@MODELS
+def test_the_hooks_take_no_notice_of_a_check(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with measured(FakeClock()) as recorder:
+        recorder.inputs = {}
+        job = Job(
+            models=[model],
+            optimizers=[optimizer],
+            inputs=recorder.inputs,
+            routes=recorder.routes,
+            unmeasured=recorder.unmeasured,
+        )
+        verdicts: list[Verdict] = []
+
+        def boundary() -> None:
+            if recorder.steps >= 1:
+                verdicts.append(compare_gradients(job, nullcontext(), EXACT))
+                verdicts.append(compare_update(job, nullcontext(), EXACT))
+
+        recorder.on_boundary = boundary
+        with watched(job):
+            for _ in range(5):
+                inputs, target = model.batch()
+                output = model(inputs)
+                nn.functional.cross_entropy(output.flatten(0, -2), target.flatten()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        recorder.finish()
+        assert [verdict.ok for verdict in verdicts] == [True] * 6
+        assert recorder.steps == 5
+        assert recorder.backward_passes == 5
+        assert not recorder.notes
+
+
+# -- optimizers
+
+
+@contextmanager
+def fused(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    before = [(group["fused"], group["foreach"]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+    yield
+    for group, (was_fused, was_foreach) in zip(optimizer.param_groups, before, strict=True):
+        group["fused"], group["foreach"] = was_fused, was_foreach
+
+
+@contextmanager
+def setting(optimizer: torch.optim.Optimizer, **values: Any) -> Iterator[None]:
+    group = optimizer.param_groups[0]
+    before = {name: group[name] for name in values}
+    group.update(values)
+    yield
+    group.update(before)
+
+
+OPTIMIZERS = pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.Adagrad])
+
+
+@OPTIMIZERS
+def test_a_fused_step_only_rounds_differently(kind: Any) -> None:
+    training = trained(ConvNet, optimizer=kind)
+    verdict = compare_update(training.job, fused(training.optimizer), ROUNDING)
+    assert verdict.ok and verdict.checked, verdict
+
+
+def test_a_fused_step_of_sgd_is_exact() -> None:
+    training = trained(ConvNet, optimizer=torch.optim.SGD)
+    assert compare_update(training.job, fused(training.optimizer), EXACT).ok
+
+
+BROKEN_STEPS: list[dict[str, Any]] = [
+    {"lr": 1.001e-3},
+    {"weight_decay": 0.02},
+    {"betas": (0.9, 0.9991)},
+    {"eps": 1e-6},
+    {"maximize": True},
+]
+
+
+@pytest.mark.parametrize("change", BROKEN_STEPS, ids=lambda change: next(iter(change)))
+@pytest.mark.parametrize("cleared", [False, True], ids=["gradients", "cleared"])
+def test_a_broken_step_is_caught(change: dict[str, Any], cleared: bool) -> None:
+    training = trained(ConvNet)
+    training.optimizer.param_groups[0]["lr"] = 1e-3
+    if cleared:
+        training.optimizer.zero_grad()
+    for safety in (EXACT, ROUNDING):
+        verdict = compare_update(training.job, setting(training.optimizer, **change), safety)
+        assert verdict.checked and not verdict.ok, verdict
+
+
+def test_an_optimizer_that_is_not_torchs_own_is_left_alone() -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise AssertionError("never called")
+
+    model = nn.Linear(2, 2)
+    verdict = compare_update(Job(optimizers=[Own(model.parameters())]), nullcontext(), EXACT)
+    assert not verdict.checked and "Own" in verdict.reason
