@@ -85,11 +85,8 @@ def fused_on_device(optimizer: Optimizer) -> Iterator[None]:
     The optimizer's `state_dict` shows the counts on the CPU, as without us.
     """
 
-    def to_device(*_: Any) -> None:
-        _move_steps(optimizer, None)
-
     handles = (
-        optimizer.register_step_pre_hook(_AfterLoading(to_device)),
+        optimizer.register_step_pre_hook(_StepsOnDevice()),
         optimizer.register_state_dict_post_hook(_with_steps_on_cpu),
     )
     try:
@@ -101,17 +98,17 @@ def fused_on_device(optimizer: Optimizer) -> Iterator[None]:
         _move_steps(optimizer, "cpu")
 
 
-class _AfterLoading:
-    """A step hook that acts once for every state that an optimizer gets: now, and when one is loaded."""
+class _StepsOnDevice:
+    """A step hook that moves the counts of steps once for every state that an optimizer gets: now, and when
+    one is loaded."""
 
-    def __init__(self, act: Callable[..., None]) -> None:
+    def __init__(self) -> None:
         self._state: Any = None
-        self._act = act
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._state is not optimizer.state and not is_dynamo_compiling():
             self._state = optimizer.state
-            self._act()
+            _move_steps(optimizer, None)
 
 
 class _Flags:

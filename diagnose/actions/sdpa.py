@@ -16,7 +16,7 @@ from diagnose.core.trial import Safety
 KINDS = ("flash", "mem_efficient", "math", "cudnn")
 """As `torch.backends.cuda` calls them: `flash_sdp_enabled()`, `enable_flash_sdp(on)`."""
 
-CUDNN = int(SDPBackend.CUDNN_ATTENTION.value)  # type: ignore[attr-defined]
+CUDNN = int(SDPBackend.CUDNN_ATTENTION.value)
 
 CUDNN_FIRST = 1
 """The value that asks cuDNN first; `None` leaves the order as it is."""

@@ -1,0 +1,88 @@
+"""A model's forward pass under autocast, while the rest of the loop computes as before."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from diagnose.actions._nested import mapped
+from diagnose.actions._routes import models_with_weights
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job, Route
+
+PROBE_SIZES = (256, 1024)
+"""Sides of the square matrices that are multiplied for the probe: small layers and large ones."""
+
+MIN_RATE = 1.1
+"""Products must become so much faster at least: casting weights and activations takes time, too."""
+
+SINGLE = (torch.float32,)
+LOW = (torch.bfloat16, torch.float16)
+
+
+class AutocastInUse(RuntimeError):
+    """The script's own autocast is in force where ours would begin."""
+
+
+def refuse_lower_precision(job: Job) -> None:
+    """Raises `CannotApply` if the models compute in other types than float32 already."""
+    models = models_with_weights(job)
+    dtypes = {p.dtype for model in models for p in model.parameters()}
+    if others := sorted(str(dtype) for dtype in dtypes - set(SINGLE)):
+        raise CannotApply(f"some parameters are {others[0].removeprefix('torch.')}")
+    for model in models:
+        for module in model.modules():
+            if "quantized" in type(module).__module__:
+                raise CannotApply(f"{type(module).__name__} is quantized")
+
+
+def under_autocast(device: str, dtype: torch.dtype) -> Route:
+    """Returns a route that calls a model under autocast and gives floats back, as Accelerate does."""
+
+    def route(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_autocast_enabled(device):
+            raise AutocastInUse("the script uses autocast itself")
+        with torch.autocast(device, dtype=dtype):
+            result = call(*args, **kwargs)
+        return mapped(_to_float, result)
+
+    return route
+
+
+def _to_float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in LOW else tensor
+
+
+def refuse_slower(device: str, dtype: torch.dtype) -> None:
+    """Raises `CannotApply` if products of matrices are hardly faster in `dtype` on this device."""
+    rate = statistics.geometric_mean(
+        _seconds(size, layout, device, torch.float32) / _seconds(size, layout, device, dtype)
+        for size, layout in itertools.product(PROBE_SIZES, ("nn", "nt", "tn"))
+    )
+    if rate < MIN_RATE:
+        name = str(dtype).removeprefix("torch.")
+        raise CannotApply(
+            f"products of matrices in {name} run at {rate:.2f} times the rate of float32 here"
+        )
+
+
+def _seconds(size: int, layout: str, device: str, dtype: torch.dtype) -> float:
+    """Returns the time of one product: forward, of a gradient of the input, or of one of the weight."""
+    generator = torch.Generator().manual_seed(0)  # the script's own must not move
+    left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    left = left.t() if layout[0] == "t" else left
+    right = right.t() if layout[1] == "t" else right
+    times = []
+    with torch.no_grad():
+        for _ in range(3):
+            begun = time.perf_counter()
+            left @ right
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+    return min(times[1:])

@@ -1,0 +1,84 @@
+"""Compiled blocks that give themselves up rather than fail."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from diagnose.actions._careful import RECOVERABLE, Failure
+
+
+class Compiler:
+    """Torch's compiler, as all blocks of one action use it.
+
+    Attributes:
+        slots: A slot for each block.
+        failure: Why blocks run as they were, if they do.
+        num_graphs: Graphs compiled so far.
+        seconds: Time that compiling has taken.
+    """
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.failure = Failure()
+        self.num_graphs = 0
+        self.seconds = 0.0
+
+    def add(self, blocks: Iterable[nn.Module]) -> None:
+        """Makes slots for blocks of one kind.
+
+        Dynamo keeps its graphs, and limits their number, by code object. So each kind gets one of its own.
+        """
+        call = types.FunctionType(_call_block.__code__.replace(co_name="block"), globals())
+        compiled = torch.compile(call, backend=self._backend, fullgraph=True)
+        self.slots += [Slot(block, compiled, self) for block in blocks]
+
+    def _backend(self, graph: Any, inputs: Any) -> Any:
+        from torch._functorch import config
+        from torch._inductor.compile_fx import compile_fx
+
+        self.num_graphs += 1
+        # The backward pass is compiled at once, so that a failure is ours to catch and not the script's;
+        # random numbers are eager's.
+        with config.patch(force_non_lazy_backward_lowering=True):
+            return compile_fx(graph, inputs, config_patches={"fallback_random": True})
+
+
+class Slot:
+    """Stands in a module's `_compiled_call_impl`, which torch calls in place of the module.
+
+    Only for training: a graph for evaluation would have to be compiled besides.
+    """
+
+    def __init__(self, block: nn.Module, compiled: Callable[..., Any], compiler: Compiler) -> None:
+        self.block = block
+        self._compiled = compiled
+        self._compiler = compiler
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        block, compiler = self.block, self._compiler
+        if compiler.failure.reason or not block.training or not torch.is_grad_enabled():
+            return block._call_impl(*args, **kwargs)
+        graphs, begun = compiler.num_graphs, time.perf_counter()
+        try:
+            return self._compiled(block, *args, **kwargs)
+        except RECOVERABLE as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            text = next(iter(str(error).strip().splitlines()), "")
+            compiler.failure.reason = (
+                f"{type(block).__name__} could not be compiled: {type(error).__name__}: {text}"
+            )
+        finally:
+            if compiler.num_graphs > graphs:
+                compiler.seconds += time.perf_counter() - begun
+        return block._call_impl(*args, **kwargs)
+
+
+def _call_block(block: Any, *args: Any, **kwargs: Any) -> Any:
+    return block._call_impl(*args, **kwargs)

@@ -1,0 +1,206 @@
+"""Loss scaling inside the model's boundary, invisible to the loop.
+
+What the gradient of an output is multiplied with on its way in, the gradients of the parameters and of the
+inputs are divided by on their way out. So everything that the script sees is the true gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from diagnose.actions._careful import Failure
+from diagnose.actions._nested import mapped, tensors
+from diagnose.core.job import Route
+from diagnose.hooks.base import replaced
+
+FIRST_SCALE, GROWTH, GROWTH_STEPS = 2.0**16, 2.0, 2000
+"""As `torch.amp.GradScaler` has them."""
+
+OUTPUT = "diagnose: inputs of the model whose output this is"
+"""Key in the metadata of the graph's nodes."""
+
+
+class LossScale:
+    """A scale that halves when a gradient overflows, and doubles when none has for long.
+
+    Args:
+        device: Where the models are.
+        failure: Where the reason goes if the loop turns out to use the models in a way that this cannot
+            follow. Gradients are then computed without a scale, at once.
+
+    Attributes:
+        scale: What gradients inside the models are multiplied with.
+        num_skipped: Optimizer steps left out because a gradient was not finite.
+    """
+
+    def __init__(self, device: str, failure: Failure) -> None:
+        self.scale = FIRST_SCALE
+        self.num_skipped = 0
+        self._failure = failure
+        self._inverse = torch.tensor(1 / FIRST_SCALE, device=device)
+        self._overflows: dict[int, torch.Tensor] = {}
+        self._good_steps = 0
+        self._params: dict[int, torch.Tensor] = {}
+
+    @contextmanager
+    def installed(self, models: list[Any], optimizers: list[Any]) -> Iterator[None]:
+        """Unscales the gradients of the models' parameters while open, and skips bad steps."""
+        by_param = {}
+        for optimizer in optimizers:
+            self._overflows[id(optimizer)] = torch.zeros_like(self._inverse)
+            for group in optimizer.param_groups:
+                by_param.update({id(p): id(optimizer) for p in group["params"]})
+        unowned = torch.zeros_like(self._inverse)
+        params = {id(p): p for model in models for p in model.parameters() if p.requires_grad}
+        with ExitStack() as stack:
+            for param in params.values():
+                overflow = self._overflows.get(by_param.get(id(param), 0), unowned)
+                stack.callback(param.register_hook(self._unscaled_into(overflow)).remove)
+            for optimizer in optimizers:
+                skipped = _SkippedStep(self)
+                stack.callback(skipped.restore)
+                stack.callback(optimizer.register_step_pre_hook(skipped.before).remove)
+                stack.callback(optimizer.register_step_post_hook(skipped.after).remove)
+            stack.enter_context(replaced(torch.autograd, "backward", self._checking))
+            self._params = params
+            stack.callback(self._params.clear)
+            yield
+
+    def through(self, route: Route) -> Route:
+        """Returns a route that scales the gradients of what another one returns."""
+
+        def scaled(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            entries: list[Any] = []
+
+            def enter(tensor: torch.Tensor) -> torch.Tensor:
+                if not tensor.requires_grad:
+                    return tensor
+                alias = tensor.view_as(tensor)  # the script may use the tensor elsewhere, too
+                alias.register_hook(lambda gradient: gradient * (1 / self._factor()))
+                entries.append(alias.grad_fn)
+                return alias
+
+            args = (args[0], *mapped(enter, args[1:]))
+            result = route(call, args, mapped(enter, kwargs))
+            for output in tensors(result):
+                if output.grad_fn is not None:
+                    _metadata(output.grad_fn)[OUTPUT] = entries
+                    output.register_hook(lambda gradient: gradient * self._factor())
+            return result
+
+        return scaled
+
+    def overflowed(self, optimizer: Any) -> bool:
+        """Whether a gradient of this optimizer's was not finite since its last step. Waits for the
+        device."""
+        overflow = self._overflows.get(id(optimizer))
+        return overflow is not None and bool(overflow.item())
+
+    def adapt(self, optimizer: Any, overflowed: bool) -> None:
+        """Chooses the next scale after a step."""
+        if id(optimizer) not in self._overflows:
+            return  # a numerics check steps with a copy
+        if overflowed:
+            self._overflows[id(optimizer)].zero_()
+            self.num_skipped += 1
+            self._good_steps = 0
+            self.scale /= GROWTH
+        else:
+            self._good_steps += 1
+            if self._good_steps < GROWTH_STEPS:
+                return
+            self._good_steps = 0
+            self.scale *= GROWTH
+        self._inverse.fill_(1 / self._factor())
+
+    def give_up(self, reason: str) -> None:
+        """Scales no more."""
+        self._failure.reason = reason
+        self._inverse.fill_(1.0)
+
+    def _factor(self) -> float:
+        return 1.0 if self._failure.reason else self.scale
+
+    def _unscaled_into(self, overflow: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            if gradient.layout is not torch.strided or gradient.requires_grad:
+                return gradient * self._inverse
+            unscaled = gradient.clone()
+            torch._amp_foreach_non_finite_check_and_unscale_([unscaled], overflow, self._inverse)
+            return unscaled
+
+        return hook
+
+    def _checking(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Looks, before each backward pass, whether a parameter gets gradients past the models' outputs: a
+        penalty on weights, say. Those would be divided by a scale that they never had."""
+
+        def checked(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            if not self._failure.reason and self._params and self._reached(roots):
+                self.give_up("the loop uses a parameter, or an inner result of a model, outside the model")
+            return backward(tensors, *args, **kwargs)
+
+        return checked
+
+    def _reached(self, roots: list[torch.Tensor]) -> bool:
+        ahead = [root.grad_fn for root in roots if root.grad_fn is not None]
+        seen = set(ahead)
+        while ahead:
+            node = ahead.pop()
+            if id(getattr(node, "variable", None)) in self._params:
+                return True
+            entries = _metadata(node).get(OUTPUT)
+            after = (
+                node.next_functions
+                if entries is None
+                else [edge for entry in entries for edge in entry.next_functions]
+            )
+            for following, _ in after:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    ahead.append(following)
+        return False
+
+
+def _metadata(node: Any) -> dict[Any, Any]:
+    """What Python can note on a node of the graph; it lives as long as the node."""
+    return node.metadata  # type: ignore[no-any-return]
+
+
+class _SkippedStep:
+    """Leaves a step of one optimizer out by hiding the gradients from it: parameters without one are passed
+    over, and `step` remains the script's own."""
+
+    def __init__(self, scale: LossScale) -> None:
+        self._scale = scale
+        self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._overflowed = False
+
+    def before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a step."""
+        self.restore()
+        if len(args) > 1 or kwargs:
+            self._scale.give_up("the loop steps with a closure, which cannot be skipped")
+        self._overflowed = self._scale.overflowed(optimizer)
+        if self._overflowed:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._hidden.append((p, p.grad))
+                        p.grad = None
+
+    def after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """After a step."""
+        self.restore()
+        self._scale.adapt(optimizer, self._overflowed)
+
+    def restore(self) -> None:
+        """Gives the parameters their gradients back."""
+        for p, gradient in self._hidden:
+            p.grad = gradient
+        self._hidden.clear()

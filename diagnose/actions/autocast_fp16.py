@@ -1,0 +1,111 @@
+"""The model computes in fp16, with its loss scaled"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from diagnose.actions._autocast import refuse_lower_precision, refuse_slower, under_autocast
+from diagnose.actions._careful import Careful, Failure
+from diagnose.actions._loss_scale import LossScale
+from diagnose.actions._routes import (
+    models_with_weights,
+    refuse_compiled,
+    routed,
+    routes_in_force,
+)
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class AutocastFp16(Action):
+    """
+    ## What it does
+    Runs the model's forward pass in training under `torch.autocast` with fp16, and hands its outputs back
+    as float32. Small gradients would vanish in fp16, so they are multiplied on their way into the model and
+    divided on their way out: every gradient that the script sees, clips or logs is the true one. A step
+    with a gradient that is not finite is left out, and the factor halved, as `GradScaler` does.
+
+    ## When it takes effect
+    At the next call of the model.
+
+    ## What it cannot help
+    A model that is not bound by products of matrices or convolutions; a script that uses autocast, a
+    scaler, low-precision weights or quantization already; a CPU.
+
+    ## Hazards
+    A loop that steps with a closure cannot skip the step, and one that uses parameters outside the model,
+    as a penalty on weights does, gets gradients that were never multiplied: both are noticed when they
+    happen, gradients are then computed without the factor, and the action is off for good.
+
+    ## What was measured
+    The loss equals that of `GradScaler` to four digits and the norms for clipping to 6e-5. With losses of
+    1e-4 gradients differ by 0.2 % instead of 4 % without scaling. No run on a GPU has tried it yet.
+    """
+
+    safety = Safety.PRECISION
+    order = 41
+    excludes = frozenset({"autocast-bf16", "optimizer-in-backward"})
+    touches = "model"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        if job.device != "cuda":
+            raise CannotApply("fp16 is for GPUs; the model is on another device")
+        check_loop(job)
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        refuse_slower(job.device, torch.float16)
+        failure = Failure()
+        yield failure, LossScale(job.device, failure)
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        failure, scale = prepared
+        failure.refuse_again()
+        models = models_with_weights(job)
+        route = scale.through(under_autocast(job.device, torch.float16))
+        with ExitStack() as stack:
+            stack.enter_context(scale.installed(models, list(job.optimizers)))
+            for model in models:
+                careful = Careful(route, failure, lambda: scale.give_up(failure.reason))
+                stack.enter_context(routed(job, model, careful))
+            yield
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        params = [p for model in job.models for p in model.parameters()]
+        hooks = [len(p._backward_hooks or ()) for p in params]
+        steps = [
+            (list(each._optimizer_step_pre_hooks), list(each._optimizer_step_post_hooks))
+            for each in job.optimizers
+        ]
+        return routes_in_force(job), hooks, steps, torch.autograd.backward
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {}
+
+
+def check_loop(job: Job) -> None:
+    """Looks whether loss scaling fits the loop, whatever the device.
+
+    Raises:
+        CannotApply: If it does not.
+    """
+    refuse_lower_precision(job)
+    refuse_compiled(job)
+    if not hasattr(torch, "_amp_foreach_non_finite_check_and_unscale_"):
+        raise CannotApply("this torch has no torch._amp_foreach_non_finite_check_and_unscale_")
+    for optimizer in job.optimizers:
+        if not type(optimizer).__module__.startswith("torch.optim."):
+            raise CannotApply(f"{type(optimizer).__name__} is not torch's: its steps may not be skippable")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise CannotApply("LBFGS calls the model several times in one step, which cannot be skipped")

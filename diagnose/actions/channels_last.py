@@ -1,0 +1,114 @@
+"""Images with all channels of a pixel together"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from diagnose.actions._careful import Careful, Failure
+from diagnose.actions._layout import (
+    Conversion,
+    image_to_channels_last,
+    image_to_contiguous,
+    refuse_shared,
+    weights_to_convert,
+)
+from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._routes import (
+    models_with_weights,
+    refuse_compiled,
+    refuse_wrapped,
+    routed,
+    routes_in_force,
+)
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class ChannelsLast(Action):
+    """
+    ## What it does
+    Stores the weights of convolutions, and the images that enter the model, with the channels of a pixel
+    together: the layout that the fast convolutions of cuDNN and oneDNN want. Parameters remain the objects
+    that they are; what optimizers keep for them is converted, too. What the model returns, and what is
+    saved of the optimizer, has the usual layout.
+
+    ## When it takes effect
+    At the next call of the model.
+
+    ## What it cannot help
+    A model whose time is not spent in convolutions. One under DistributedDataParallel, whose buffers have
+    the weights' old layout, or compiled by the script, is left alone.
+
+    ## Hazards
+    `view` inside the model fails on an image in this layout. The model is then called once more as it was,
+    random numbers and buffers included, and the action is off for good. A reference to the memory of a
+    weight that the script makes while it is in force, `.data` or `.detach()`, sees no update afterwards. A
+    file of the model holds weights in this layout; values are the same.
+
+    ## What was measured
+    On two CPU cores a small convolutional network took 1.23 times less CPU time and ran 1.27 times as fast.
+    There and back the weights keep their bits; gradients differ by 2e-7 to 3e-7 of their norm.
+    """
+
+    safety = Safety.ROUNDING
+    order = 30
+    touches = "model"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        refuse_compiled(job)
+        refuse_wrapped(job)
+        refuse_shared(weights_to_convert(job))
+        if job.inputs and not any(tensor.dim() == 4 for tensor in tensors(list(job.inputs.values()))):
+            raise CannotApply("no image enters a model")
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        yield Failure()
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        prepared.refuse_again()
+        conversion = Conversion(weights_to_convert(job), list(job.optimizers))
+        with ExitStack() as stack:
+            stack.callback(conversion.revert)
+            conversion.convert()
+            for optimizer in job.optimizers:
+                stack.enter_context(conversion.checkpoints_as_before(optimizer))
+            for model in models_with_weights(job):
+                careful = Careful(through_channels_last, prepared, conversion.revert)
+                stack.enter_context(routed(job, model, careful))
+            yield
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        held = [p for model in job.models for p in model.parameters() if p.dim() == 4]
+        # Not each tensor's layout: an optimizer may have got its state in the meantime.
+        unlike = sum(
+            value.stride() != p.stride()
+            for p in held
+            for optimizer in job.optimizers
+            for value in optimizer.state.get(p, {}).values()
+            if getattr(value, "shape", None) == p.shape
+        )
+        hooks = [
+            (list(each._optimizer_state_dict_post_hooks), list(each._optimizer_load_state_dict_post_hooks))
+            for each in job.optimizers
+        ]
+        weights = [(id(p), p.stride(), p.data_ptr()) for p in held]
+        return {"weights": weights, "unlike": unlike, "hooks": hooks, "routes": routes_in_force(job)}
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {}
+
+
+def through_channels_last(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A `core.job.Route` that hands images over in the other layout."""
+    args = (args[0], *mapped(image_to_channels_last, args[1:]))
+    return mapped(image_to_contiguous, call(*args, **mapped(image_to_channels_last, kwargs)))

@@ -1,0 +1,115 @@
+"""The repeated blocks of the model, compiled"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.actions._blocks import blocks
+from diagnose.actions._compiled import Compiler
+from diagnose.actions._routes import refuse_compiled
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+SLOT = "_compiled_call_impl"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class RegionalCompile(Action):
+    """
+    ## What it does
+    Compiles the blocks that the model repeats, such as the layers of a transformer, with `torch.compile`:
+    blocks of one kind share one graph, so the wait does not grow with the depth. A model that repeats
+    nothing is compiled whole. Only training is compiled. Dropout draws the numbers that it drew before.
+
+    ## When it takes effect
+    At the next step, which waits for the compiler: on a CPU 20 s where nothing is in its cache on disk, a
+    tenth of a second where all is. Turning it off and on again costs nothing.
+
+    ## What it cannot help
+    Blocks with a break in their graph, such as a decision that depends on a tensor's values; with hooks; a
+    script that compiles itself. Large products of matrices, which are as fast as they get. A run that ends
+    soon. A machine without a C++ compiler, or a GPU without Triton.
+
+    ## Hazards
+    A new shape, another number of threads or another precision compiles anew: after eight graphs of one
+    block it is given up. A block that fails to compile runs as it was written, from that very call on.
+
+    ## What was measured
+    On two CPU cores a small transformer ran 1.18 to 1.21 times as fast; compiled whole, 1.22.
+    """
+
+    safety = Safety.ROUNDING
+    order = 70
+    settle_steps = 3
+    touches = "model"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        refuse_compiled(job)
+        for same in blocks(job).values():
+            for block in same:
+                if any(vars(module).get(hooks) for module in block.modules() for hooks in HOOKS):
+                    raise CannotApply(f"{type(block).__name__} has hooks, which a graph may lose")
+        refuse_without_compiler(job.device)
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Compiler]:
+        """See `Action.prepare`. Yields what knows how long compiling took (`seconds`, `num_graphs`)."""
+        compiler = Compiler()
+        for same in blocks(job).values():
+            compiler.add(same)
+        yield compiler
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        prepared.failure.refuse_again()
+        filled = []
+        try:
+            for slot in prepared.slots:
+                if vars(slot.block).get(SLOT) is not None:
+                    raise CannotApply(f"{type(slot.block).__name__} has been compiled in the meantime")
+                setattr(slot.block, SLOT, slot)
+                filled.append(slot)
+            yield
+        finally:
+            for slot in filled:
+                if vars(slot.block).get(SLOT) is slot:
+                    delattr(slot.block, SLOT)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        modules = (module for model in job.models for module in model.modules())
+        return {id(module): slot for module in modules if (slot := vars(module).get(SLOT)) is not None}
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {}
+
+
+def refuse_without_compiler(device: str) -> None:
+    """Raises `CannotApply` if graphs cannot be made into code for this device here."""
+    import torch._dynamo.config
+    from torch._dynamo.eval_frame import is_dynamo_supported
+    from torch._functorch import config
+    from torch._inductor import cpp_builder
+
+    if not is_dynamo_supported():
+        raise CannotApply("torch.compile does not work with this Python")
+    if torch._dynamo.config.disable:
+        raise CannotApply("torch.compile is switched off")
+    if not hasattr(config, "force_non_lazy_backward_lowering"):
+        raise CannotApply("this torch has no torch._functorch.config.force_non_lazy_backward_lowering")
+    if device == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise CannotApply("Triton is not installed, or does not know this GPU")
+        return
+    try:
+        cpp_builder.get_cpp_compiler()
+    except RuntimeError as error:
+        raise CannotApply("there is no C++ compiler") from error
