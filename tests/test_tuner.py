@@ -1,0 +1,410 @@
+"""The controller on a simulated job: its clock is ours, its actions change only how long a step takes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.finding import Gain
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+from diagnose.tuner.controller import Controller
+from diagnose.tuner.installed import Installed
+from diagnose.tuner.kept import Kept
+from diagnose.tuner.paired import PairedTest, Verdict, t_point, window_mean
+from diagnose.tuner.policy import Lead, Policy
+from diagnose.tuner.world import World
+
+MS = 1_000_000
+
+
+@dataclass
+class Machine:
+    """A job whose steps take `base_ns` times the factor of each action in force, times noise."""
+
+    seed: int = 0
+    base_ns: float = 20 * MS
+    spread: float = 0.1
+    memory: float = 0.15
+    now: int = 0
+    steps: int = 0
+    factors: dict[str, float] = field(default_factory=dict)
+    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    stopped: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._level = 0.0
+
+    def step_ns(self) -> int:
+        """Noise as measured on shared machines: much of it lasts a hundred steps, and one in a hundred
+        takes three times as long."""
+        draw = self._random.gauss
+        self._level = 0.99 * self._level + draw(0, self.memory * math.sqrt(1 - 0.99**2))
+        spike = 3.0 if self._random.random() < 0.01 else 1.0
+        noise = math.exp(self._level + draw(0, self.spread))
+        return int(self.base_ns * math.prod(self.factors.values()) * noise * spike)
+
+    def trials(self) -> list[dict[str, Any]]:
+        return [detail for kind, detail in self.told if kind == "trial"]
+
+    def outcomes(self) -> dict[str, str]:
+        return {trial["action"]: trial["outcome"] for trial in self.trials()}
+
+    def last(self, kind: str) -> dict[str, Any]:
+        return [detail for told, detail in self.told if told == kind][-1]
+
+
+@dataclass
+class Change(Action):
+    """An action that makes steps take `factor` times as long."""
+
+    machine: Machine
+    name: str
+    factor: float = 1.0
+    safety: Safety = Safety.EXACT  # type: ignore[misc]  # a variable of the class elsewhere
+    order: int = 30  # type: ignore[misc]
+    excludes: frozenset[str] = frozenset()  # type: ignore[misc]
+    settle_steps: int = 1  # type: ignore[misc]
+    window_steps: int = 5  # type: ignore[misc]
+    touches: str = "nothing"  # type: ignore[misc]
+    refuses: str = ""
+    fails_on: str = ""
+    leaves_trace: bool = False
+    choices: Sequence[int | None] = (None,)
+    factor_of: dict[int | None, float] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+
+    def check(self, job: Job) -> None:
+        self._call("check")
+        if self.refuses:
+            raise CannotApply(self.refuses)
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        return self.choices
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        self._call("prepare")
+        yield value
+        self._call("unprepare")
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        self._call("apply")
+        assert self.name not in self.machine.factors, "it is in force already"
+        self.machine.factors[self.name] = self.factor_of.get(prepared, self.factor)
+        yield
+        if not self.leaves_trace:
+            del self.machine.factors[self.name]
+        self._call("undo")
+
+    def state(self, job: Job) -> Any:
+        return self.machine.factors.get(self.name)
+
+    def _call(self, what: str) -> None:
+        self.calls.append(what)
+        if what == self.fails_on:
+            raise OSError(f"{what} failed")
+
+
+class Found:
+    """A diagnosis that takes so many steps."""
+
+    def __init__(self, leads: list[Lead], steps: int = 2) -> None:
+        self._leads, self._steps = leads, steps
+
+    def leads(self) -> list[Lead] | None:
+        self._steps -= 1
+        return None if self._steps >= 0 else self._leads
+
+    def close(self) -> None:
+        self._steps = 0
+
+
+@dataclass(frozen=True)
+class Numbers:
+    ok: bool
+    reason: str = "compared"
+
+
+def lead(*actions: str, speedup: float = 1.5, rule: str = "some-fault") -> Lead:
+    return Lead(rule=rule, actions=actions, gain=Gain(speedup=speedup, low=1.0, high=2 * speedup))
+
+
+def controller(
+    machine: Machine,
+    actions: Sequence[Change],
+    leads: Sequence[Lead] | None = None,
+    *,
+    policy: Policy | None = None,
+    reuse: Sequence[Kept] | None = None,
+    numbers: Numbers = Numbers(ok=True),
+) -> Controller:
+    found = list(leads) if leads is not None else [lead(action.name) for action in actions]
+
+    def check(job: Job, installed: Installed) -> Numbers:
+        context: AbstractContextManager[None] = installed.context()
+        with context:
+            pass
+        return numbers
+
+    def stop() -> None:
+        machine.stopped += 1
+
+    world = World(
+        job=Job(),
+        actions={action.name: action for action in actions},
+        diagnose=lambda first_step: Found(found),
+        watch=nullcontext,
+        check_numerics=check,
+        tell=lambda kind, detail: machine.told.append((kind, detail)),
+        stop=stop,
+        clock=lambda: machine.now,
+    )
+    return Controller(world, policy or Policy(), reuse)
+
+
+def train(machine: Machine, control: Controller, steps: int) -> None:
+    for _ in range(steps):
+        machine.now += machine.step_ns()
+        machine.steps += 1
+        control.boundary(machine.steps, aside=False)
+
+
+def test_what_helps_is_kept_and_what_does_not_is_undone():
+    machine = Machine()
+    good, bad = Change(machine, "good", factor=0.6), Change(machine, "bad", factor=1.3)
+    control = controller(machine, [good, bad])
+    train(machine, control, 1000)
+    assert machine.outcomes() == {"good": "kept", "bad": "reverted"}
+    assert machine.factors == {"good": 0.6}
+    assert control.state == "holding"
+    measured = machine.trials()[[t["action"] for t in machine.trials()].index("good")]["measured"]
+    assert measured["low"] <= 1 / 0.6 <= measured["high"]
+
+
+def test_the_confirmation_measures_all_that_was_kept_together():
+    machine = Machine(seed=3)
+    actions = [Change(machine, "a", factor=0.7), Change(machine, "b", factor=0.8)]
+    train(machine, controller(machine, actions), 1200)
+    confirmation = machine.last("confirmation")
+    assert confirmation["pairs"] == 6
+    assert confirmation["low"] <= 1 / (0.7 * 0.8) <= confirmation["high"]
+
+
+def test_a_change_without_effect_is_kept_in_one_of_a_hundred_trials_at_most():
+    kept = 0
+    for seed in range(300):
+        machine = Machine(seed=seed)
+        control = controller(machine, [Change(machine, "null")])
+        while machine.stopped == 0 and control.state in ("observing", "trying", ""):
+            train(machine, control, 20)
+        kept += machine.outcomes()["null"] == "kept"
+    assert kept <= 3
+
+
+def test_a_gain_of_a_quarter_is_found_nine_times_in_ten():
+    kept = 0
+    for seed in range(100):
+        machine = Machine(seed=1000 + seed)
+        train(machine, controller(machine, [Change(machine, "quarter", factor=0.8)]), 600)
+        kept += machine.outcomes().get("quarter") == "kept"
+    assert kept >= 90
+
+
+def test_the_best_of_several_settings_is_kept():
+    machine = Machine(seed=5)
+    knob = Change(machine, "knob", choices=(1, 2, 4), factor_of={1: 0.9, 2: 0.5, 4: 0.8})
+    train(machine, controller(machine, [knob]), 800)
+    assert machine.trials()[0]["value"] == 2
+    assert machine.factors == {"knob": 0.5}
+
+
+@pytest.mark.parametrize("settings", [{}, {"choices": (1, 2, 3)}])
+def test_the_end_of_the_script_undoes_everything_wherever_it_comes(settings):
+    for steps in range(60, 400, 7):
+        machine = Machine(seed=steps)
+        actions = [Change(machine, "a", factor=0.5, **settings), Change(machine, "b", factor=0.5)]
+        control = controller(machine, actions)
+        train(machine, control, steps)
+        control.finish()
+        assert machine.factors == {}
+        for action in actions:
+            assert action.calls.count("apply") == action.calls.count("undo")
+            assert action.calls.count("prepare") == action.calls.count("unprepare")
+        assert machine.stopped == 1
+
+
+def test_a_trial_cut_off_by_the_end_is_told():
+    machine = Machine()
+    control = controller(machine, [Change(machine, "slow-to-tell", factor=0.97)])
+    while control.state != "trying":
+        train(machine, control, 1)
+    train(machine, control, 25)
+    control.finish()
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "cannot_tell"
+    assert trial["reason"] == "the script ended after 2 pairs of windows"
+
+
+@pytest.mark.parametrize("where", ["check", "prepare", "apply", "undo", "unprepare"])
+def test_an_error_of_an_action_ends_the_tuning_with_the_others_undone(where):
+    machine = Machine()
+    fine = Change(machine, "fine", factor=0.5)
+    broken = Change(machine, "broken", factor=0.9, fails_on=where)
+    control = controller(machine, [fine, broken], [lead("fine", speedup=3.0), lead("broken")])
+    train(machine, control, 1000)
+    control.finish()
+    assert fine.calls.count("apply") == fine.calls.count("undo")
+    assert "fine" not in machine.factors
+    assert control.state == "ended"
+    assert machine.stopped == 1
+    assert f"{where} failed" in machine.last("tuning_error")["error"]
+
+
+def test_an_action_that_leaves_a_trace_ends_the_tuning():
+    machine = Machine()
+    train(machine, controller(machine, [Change(machine, "messy", factor=1.5, leaves_trace=True)]), 300)
+    assert "Change was not undone: None became 1.5" in machine.last("tuning_error")["error"]
+
+
+def test_a_refusal_is_told_in_its_own_words_and_the_next_is_tried():
+    machine = Machine()
+    actions = [Change(machine, "picky", refuses="there is no GPU"), Change(machine, "next", factor=0.5)]
+    train(machine, controller(machine, actions, [lead("picky", speedup=9.0), lead("next")]), 500)
+    assert machine.outcomes() == {"picky": "refused", "next": "kept"}
+    assert machine.trials()[0]["reason"] == "there is no GPU"
+
+
+def test_what_changes_the_numbers_needs_leave():
+    machine = Machine()
+    lossy = Change(machine, "lossy", factor=0.5, safety=Safety.PRECISION)
+    train(machine, controller(machine, [lossy]), 300)
+    assert machine.outcomes() == {"lossy": "not_allowed"}
+    assert "--allow precision" in machine.trials()[0]["reason"]
+    assert lossy.calls == []
+
+
+def test_with_leave_it_is_tried():
+    machine = Machine()
+    lossy = Change(machine, "lossy", factor=0.5, safety=Safety.PRECISION)
+    policy = Policy(allowed=frozenset({Safety.PRECISION}))
+    train(machine, controller(machine, [lossy], policy=policy), 300)
+    assert machine.outcomes() == {"lossy": "kept"}
+
+
+def test_a_failed_numerics_check_refuses():
+    machine = Machine()
+    wrong = Change(machine, "wrong", factor=0.5, touches="model")
+    control = controller(machine, [wrong], numbers=Numbers(ok=False, reason="gradients differ by 3 %"))
+    train(machine, control, 300)
+    assert machine.outcomes() == {"wrong": "refused"}
+    assert machine.trials()[0]["reason"] == "gradients differ by 3 %"
+    assert machine.factors == {}
+
+
+def test_a_dry_run_changes_nothing():
+    machine = Machine()
+    action = Change(machine, "good", factor=0.5)
+    train(machine, controller(machine, [action], policy=Policy(dry_run=True)), 300)
+    assert machine.outcomes() == {"good": "not_tried"}
+    assert action.calls == ["check"]
+
+
+def test_actions_that_exclude_each_other_are_never_in_force_together():
+    machine = Machine()
+    one = Change(machine, "one", factor=0.5)
+    other = Change(machine, "other", factor=0.5, excludes=frozenset({"one"}))
+    train(machine, controller(machine, [one, other], [lead("one", speedup=3.0), lead("other")]), 800)
+    assert machine.outcomes() == {"one": "kept"}
+
+
+def test_what_changes_the_step_for_others_waits_for_them():
+    machine = Machine()
+    early, late = Change(machine, "early", factor=0.8), Change(machine, "late", factor=0.8, order=70)
+    control = controller(machine, [late, early], [lead("late", speedup=5.0), lead("early", speedup=1.1)])
+    train(machine, control, 1500)
+    assert [trial["action"] for trial in machine.trials()] == ["early", "late"]
+
+
+def test_a_hopeless_setting_is_dropped_after_one_pair():
+    machine = Machine(base_ns=30 * MS)
+    train(machine, controller(machine, [Change(machine, "awful", factor=4.0)]), 300)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "reverted"
+    assert trial["steps_spent"] < 20
+
+
+def test_what_was_kept_is_undone_when_it_comes_to_cost():
+    machine = Machine(seed=2)
+    action = Change(machine, "fickle", factor=0.6)
+    control = controller(machine, [action])
+    train(machine, control, 500)
+    assert machine.factors == {"fickle": 0.6}
+    action.factor = machine.factors["fickle"] = 1.5
+    train(machine, control, 1200)
+    assert machine.factors == {}
+    assert "slower" in machine.last("undone")["reason"]
+
+
+def test_a_file_of_settings_is_put_in_force_at_once_and_confirmed():
+    machine = Machine()
+    good = Change(machine, "good", factor_of={4: 0.5})
+    control = controller(machine, [good], reuse=[Kept(action="good", value=4), Kept(action="gone")])
+    train(machine, control, 200)
+    assert machine.outcomes() == {"good": "kept", "gone": "refused"}
+    assert machine.last("confirmation")["speedup"] == pytest.approx(2.0, rel=0.2)
+    assert machine.factors == {"good": 0.5}
+
+
+def test_trials_wait_until_they_are_affordable():
+    machine = Machine(base_ns=1000 * MS)
+    actions = [Change(machine, f"slow{number}", factor=1.8) for number in range(8)]
+    control = controller(machine, actions)
+    train(machine, control, 400)
+    in_trial = sum(t["steps_spent"] for t in machine.trials())
+    assert machine.now * 0.05 + 5e9 > in_trial * 0.5 * 0.8e9 * 0.5
+    assert len(machine.trials()) < 8
+
+
+def test_steps_that_evaluate_are_left_out_of_windows():
+    machine = Machine(memory=0.0, spread=0.01)
+    control = controller(machine, [Change(machine, "null")])
+    for number in range(600):
+        evaluates = number % 7 == 0
+        machine.now += machine.step_ns() * (40 if evaluates else 1)
+        control.boundary(number + 1, aside=evaluates)
+    measured = machine.trials()[0]["measured"]
+    assert measured["without_ns"] < 1.5 * machine.base_ns
+
+
+def test_the_t_points_are_those_of_the_tables():
+    table = {
+        (0.975, 1): 12.706,
+        (0.975, 5): 2.571,
+        (0.9975, 3): 7.453,
+        (0.9975, 10): 3.581,
+        (0.975, 30): 2.042,
+    }
+    for (probability, degrees), point in table.items():
+        assert t_point(probability, degrees) == pytest.approx(point, abs=0.001)
+
+
+def test_one_pause_does_not_decide_a_window():
+    assert window_mean([10.0, 10.0, 10.0, 10.0, 1000.0]) == pytest.approx(16.0)
+
+
+def test_pairs_without_spread_tell_at_the_first_look():
+    test = PairedTest()
+    for _ in range(4):
+        assert test.verdict() is None
+        test.add(110.0, 100.0)
+    assert test.verdict() is Verdict.FASTER
