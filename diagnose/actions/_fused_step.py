@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -61,21 +61,20 @@ def why_not(optimizer: Optimizer) -> str:
 def fused_by_torch(optimizer: Optimizer) -> Iterator[None]:
     """Fuses the steps of one optimizer while open."""
     flags = _Flags()
-    handles = (
-        optimizer.register_step_pre_hook(flags.set),
-        optimizer.register_step_post_hook(flags.restore),
-    )
     checked = vars(optimizer).get(CHECKED)
-    try:
+    with ExitStack() as stack:
+        stack.callback(_set_checked, optimizer, checked)
+        stack.callback(flags.restore)
+        stack.callback(optimizer.register_step_pre_hook(flags.set).remove)
+        stack.callback(optimizer.register_step_post_hook(flags.restore).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        flags.restore()
-        if checked is None:
-            vars(optimizer).pop(CHECKED, None)
-        else:
-            setattr(optimizer, CHECKED, checked)
+
+
+def _set_checked(optimizer: Optimizer, checked: bool | None) -> None:
+    if checked is None:
+        vars(optimizer).pop(CHECKED, None)
+    else:
+        setattr(optimizer, CHECKED, checked)
 
 
 @contextmanager
@@ -85,17 +84,12 @@ def fused_on_device(optimizer: Optimizer) -> Iterator[None]:
     The optimizer's `state_dict` shows the counts on the CPU, as without us.
     """
 
-    handles = (
-        optimizer.register_step_pre_hook(_StepsOnDevice()),
-        optimizer.register_state_dict_post_hook(_with_steps_on_cpu),
-    )
-    try:
-        with fused_by_torch(optimizer):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        _move_steps(optimizer, "cpu")
+    with ExitStack() as stack:
+        stack.callback(_move_steps, optimizer, "cpu")
+        stack.callback(optimizer.register_step_pre_hook(_StepsOnDevice()).remove)
+        stack.callback(optimizer.register_state_dict_post_hook(_with_steps_on_cpu).remove)
+        stack.enter_context(fused_by_torch(optimizer))
+        yield
 
 
 class _StepsOnDevice:

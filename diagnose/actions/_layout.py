@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -94,6 +94,9 @@ class Conversion:
                 if isinstance(value, torch.Tensor) and value.shape == weight.shape:
                     yield value
 
+    def _loaded(self, optimizer: Any) -> None:
+        self.convert_beside()
+
     @contextmanager
     def checkpoints_as_before(self, optimizer: Any) -> Iterator[None]:
         """What the optimizer saves has the weights' usual layout, and what it loads gets the present one.
@@ -105,15 +108,10 @@ class Conversion:
         def show(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
             return {**state_dict, "state": {k: _contiguous(v) for k, v in state_dict["state"].items()}}
 
-        handles = (
-            optimizer.register_state_dict_post_hook(show),
-            optimizer.register_load_state_dict_post_hook(lambda _: self.convert_beside()),
-        )
-        try:
+        with ExitStack() as stack:
+            stack.callback(optimizer.register_state_dict_post_hook(show).remove)
+            stack.callback(optimizer.register_load_state_dict_post_hook(self._loaded).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def image_to_channels_last(tensor: torch.Tensor) -> torch.Tensor:

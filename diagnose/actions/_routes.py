@@ -14,8 +14,8 @@ from diagnose.core.job import Job, Route
 def routed(job: Job, model: Any, route: Route) -> Iterator[None]:
     """Lets the outermost training-mode calls of a model go through `route`, inside the routes it has."""
     routes = job.routes.setdefault(id(model), [])
-    routes.append(route)
     try:
+        routes.append(route)
         yield
     finally:
         remaining = [other for other in routes if other is not route]

@@ -49,7 +49,7 @@ class AutocastFp16(Action):
 
     safety = Safety.PRECISION
     order = 41
-    excludes = frozenset({"autocast-bf16", "optimizer-in-backward"})
+    excludes = frozenset({"autocast-bf16"})
     touches = "model"
 
     def check(self, job: Job) -> None:

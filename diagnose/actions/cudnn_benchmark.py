@@ -55,8 +55,8 @@ class CudnnBenchmark(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
         try:
+            torch.backends.cudnn.benchmark = True
             yield
         finally:
             torch.backends.cudnn.benchmark = before

@@ -41,7 +41,6 @@ class FusedOptimizer(Action):
 
     safety = Safety.ROUNDING
     order = 30
-    excludes = frozenset({"optimizer-in-backward"})
     touches = "optimizer"
 
     def check(self, job: Job) -> None:

@@ -78,13 +78,14 @@ class GcFreeze(Action):
         thresholds = gc.get_threshold()
         collect = _Collections().step
         gc.collect(1)
-        gc.freeze()
-        gc.set_threshold(ALLOCATIONS, thresholds[1], NEVER)
-        job.on_step.append(collect)
         try:
+            gc.freeze()
+            gc.set_threshold(ALLOCATIONS, thresholds[1], NEVER)
+            job.on_step.append(collect)
             yield
         finally:
-            job.on_step.remove(collect)
+            if collect in job.on_step:
+                job.on_step.remove(collect)
             gc.set_threshold(*thresholds)
             gc.unfreeze()
 

@@ -67,16 +67,14 @@ class RegionalCompile(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         prepared.failure.refuse_again()
-        filled = []
         try:
             for slot in prepared.slots:
                 if vars(slot.block).get(SLOT) is not None:
                     raise CannotApply(f"{type(slot.block).__name__} has been compiled in the meantime")
                 setattr(slot.block, SLOT, slot)
-                filled.append(slot)
             yield
         finally:
-            for slot in filled:
+            for slot in prepared.slots:
                 if vars(slot.block).get(SLOT) is slot:
                     delattr(slot.block, SLOT)
 

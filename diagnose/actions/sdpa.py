@@ -70,11 +70,11 @@ class Sdpa(Action):
         """See `Action.apply`."""
         get, set_order = _priority()
         before, order = _allowed(), get()
-        for kind in KINDS:
-            getattr(torch.backends.cuda, f"enable_{kind}_sdp")(True)
-        if prepared == CUDNN_FIRST:
-            set_order([CUDNN, *(kernel for kernel in order if kernel != CUDNN)])
         try:
+            for kind in KINDS:
+                getattr(torch.backends.cuda, f"enable_{kind}_sdp")(True)
+            if prepared == CUDNN_FIRST:
+                set_order([CUDNN, *(kernel for kernel in order if kernel != CUDNN)])
             yield
         finally:
             set_order(order)

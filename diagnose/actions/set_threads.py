@@ -57,8 +57,8 @@ class SetThreads(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         before = torch.get_num_threads()
-        torch.set_num_threads(prepared)
         try:
+            torch.set_num_threads(prepared)
             yield
         finally:
             torch.set_num_threads(before)

@@ -54,8 +54,8 @@ class Tf32Matmul(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         before = precision()
-        torch.set_float32_matmul_precision("high")
         try:
+            torch.set_float32_matmul_precision("high")
             yield
         finally:
             torch.set_float32_matmul_precision(before)
