@@ -120,6 +120,7 @@ def profile_of(
 
     tuning = tuning_of(logs[0])
     num_steps = len(logs[0].steps)
+    overhead = _overhead(logs[0], manifest)
     if first_step is not None:
         logs = [part_of(log, first_step) for log in logs]
     elif tuning is not None:
@@ -165,7 +166,7 @@ def profile_of(
         phase_time_ns=rank_phases[0],
         where=(*where, *worker_lines(main, sources)),
         input=input_stats(main, warmup),
-        overhead=_overhead(main, manifest),
+        overhead=overhead,
         ranks=tuple(
             RankProfile(
                 rank=index if len(numbers) < len(logs) else _rank(log),

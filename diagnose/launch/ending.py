@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch import run_folder
@@ -19,6 +20,9 @@ from diagnose.launch.record import Record
 from diagnose.launch.settings import Settings
 from diagnose.launch.supervisor import Fate
 from diagnose.store.runs import runs_root
+
+if TYPE_CHECKING:
+    from diagnose.core.profile import Profile
 
 
 def conclude(record: Record, settings: Settings, fate: Fate) -> None:
@@ -61,12 +65,17 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
     # Only now, with the script gone, is there time to import these.
     from diagnose.analysis.profile import load_profile
     from diagnose.rules import diagnosed
+    from diagnose.tuner.kept import FILE as TUNED
+    from diagnose.tuner.kept import to_toml
 
     profile = diagnosed(load_profile(folder))
+    if profile.tuning is not None and profile.tuning.kept:
+        text = to_toml(profile.tuning.kept, profile.tuning.confirmation, profile.run.script)
+        _write(folder / TUNED, text)
     if not settings.quiet and sys.stderr is not None:
         from diagnose.report import Terminal, end_block
 
-        command = _next_command(folder)
+        command = _apply_command(folder, profile, settings) or _next_command(folder)
         say("\n" + end_block(profile, **asdict(Terminal.of(sys.stderr)), command=command).rstrip())
     if settings.json is not None:
         from diagnose.report import to_json
@@ -76,6 +85,14 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
         from diagnose.report import to_html
 
         _write(settings.html, to_html(profile))
+
+
+def _apply_command(folder: Path, profile: Profile, settings: Settings) -> str | None:
+    """Returns the command that uses what was kept in the next run; `None` if nothing was."""
+    if profile.tuning is None or not profile.tuning.kept or settings.apply is not None:
+        return None
+    kept = shlex.quote(os.path.relpath(folder / "tuned.toml"))
+    return f"diagnose run --apply {kept} {shlex.quote(profile.run.script)}"
 
 
 def _next_command(folder: Path) -> str | None:

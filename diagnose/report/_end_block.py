@@ -9,6 +9,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_part, format_share
 from diagnose.report._end_findings import finding_lines
+from diagnose.report._end_tuning import tuning_lines
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import (
     coverage,
@@ -32,6 +33,7 @@ NUM_CLOSING_LINES = 2
 LEDGER_NEEDS = 4  # lines below which the ledger says less than the first note would
 LEAST_LEDGER = 3  # lines that findings leave to the ledger
 NUM_SOURCE_LINES = 3
+MAX_TUNING = 4  # the verdict on tuning, and the most telling trials
 FOLD_BELOW_SHARE = 0.005  # under half a percent of the step a phase gets no line of its own
 READABLE_CELLS = 8  # a function's name cut shorter than this says nothing
 OF_WHAT_CELLS = len("of the workers")
@@ -66,6 +68,8 @@ def end_block(
         return "".join(f"{line}\n" for line in lines)
     opening = _opening(profile, terminal)
     room = MAX_LINES - len(opening) - NUM_CLOSING_LINES
+    tuning = tuning_lines(profile, MAX_TUNING, terminal)
+    room -= len(tuning)
     findings, num_shown = finding_lines(profile, room - LEAST_LEDGER, terminal)
     room -= len(findings)
     # Findings name lines of their own; of the others, those that leave the ledger readable.
@@ -77,7 +81,7 @@ def end_block(
         notes = []
     ledger = _ledger(profile, terminal, room - len(notes))
     closing = _closing(profile, terminal, command, notes, len(profile.findings) - num_shown)
-    return "".join(f"{line}\n" for line in [*opening, *findings, *ledger, *source_lines, *closing])
+    return "".join(f"{line}\n" for line in [*opening, *tuning, *findings, *ledger, *source_lines, *closing])
 
 
 def _nothing_measured(profile: Profile, terminal: Terminal) -> list[str]:

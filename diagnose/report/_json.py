@@ -10,6 +10,7 @@ from typing import Any
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, RunInfo, SourceLine
+from diagnose.core.trial import Trial, Tuning
 from diagnose.core.units import NS_PER_MS
 
 SCHEMA = 1
@@ -21,7 +22,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
 
     What was not measured is `null` or an empty list, never 0.
     """
-    throughput, steps = profile.throughput, profile.steps
+    throughput, steps, tuning = profile.throughput, profile.steps, profile.tuning or Tuning()
     report = {
         "schema": SCHEMA,
         "run": run_as_json(profile.run),
@@ -46,14 +47,49 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "findings": [_finding(finding, profile) for finding in profile.findings],
         "abstained": [asdict(abstention) for abstention in profile.abstained],
         "num_rules": profile.num_rules,
-        "trials": [],
-        "confirmation": None,
+        "trials": [_trial(trial) for trial in tuning.trials],
+        "confirmation": _confirmation(tuning),
+        "tuning": {"state": tuning.state, "undone": tuning.undone, "errors": list(tuning.errors)}
+        if profile.tuning
+        else None,
         "ranks": [_rank(rank) for rank in profile.ranks],
         "input": asdict(profile.input),
         "events": dict(profile.events),
         "notes": list(profile.notes),
     }
     return {key: finite(value) for key, value in report.items()}
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    measured = trial.measured
+    return {
+        "action": trial.action,
+        "value": trial.value,
+        "safety": trial.safety.value,
+        "state": trial.outcome.value,
+        "reason": trial.reason,
+        "rule": trial.rule,
+        "predicted_speedup": trial.predicted.speedup if trial.predicted else None,
+        "measured_speedup": measured.speedup if measured else None,
+        "ci": [measured.low, measured.high] if measured else None,
+        "detectable_speedup": measured.detectable if measured else None,
+        "pairs": measured.pairs if measured else 0,
+        "first_step": trial.first_step,
+        "steps_spent": trial.steps_spent,
+        "settings": dict(trial.settings),
+    }
+
+
+def _confirmation(tuning: Tuning) -> dict[str, Any] | None:
+    confirmed = tuning.confirmation
+    if confirmed is None:
+        return None
+    return {
+        "speedup": confirmed.speedup,
+        "ci": [confirmed.low, confirmed.high],
+        "pairs": confirmed.pairs,
+        "step_ms": [_ms(confirmed.without_ns), _ms(confirmed.with_ns)],
+    }
 
 
 def run_as_json(run: RunInfo) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""Words for trials that several reports share."""
+
+from __future__ import annotations
+
+from diagnose.core.trial import Measured, Outcome, Trial, Tuning
+from diagnose.core.units import format_gain, format_speedup
+from diagnose.report._wording import plural
+
+TOLD = {
+    Outcome.KEPT: "kept",
+    Outcome.REVERTED: "no faster, undone",
+    Outcome.CANNOT_TELL: "cannot tell, undone",
+    Outcome.REFUSED: "refused",
+    Outcome.NOT_ALLOWED: "not allowed",
+    Outcome.NOT_TRIED: "not tried",
+}
+MEASURED = (Outcome.KEPT, Outcome.REVERTED, Outcome.CANNOT_TELL)
+
+
+def verdict(tuning: Tuning) -> str:
+    """Returns what tuning came to, in one sentence without its full stop."""
+    if tuning.errors:
+        return "tuning failed in a bug of ours; everything was undone, and training went on"
+    if tuning.undone:
+        return f"nothing kept: {tuning.undone}"
+    if tuning.kept:
+        fixes = plural(len(tuning.kept), "fix").replace("fixs", "fixes")
+        together = tuning.rechecks[-1] if tuning.confirmation is None and tuning.rechecks else None
+        confirmed = tuning.confirmation or together
+        if confirmed is None:
+            return f"{fixes} kept; the script ended before they were confirmed together"
+        if confirmed.low <= 1:
+            return f"{fixes} kept; together {gain(confirmed)}: cannot tell from noise"
+        return f"tuned to {gain(confirmed)} of its speed with {fixes}, confirmed on against off"
+    tried = sum(trial.outcome in MEASURED for trial in tuning.trials)
+    if tried:
+        return (
+            f"nothing kept: {plural(tried, 'fix').replace('fixs', 'fixes')} tried, none measurably faster"
+        )
+    if tuning.trials:
+        return "nothing tried: " + "; ".join(
+            dict.fromkeys(f"{trial.action} {TOLD[trial.outcome]}" for trial in tuning.trials)
+        )
+    if tuning.state == "observing":
+        return "nothing tried: the script ended while it was still being observed"
+    return "nothing tried: no finding names a fix that can be applied to a running job"
+
+
+def named(trial: Trial) -> str:
+    """Returns `loader-workers=2`."""
+    return trial.action if trial.value is None else f"{trial.action}={trial.value}"
+
+
+def gain(measured: Measured) -> str:
+    """Returns `1.4x (1.2 to 1.6)`."""
+    return format_gain(measured.speedup, measured.low, measured.high)
+
+
+def outcome(trial: Trial) -> str:
+    """Returns what became of a trial, with the reason where there is one to give."""
+    told = TOLD[trial.outcome]
+    if trial.outcome is Outcome.NOT_ALLOWED:
+        return trial.reason
+    if trial.outcome is Outcome.CANNOT_TELL and trial.measured is not None:
+        told += f" (it takes {format_speedup(trial.measured.detectable)} to be seen)"
+    hidden = trial.outcome in (Outcome.KEPT, Outcome.REVERTED, Outcome.NOT_TRIED)
+    return told if hidden or not trial.reason else f"{told}: {trial.reason}"
+
+
+def measured(trial: Trial) -> str:
+    """Returns what was measured, or a dash."""
+    return gain(trial.measured) if trial.measured is not None else "-"
+
+
+def predicted(trial: Trial) -> str:
+    """Returns what was expected, or a dash."""
+    return format_speedup(trial.predicted.speedup) if trial.predicted is not None else "-"

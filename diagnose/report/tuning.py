@@ -1,0 +1,95 @@
+"""What was tried on the running job, what it was expected to win, and what it won."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.units import format_part
+from diagnose.report._tuning_words import measured, named, outcome, predicted, verdict
+from diagnose.report.base import Block, Column, Paragraph, Row, Section, Table
+from diagnose.report.summary import sentence
+
+
+class TuningSection(Section):
+    """Every trial, predicted beside measured, and the mean step before and after."""
+
+    order = 15
+    title = "What tuning did"
+
+    def blocks(self, profile: Profile) -> Sequence[Block]:
+        tuning = profile.tuning
+        if tuning is None:
+            return []
+        permanent = {key: value for trial in tuning.kept for key, value in trial.settings.items()}
+        blocks: list[Block] = [Paragraph(text=sentence(verdict(tuning)), alarm=bool(tuning.errors))]
+        if permanent:
+            code = "\n".join(f"{key} = {value}" for key, value in permanent.items())
+            blocks.append(Paragraph(text="To make it permanent, set in the script:", code=code))
+        if tuning.trials:
+            blocks.append(
+                Table(
+                    caption=(
+                        "Each fix was switched on and off in turn while training went on; its gain is"
+                        " that of neighbouring windows of steps, with the interval of the test."
+                    ),
+                    columns=(
+                        Column(title="fix", code=True),
+                        Column(title="numbers"),
+                        Column(title="predicted", number=True),
+                        Column(title="measured", number=True),
+                        Column(title="steps", number=True),
+                        Column(title="outcome"),
+                    ),
+                    rows=tuple(
+                        Row(
+                            cells=(
+                                named(trial),
+                                trial.safety.value,
+                                predicted(trial),
+                                measured(trial),
+                                f"{trial.steps_spent:,}",
+                                outcome(trial),
+                            )
+                        )
+                        for trial in tuning.trials
+                    ),
+                )
+            )
+        if tuning.tuned_phase_time_ns:
+            blocks.append(_before_and_after(profile))
+        blocks += [Paragraph(text="An error of ours:", code=error) for error in tuning.errors]
+        return blocks
+
+
+def _before_and_after(profile: Profile) -> Table:
+    assert profile.tuning is not None
+    before, after = profile.phase_time_ns, profile.tuning.tuned_phase_time_ns
+    whole = max(sum(before.values()), sum(after.values()))
+    rows = [
+        Row(
+            cells=(
+                phase.label,
+                format_part(before.get(phase, 0.0), whole),
+                format_part(after.get(phase, 0.0), whole),
+            ),
+            phase=phase,
+        )
+        for phase in Phase
+        if before.get(phase, 0.0) or after.get(phase, 0.0)
+    ]
+    total = (format_part(sum(before.values()), whole), format_part(sum(after.values()), whole))
+    rows.append(Row(cells=("step", *total)))
+    return Table(
+        caption=(
+            "The mean step before anything was changed and with all kept fixes in force. These are"
+            " different stretches of the run: the gains above, not these columns, say what tuning won."
+        ),
+        columns=(
+            Column(title="phase"),
+            Column(title="before", number=True),
+            Column(title="after", number=True),
+        ),
+        rows=tuple(rows),
+    )
