@@ -114,8 +114,12 @@ class ConvNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        # No bias before a normalization: its gradient is nothing but rounding.
         self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1)
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 4, 3, padding=1),
         )
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(4 * 8 * 8, 2)

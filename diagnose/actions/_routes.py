@@ -13,14 +13,14 @@ from diagnose.core.job import Job, Route
 @contextmanager
 def routed(job: Job, model: Any, route: Route) -> Iterator[None]:
     """Lets the outermost training-mode calls of a model go through `route`, inside the routes it has."""
-    routes = job.routes.setdefault(id(model), [])
+    routes: list[Route] = []
     try:
+        routes = job.routes.setdefault(id(model), routes)
         routes.append(route)
         yield
     finally:
-        remaining = [other for other in routes if other is not route]
-        routes[:] = remaining
-        if not remaining and job.routes.get(id(model)) is routes:
+        routes[:] = [other for other in routes if other is not route]
+        if not routes and job.routes.get(id(model)) is routes:
             del job.routes[id(model)]
 
 
