@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
+from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.idioms import (
     CLIP,
     COLLECT,
@@ -129,3 +132,38 @@ def test_a_line_that_only_calls_a_metrics_package_is_a_metric():
 
 def test_a_file_without_text_has_no_idioms():
     assert Idioms(Sources()).of([("<stdin>", 3, "<module>")]) == ()
+
+
+ATTENDING = """
+class Layer(nn.Module):
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = self.qkv(x).split(c, dim=2)
+        scores = q @ k.transpose(-2, -1)
+        mask = torch.ones(t, t).tril() == 0
+        scores[mask] = float("-inf")
+        weights = F.softmax(scores / 8, dim=-1)
+        weights = self.dropout(weights)
+        y = weights @ v
+        return self.out(y)
+
+
+class Head(nn.Module):
+    def forward(self, x):
+        odds = F.softmax(self.last(x), dim=-1)
+        return odds * x
+"""
+
+
+def test_the_lines_of_attention_are_those_between_its_products_and_no_others():
+    lines = ATTENDING.splitlines()
+    found = attention_lines(ast.parse(ATTENDING))
+    assert [lines[line - 1].strip().split(" = ")[0] for line in sorted(found)] == [
+        "b, t, c",
+        "scores",
+        "mask",
+        "scores[mask]",
+        "weights",
+        "weights",
+        "y",
+    ]

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diagnose.hooks._graph import summarize, walk
 from diagnose.hooks._padding import padding_of
+from diagnose.hooks._record_cost import record_ns
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook
 from diagnose.hooks.forward import ForwardHook
@@ -216,3 +217,51 @@ def test_a_function_that_dynamo_gives_up_on_for_a_break_in_a_loop_is_told_with_i
         "print([found['line'] for found in describe()['skipped']])\n",
     )
     assert run(sys.executable, script, cwd=tmp_path).stdout.strip() == "[6]"
+
+
+# -- times of nodes
+
+
+def passes(model: nn.Module, inputs: torch.Tensor, count: int = 16) -> Recorder:
+    recorder = Recorder()
+    with AutogradGraphHook().install(recorder):
+        for _ in range(count):
+            loss = model(inputs).square().mean()
+            assert recorder.on_backward is not None
+            recorder.on_backward((loss,))
+            loss.backward()
+    return recorder
+
+
+def test_a_node_takes_the_time_until_the_next_one_begins_and_the_products_most_of_it():
+    recorder = passes(
+        nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4)), torch.ones(300, 400)
+    )
+    total = recorder.facts["graph"]["total"]
+    unaligned = recorder.facts["graph"]["unaligned"]  # the second layer alone
+    assert 0 < unaligned["backward_ns"] < total["backward_ns"] / 2
+    # No gradient goes to the data: the first layer has one product in the backward pass.
+    assert unaligned["forward_ns"] == unaligned["backward_ns"] / 2
+    assert total["forward_ns"] > total["backward_ns"] / 2
+
+
+def test_the_clocks_are_gone_after_the_passes_that_were_timed():
+    model = nn.Linear(3, 3)
+    seen: list[int] = []
+    recorder = Recorder()
+    with AutogradGraphHook().install(recorder):
+        for _ in range(11):
+            loss = model(torch.ones(2, 3)).sum()
+            assert recorder.on_backward is not None
+            recorder.on_backward((loss,))
+            loss.backward(retain_graph=True)
+    recorder.clock = lambda: seen.append(1) or 0  # type: ignore[func-returns-value]
+    loss.backward()
+    assert not seen
+
+
+def test_the_profiler_is_tried_where_it_is_on_and_nowhere_else():
+    assert record_ns() is None
+    with torch.profiler.profile(record_shapes=True, with_stack=True):
+        tried = record_ns()
+    assert tried is not None and tried > 0

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.roles import Frame, Sources
 from diagnose.analysis.slices import takes_slices
 
@@ -34,6 +35,9 @@ PYTHON_LOOP = "python-loop"
 """Loops in Python over something that is not the training data, and is none of the others."""
 SLICES = "slices"
 """Besides: takes one slice of a tensor after the other, `x[:, i]`, and none needs the one before."""
+
+ATTENTION = "attention"
+"""Besides: part of an attention that is written out."""
 
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}
@@ -100,6 +104,7 @@ class Idioms:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._files: dict[str, dict[int, _Place]] = {}
+        self._attention: dict[str, set[int]] = {}
         self._known: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def of(self, stack: Sequence[Frame], via: str = "") -> tuple[str, ...]:
@@ -132,8 +137,12 @@ class Idioms:
             if file not in self._files:
                 tree = self._sources.tree(file)
                 self._files[file] = dict(_places(tree)) if tree is not None else {}
+                self._attention[file] = attention_lines(tree) if tree is not None else set()
             place = self._files[file].get(line)
-            known = self._known[file, line] = tuple(_idioms(place)) if place is not None else ()
+            known = tuple(_idioms(place)) if place is not None else ()
+            if line in self._attention[file]:
+                known = (*known, ATTENTION)
+            self._known[file, line] = known
         return known
 
 

@@ -110,7 +110,7 @@ def _graph(fact: Mapping[str, Any]) -> Graph:
 
 
 def _is_work(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.keys() == {"num_ops", "flops", "num_bytes"}
+    return isinstance(value, Mapping) and value.keys() >= {"num_ops", "flops", "num_bytes"}
 
 
 def _compiler(fact: Mapping[str, Any]) -> Compiler:

@@ -14,11 +14,17 @@ class Work:
         num_ops: Operations that compute; views are not counted.
         flops: Multiplications and additions of their matrix products and convolutions.
         num_bytes: Bytes of their results.
+        backward_ns: What their nodes took in the quickest of a few backward passes; `None` where no clock
+            was on them, as on a device.
+        forward_ns: Likewise in the forward pass, told from `backward_ns`: a product has one product in it
+            there for two in the backward pass, and anything else about as much work.
     """
 
     num_ops: int = 0
     flops: float = 0.0
     num_bytes: float = 0.0
+    backward_ns: float | None = None
+    forward_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +37,11 @@ class Graph:
         num_nodes: Nodes that were walked.
         truncated: Whether the walk stopped at its limit; the figures are then those of a part.
         names: How often each kind of node occurs.
-        total: All operations.
+        total: All operations; its times are those of all nodes, views too.
         convolutions: Those of `total` that are convolutions.
         small_ops: Operations with a result of a few thousand elements at most.
         attention: Operations between the two products of attention that is written out, and these.
+        attention_products: The products among `attention`.
         num_attentions: Places where attention is written out.
         pointwise: Elementwise operations whose only user is another elementwise operation.
         unaligned: Matrix products with a dimension that is no multiple of 8.
@@ -57,6 +64,7 @@ class Graph:
     convolutions: Work = Work()
     small_ops: Work = Work()
     attention: Work = Work()
+    attention_products: Work = Work()
     num_attentions: int = 0
     pointwise: Work = Work()
     unaligned: Work = Work()

@@ -37,6 +37,7 @@ POINTWISE_NAMES = """
     Neg Pow Reciprocal Relu Rsqrt Sigmoid Silu Sin Softplus Sqrt Sub Tanh ToCopy Where
 """
 POINTWISE = frozenset(POINTWISE_NAMES.split())
+FUSED_ATTENTION = "ScaledDotProduct"
 ATTENTION_HOPS = 10
 """Operations between a softmax and its two products: scale, mask, dropout, and the views of `matmul`."""
 
@@ -56,6 +57,7 @@ class Node:
     saves: bool = False
     recomputed: bool = False
     wanted: bool = False
+    backward_ns: int | None = None
 
     @property
     def numel(self) -> int:
@@ -92,17 +94,28 @@ class Node:
         return float(self.numel * self.item_bytes)
 
     @property
+    def forward_ns(self) -> float:
+        """About what the operation takes in the forward pass, by what its node takes in the backward."""
+        products = 1.0
+        if self.name in MATMULS and sum(len(parent.shape) > 1 for parent in self.inputs) > 1:
+            products = 2.0  # one for each operand's gradient
+        elif self.name.startswith(FUSED_ATTENTION):
+            products = 2.5  # five for two: the scores are computed again
+        return (self.backward_ns or 0) / products
+
+    @property
     def cost(self) -> float:
         """About its nanoseconds on one core. Good for shares of a whole only."""
         return 3000.0 + self.flops / 50 + self.num_bytes / 5 if self.is_op else 1000.0
 
 
-def walk(root: Any, recomputing: bool = False) -> tuple[list[Node], bool]:
+def walk(root: Any, recomputing: bool = False, passed: list[Any] | None = None) -> tuple[list[Node], bool]:
     """Visits every node below `root`, each once, breadth first.
 
     Args:
         root: A `grad_fn`.
         recomputing: Whether to look which nodes save nothing (checkpointing without reentry).
+        passed: Gets every `grad_fn`, in the order of the nodes; whoever asks must soon let go of them.
 
     Returns:
         The nodes, and whether the walk was cut short.
@@ -120,12 +133,18 @@ def walk(root: Any, recomputing: bool = False) -> tuple[list[Node], bool]:
             known = seen.get(parent)
             if known is None:
                 if len(seen) >= MAX_NODES or perf_counter_ns() - begun > MAX_TIME_NS:
-                    return list(seen.values()), True
+                    return _all(seen, passed), True
                 known = seen[parent] = _read(parent, recomputing)
                 queue.append(parent)
             node.inputs.append(known)
             known.users.append(node)
-    return list(seen.values()), False
+    return _all(seen, passed), False
+
+
+def _all(seen: dict[Any, Node], passed: list[Any] | None) -> list[Node]:
+    if passed is not None:
+        passed.extend(seen)
+    return list(seen.values())
 
 
 def _read(grad_fn: Any, recomputing: bool) -> Node:
@@ -188,12 +207,13 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "num_nodes": len(nodes),
         "truncated": truncated,
         "names": dict(Counter(node.name for node in nodes).most_common(40)),
-        "total": _work(ops),
+        "total": {**_work(ops), **_times(nodes)},
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
         "small_ops": _work(
             [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.shape != ()]
         ),
         "attention": _work(attention),
+        "attention_products": _work([op for op in attention if op.name in MATMULS]),
         "num_attentions": num_attentions,
         "pointwise": _work(chained),
         "unaligned": _work([op for op in ops if op.flops and _is_unaligned(op)]),
@@ -206,11 +226,23 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
     }
 
 
-def _work(ops: list[Node]) -> dict[str, float]:
+def _work(ops: list[Node]) -> dict[str, float | None]:
     return {
         "num_ops": len(ops),
         "flops": sum(op.flops for op in ops),
         "num_bytes": sum(op.num_bytes for op in ops),
+        **_times(ops),
+    }
+
+
+def _times(nodes: list[Node]) -> dict[str, float | None]:
+    """Returns what nodes took, where a clock was on them."""
+    timed = [node for node in nodes if node.backward_ns is not None]
+    if nodes and not timed:
+        return {"backward_ns": None, "forward_ns": None}
+    return {
+        "backward_ns": float(sum(node.backward_ns or 0 for node in timed)),
+        "forward_ns": sum(node.forward_ns for node in timed),
     }
 
 

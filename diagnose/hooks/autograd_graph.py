@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks._graph import LEAF_SEQUENCE, summarize, walk
+from diagnose.hooks._graph import LEAF_SEQUENCE, Node, summarize, walk
+from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -18,7 +19,8 @@ FIRST_PASS, LAST_PASS = 9, 14
 class AutogradGraphHook(Hook):
     """Walks the graph of about the tenth backward pass, before it runs, and then takes no more part.
 
-    A few passes more only tell which nodes were created and never used: of a forward for nothing.
+    A few passes more tell which nodes were created and never used, of a forward for nothing, and how long
+    each node takes. Of these times the quickest counts: on a busy machine now this node waits and now that.
     """
 
     requires = "torch.autograd"
@@ -34,12 +36,16 @@ class AutogradGraphHook(Hook):
         first_root = 0
         had_grads: list[bool] = []
         largest: dict[str, Any] = {}
+        kept: list[Node] = []
+        node_clock = NodeClock(recorder.clock)
 
         def on_backward(args: tuple[Any, ...]) -> None:
             nonlocal passes, last_step, first_root, largest
             if chained is not None:
                 chained(args)
             passes += 1
+            if passes <= LAST_PASS + 1:
+                note_times()
             if passes > LAST_PASS or not args:
                 return
             if recorder.steps != last_step:
@@ -51,13 +57,17 @@ class AutogradGraphHook(Hook):
             roots = [loss.grad_fn for loss in losses if isinstance(loss, torch.Tensor) and loss.grad_fn]
             if not roots:
                 return
-            nodes, truncated = walk(roots[0], "torch.utils.checkpoint" in sys.modules)
+            passed: list[Any] = []
+            nodes, truncated = walk(roots[0], "torch.utils.checkpoint" in sys.modules, passed)
             if not first_root:
                 first_root = roots[0]._sequence_nr()
             used.update(node.sequence for node in nodes if node.sequence < LEAF_SEQUENCE)
             # A GAN's passes differ; the largest says most.
             if len(nodes) > largest.get("num_nodes", 0):
-                largest = summarize(nodes, truncated, {id(p) for p in _parameters(recorder)})
+                largest = summarize(nodes, truncated, wanted())
+                kept[:] = nodes
+            if not truncated and can_be_timed(losses) and is_alike(nodes, kept):
+                node_clock.watch(passed)
             created = roots[0]._sequence_nr() - first_root
             new = sum(first_root < sequence <= first_root + created for sequence in used)
             if created > 0 and not truncated:
@@ -66,13 +76,44 @@ class AutogradGraphHook(Hook):
             # Not the first step: nothing has a gradient there.
             recorder.facts["zeroes_grads"] = len(had_grads) > 3 and all(had_grads[1:])
 
+        def wanted() -> set[int]:
+            return {id(parameter) for parameter in _parameters(recorder)}
+
+        def note_times() -> None:
+            for index, took_ns in node_clock.times_ns().items():
+                before = kept[index].backward_ns
+                kept[index].backward_ns = took_ns if before is None else min(before, took_ns)
+            node_clock.forget()
+            if passes > LAST_PASS and kept:
+                largest.update(summarize(kept, bool(largest["truncated"]), wanted()))
+                recorder.facts["graph"] = dict(largest)
+                kept.clear()
+
         chained = recorder.on_backward
         recorder.on_backward = on_backward
         try:
             yield
         finally:
+            node_clock.forget()
             if recorder.on_backward is on_backward:
                 recorder.on_backward = chained
+
+
+def is_alike(nodes: Sequence[Node], others: Sequence[Node]) -> bool:
+    """Whether two passes have the same nodes in the same places."""
+    return [node.name for node in nodes] == [node.name for node in others]
+
+
+def can_be_timed(losses: Sequence[Any]) -> bool:
+    """Whether the nodes run in the calling thread, one by one, and no compiler takes them all together."""
+    import torch
+
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return (
+        all(loss.device.type == "cpu" for loss in losses if isinstance(loss, torch.Tensor))
+        and not getattr(compiled, "compiled_autograd_enabled", False)
+        and not getattr(compiled, "in_compiled_autograd_region", False)
+    )
 
 
 def _parameters(recorder: Recorder) -> Iterator[Any]:

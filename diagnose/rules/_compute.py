@@ -26,6 +26,27 @@ def cost_share(work: Work, graph: Graph) -> float:
     return min(1.0, cost_ns(work) / whole) if whole else 0.0
 
 
+def shares_of(work: Work, graph: Graph) -> dict[Phase, float]:
+    """Returns the part of forward and of backward that some operations take, each 0 to 1.
+
+    Measured, where a clock was on the nodes of the backward pass; else estimated by sizes.
+    """
+    parts = {Phase.FORWARD: "forward_ns", Phase.BACKWARD: "backward_ns"}
+    shares: dict[Phase, float] = {}
+    for phase, name in parts.items():
+        whole, part = getattr(graph.total, name), getattr(work, name)
+        shares[phase] = min(1.0, part / whole) if whole and part is not None else cost_share(work, graph)
+    return shares
+
+
+def of_work(profile: Profile, work: Work, graph: Graph, part: float = 1.0) -> dict[Phase, float]:
+    """Returns nanoseconds of each step, by phase: this part of what some operations take."""
+    return {
+        phase: part * share * profile.phase_time_ns.get(phase, 0.0)
+        for phase, share in shares_of(work, graph).items()
+    }
+
+
 def of_model(profile: Profile, share: float) -> Mapping[Phase, float]:
     """Returns that part of forward and backward, by phase."""
     return {

@@ -81,7 +81,9 @@ class GilContention(Rule):
             # Where CPUs are short, the thread that holds the lock waits for one, and who wants it seems to.
             off_cpu = 1 - (host.on_cpu_share or 0.0)
             waited = max(waited, min(off_cpu, host.voluntary_per_s * SWITCH_INTERVAL_S))
-        waiting = waited - elsewhere
+        # Nobody waits for the lock longer than the others hold it: the rest is for torch's own threads.
+        held = sum(thread.cpus for thread in host.python_threads)
+        waiting = min(waited - elsewhere, held)
         if not threads or waiting < MIN_WAITING or host.voluntary_per_s < MIN_WAITS_PER_S:
             return None
         each_ns = 1e9 * waited / host.voluntary_per_s
@@ -98,7 +100,8 @@ class GilContention(Rule):
             lost_ns=lost,
             low_ns=0.5 * total,
             high_ns=max(total, min(1.5 * total, MOST * profile.step_time_ns)),
-            assumption="what the thread waits for, besides CPUs, batches and sleeps, is the lock",
+            assumption="what the thread waits for, besides CPUs, batches and sleeps, is the lock, at most"
+            " as long as the other one computes",
             evidence=(
                 f"{worst.name!r} used {worst.cpus:.2f} CPUs, as a Python thread of the same process.",
                 f"The training thread stopped {host.voluntary_per_s:,.0f} times a second, for"

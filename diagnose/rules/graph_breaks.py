@@ -7,7 +7,7 @@ from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration
-from diagnose.rules._compute import cost_share, model_ns, of_model
+from diagnose.rules._compute import model_ns, of_model, of_work
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
@@ -82,7 +82,9 @@ class GraphBreaks(Rule):
         num_breaks = len(compiler.breaks)
         whole = model_ns(profile)
         graph = profile.program.graph
-        unfused_ns = cost_share(graph.pointwise, graph) * whole if graph and compiler.skipped else 0.0
+        unfused_ns = (
+            sum(of_work(profile, graph.pointwise, graph).values()) if graph and compiler.skipped else 0.0
+        )
         low, expected, high = (
             min(num_breaks * cost + part * unfused_ns, MOST_SHARE * whole)
             for cost, part in zip(COST_NS, NOT_FUSED, strict=True)

@@ -8,7 +8,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._compute import cost_share, model_ns, of_model
+from diagnose.rules._compute import model_ns, of_work
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, lost_of, named, share_of
 from diagnose.rules.base import Rule
@@ -114,17 +114,18 @@ class SmallOperators(Rule):
         )
         if small.num_ops < MIN_OPS_PER_TENSOR * num_tensors:
             return None
-        share = cost_share(small, graph)
-        per_op_ns = share * passes_ns / small.num_ops
+        took = of_work(profile, small, graph)
+        took_ns = sum(took.values())
+        per_op_ns = took_ns / small.num_ops
         if per_op_ns > MAX_NS_PER_OP:
             return None
-        low, _, high = (part * share * passes_ns for part in SAVED)
+        low, expected, high = SAVED
         return Finding(
             rule=self.name,
             summary=f"{small.num_ops} tiny operators use {num_tensors} parameter tensors over and over.",
-            lost_ns=of_model(profile, SAVED[1] * share),
-            low_ns=low,
-            high_ns=high,
+            lost_ns={phase: expected * ns for phase, ns in took.items()},
+            low_ns=low * took_ns,
+            high_ns=high * took_ns,
             assumption="the same is computed in few large operators, or compiled",
             evidence=(
                 f"{small.num_ops} of {total.num_ops} operators have results of a few thousand numbers.",
