@@ -30,7 +30,7 @@ class AutocastBf16(Action):
     ## When it takes effect
     At the next call of the model.
 
-    ## What it cannot help
+    ## When it cannot help
     A model that is not bound by products of matrices or convolutions, hardware without bf16 units, a script
     that uses autocast, low-precision weights or quantization already. Evaluation stays in float32.
 

@@ -33,7 +33,7 @@ class AutocastFp16(Action):
     ## When it takes effect
     At the next call of the model.
 
-    ## What it cannot help
+    ## When it cannot help
     A model that is not bound by products of matrices or convolutions; a script that uses autocast, a
     scaler, low-precision weights or quantization already; a CPU.
 

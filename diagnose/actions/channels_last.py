@@ -38,7 +38,7 @@ class ChannelsLast(Action):
     ## When it takes effect
     At the next call of the model.
 
-    ## What it cannot help
+    ## When it cannot help
     A model whose time is not spent in convolutions. One under DistributedDataParallel, whose buffers have
     the weights' old layout, or compiled by the script, is left alone.
 

@@ -23,7 +23,7 @@ class CudnnBenchmark(Action):
     ## When it takes effect
     At the next convolution. The first step of each shape is slow.
 
-    ## What it cannot help
+    ## When it cannot help
     A model without convolutions, a loop whose shapes change all the time, a CPU.
 
     ## Hazards

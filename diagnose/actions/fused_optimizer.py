@@ -25,7 +25,7 @@ class FusedOptimizer(Action):
     ## When it takes effect
     At the next step.
 
-    ## What it cannot help
+    ## When it cannot help
     Other classes and subclasses of these, a differentiable or capturable optimizer, sparse gradients. A
     step of few large tensors is bound by memory already.
 

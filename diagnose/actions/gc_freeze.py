@@ -41,7 +41,7 @@ class GcFreeze(Action):
     ## When it takes effect
     At once.
 
-    ## What it cannot help
+    ## When it cannot help
     A program that has taken the collector into its own hands: it is left alone. Pauses that come from
     freeing memory, not from looking for garbage.
 

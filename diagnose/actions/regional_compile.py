@@ -28,7 +28,7 @@ class RegionalCompile(Action):
     At the next step, which waits for the compiler: on a CPU 20 s where nothing is in its cache on disk, a
     tenth of a second where all is. Turning it off and on again costs nothing.
 
-    ## What it cannot help
+    ## When it cannot help
     Blocks with a break in their graph, such as a decision that depends on a tensor's values; with hooks; a
     script that compiles itself. Large products of matrices, which are as fast as they get. A run that ends
     soon. A machine without a C++ compiler, or a GPU without Triton.

@@ -32,7 +32,7 @@ class Sdpa(Action):
     ## When it takes effect
     At the next call of attention.
 
-    ## What it cannot help
+    ## When it cannot help
     Attention that the model writes out itself: only a change of its source can. A CPU has one fused kernel,
     flash attention: there is something to do only where the script has forbidden it.
 

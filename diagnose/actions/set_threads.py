@@ -24,7 +24,7 @@ class SetThreads(Action):
     ## When it takes effect
     At the next operation.
 
-    ## What it cannot help
+    ## When it cannot help
     Operations too small to be shared, which is why one thread is among the choices, and work on a GPU.
     DataLoader workers have one thread each, and keep it.
 

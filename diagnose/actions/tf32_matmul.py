@@ -25,7 +25,7 @@ class Tf32Matmul(Action):
     ## When it takes effect
     At the next product.
 
-    ## What it cannot help
+    ## When it cannot help
     A model whose products are in bf16 or fp16 already, a GPU older than Ampere, a CPU.
 
     ## Hazards
