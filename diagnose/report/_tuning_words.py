@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from diagnose.core.trial import Measured, Outcome, Trial, Tuning
 from diagnose.core.units import format_gain, format_speedup
-from diagnose.report._wording import plural
 
 TOLD = {
     Outcome.KEPT: "kept",
@@ -24,7 +23,7 @@ def verdict(tuning: Tuning) -> str:
     if tuning.undone:
         return f"nothing kept: {tuning.undone}"
     if tuning.kept:
-        fixes = plural(len(tuning.kept), "fix").replace("fixs", "fixes")
+        fixes = _fixes(len(tuning.kept))
         together = tuning.rechecks[-1] if tuning.confirmation is None and tuning.rechecks else None
         confirmed = tuning.confirmation or together
         if confirmed is None:
@@ -34,9 +33,7 @@ def verdict(tuning: Tuning) -> str:
         return f"tuned to {gain(confirmed)} of its speed with {fixes}, confirmed on against off"
     tried = sum(trial.outcome in MEASURED for trial in tuning.trials)
     if tried:
-        return (
-            f"nothing kept: {plural(tried, 'fix').replace('fixs', 'fixes')} tried, none measurably faster"
-        )
+        return f"nothing kept: {_fixes(tried)} tried, none measurably faster"
     if tuning.trials:
         return "nothing tried: " + "; ".join(
             dict.fromkeys(f"{trial.action} {TOLD[trial.outcome]}" for trial in tuning.trials)
@@ -44,6 +41,10 @@ def verdict(tuning: Tuning) -> str:
     if tuning.state == "observing":
         return "nothing tried: the script ended while it was still being observed"
     return "nothing tried: no finding names a fix that can be applied to a running job"
+
+
+def _fixes(count: int) -> str:
+    return "1 fix" if count == 1 else f"{count} fixes"
 
 
 def named(trial: Trial) -> str:

@@ -1,0 +1,44 @@
+"""`diagnose patch`: what tuning kept, as a change of the script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._output import RunDir, root_of_runs, show
+from diagnose.core.errors import DiagnoseError
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("patch")(patch)
+
+
+def patch(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
+    ] = None,
+    run_dir: RunDir = None,
+) -> None:
+    """Prints a unified diff that makes what tuning kept permanent: diagnose patch | git apply."""
+    from diagnose.analysis.profile import load_profile
+    from diagnose.report._patch import patch_of
+    from diagnose.store.runs import resolve_run
+
+    profile = load_profile(resolve_run(run, root_of_runs(run_dir)))
+    if profile.tuning is None:
+        raise DiagnoseError(
+            f"{profile.run.id} was not tuned.\nTune it: diagnose run --tune {profile.run.script}"
+        )
+    if not profile.tuning.kept:
+        raise DiagnoseError(f"{profile.run.id}: tuning kept nothing; there is nothing to change.")
+    try:
+        written = patch_of(profile, Path.cwd())
+    except OSError as error:
+        raise DiagnoseError(f"diagnose patch: cannot read {error.filename}: {error.strerror}.") from error
+    show(written.diff)
+    for reason in written.left_out:
+        print(f"diagnose: {reason}", file=sys.stderr)

@@ -1,0 +1,230 @@
+"""The fixes that tuning kept, written into the user's script: a unified diff."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from diagnose.core.profile import Profile
+from diagnose.report._tuning_words import named
+
+POSITIONAL = {"DataLoader": ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers")}
+"""Arguments that a script may give by position, so that a keyword would be a second value for one."""
+
+STATEMENT = "statement"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """What to change in the script.
+
+    Attributes:
+        diff: A unified diff, for `patch -p1` or `git apply` in the folder that it was made for.
+        left_out: What could not be written as a change of the script, one sentence each.
+    """
+
+    diff: str
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Edits:
+    """What to change in one file: arguments by the line and the name of the call, and statements to add."""
+
+    arguments: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)
+    statements: list[str] = field(default_factory=list)
+
+
+def patch_of(profile: Profile, folder: Path) -> Patch:
+    """Writes the settings that tuning kept into the files that the run's objects were made in.
+
+    Args:
+        profile: The run.
+        folder: Where the diff will be applied; files below it are named relative to it.
+
+    Raises:
+        OSError: If a file of the script can no longer be read.
+    """
+    left_out: list[str] = []
+    edits: defaultdict[Path, _Edits] = defaultdict(_Edits)
+    for trial in profile.tuning.kept if profile.tuning else ():
+        if not trial.settings:
+            left_out.append(f"{named(trial)} has no setting in the script; use diagnose run --apply.")
+        for key, value in trial.settings.items():
+            if key == STATEMENT:
+                path = _main_file(profile)
+                if path is None:
+                    left_out.append(f"{value}: the script's file is not known.")
+                else:
+                    edits[path].statements.append(value)
+                continue
+            callee, _, argument = key.partition(".")
+            sites = _sites(profile, callee)
+            for file, line in sites:
+                edits[Path(file)].arguments.setdefault((line, callee), {})[argument] = value
+            if not sites:
+                left_out.append(f"{key} = {value}: where {callee} is called is not known.")
+    diffs = []
+    for path, wanted in edits.items():
+        before = path.read_text(encoding="utf-8")
+        after, failed = _edited(before, wanted)
+        left_out += [f"{_relative(path, folder)}:{reason}" for reason in failed]
+        diffs.append(_diff(before, after, _relative(path, folder)))
+    return Patch(diff="".join(diffs), left_out=tuple(left_out))
+
+
+def _main_file(profile: Profile) -> Path | None:
+    """The file to add a statement to: the script, or, of a module, where its objects are made."""
+    script = Path(profile.run.script)
+    if script.is_file():
+        return script.absolute()
+    made = [*profile.program.optimizers, *profile.program.loaders]
+    return next((Path(each.file) for each in made if each.file), None)
+
+
+def _sites(profile: Profile, callee: str) -> list[tuple[str, int]]:
+    program = profile.program
+    if callee == "DataLoader":
+        found = [(loader.file, loader.line) for loader in program.loaders]
+    else:
+        found = [(each.file, each.line) for each in program.optimizers if each.kind == callee]
+    return [(file, line) for file, line in dict.fromkeys(found) if file]
+
+
+def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
+    """Returns the changed source, and what could not be changed, by line."""
+    wrapper = MetadataWrapper(cst.parse_module(source))
+    change = _Change(edits.arguments)
+    module = wrapper.visit(change)
+    failed = [
+        f"{line}: no call of {callee} that takes {', '.join(arguments)} was found there."
+        for (line, callee), arguments in edits.arguments.items()
+        if (line, callee) not in change.done
+    ]
+    for statement in dict.fromkeys(edits.statements):
+        module = _with_statement(module, statement)
+    return module.code, failed + change.refused
+
+
+class _Change(cst.CSTTransformer):
+    """Sets keyword arguments of the calls that begin or end around given lines."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, wanted: Mapping[tuple[int, str], Mapping[str, str]]) -> None:
+        super().__init__()
+        self.done: set[tuple[int, str]] = set()
+        self.refused: list[str] = []
+        self._wanted = wanted
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        where = self.get_metadata(PositionProvider, original_node)
+        for (line, callee), arguments in self._wanted.items():
+            if (line, callee) in self.done or not where.start.line <= line <= where.end.line:
+                continue
+            if _name(original_node.func) != callee:
+                continue
+            self.done.add((line, callee))
+            reason = _cannot_take(original_node, callee, arguments)
+            if reason:
+                self.refused.append(f"{line}: {reason}")
+                continue
+            for name, value in arguments.items():
+                updated_node = _with_argument(updated_node, name, value)
+        return updated_node
+
+
+def _name(function: cst.BaseExpression) -> str:
+    if isinstance(function, cst.Attribute):
+        return function.attr.value
+    return function.value if isinstance(function, cst.Name) else ""
+
+
+def _cannot_take(call: cst.Call, callee: str, arguments: Mapping[str, str]) -> str:
+    """Says why arguments cannot be set by keyword; empty if they can."""
+    if any(argument.star == "**" for argument in call.args):
+        return f"the call of {callee} takes ** of a mapping; set {', '.join(arguments)} in there."
+    by_position = sum(argument.keyword is None for argument in call.args)
+    taken = set(POSITIONAL.get(callee, ())[:by_position]) & set(arguments)
+    if taken:
+        return f"{', '.join(sorted(taken))} is given by position; write it as a keyword first."
+    return ""
+
+
+def _with_argument(call: cst.Call, name: str, value: str) -> cst.Call:
+    expression = cst.parse_expression(value)
+    for index, argument in enumerate(call.args):
+        if argument.keyword is not None and argument.keyword.value == name:
+            changed = argument.with_changes(value=expression)
+            return call.with_changes(args=[*call.args[:index], changed, *call.args[index + 1 :]])
+    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    added = cst.Arg(keyword=cst.Name(name), value=expression, equal=equal)
+    if not call.args:
+        return call.with_changes(args=[added])
+    last = call.args[-1]
+    if isinstance(last.comma, cst.Comma):  # a trailing comma, as formatters write it: one argument per line
+        comma, gap = last.comma, cst.Comma(whitespace_after=_between(call))
+        return call.with_changes(
+            args=[*call.args[:-1], last.with_changes(comma=gap), added.with_changes(comma=comma)]
+        )
+    separated = last.with_changes(comma=cst.Comma(whitespace_after=_between(call)))
+    return call.with_changes(args=[*call.args[:-1], separated, added])
+
+
+def _between(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
+    """The space between the call's arguments, as its author writes it."""
+    commas = [argument.comma for argument in call.args[:-1] if isinstance(argument.comma, cst.Comma)]
+    if commas:
+        return commas[-1].whitespace_after
+    opening = call.whitespace_before_args
+    return opening if isinstance(opening, cst.ParenthesizedWhitespace) else cst.SimpleWhitespace(" ")
+
+
+def _with_statement(module: cst.Module, statement: str) -> cst.Module:
+    """Adds a line after the last import at the top level."""
+    imports = [
+        index
+        for index, line in enumerate(module.body)
+        if isinstance(line, cst.SimpleStatementLine)
+        and any(isinstance(small, (cst.Import, cst.ImportFrom)) for small in line.body)
+    ]
+    added = [cst.parse_statement(statement + "\n")]
+    names = {alias.evaluated_name for index in imports for alias in _aliases(module.body[index])}
+    if statement.startswith("torch.") and not any(name.split(".")[0] == "torch" for name in names):
+        added.insert(0, cst.parse_statement("import torch\n"))
+    at = imports[-1] + 1 if imports else 0
+    return module.with_changes(body=[*module.body[:at], *added, *module.body[at:]])
+
+
+def _aliases(line: cst.BaseStatement) -> list[cst.ImportAlias]:
+    small = line.body if isinstance(line, cst.SimpleStatementLine) else ()
+    return [
+        alias
+        for each in small
+        if isinstance(each, cst.Import)
+        for alias in each.names
+        if alias.evaluated_alias is None
+    ]
+
+
+def _relative(path: Path, folder: Path) -> str:
+    try:
+        return os.path.relpath(path, folder)
+    except ValueError:  # another drive
+        return str(path)
+
+
+def _diff(before: str, after: str, name: str) -> str:
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+    )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )

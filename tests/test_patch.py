@@ -1,0 +1,157 @@
+"""`diagnose patch`: kept settings as a change of the script, applied and run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diagnose.core.profile import Profile
+from diagnose.core.program import Loader, Optimizer, Program
+from diagnose.core.trial import Outcome, Safety, Trial, Tuning
+from diagnose.report._patch import Patch, patch_of
+from tests.profiles import PROFILE
+
+
+def kept(action: str, **settings: str) -> Trial:
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return Trial(action=action, safety=Safety.EXACT, outcome=Outcome.KEPT, reason="", settings=named)
+
+
+def profile(script: Path, *trials: Trial, loader: int = 0, adamw: int = 0, found: str = "AdamW") -> Profile:
+    loaders = (Loader(num_workers=0, file=str(script), line=loader),) if loader else ()
+    optimizer = Optimizer(kind=found, num_tensors=1, num_elements=1, file=str(script), line=adamw)
+    return replace(
+        PROFILE,
+        run=replace(PROFILE.run, script=str(script)),
+        program=Program(loaders=loaders, optimizers=(optimizer,) if adamw else ()),
+        tuning=Tuning(trials=trials),
+    )
+
+
+def changed(tmp_path: Path, source: str, *trials: Trial, **lines: int) -> tuple[str, Patch]:
+    """The script after the diff was applied by git, and the patch."""
+    script = tmp_path / "train.py"
+    script.write_text(source, encoding="utf-8")
+    patch = patch_of(profile(script, *trials, **lines), tmp_path)
+    if patch.diff:
+        subprocess.run(
+            ["git", "apply", "-"], input=patch.diff.encode(), cwd=tmp_path, check=True, timeout=30
+        )
+    return script.read_text(encoding="utf-8"), patch
+
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the diffs")
+
+WORKERS = kept("loader-workers", DataLoader__num_workers="2", DataLoader__persistent_workers="True")
+
+
+def test_an_argument_is_added_and_nothing_else_changes(tmp_path):
+    source = "loader = DataLoader(data, batch_size=4)  # the loader\n\n\nx = [1,2 ]\n"
+    after, patch = changed(tmp_path, source, WORKERS, loader=1)
+    assert after == (
+        "loader = DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)  # the loader\n"
+        "\n\nx = [1,2 ]\n"
+    )
+    assert patch.left_out == ()
+
+
+def test_an_argument_that_is_there_gets_the_new_value(tmp_path):
+    source = "loader = torch.utils.data.DataLoader(data, num_workers=args.workers)\n"
+    after, _ = changed(tmp_path, source, WORKERS, loader=1)
+    assert after == ("loader = torch.utils.data.DataLoader(data, num_workers=2, persistent_workers=True)\n")
+
+
+def test_a_call_over_several_lines_keeps_its_form(tmp_path):
+    source = "loader = DataLoader(\n    data,\n    batch_size=4,\n)\n"
+    after, _ = changed(tmp_path, source, WORKERS, loader=1)
+    assert after == (
+        "loader = DataLoader(\n    data,\n    batch_size=4,\n    num_workers=2,\n"
+        "    persistent_workers=True,\n)\n"
+    )
+
+
+def test_only_the_call_on_the_line_is_changed(tmp_path):
+    source = "a = DataLoader(one)\nb = DataLoader(two)\n"
+    after, _ = changed(tmp_path, source, WORKERS, loader=2)
+    assert after.splitlines()[0] == "a = DataLoader(one)"
+    assert "num_workers=2" in after.splitlines()[1]
+
+
+def test_an_optimizer_is_found_by_its_class(tmp_path):
+    source = "import torch\nopt = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+    after, _ = changed(tmp_path, source, kept("fused-optimizer", AdamW__fused="True"), adamw=2)
+    assert "AdamW(model.parameters(), lr=1e-3, fused=True)" in after
+
+
+def test_a_statement_goes_below_the_imports_and_brings_its_own(tmp_path):
+    source = '"""Trains."""\n\nimport os\nfrom torch import nn\n\nprint(os.name)\n'
+    after, _ = changed(tmp_path, source, kept("set-threads", statement="torch.set_num_threads(1)"))
+    assert after == (
+        '"""Trains."""\n\nimport os\nfrom torch import nn\nimport torch\ntorch.set_num_threads(1)\n'
+        "\nprint(os.name)\n"
+    )
+
+
+def test_arguments_in_a_mapping_are_left_to_the_user(tmp_path):
+    source = "loader = DataLoader(data, **options)\n"
+    after, patch = changed(tmp_path, source, WORKERS, loader=1)
+    assert after == source
+    assert patch.left_out == (
+        "train.py:1: the call of DataLoader takes ** of a mapping;"
+        " set num_workers, persistent_workers in there.",
+    )
+
+
+def test_a_value_by_position_is_not_given_twice(tmp_path):
+    source = "loader = DataLoader(data, 4, True, None, None, 0)\n"
+    after, patch = changed(tmp_path, source, WORKERS, loader=1)
+    assert after == source
+    assert "num_workers is given by position" in patch.left_out[0]
+
+
+def test_a_line_without_the_call_is_named(tmp_path):
+    after, patch = changed(tmp_path, "x = 1\ny = 2\n", WORKERS, loader=2)
+    assert after == "x = 1\ny = 2\n"
+    assert "train.py:2: no call of DataLoader" in patch.left_out[0]
+
+
+def test_a_fix_without_a_setting_is_named(tmp_path):
+    _, patch = changed(tmp_path, "x = 1\n", kept("channels-last"))
+    assert patch.left_out == ("channels-last has no setting in the script; use diagnose run --apply.",)
+
+
+def test_the_changed_script_runs_and_computes_the_same(tmp_path):
+    source = (
+        "import torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "data = TensorDataset(torch.randn(32, 4))\n"
+        "if __name__ == '__main__':\n"
+        "    for (x,) in DataLoader(\n"
+        "        data, batch_size=8, shuffle=True\n"
+        "    ):\n"
+        "        opt.zero_grad(); model(x).sum().backward(); opt.step()\n"
+        "    print(model.weight.tolist())\n"
+    )
+    fused = kept("fused-optimizer", SGD__fused="True")
+    script = tmp_path / "train.py"
+
+    def output() -> str:
+        return subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=100
+        ).stdout
+
+    script.write_text(source, encoding="utf-8")
+    before = output()
+    patch = patch_of(profile(script, WORKERS, fused, loader=8, adamw=5, found="SGD"), tmp_path)
+    subprocess.run(["git", "apply", "-"], input=patch.diff.encode(), cwd=tmp_path, check=True, timeout=30)
+    assert "num_workers=2" in script.read_text(encoding="utf-8")
+    assert "fused=True" in script.read_text(encoding="utf-8")
+    assert output() == before
