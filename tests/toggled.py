@@ -125,7 +125,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(4 * 8 * 8, 2)
 
     def forward(self, image_NCHW: torch.Tensor) -> torch.Tensor:
-        return self.head(self.drop(self.body(image_NCHW)).flatten(1))
+        return self.head(self.drop(self.body(image_NCHW).flatten(1)))
 
 
 def images(num: int = 48) -> DataLoader[Any]:

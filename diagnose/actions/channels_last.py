@@ -39,7 +39,9 @@ class ChannelsLast(Action):
     At the next call of the model.
 
     ## When it cannot help
-    A model whose time is not spent in convolutions. One under DistributedDataParallel, whose buffers have
+    A model whose time is not spent in convolutions. One with dropout on images: torch draws the mask in the
+    order of memory, so other pixels fall out, which the check of gradients before a trial takes for what it
+    is. One under DistributedDataParallel, whose buffers have
     the weights' old layout, or compiled by the script, is left alone.
 
     ## Hazards
