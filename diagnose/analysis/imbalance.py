@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,21 @@ def imbalance_of(logs: Sequence[RankLog], warmup: int) -> Imbalance | None:
             fullest={rank: float((fullest == index).mean()) for index, rank in enumerate(ranks)},
         )
     return None
+
+
+def common_ns(series: Sequence[Mapping[Phase, Vector]], phase: Phase) -> float | None:
+    """Returns what every rank spends in a phase: the mean over the steps of the rank that spends least.
+
+    Ranks that take turns at being late each wait for the others on average, and none does in its own turn.
+
+    Args:
+        series: Of each rank, nanoseconds of each phase by step.
+    """
+    times = [one[phase] for one in series if phase in one]
+    steps = min(map(len, times), default=0)
+    if len(times) < 2 or len(times) < len(series) or not steps:
+        return None
+    return float(np.min([one[:steps] for one in times], axis=0).mean())
 
 
 def _line(x_N: Vector, y_N: Vector) -> tuple[float, float] | None:

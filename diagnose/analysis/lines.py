@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.gaps import measured_samples
-from diagnose.analysis.idioms import Idioms
+from diagnose.analysis.idioms import WAIT, Idioms
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase
@@ -71,6 +71,29 @@ def source_lines(
         )
         for (phase, (file, line, function)), by_slot in weights.items()
     )
+
+
+def standing_ns(
+    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, sources: Sources
+) -> float:
+    """Returns nanoseconds of the mean step in lines that only wait, in the loop and for nothing else.
+
+    Args:
+        log: One rank's records.
+        rows: Its measured steps.
+        warmup: Leading steps whose samples are left out.
+        roles: Tells what a line between hooks serves.
+        sources: Where the text of a line is read.
+    """
+    sampled: dict[int, float] = defaultdict(float)
+    standing: dict[int, float] = defaultdict(float)
+    idioms = Idioms(sources)
+    for slot, (_, *stack), weight_ns in measured_samples(log, warmup):
+        sampled[slot] += weight_ns
+        if slot >= FIRST_GAP and stack and WAIT in idioms.of_line(*stack[0][:2]):
+            standing[slot] += weight_ns * (roles.phase(stack, slot) is Phase.OTHER)
+    mean_ns = rows[:, len(COUNTS) :].mean(axis=0) if len(rows) else np.zeros(rows.shape[1])
+    return sum(float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in standing.items())
 
 
 def worker_lines(log: RankLog, sources: Sources) -> list[SourceLine]:

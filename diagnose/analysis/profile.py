@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.gaps import split_gaps
-from diagnose.analysis.imbalance import imbalance_of
-from diagnose.analysis.lines import source_lines, worker_lines
+from diagnose.analysis.imbalance import common_ns, imbalance_of
+from diagnose.analysis.lines import source_lines, standing_ns, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
 from diagnose.analysis.roles import Roles, Sources
@@ -172,6 +172,7 @@ def profile_of(
                 rank=index if len(numbers) < len(logs) else _rank(log),
                 host=str(log.meta.get("host", "")),
                 phase_time_ns=phases,
+                standing_ns=_standing_ns(log, warmup, sources) if len(logs) > 1 else 0.0,
             )
             for index, (log, phases) in enumerate(zip(logs, rank_phases, strict=True))
         ),
@@ -181,12 +182,18 @@ def profile_of(
             program_of(logs, warmup),
             loaders=loaders_of(main, sources),
             imbalance=imbalance_of(logs, warmup),
+            collective_ns=common_ns(rank_series, Phase.COMMUNICATION),
         ),
         settings=settings_of(main),
         events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events)),
         tuning=tuning,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _standing_ns(log: RankLog, warmup: int, sources: Sources) -> float:
+    rows = log.steps[min(warmup, len(log.steps)) :]
+    return standing_ns(log, rows, warmup, Roles(log.sites, sources, log.samples), sources)
 
 
 def _tuned_phases(log: RankLog, tuning: Tuning) -> dict[Phase, float]:

@@ -231,12 +231,17 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProfile:
-    """One rank's ledger: mean nanoseconds per measured step."""
+    """One rank's ledger: mean nanoseconds per measured step.
+
+    Attributes:
+        standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
+    """
 
     rank: int
     host: str
     phase_time_ns: Mapping[Phase, float]
     late_ns_per_step: float | None = None
+    standing_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

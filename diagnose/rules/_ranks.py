@@ -68,16 +68,30 @@ def latest(profile: Profile, phases: Collection[Phase]) -> Late | None:
                     rank=one.rank,
                     phase=phase,
                     late_ns=late_ns,
-                    waits={phase: lost_ns} if is_first else {wait: ns for wait, ns in parts.items() if ns},
+                    waits=_own(one, phase, lost_ns)
+                    if is_first
+                    else {wait: ns for wait, ns in parts.items() if ns},
                 )
     return found
+
+
+def _own(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
+    """Divides what a late first rank loses among the phases that it is late in."""
+    if phase is not Phase.DATA_WAIT or not one.standing_ns:
+        return {phase: lost_ns}
+    part = lost_ns / _time(one, phase)
+    return {
+        Phase.DATA_WAIT: part * one.phase_time_ns.get(phase, 0.0),
+        Phase.OTHER: part * one.standing_ns,
+    }
 
 
 def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
     """Returns how long ranks wait for gradients in the quickest of the passes that DDP timed.
 
-    A busy machine makes now this rank wait and now that one, and in some pass hardly any: what is there in
-    every pass, on every rank, is not its doing.
+    A busy machine makes now this rank wait and now that one, and in some passes hardly any: what is there
+    in every pass, on every rank, is not its doing. In every pass but one: a rank that loses its CPU in the
+    middle of a pass finds all gradients there when it goes on, however slow the link.
 
     Args:
         ddp: All ranks.
@@ -90,17 +104,49 @@ def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
     common = set(waits[0]).intersection(*waits[1:]) if waits else set()
     if len(common) < MIN_TIMED:
         return None
-    return min(min(wait[i] for wait in waits) for i in common)
+    return sorted(min(wait[i] for wait in waits) for i in common)[1]
+
+
+def usual_wait_ns(ddp: Sequence[Ddp]) -> float | None:
+    """Returns how long ranks wait for gradients in a usual pass: the rank that waits least, which was the
+    last to come and waits for no other. `None` if too few passes were timed."""
+    waits = [one.exposed_ns_by_pass for one in ddp]
+    common = set(waits[0]).intersection(*waits[1:]) if waits else set()
+    if len(common) < MIN_TIMED:
+        return None
+    return median(min(wait[i] for wait in waits) for i in common)
+
+
+def waits_ns(profile: Profile, rank: RankProfile) -> float | None:
+    """Returns how long a rank's backward passes of a step go on when its own gradients are all there.
+
+    `None` without DDP's timers.
+    """
+    timed = next((ddp for ddp in profile.program.ddp if ddp.rank == rank.rank), None)
+    if timed is None or timed.compute_ns is None:
+        return None
+    return max(0.0, _time(rank, Phase.BACKWARD) - (timed.passes_per_step or 1.0) * timed.compute_ns)
 
 
 def _time(rank: RankProfile, phase: Phase) -> float:
-    return rank.phase_time_ns.get(phase, 0.0)
+    """A rank that stands still between its passes waits for its input, not for itself."""
+    spent_ns = rank.phase_time_ns.get(phase, 0.0)
+    if phase is Phase.OTHER:
+        return spent_ns - rank.standing_ns
+    return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns
 
 
-def ranks_example(*times_ms: dict[Phase, float], program: Program | None = None) -> Profile:
-    """A profile of ranks with these phases; the first one's are the profile's."""
+def ranks_example(
+    *times_ms: dict[Phase, float], program: Program | None = None, standing_ms: float = 0.0
+) -> Profile:
+    """A profile of ranks with these phases; the first, whose are the profile's, stands still so long."""
     ranks = tuple(
-        RankProfile(rank=rank, host="node", phase_time_ns={phase: ms * 1e6 for phase, ms in times.items()})
+        RankProfile(
+            rank=rank,
+            host="node",
+            phase_time_ns={phase: ms * 1e6 for phase, ms in times.items()},
+            standing_ns=0.0 if rank else standing_ms * 1e6,
+        )
         for rank, times in enumerate(times_ms)
     )
     first: dict[str, Any] = {f"{phase.value}_ms": ms for phase, ms in times_ms[0].items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from diagnose.core.finding import Finding
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms
-from diagnose.rules._ranks import Late, latest, ranks_example, steady_wait_ns
+from diagnose.rules._ranks import Late, latest, ranks_example, steady_wait_ns, waits_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1
@@ -53,7 +55,8 @@ IN_BACKWARD = Program(
 )
 BUSY = Program(
     ddp=tuple(
-        Ddp(rank=r, exposed_ns_by_pass={**dict.fromkeys(range(4, 10), 40e6), 10: 0.1e6}) for r in (0, 1)
+        Ddp(rank=r, exposed_ns_by_pass={**dict.fromkeys(range(4, 10), 40e6), 9: 0.1e6, 10: 0.1e6})
+        for r in (0, 1)
     )
 )
 EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=25e6) for r in (0, 1)))
@@ -95,14 +98,15 @@ class ComputeStraggler(Rule):
         late = max(found, key=lambda late: sum(late.waits.values()), default=None)
         if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
             return None
-        lost_ns = sum(late.waits.values())
+        waits = _all_of_it(profile, late)
+        lost_ns = sum(waits.values())
         steady_ns = steady_wait_ns(profile.program.ddp, but=late.rank)
         if steady_ns is not None and steady_ns < MIN_STEADY * lost_ns:
             return None
         return Finding(
             rule=self.name,
             summary=f"Rank {late.rank} is slower in {late.phase.label}, and the others wait for it.",
-            lost_ns=late.waits,
+            lost_ns=waits,
             low_ns=LOW * lost_ns,
             high_ns=HIGH * lost_ns,
             assumption="every step takes as long as its slowest rank",
@@ -113,6 +117,37 @@ class ComputeStraggler(Rule):
             fix=f"Find what rank {late.rank} does more of, or slower, in {late.phase.label}.",
             ranks=(late.rank,),
         )
+
+
+def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
+    """Returns what is won on the first rank if this one were as fast as the others, in every phase.
+
+    Whoever is late in the forward is late in the backward pass, too. All of it is what the others wait when
+    their own gradients are there, and no more than that.
+    """
+    one = next(rank for rank in profile.ranks if rank.rank == late.rank)
+    others = [rank for rank in profile.ranks if rank is not one]
+    waited = [ns for rank in others if (ns := waits_ns(profile, rank)) is not None]
+    ddp = {each.rank: each for each in profile.program.ddp}
+    computed = {
+        rank: (each.passes_per_step or 1.0) * (each.compute_ns or 0.0) for rank, each in ddp.items()
+    }
+    if not waited or late.rank not in computed:
+        return late.waits
+    by_phase = {
+        phase: one.phase_time_ns.get(phase, 0.0)
+        - median(rank.phase_time_ns.get(phase, 0.0) for rank in others)
+        for phase in HOST
+    }
+    by_phase[Phase.BACKWARD] = computed[late.rank] - median(computed.get(r.rank, 0.0) for r in others)
+    by_phase = {phase: ns for phase, ns in by_phase.items() if ns > 0}
+    lost_ns = min(sum(by_phase.values()), median(waited))
+    if not lost_ns:
+        return late.waits
+    if one is not profile.ranks[0]:
+        return {Phase.BACKWARD: lost_ns}
+    part = lost_ns / sum(by_phase.values())
+    return {phase: part * ns for phase, ns in by_phase.items()}
 
 
 def _late_in_backward(profile: Profile) -> Late | None:

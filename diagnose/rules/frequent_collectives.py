@@ -5,6 +5,7 @@ from __future__ import annotations
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._ranks import ranks_example
 from diagnose.rules.base import Rule
@@ -14,6 +15,9 @@ MIN_SHARE = 0.03
 
 LOW = 0.5
 """One in many steps would remain."""
+
+TURNS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
+"""Now one rank is late to a single reduction and now the other."""
 
 
 class FrequentCollectives(Rule):
@@ -46,6 +50,7 @@ class FrequentCollectives(Rule):
             {Phase.COMMUNICATION: 40.0, Phase.BACKWARD: 60.0},
         ),
         ranks_example({Phase.BACKWARD: 100.0}, {Phase.BACKWARD: 100.0}),
+        ranks_example(TURNS, TURNS, program=Program(collective_ns=1e6)),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -56,6 +61,8 @@ class FrequentCollectives(Rule):
         """See `Rule.check`."""
         times = [rank.phase_time_ns.get(Phase.COMMUNICATION, 0.0) for rank in profile.ranks]
         lost_ns = min(*times, profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0))
+        if profile.program.collective_ns is not None:
+            lost_ns = min(lost_ns, profile.program.collective_ns)
         usual_ns = profile.series.median_ns.get(Phase.COMMUNICATION)
         if usual_ns is not None:
             lost_ns = min(lost_ns, 2 * usual_ns)  # once an epoch is not each step
@@ -71,7 +78,7 @@ class FrequentCollectives(Rule):
             assumption="they can be left out or called once in many steps",
             evidence=(
                 f"Every rank spends {format_ms(lost_ns)} or more of each step in collectives of Python's.",
-                "The rank that waits least does not wait for another: this is their own cost.",
+                "In each step the rank that waits least does not wait for another: this is their own cost.",
             ),
             fix="Reduce metrics once in many steps.",
             file=line.file if line is not None and not line.file.startswith("<") else "",

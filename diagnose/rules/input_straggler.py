@@ -17,6 +17,7 @@ LOW, HIGH = 0.6, 1.2
 
 LATE = {Phase.DATA_WAIT: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0}
 WAITING = {Phase.DATA_WAIT: 2.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 78.0}
+STANDING = {Phase.DATA_WAIT: 1.0, Phase.OTHER: 29.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0}
 ALIKE = {Phase.DATA_WAIT: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 51.0}
 
 
@@ -30,11 +31,21 @@ class InputStraggler(Rule):
     Look at what this rank alone reads: its shard, its disk, its workers, its neighbours on the machine.
 
     ## When it is wrong
+    A rank that sleeps, or waits for a process, between its passes counts as one that waits for its input.
     Batches that must differ in their cost from rank to rank.
     """
 
-    fires_on = (ranks_example(WAITING, LATE), ranks_example(LATE, WAITING))
-    silent_on = (ranks_example(ALIKE, LATE), ranks_example(WAITING, WAITING))
+    explains = ("blocking-call",)
+    fires_on = (
+        ranks_example(WAITING, LATE),
+        ranks_example(LATE, WAITING),
+        ranks_example(STANDING, WAITING, standing_ms=28.0),
+    )
+    silent_on = (
+        ranks_example(ALIKE, LATE),
+        ranks_example(WAITING, WAITING),
+        ranks_example(STANDING, WAITING),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""

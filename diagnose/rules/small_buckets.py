@@ -9,6 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_duration
 from diagnose.rules._examples import profile
+from diagnose.rules._ranks import usual_wait_ns
 from diagnose.rules.base import Rule
 
 DEFAULT_BYTES = 25 * 2**20
@@ -22,6 +23,9 @@ PER_BUCKET_NS = {"nccl": 30_000.0, "gloo": 200_000.0}
 
 LOW, HIGH = 0.3, 2.0
 """Latency differs that much between one machine and a network; some of it is hidden."""
+
+LOW_TIMED, HIGH_TIMED = 0.6, 1.3
+"""Where DDP's timers tell, passes differ by about this."""
 
 
 def buckets(num: int, each_bytes: int, cap_bytes: int) -> Program:
@@ -38,7 +42,8 @@ def buckets(num: int, each_bytes: int, cap_bytes: int) -> Program:
 class SmallBuckets(Rule):
     """
     ## What it means
-    Gradients travel in many buckets of a few kilobytes, and each reduction has its own fixed cost.
+    Gradients travel in many buckets of a few kilobytes, and each reduction has its own fixed cost. One
+    follows the other, so what DDP times after the last gradient is theirs, but for the few that would do.
 
     ## What to do
     Leave `bucket_cap_mb` at its default of 25, or raise it.
@@ -70,21 +75,37 @@ class SmallBuckets(Rule):
         usual = 2 + sum(ddp.bucket_bytes) // DEFAULT_BYTES
         if cap >= DEFAULT_BYTES or num < MIN_TIMES_MORE * usual:
             return None
-        per_bucket = PER_BUCKET_NS.get(ddp.backend, PER_BUCKET_NS["gloo"])
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
-        lost_ns = min((num - usual) * per_bucket * (ddp.passes_per_step or 1.0), 0.7 * backward_ns)
+        passes = ddp.passes_per_step or 1.0
+        timed_ns = usual_wait_ns(profile.program.ddp)
+        if timed_ns is None:
+            per_bucket = PER_BUCKET_NS.get(ddp.backend, PER_BUCKET_NS["gloo"])
+            lost_ns = (num - usual) * per_bucket * passes
+            assumption = (
+                f"{format_duration(per_bucket)} per reduction over {ddp.backend}, besides its bytes"
+            )
+        else:
+            lost_ns = timed_ns * (1 - usual / num) * passes * (ddp.synced_share or 1.0)
+            assumption = "so few bytes take no time themselves; each reduction takes the same"
+        low, high = (LOW, HIGH) if timed_ns is None else (LOW_TIMED, HIGH_TIMED)
+        lost_ns = min(lost_ns, 0.9 * backward_ns)
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=f"Gradients travel in {num} buckets; {usual} would do.",
             lost_ns={Phase.BACKWARD: lost_ns},
-            low_ns=LOW * lost_ns,
-            high_ns=min(HIGH * lost_ns, backward_ns),
-            assumption=f"{format_duration(per_bucket)} per reduction over {ddp.backend}, besides its bytes",
+            low_ns=low * lost_ns,
+            high_ns=min(high * lost_ns, backward_ns),
+            assumption=assumption,
             evidence=(
                 f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(DEFAULT_BYTES)}.",
                 f"{format_bytes(sum(ddp.bucket_bytes))} are divided into {num} buckets.",
+                *(
+                    (f"The last rank to be done waits {format_duration(timed_ns)} for the rest.",)
+                    if timed_ns is not None
+                    else ()
+                ),
             ),
             fix="Leave bucket_cap_mb at its default.",
             code="DistributedDataParallel(model)",
