@@ -25,8 +25,8 @@ ROUNDING_FACTOR_ABOVE = 3.0
 """Where that is more than this, in models of few bits, only by so many times: both round as coarsely."""
 
 ROUNDING_FLOOR = 0.25
-"""In any case a quarter of a unit in the last place of the coarsest type: where one result in sixteen is rounded to
-its neighbour. Samples in another order keep their own results in bfloat16, and move the sums hardly at all."""
+"""In any case a quarter of a unit in the last place of the coarsest type: one result in sixteen is rounded
+to its neighbour. Samples in another order keep theirs in bfloat16, and move the sums hardly at all."""
 
 ROUNDING_FIXED = 1e-5
 """Allowed instead where the samples cannot be put in another order. Permuted samples, micro-batches and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +31,27 @@ class Call:
 
     def in_its_autocast(self) -> AbstractContextManager[object]:
         """Opens the autocast contexts that the call was made in."""
-        stack = ExitStack()
-        for device_type, dtype, cached in self.autocast:
-            stack.enter_context(torch.autocast(device_type, dtype=dtype, cache_enabled=cached))
-        return stack
+        return in_autocast(self.autocast)
+
+
+Autocast = list[tuple[str, torch.dtype, bool]]
+
+
+def autocast_now(device_types: Iterable[str]) -> Autocast:
+    """Returns device type, dtype and cache flag of each autocast context that is open."""
+    return [
+        (device_type, torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled())
+        for device_type in sorted(device_types)
+        if torch.is_autocast_enabled(device_type)
+    ]
+
+
+def in_autocast(contexts: Autocast) -> AbstractContextManager[object]:
+    """Opens autocast contexts again."""
+    stack = ExitStack()
+    for device_type, dtype, cached in contexts:
+        stack.enter_context(torch.autocast(device_type, dtype=dtype, cache_enabled=cached))
+    return stack
 
 
 class Watch:
@@ -51,10 +68,7 @@ class Watch:
     def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call()
         call.versions = [(tensor, tensor._version) for tensor in tensors((args[1:], kwargs))]
-        for device_type in sorted(self._device_types):
-            if torch.is_autocast_enabled(device_type):
-                dtype = torch.get_autocast_dtype(device_type)
-                call.autocast.append((device_type, dtype, torch.is_autocast_cache_enabled()))
+        call.autocast = autocast_now(self._device_types)
         output = original(*args, **kwargs)
         for leaf in differentiable(output):
             leaf.register_hook(_keeper(call.gradients, call.differentiable))

@@ -1,0 +1,361 @@
+"""Puts a whole model call behind one node of autograd, so that it can be computed in another way.
+
+The loop sees one output for the full batch, and its loss sends one gradient back, as ever. Between the two
+the call may be made in pieces, or again. Gradients leave the node as its own results: what hangs on the
+parameters, accumulation, DDP's reducer, the script's hooks, meets each of them once, in the script's own
+backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._shadow_step import Inputs, batch_size
+from diagnose.actions._untouched import RandomState, devices_of, random_numbers_again, untouched
+from diagnose.actions._watch import autocast_now, differentiable, in_autocast
+from diagnose.actions.base import CannotApply
+
+Gradients = Sequence["torch.Tensor | None"]
+
+
+class CannotSplit(Exception):
+    """The output is not made of one part per sample; the message says what it is."""
+
+
+class Segment:
+    """One outermost call of a model in training.
+
+    Args:
+        call: Calls what it is given first with what follows.
+        args: The model and its positional arguments.
+        kwargs: Its other arguments.
+
+    Attributes:
+        inner: The model itself, without DDP around it.
+        starts: Parameters and inputs that take a gradient.
+    """
+
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call = call
+        self.model: nn.Module = args[0]
+        self.inner = unwrapped(self.model)
+        self.inputs: Inputs = (args[1:], kwargs)
+        self.parameters = [p for p in self.inner.parameters() if p.requires_grad]
+        self.leaves = list({id(t): t for t in tensors(self.inputs) if t.requires_grad}.values())
+        self.starts: list[torch.Tensor] = [*self.parameters, *self.leaves]
+        self.devices = devices_of([*tensors(self.inputs), *self.parameters])
+        self.random = RandomState(self.devices)
+        self._autocast = autocast_now({"cpu", *(device.type for device in self.devices)})
+        self._versions = [p._version for p in self.parameters]
+        self._ends: list[torch.Tensor] = []
+        self._inner_starts: list[torch.Tensor] = []
+
+    def run(self) -> Any:
+        """Makes the call; returns what the script gets."""
+        if not self.starts or not torch.is_grad_enabled():
+            return self._call(self.model, *self.inputs[0], **self.inputs[1])
+        output: list[Any] = []
+        ends = _Boundary.apply(self, output, *self.starts)  # type: ignore[no-untyped-call]
+        (inner,) = output
+        outer = {id(mine): end for mine, end in zip(differentiable(inner), ends, strict=True)}
+        return mapped(lambda tensor: outer.get(id(tensor), tensor), inner)
+
+    def forward(self) -> Any:
+        """Makes the call; the tensors in the output that carry a gradient are told by `requires_grad`."""
+        return self.whole(self.model)
+
+    def backward(self, gradients: Gradients, keep: bool) -> Gradients:
+        """Returns the gradients of `starts`.
+
+        Args:
+            gradients: Of the outputs that carry one.
+            keep: Whether the script wants to go back once more.
+        """
+        return self.pull(self._ends, self._inner_starts, gradients, keep)
+
+    def whole(self, model: nn.Module) -> Any:
+        """Calls the model with the full batch, and keeps the graph."""
+        output, self._inner_starts = self.called(model, self.inputs)
+        self._ends = differentiable(output)
+        return output
+
+    def called(self, model: nn.Module, inputs: Inputs) -> tuple[Any, list[torch.Tensor]]:
+        """Calls the model on inputs cut from their graph.
+
+        Returns:
+            The output, and what stands for `starts` in its graph.
+        """
+        made: dict[int, torch.Tensor] = {}
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.requires_grad:
+                return tensor
+            if id(tensor) not in made:
+                made[id(tensor)] = tensor.detach().requires_grad_()
+            return made[id(tensor)]
+
+        args, kwargs = mapped(cut, inputs)
+        with torch.enable_grad(), in_autocast(self._autocast):
+            output = self._call(model, *args, **kwargs)
+        return output, [*self.parameters, *made.values()]
+
+    def free(self) -> None:
+        """Lets go of the graph."""
+        self._ends, self._inner_starts = [], []
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, the model is as in the script's call; that leaves no trace in generators and buffers.
+
+        Raises:
+            RuntimeError: If the script has changed the parameters since; autograd says the same.
+        """
+        if [p._version for p in self.parameters] != self._versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                "operation: a parameter, between the model's call and the backward pass"
+            )
+        with random_numbers_again(self.devices), untouched(self.inner):
+            self.random.restore()
+            yield
+
+    def pull(
+        self, ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor], given: Gradients, keep: bool
+    ) -> Gradients:
+        """Returns the gradients of some starts; the script's hooks on parameters run later, outside."""
+        used = [(end, gradient) for end, gradient in zip(ends, given, strict=True) if gradient is not None]
+        if not used:
+            return [None] * len(starts)
+        with hooks_asleep(self.parameters):
+            return torch.autograd.grad(
+                [end for end, _ in used],
+                starts,
+                [gradient for _, gradient in used],
+                retain_graph=keep,
+                allow_unused=True,
+            )
+
+    def backward_again(self, gradients: Gradients) -> Gradients:
+        """Returns gradients that can themselves be differentiated, as a gradient penalty asks."""
+        with self.again(), torch.enable_grad(), hooks_asleep(self.parameters):
+            with in_autocast(self._autocast):
+                ends = differentiable(self._call(self.inner, *self.inputs[0], **self.inputs[1]))
+            used = [(e, g) for e, g in zip(ends, gradients, strict=True) if g is not None]
+            return torch.autograd.grad(
+                [end for end, _ in used],
+                self.starts,
+                [gradient for _, gradient in used],
+                create_graph=True,
+                allow_unused=True,
+            )
+
+
+class Pieces(Segment):
+    """A call that is made with a part of the batch at a time.
+
+    Forward keeps the graph of the last piece only; backward computes the others once more, one by one.
+
+    Args:
+        num_pieces: How many.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], num_pieces: int
+    ) -> None:
+        super().__init__(call, args, kwargs)
+        self.num_pieces = num_pieces
+        self._bounds: list[tuple[int, int]] = []
+        self._kept: Inputs = self.inputs
+
+    def forward(self) -> Any:
+        """See `Segment.forward`."""
+        self._kept = copied(self.inputs)  # the script may write to them before its backward pass
+        try:
+            return self.in_pieces(self.model)
+        except CannotSplit:
+            self._bounds = []
+            return super().forward()
+
+    def backward(self, gradients: Gradients, keep: bool) -> Gradients:
+        """See `Segment.backward`."""
+        if not self._bounds:
+            return super().backward(gradients, keep)
+        return self.sum_of_pieces(gradients)
+
+    def in_pieces(self, model: nn.Module) -> Any:
+        """Makes the call in pieces, the last through `model`, whose wrapper then knows of the pass.
+
+        Raises:
+            CannotSplit: If the output is not one part per sample.
+        """
+        size = self.cut(self.num_pieces)
+        outputs = []
+        for bounds in self._bounds[:-1]:
+            args, kwargs = part_of(self._kept, bounds, size)
+            with torch.no_grad():
+                outputs.append(self._call(self.inner, *args, **kwargs))
+        torch.clear_autocast_cache()  # of weights cast where nothing takes a gradient
+        last, self._inner_starts = self.called(model, part_of(self._kept, self._bounds[-1], size))
+        self._ends = differentiable(last)
+        return joined([*outputs, last], [high - low for low, high in self._bounds])
+
+    def cut(self, num_pieces: int) -> int:
+        """Cuts the batch into pieces; returns its samples.
+
+        Raises:
+            CannotSplit: If there is one sample only.
+        """
+        size = batch_size(self._kept)
+        self._bounds = _bounds(size, num_pieces)
+        if len(self._bounds) < 2:
+            raise CannotSplit("there is one sample only")
+        return size
+
+    def sum_of_pieces(self, gradients: Gradients) -> Gradients:
+        """Goes back through each piece; the last is still there, the others are computed again."""
+        size = self._bounds[-1][1]
+        totals: list[torch.Tensor | None] = [None] * len(self.starts)
+        with self.again():
+            for bounds in reversed(self._bounds):
+                given = [_rows(gradient, bounds, size) for gradient in gradients]
+                if self._ends:
+                    found = self.pull(self._ends, self._inner_starts, given, False)
+                    self.free()
+                else:
+                    output, starts = self.called(self.inner, part_of(self._kept, bounds, size))
+                    found = self.pull(differentiable(output), starts, given, False)
+                for index, gradient in enumerate(found):
+                    if gradient is not None:
+                        is_part = index >= len(self.parameters) and _has_rows(self.starts[index], size)
+                        totals[index] = _added(totals[index], gradient, self.starts[index], is_part, bounds)
+        return totals
+
+
+class _Boundary(torch.autograd.Function):
+    """The node."""
+
+    @staticmethod
+    def forward(ctx: Any, segment: Segment, output: list[Any], *starts: torch.Tensor) -> Any:
+        ctx.segment = segment
+        ctx.set_materialize_grads(False)
+        output.append(segment.forward())
+        return tuple(end.detach() for end in differentiable(output[0]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            return None, None, *ctx.segment.backward_again(gradients)
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        return None, None, *ctx.segment.backward(gradients, keep)
+
+
+def check_torch() -> None:
+    """Raises `CannotApply` if this torch lacks a private name used here."""
+    if not hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph"):
+        raise CannotApply("this torch has no torch._C._autograd._get_current_graph_task_keep_graph")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Returns what DDP wraps: further calls in a step must not prepare its reducer anew."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+@contextmanager
+def hooks_asleep(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, hooks on some tensors do not run."""
+    held = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in held:
+            hooks.update(before)
+
+
+def part_of(inputs: Inputs, bounds: tuple[int, int], size: int) -> Inputs:
+    """Returns the inputs with some of the samples."""
+    cut: dict[int, torch.Tensor] = {}
+
+    def part(tensor: torch.Tensor) -> torch.Tensor:
+        if not _has_rows(tensor, size):
+            return tensor
+        if id(tensor) not in cut:
+            rows = tensor.detach()[bounds[0] : bounds[1]]
+            cut[id(tensor)] = rows.requires_grad_(tensor.requires_grad)
+        return cut[id(tensor)]
+
+    args, kwargs = mapped(part, inputs)
+    return args, kwargs
+
+
+def joined(outputs: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Puts the outputs of pieces together; what carried a gradient in the last one is told so.
+
+    Raises:
+        CannotSplit: If a tensor in them has no rows for each sample.
+    """
+    leaves = [list(tensors(output)) for output in outputs]
+    if len({len(each) for each in leaves}) > 1:
+        raise CannotSplit("the number of tensors in the output changes with the samples")
+    made: dict[int, torch.Tensor] = {}
+    for parts in zip(*leaves, strict=True):
+        rows = [part.shape[0] if part.dim() else 0 for part in parts]
+        per_sample = rows[0] // sizes[0]
+        if not per_sample or rows != [per_sample * size for size in sizes]:
+            raise CannotSplit("the model returns a value for the batch as a whole, such as a loss")
+        if id(parts[-1]) not in made:
+            whole = torch.cat([part.detach() for part in parts])
+            made[id(parts[-1])] = whole.requires_grad_(parts[-1].requires_grad)
+    return mapped(lambda tensor: made[id(tensor)], outputs[-1])
+
+
+def copied(inputs: Inputs) -> Inputs:
+    """Copies the inputs, and keeps which of them are one tensor."""
+    made: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return made[id(tensor)]
+
+    args, kwargs = mapped(copy, inputs)
+    return args, kwargs
+
+
+def _bounds(size: int, num_pieces: int) -> list[tuple[int, int]]:
+    """Cuts a batch into pieces that differ by one sample at most."""
+    pieces = min(size, num_pieces)
+    return [(index * size // pieces, (index + 1) * size // pieces) for index in range(pieces)]
+
+
+def _has_rows(tensor: torch.Tensor, size: int) -> bool:
+    return bool(tensor.dim()) and tensor.shape[0] == size
+
+
+def _rows(gradient: torch.Tensor | None, bounds: tuple[int, int], size: int) -> torch.Tensor | None:
+    if gradient is None:
+        return None
+    per_sample = gradient.shape[0] // size
+    return gradient[bounds[0] * per_sample : bounds[1] * per_sample]
+
+
+def _added(
+    total: torch.Tensor | None,
+    gradient: torch.Tensor,
+    start: torch.Tensor,
+    is_part: bool,
+    bounds: tuple[int, int],
+) -> torch.Tensor:
+    """Adds one piece's gradient: to a parameter's sum, or in its place among the samples."""
+    if not is_part:
+        return gradient if total is None else total + gradient  # not in place: two may be one tensor
+    whole = torch.zeros_like(start) if total is None else total
+    whole[bounds[0] : bounds[1]] = gradient
+    return whole

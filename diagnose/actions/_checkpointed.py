@@ -1,0 +1,95 @@
+"""Lets modules forget their activations after the forward pass, and compute them again in the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from diagnose.actions._untouched import RandomState, random_numbers_again, untouched
+from diagnose.actions.base import CannotApply
+
+SLOT = "_compiled_call_impl"
+"""Where torch looks for another way to call this one instance. Copies and pickles of a module leave it out,
+so a copy made in the meantime computes as the script wrote it."""
+
+
+@contextmanager
+def checkpointed(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, calls of the modules in training keep their inputs only.
+
+    Their second call sees the random numbers of the first, and what it does to buffers, such as counting a
+    batch twice, is gone afterwards.
+    """
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(_in_slot(module))
+        yield
+
+
+@contextmanager
+def _in_slot(module: nn.Module) -> Iterator[None]:
+    original: Callable[..., Any] = module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or not module.training:
+            return original(*args, **kwargs)
+        contexts = partial(_contexts, module, RandomState(()))
+        return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    vars(module)[SLOT] = call
+    try:
+        yield
+    finally:
+        if vars(module).get(SLOT) is call:
+            del vars(module)[SLOT]
+
+
+def _contexts(module: nn.Module, random: RandomState) -> tuple[Any, Any]:
+    return nullcontext(), _Again(module, random)
+
+
+class _Again:
+    """Surrounds each later call. Torch itself sees to its own generators only, not Python's nor NumPy's."""
+
+    def __init__(self, module: nn.Module, random: RandomState) -> None:
+        self._module = module
+        self._random = random
+        self._open: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(random_numbers_again(()))
+            stack.enter_context(untouched(self._module))
+            self._random.restore()
+            self._open.append(stack.pop_all())
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.pop().close()
+
+
+def refuse_unfit(module: nn.Module, name: str) -> None:
+    """Raises `CannotApply` if a second call of the module would do more than the first."""
+    if SLOT not in vars(nn.Module):
+        raise CannotApply(f"this torch has no torch.nn.Module.{SLOT}")
+    for part in module.modules():
+        if vars(part).get(SLOT) is not None:
+            raise CannotApply(f"{name} is compiled")
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CannotApply(f"{name} is a TorchScript module")
+        if part._forward_hooks or part._forward_pre_hooks:
+            raise CannotApply(f"{name} has hooks of the script's, which a second call would run again")
+
+
+def is_fit(module: nn.Module) -> bool:
+    """Whether `refuse_unfit` has nothing against the module."""
+    try:
+        refuse_unfit(module, "")
+    except CannotApply:
+        return False
+    return True
