@@ -31,7 +31,8 @@ class Action:
             before them (10 process, 20 input, 30 layout and optimizer, 40 precision, 50 ranks, 60 memory,
             70 compilation).
         excludes: Names of actions that must not be in force at the same time.
-        settle_steps: Steps after a change that show neither state: a queue drains, a cache warms.
+        settle_steps: Steps after a change that show neither state: a queue drains, a cache warms. `prepare`
+            may raise it to what its setting needs.
         window_steps: The fewest steps that show what it does: more where they come in bursts.
         touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
             update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it.
@@ -40,7 +41,7 @@ class Action:
     safety: ClassVar[Safety]
     order: ClassVar[int] = 30
     excludes: ClassVar[frozenset[str]] = frozenset()
-    settle_steps: ClassVar[int] = 1
+    settle_steps: int = 1
     window_steps: ClassVar[int] = 5
     touches: ClassVar[str] = "nothing"
 

@@ -274,7 +274,7 @@ class Recorder:
             Exception: The one being handled, if a signal handler of the script's raised it: that runs
                 wherever the training thread happens to be.
         """
-        if _from_signal_handler(sys.exc_info()[2]):
+        if from_signal_handler(sys.exc_info()[2]):
             raise
         name = getattr(function, "__qualname__", repr(function)).split(".<locals>")[0]
         error = traceback.format_exc(limit=-3).strip()
@@ -540,7 +540,7 @@ class Recorder:
             raise SystemExit(0)
 
 
-def _from_signal_handler(trace: TracebackType | None) -> bool:
+def from_signal_handler(trace: TracebackType | None) -> bool:
     """Whether an exception came out of a handler, not ours, that is installed for a signal."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = [

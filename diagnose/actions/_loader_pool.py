@@ -1,0 +1,284 @@
+"""Worker processes of ours, which make whatever batches of one loader they are told to make."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from operator import is_not
+from queue import Empty
+from typing import Any
+
+import torch
+from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from diagnose.actions._loader_probe import quiet_fork
+from diagnose.actions._loader_purity import moved, random_states, signature
+from diagnose.hooks._recorder import from_signal_handler
+
+POLL_S = 0.5
+"""So often a wait for a batch looks whether the workers are still there."""
+
+PATIENCE = 20.0
+LEAST_PATIENCE_S = 30.0
+"""Workers that make nothing for so many times what a batch takes, and for so long, hang."""
+
+
+class Broken(Exception):
+    """The workers cannot be relied upon any more; the message says why. No batch is lost: its indices are
+    known, and it can be made in the training process."""
+
+
+class Impure:
+    """What a worker sends instead of a batch that it could not make as the training process would have.
+
+    Args:
+        drew: Random number generators that making it moved.
+    """
+
+    def __init__(self, drew: tuple[str, ...]) -> None:
+        self.drew = drew
+
+
+class Watched:
+    """Stands for `collate_fn` in a worker, and notices when making a batch has drawn random numbers.
+
+    Those would have come from the training process's generators without workers, and from other ones in
+    each worker: the samples would not be the same.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+        self._states: dict[str, int] = {}
+
+    def begins(self, worker_init_fn: Callable[[int], None] | None, worker_id: int) -> None:
+        """The worker begins; its generators are seeded."""
+        if worker_init_fn is not None:
+            worker_init_fn(worker_id)
+        self._states = random_states()
+
+    def __call__(self, samples: Any) -> Any:
+        """Collates; the samples were fetched just before."""
+        batch = self._collate_fn(samples)
+        states = random_states()
+        drew = moved(self._states, states)
+        self._states = states
+        return Impure(drew) if drew else batch
+
+
+class View:
+    """A loader as our workers shall see it, without a change to the script's.
+
+    Args:
+        loader: The script's loader.
+        changed: Attributes in place of the loader's.
+    """
+
+    def __init__(self, loader: Any, changed: dict[str, Any]) -> None:
+        self._loader = loader
+        self.__dict__.update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class Workers(_MultiProcessingDataLoaderIter):
+    """Processes that run torch's own worker loop. Batches are asked of them one by one, by number.
+
+    Args:
+        view: The loader to work for.
+
+    Attributes:
+        patience_s: So long a batch is waited for.
+        broken: Why nothing is to be asked of them any more; empty while it may.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.patience_s = LEAST_PATIENCE_S
+        self.broken = ""
+        self._waiting_since = 0.0
+        self._numbers = itertools.count()
+        self._wanted: set[int] = set()
+        self._arrived: dict[int, Any] = {}
+        handler, theirs = signal.getsignal(signal.SIGCHLD), signal_handling._SIGCHLD_handler_set
+        try:
+            super().__init__(view)
+        finally:
+            # torch would raise out of the script's own code when one of them dies: the script has asked for
+            # no such worker. We notice it, too.
+            if self.__dict__.get("_worker_pids_set"):
+                signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+                self._worker_pids_set = False
+            if not theirs and signal_handling._SIGCHLD_handler_set:
+                signal.signal(signal.SIGCHLD, handler)
+                signal_handling._SIGCHLD_handler_set = False
+
+    def ask(self, index: Any) -> int:
+        """Lets the next worker in turn make the batch of these indices; returns its number."""
+        number = next(self._numbers)
+        self._index_queues[number % self._num_workers].put((number, index))
+        self._wanted.add(number)
+        return number
+
+    def get(self, number: int) -> Any:
+        """Waits for a batch; an exception of the dataset's comes as torch's `ExceptionWrapper`.
+
+        Raises:
+            Broken: If it will not come. Nothing else will, either.
+        """
+        self._waiting_since = time.monotonic()
+        while number not in self._arrived:
+            if self.broken:
+                raise Broken(self.broken)
+            try:
+                arrived, data = self._get_data()  # type: ignore[no-untyped-call]
+            except Exception as error:
+                if from_signal_handler(error.__traceback__):
+                    raise  # the script's own
+                self.give_up(str(error))
+                continue
+            if arrived in self._wanted:
+                self._arrived[arrived] = data
+        self._wanted.discard(number)
+        return self._arrived.pop(number)
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Nobody will ask for these batches."""
+        self._wanted.difference_update(numbers)
+        for number in numbers:
+            self._arrived.pop(number, None)
+        for queue in self._index_queues if numbers else ():
+            # What no worker has begun need not be made.
+            waiting = []
+            with suppress(Empty, OSError, ValueError):
+                while True:
+                    waiting.append(queue.get_nowait())
+            for each in waiting:
+                if each is not None and each[0] in self._wanted:
+                    queue.put(each)
+
+    def give_up(self, reason: str) -> None:
+        """What has not come is not waited for any more."""
+        self.broken = self.broken or reason
+
+    def stop(self) -> None:
+        """Ends the processes, beside the training thread."""
+        self.give_up("the workers were stopped")
+        thread = threading.Thread(target=self._shutdown_workers, name="loader-workers-stop")
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending
+            self._shutdown_workers()
+
+    def _try_get_data(self, timeout: float = POLL_S) -> Any:
+        waited_s = time.monotonic() - self._waiting_since
+        if waited_s > self.patience_s:
+            raise Broken(f"the workers made no batch for {waited_s:.0f} s")
+        return super()._try_get_data(POLL_S)  # type: ignore[no-untyped-call]
+
+
+class Pool:
+    """Workers for one loader, started anew where the script has changed its dataset.
+
+    Args:
+        loader: The script's loader.
+        batches: Its iterator.
+        num_workers: How many processes.
+        prefetch_factor: Batches that are asked of each beforehand.
+        exact: Whether a batch that drew random numbers is refused, and the first one compared.
+        batch_s: What one takes to make, as far as is known.
+
+    Attributes:
+        num_workers: As above.
+        prefetch_factor: As above.
+        refused: Why its batches are not to be used any more; empty while they are.
+        proven: Whether a batch of its workers has been compared with one made in the training process.
+        workers: The processes, as they are now.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        batches: Any,
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        exact: bool = True,
+        batch_s: float = 0.0,
+    ) -> None:
+        self.num_workers = num_workers
+        self.prefetch_factor = prefetch_factor
+        self.refused = ""
+        # A script that has workers has made no batch in the training process, and need not be able to.
+        self.proven = not exact or batches._num_workers > 0
+        self._exact = exact
+        self._patience_s = max(LEAST_PATIENCE_S, PATIENCE * batch_s)
+        self._dataset, self._collate_fn = batches._dataset, batches._collate_fn
+        self.workers = self._start(loader, batches)
+
+    @property
+    def broken(self) -> str:
+        """Why nothing is asked of it any more; empty while it is."""
+        return self.refused or self.workers.broken
+
+    def fits(self, batches: Any) -> bool:
+        """Whether it makes the batches of an iterator: of the same loader, or of one made again alike."""
+        return batches._dataset is self._dataset and batches._collate_fn == self._collate_fn
+
+    def refresh(self, loader: Any, batches: Any) -> None:
+        """An epoch begins: where the script has changed the dataset, new workers get it as it is now."""
+        if self.is_stale(batches._dataset) or moved(self._signature, signature(batches._dataset)):
+            self.workers.stop()
+            self.workers = self._start(loader, batches)
+
+    def is_stale(self, dataset: Any) -> bool:
+        """Whether an attribute of the dataset was set since the workers began. Cheap: only the outermost
+        attributes are looked at."""
+        now = _surface(dataset)
+        return len(now) != len(self._surface) or any(map(is_not, now, self._surface))
+
+    def _start(self, loader: Any, batches: Any) -> Workers:
+        collate_fn, init = batches._collate_fn, None
+        if batches._num_workers:
+            init = loader.worker_init_fn  # where there are no workers, the script's is never called
+        if self._exact:
+            watched = Watched(collate_fn)
+            collate_fn, init = watched, functools.partial(watched.begins, init)
+        seeds = torch.Generator()
+        seeds.set_state(torch.get_rng_state())  # reproducible, and the script's own stream stays put
+        self._surface, self._signature = _surface(batches._dataset), signature(batches._dataset)
+        changed = {
+            "dataset": batches._dataset,
+            "collate_fn": collate_fn,
+            "worker_init_fn": init,
+            "num_workers": self.num_workers,
+            "prefetch_factor": self.prefetch_factor,
+            "persistent_workers": True,
+            "timeout": 0,
+            "in_order": True,
+            "generator": seeds,
+            "pin_memory": batches._pin_memory,
+            "multiprocessing_context": torch.multiprocessing.get_context("fork"),
+            "_index_sampler": (),  # indices come from the script's own sampler, one by one
+        }
+        with quiet_fork():
+            workers = Workers(View(loader, changed))
+        workers.patience_s = self._patience_s
+        return workers
+
+
+def _surface(dataset: Any) -> list[Any]:
+    """Returns the values of the outermost attributes of a dataset, and of the one that it wraps."""
+    values: list[Any] = []
+    for _ in range(3):
+        attributes = getattr(dataset, "__dict__", None)
+        if not isinstance(attributes, dict):
+            break
+        values.extend(attributes.values())
+        dataset = attributes.get("dataset")
+    return values

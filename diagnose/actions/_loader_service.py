@@ -1,0 +1,110 @@
+"""Workers of ours for the loaders of a job: begun, put in force, taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from diagnose.actions._loader_choice import Source, lacks_memory, obstacle
+from diagnose.actions._loader_pool import Pool
+from diagnose.actions._loader_switch import feed_of, feeds
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job
+
+COLLECT_S = 10.0
+"""So long, at the end, a batch is waited for that workers were asked for; then it is made once more."""
+
+
+@contextmanager
+def started(
+    found: Sequence[Source], num_workers: int, prefetch_factor: int, *, exact: bool
+) -> Iterator[list[tuple[Any, Pool]]]:
+    """Starts workers for each loader, which idle until they are asked for something. On leaving, what they
+    were asked for is taken from them, to be handed out in its turn, and they end.
+
+    Raises:
+        CannotApply: If there is no room for their batches.
+    """
+    with ExitStack() as ending:
+        pools: list[tuple[Any, Pool]] = []
+        for source in found:
+            reason = lacks_memory(source.probed, num_workers * prefetch_factor)
+            if reason:
+                raise CannotApply(reason)
+            pool = Pool(
+                source.loader,
+                source.batches,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                exact=exact,
+                batch_s=source.probed.batch_s,
+            )
+            ending.callback(_end, pool)
+            pools.append((source.loader, pool))
+        yield pools
+
+
+def _end(pool: Pool) -> None:
+    try:
+        for _, feed in feeds():
+            feed.leave(pool)
+            feed.collect(pool, COLLECT_S)
+    finally:
+        pool.workers.stop()
+
+
+@contextmanager
+def in_force(job: Job, pools: Sequence[tuple[Any, Pool]]) -> Iterator[None]:
+    """Lets pools serve their loaders from the next batch on, in this epoch and in those that begin.
+
+    Raises:
+        CannotApply: If a pool has been found not to do what the script would have done itself.
+    """
+    for _, pool in pools:
+        if pool.broken:
+            raise CannotApply(pool.broken)
+
+    def begins(loader: Any, batches: Any) -> None:
+        for _, pool in pools:
+            if pool.fits(batches) and not pool.broken and not obstacle(loader, batches):
+                feed = feed_of(batches)
+                pool.refresh(loader, batches)
+                if pool not in feed.in_force:  # else the iterator is the same in each epoch
+                    feed.use(pool)
+                feed.started()
+
+    try:
+        for loader, batches in zip(job.loaders, job.iterators, strict=True):
+            for _, pool in pools:
+                if pool.fits(batches) and not obstacle(loader, batches):
+                    feed_of(batches).use(pool)
+        job.on_iterator.append(begins)
+        yield
+    finally:
+        if begins in job.on_iterator:
+            job.on_iterator.remove(begins)
+        for _, feed in feeds():
+            for _, pool in pools:
+                feed.leave(pool)
+
+
+def shape(job: Job) -> tuple[Any, ...]:
+    """Returns what of ours has a part in the job's loaders, for `Action.state`.
+
+    Batches that were asked for and are still to be handed out are none: they come from wherever they are
+    made, and our methods take themselves out after the last.
+    """
+    parts: list[Any] = []
+    for batches, feed in feeds():
+        methods = tuple(name for name in ("_next_data", "_try_put_index") if name in vars(batches))
+        if feed.in_force or (methods and feed.is_idle):
+            pool = feed.active
+            parts.append((type(batches).__name__, pool and pool.num_workers, feed.factor, methods))
+    stray = [
+        (type(batches).__name__, name)
+        for batches in job.iterators
+        for name in ("_next_data", "_try_put_index")
+        if name in vars(batches) and batches not in {known for known, _ in feeds()}
+    ]
+    return tuple(parts), tuple(stray), len(job.on_iterator)

@@ -1,0 +1,54 @@
+"""What the actions have in common that let workers of ours make the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+from diagnose.actions._loader_choice import PREFETCH_FACTOR, cores, counts, sources, waiting
+from diagnose.actions._loader_service import in_force, shape, started
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+
+
+class LoaderServing(Action):
+    """Lets worker processes make the batches; the value is their number.
+
+    Attributes:
+        reseeded: Whether samples may be made with other random numbers than the script's own.
+    """
+
+    order = 20
+    reseeded: ClassVar[bool] = False
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        found = sources(job, reseeded=self.reseeded)
+        if cores(job) < 2 and not any(waiting(source.probed) for source in found):
+            raise CannotApply("there is one CPU: a worker would take it from training")
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        """See `Action.values`."""
+        return counts(job, sources(job, reseeded=self.reseeded)[0])
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        found = sources(job, reseeded=self.reseeded)
+        num_workers = value or cores(job)
+        self.settle_steps = max(self.settle_steps, num_workers * PREFETCH_FACTOR + 1)
+        with started(found, num_workers, PREFETCH_FACTOR, exact=not self.reseeded) as pools:
+            yield pools
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        """See `Action.apply`."""
+        return in_force(job, prepared)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return shape(job)
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"DataLoader.num_workers": str(value), "DataLoader.persistent_workers": "True"}

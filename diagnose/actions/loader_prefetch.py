@@ -1,0 +1,143 @@
+"""More batches kept ready by the workers that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diagnose.actions._loader_ahead import Depth
+from diagnose.actions._loader_choice import lacks_memory, obstacle, probed_once
+from diagnose.actions._loader_service import shape
+from diagnose.actions._loader_switch import feed_of, feeds
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+FACTORS = (4, 8)
+"""Batches kept ready per worker, where torch's default is 2. What 8 do not bridge is no slow sample but too
+few workers."""
+
+MEMORY_SHARE = 0.1
+"""Of the memory that is available, so much may be filled with batches that wait."""
+
+
+class LoaderPrefetch(Action):
+    """Asks the loader's workers for more batches ahead, so that a slow sample now and then is bridged.
+
+    ## What it does
+    Each worker of the script's, or of `loader-workers`, is asked for four or eight batches beforehand
+    instead of two. Order, samples and random numbers stay the same: no index is drawn before it would have
+    been if that moved a generator.
+
+    ## When it takes effect
+    With the next batch; the queue then fills while there is time.
+
+    ## When it cannot help
+    Where workers are too slow on average: a longer queue runs empty just as well. Without workers nothing
+    is ready beforehand.
+
+    ## Its price
+    Memory for the batches that wait. A tenth of what is available is the limit.
+    """
+
+    safety = Safety.EXACT
+    order = 20
+    window_steps = 20
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        if not self.values(job):
+            raise CannotApply("twice as many batches kept ready would not fit into a tenth of the memory")
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        """See `Action.values`."""
+        served = _served(job)
+        room = _available_bytes() * MEMORY_SHARE
+        fitting = []
+        for factor in FACTORS:
+            batches_ahead = [
+                (batches, workers * factor) for batches, workers, now in served if now < factor
+            ]
+            needed = sum(probed_once(batches).batch_bytes * ahead for batches, ahead in batches_ahead)
+            short = any(lacks_memory(probed_once(batches), ahead) for batches, ahead in batches_ahead)
+            if batches_ahead and needed <= room and not short:
+                fitting.append(factor)
+        return fitting
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        assert value is not None
+        self.settle_steps = max(self.settle_steps, *(value * workers + 1 for _, workers, _ in _served(job)))
+        yield value
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        depth = Depth(prepared)
+        loaders = [loader for loader, _ in _loaders(job)]
+
+        def begins(loader: Any, batches: Any) -> None:
+            if any(loader is known for known in loaders):
+                feed = feed_of(batches)
+                if depth not in feed.in_force:
+                    feed.deepen(depth)
+                feed.started()
+
+        try:
+            for _, batches in _loaders(job):
+                feed_of(batches).deepen(depth)
+            job.on_iterator.append(begins)
+            yield
+        finally:
+            if begins in job.on_iterator:
+                job.on_iterator.remove(begins)
+            for _, feed in feeds():
+                feed.shallow(depth)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return shape(job)
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"DataLoader.prefetch_factor": str(value)}
+
+
+def _loaders(job: Job) -> list[tuple[Any, Any]]:
+    """Returns the loaders that workers make batches for, and their iterators."""
+    found = []
+    for loader, batches in zip(job.loaders, job.iterators, strict=True):
+        if obstacle(loader, batches):
+            continue
+        served = any(known is batches and feed.active is not None for known, feed in feeds())
+        if served or batches._num_workers:
+            found.append((loader, batches))
+    if not found:
+        raise CannotApply("no workers make the batches: there is nobody to ask for more")
+    return found
+
+
+def _served(job: Job) -> list[tuple[Any, int, int]]:
+    """Returns iterators, how many workers serve each, and what each worker is asked for beforehand."""
+    active = dict(feeds())
+    found = []
+    for _, batches in _loaders(job):
+        feed = active.get(batches)
+        pool = feed.active if feed is not None else None
+        num_workers = pool.num_workers if pool is not None else batches._num_workers
+        factor = feed.factor if feed is not None else batches._prefetch_factor
+        found.append((batches, num_workers, factor))
+    return found
+
+
+def _available_bytes() -> int:
+    """Returns the memory that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return kib[0] * 1024 if kib else 0

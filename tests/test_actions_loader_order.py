@@ -1,0 +1,178 @@
+"""Switching who makes the batches changes neither their order nor any random number of the script's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, WeightedRandomSampler
+
+from diagnose.actions.base import Action
+from diagnose.actions.loader_prefetch import LoaderPrefetch
+from diagnose.actions.loader_workers import LoaderWorkers
+from tests.loops import Plan, Rows, close, loop, off, on
+
+Make = Callable[[], "DataLoader[Any]"]
+
+
+class Pairs(Sampler[list[int]]):
+    """A batch sampler of the user's own, with a random generator of its own."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.num_rows // 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        self.epoch += 1
+        order = torch.randperm(self.num_rows, generator=generator).tolist()
+        for first in range(0, self.num_rows - 1, 2):
+            yield order[first : first + 2]
+
+
+class DrawsAtTheEnd(Sampler[int]):
+    """Draws from the process's generator when it begins and when it ends."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.num_rows).tolist()
+        torch.rand(1)
+
+
+KINDS: dict[str, Make] = {
+    "shuffle": lambda: DataLoader(Rows(), 4, shuffle=True),
+    "generator": lambda: DataLoader(Rows(), 4, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "distributed": lambda: DataLoader(
+        Rows(), 2, sampler=DistributedSampler(Rows(), num_replicas=2, rank=1, seed=5)
+    ),
+    "batch sampler": lambda: DataLoader(Rows(), batch_sampler=Pairs(37)),
+    "no batches": lambda: DataLoader(Rows(21), batch_size=None, shuffle=True),
+    "weighted": lambda: DataLoader(
+        Rows(), 4, sampler=WeightedRandomSampler(torch.arange(1.0, 38.0).tolist(), 40)
+    ),
+    "two workers": lambda: DataLoader(Rows(), 4, shuffle=True, num_workers=2),
+    "persistent": lambda: DataLoader(Rows(), 4, shuffle=True, num_workers=2, persistent_workers=True),
+    "two workers, generator": lambda: DataLoader(
+        Rows(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=2
+    ),
+    "draws at the end": lambda: DataLoader(Rows(), 4, sampler=DrawsAtTheEnd(37), drop_last=True),
+}
+
+LAST = 9
+"""Batches before the last one of an epoch, of most kinds."""
+
+PLANS: dict[str, Plan] = {
+    "more, none, more": {3: on(3), 5: off, 9: on(1), 14: off, 16: on(3)},
+    "at both ends": {0: on(1), 1: on(3), LAST: off, LAST + 1: on(3), LAST + 2: off, LAST + 3: on(1)},
+    "out at once": {2: on(3), 4: close, 5: on(1), 6: close, 13: on(3)},
+    "to the end": {1: on(3)},
+}
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two loops yielded the same."""
+    left, right = list(one), list(other)
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def children_end(within_s: float = 20.0) -> bool:
+    """Whether all child processes end in time, and leave no zombie."""
+    until = time.monotonic() + within_s
+    while multiprocessing.active_children():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_order_and_random_numbers_are_those_of_the_loop_left_alone(make: Make, plan: Plan) -> None:
+    assert equal(loop(make, LoaderWorkers(), plan), loop(make))
+    assert children_end()
+
+
+EARLY = ("generator", "draws at the end", "two workers", "two workers, generator", "persistent")
+
+
+@pytest.mark.parametrize("kind", EARLY)
+@pytest.mark.parametrize("stop_at", [7, 9])
+def test_a_loop_that_leaves_each_epoch_early_sees_the_same(kind: str, stop_at: int) -> None:
+    plan = {1: on(3), 12: off, 15: on(1)}
+    make = KINDS[kind]
+    assert equal(
+        loop(make, LoaderWorkers(), plan, epochs=4, stop_at=stop_at), loop(make, epochs=4, stop_at=stop_at)
+    )
+    assert children_end()
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("kind", ["two workers", "two workers, generator", "persistent"])
+def test_a_deeper_queue_changes_nothing_else(kind: str, plan: Plan) -> None:
+    deeper = {step: on(4) if change not in (off, close) else change for step, change in plan.items()}
+    make = KINDS[kind]
+    assert equal(loop(make, LoaderPrefetch(), deeper), loop(make))
+    assert equal(loop(make, LoaderPrefetch(), deeper, stop_at=6), loop(make, stop_at=6))
+    assert children_end()
+
+
+@settings(max_examples=1, database=None)
+@given(st.none())
+def start_hypothesis(_: None) -> None:
+    """Lets hypothesis add its own garbage collection callback before a test could be blamed for it."""
+
+
+start_hypothesis()
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "batch_size": st.sampled_from([None, 1, 3, 4]),
+        "shuffle": st.booleans(),
+        "num_workers": st.sampled_from([0, 0, 1, 2]),
+        "drop_last": st.booleans(),
+        "persistent_workers": st.booleans(),
+        "own_generator": st.booleans(),
+    }
+)
+CHANGES = st.sampled_from([off, close, on(1), on(2), on(3)])
+
+
+@given(
+    shape=SHAPES,
+    num_rows=st.integers(1, 17),
+    plan=st.dictionaries(st.integers(0, 40), CHANGES, max_size=8),
+    epochs=st.integers(1, 3),
+    stop_at=st.sampled_from([-1, -1, 2, 5]),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_loader_under_any_plan_yields_what_it_does_alone(
+    shape: dict[str, Any], num_rows: int, plan: dict[int, Any], epochs: int, stop_at: int
+) -> None:
+    options = dict(shape)
+    own_generator = options.pop("own_generator")
+    options["persistent_workers"] &= options["num_workers"] > 0
+    options["drop_last"] &= options["batch_size"] is not None
+
+    def make() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3) if own_generator else None
+        return DataLoader(Rows(num_rows), generator=generator, **options)
+
+    action: Action = LoaderWorkers()
+    assert equal(
+        loop(make, action, plan, epochs=epochs, stop_at=stop_at),
+        loop(make, epochs=epochs, stop_at=stop_at),
+    )
