@@ -85,8 +85,9 @@ def _main_file(profile: Profile) -> Path | None:
     script = Path(profile.run.script)
     if script.is_file():
         return script.absolute()
-    made = [*profile.program.optimizers, *profile.program.loaders]
-    return next((Path(each.file) for each in made if each.file), None)
+    program = profile.program
+    files = [each.file for each in program.optimizers] + [each.file for each in program.loaders]
+    return next((Path(file) for file in files if file), None)
 
 
 def _sites(profile: Profile, callee: str) -> list[tuple[str, int]]:

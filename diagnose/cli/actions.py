@@ -1,0 +1,49 @@
+"""`diagnose actions`: lists the fixes that can be applied to a running job, and explains one."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._output import Json, as_json, put, show
+from diagnose.core.errors import DiagnoseError
+
+WIDEST = 100
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("actions")(actions)
+
+
+def actions(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Explain this one.")] = None,
+    json: Json = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all pages to one file, as markdown.")
+    ] = None,
+) -> None:
+    """Lists the fixes that --tune can apply to a running job; with NAME, explains one."""
+    from diagnose.report import Terminal, _action_pages
+    from diagnose.rules import rules as all_rules
+
+    terminal = Terminal.of(sys.stdout, widest=WIDEST)
+    known, rules = _action_pages.built_in_actions(), all_rules()
+    if write is not None:
+        put(_action_pages.tuning_page(known, rules), str(write))
+        return
+    if name is not None and name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise DiagnoseError(f"there is no action {name[:60]!r}.{hint}\nList them: diagnose actions")
+    if json is not None:
+        wanted = known if name is None else {name: known[name]}
+        put(as_json(_action_pages.actions_json(wanted, rules)), json)
+    elif name is not None:
+        show(_action_pages.action_text(name, known[name], rules, terminal))
+    else:
+        show(_action_pages.actions_text(known, terminal))

@@ -1,0 +1,146 @@
+"""The actions as text: a list, one explained, and `docs/tuning.md`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Mapping
+
+from diagnose.actions.base import Action
+from diagnose.core.trial import Safety
+from diagnose.report._markdown import code, prose
+from diagnose.report._terminal import Terminal
+from diagnose.rules import Rule
+
+MARK = "<!-- written by: diagnose actions --write -->"
+
+MEANING = {
+    Safety.EXACT: "computes bit for bit the same; `--tune` tries it",
+    Safety.ROUNDING: "the same arithmetic, rounded in another order; `--tune` tries it",
+    Safety.PRECISION: "computes with fewer bits; tried with `--allow precision`",
+    Safety.TRAINING: "changes what training does; tried with `--allow training`",
+}
+
+INTRODUCTION = """
+`diagnose run --tune train.py` diagnoses the running job, tries the fixes that the findings name, one
+after the other, and measures each on the job itself: neighbouring windows of steps with the fix and
+without, in turn (A B B A), until a t interval on the ratios of the pairs tells. What is faster stays in
+force; everything else is undone and checked to be undone. In the end all kept fixes together are measured
+on against off: that is the number to believe. Every step of a trial is a step of training.
+
+    diagnose run --tune train.py                     # exact and rounding fixes
+    diagnose run --tune --allow precision train.py   # bf16 and TF32, too
+    diagnose run --tune --only loader-workers train.py
+    diagnose run --dry-run train.py                  # what would be tried; changes nothing
+    diagnose run --apply tuned.toml train.py         # what was kept before, without trials; confirmed once
+    diagnose patch | git apply                       # and for good
+
+A fix that changes what is computed is first checked: the job computes one more step beside the training,
+with the fix and without, and the difference must be within what the script's own rounding, or the noise
+between its mini-batches, explains. An error of ours undoes everything, and training goes on.
+"""
+
+
+def title(action: Action) -> str:
+    """Returns what an action does, in a few words."""
+    module = inspect.getmodule(type(action))
+    return ((module.__doc__ if module else "") or "").strip().rstrip(".")
+
+
+def sections(action: Action) -> list[tuple[str, str]]:
+    """Returns the headings of an action's page, each with its markdown."""
+    parts = ("\n" + (inspect.getdoc(type(action)) or "")).split("\n## ")
+    found = [("", parts[0].strip())] if parts[0].strip() else []
+    return found + [
+        (part.partition("\n")[0], textwrap.dedent(part.partition("\n")[2]).strip()) for part in parts[1:]
+    ]
+
+
+def tuning_page(actions: Mapping[str, Action], rules: Mapping[str, Rule]) -> str:
+    """Returns `docs/tuning.md`."""
+    rows = [
+        f"| [{name}](#{name}) | {prose(title(action))} | {action.safety.value} | {_asked_by(name, rules)} |"
+        for name, action in actions.items()
+    ]
+    classes = [f"- **{safety.value}**: {meaning}." for safety, meaning in MEANING.items()]
+    parts = [
+        MARK,
+        "# Tuning a running job",
+        INTRODUCTION.strip(),
+        "## How safe a fix is",
+        "\n".join(classes),
+        "## The fixes",
+        "\n".join(["| fix | what it does | numbers | asked for by |", "|---|---|---|---|", *rows]),
+    ]
+    for name, action in actions.items():
+        parts += [f"### {name}", f"{prose(title(action))}. {_meaning(action)}"]
+        for heading, text in sections(action):
+            parts += [f"#### {heading}"] if heading else []
+            parts.append(text)
+    return "\n\n".join(parts) + "\n"
+
+
+def actions_text(actions: Mapping[str, Action], terminal: Terminal) -> str:
+    """Returns the list for a terminal."""
+    longest = max(map(len, actions))
+    lines = []
+    for name, action in actions.items():
+        first = f"{name:<{longest}}  {action.safety.value:<9}  "
+        wrapped = textwrap.wrap(title(action), max(20, terminal.width - len(first)))
+        lines.append(first + wrapped[0])
+        lines += [" " * len(first) + more for more in wrapped[1:]]
+    return "\n".join(lines) + "\n\nExplain one: diagnose actions NAME\n"
+
+
+def action_text(name: str, action: Action, rules: Mapping[str, Rule], terminal: Terminal) -> str:
+    """Returns the page of one action for a terminal."""
+    lines = [f"{name}: {title(action)}", "", *textwrap.wrap(_meaning(action), terminal.width)]
+    asked = _asked_by(name, rules)
+    lines += textwrap.wrap(f"Asked for by: {asked or 'no rule; name it with --only'}.", terminal.width)
+    for heading, text in sections(action):
+        lines += ["", *([heading] if heading else [])]
+        for paragraph in text.split("\n\n"):
+            indent = "  " if heading else ""
+            filled = textwrap.fill(
+                " ".join(paragraph.split()),
+                terminal.width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
+            )
+            lines += [filled]
+    return "\n".join(lines).replace("`", "") + "\n"
+
+
+def actions_json(actions: Mapping[str, Action], rules: Mapping[str, Rule]) -> dict[str, object]:
+    """Returns the list for programs."""
+    return {
+        "schema": 1,
+        "actions": [
+            {
+                "name": name,
+                "title": title(action),
+                "safety": action.safety.value,
+                "rules": [rule for rule, each in rules.items() if name in each.actions],
+                "excludes": sorted(action.excludes),
+            }
+            for name, action in actions.items()
+        ],
+    }
+
+
+def built_in_actions() -> dict[str, Action]:
+    """Returns every action by name. Imports torch."""
+    from diagnose.core.plugins import discover
+
+    return discover(importlib.import_module("diagnose.actions"), Action)
+
+
+def _meaning(action: Action) -> str:
+    meaning = MEANING[action.safety]
+    return f"{meaning[0].upper()}{meaning[1:]}."
+
+
+def _asked_by(name: str, rules: Mapping[str, Rule]) -> str:
+    return ", ".join(code(rule) for rule, each in rules.items() if name in each.actions)

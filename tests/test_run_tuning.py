@@ -1,0 +1,116 @@
+"""`diagnose run --tune` on a real script: what it keeps, and that the script computes what it did."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnose.store.reader import read_rank
+from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start
+
+SCRIPT = SCRIPTS / "tunable.py"
+EPOCHS = 20
+A_FEW = 8
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return run(*PLAIN, SCRIPT, EPOCHS, cwd=tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
+    folder = tmp_path_factory.mktemp("tuned")
+    options = ("--tune", "--only", "loader-workers", "--json", "report.json", "--name", "tuned")
+    return run(*DIAGNOSE, *options, SCRIPT, EPOCHS, cwd=folder), folder
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "report.json").read_text(encoding="utf-8")))
+
+
+def test_a_tuned_run_prints_and_computes_what_the_plain_one_does(plain, tuned):
+    ended, _ = tuned
+    assert (ended.code, ended.stdout) == (plain.code, plain.stdout)
+
+
+def test_workers_that_help_are_kept_and_measured_in_pairs(tuned):
+    found = report(tuned[1])
+    (trial,) = found["trials"]
+    assert trial["action"] == "loader-workers"
+    assert trial["state"] == "kept", trial
+    assert trial["rule"] == "serial-loading"
+    assert trial["measured_speedup"] > 1.2
+    assert trial["ci"][0] <= trial["measured_speedup"] <= trial["ci"][1]
+    assert found["confirmation"]["speedup"] > 1.2
+
+
+def test_the_end_block_names_what_was_kept_and_the_command_that_reuses_it(tuned):
+    ended, _ = tuned
+    assert "+ loader-workers=" in ended.stderr
+    assert "diagnose run --apply .diagnose/runs/tuned/tuned.toml" in ended.stderr
+    block = ended.stderr.strip().splitlines()
+    assert len(block) <= 12
+    assert max(map(len, block[:-1])) <= 80
+
+
+def test_the_figures_are_those_of_the_script_left_alone(tuned):
+    found = report(tuned[1])
+    data_wait = next(phase for phase in found["phases"] if phase["name"] == "data_wait")
+    assert data_wait["share"] > 0.6
+    assert found["steps"]["count"] == EPOCHS * 64
+
+
+def test_what_was_kept_is_put_in_force_by_the_next_run_and_confirmed(tuned, tmp_path):
+    file = tuned[1] / ".diagnose" / "runs" / "tuned" / "tuned.toml"
+    ended = run(*DIAGNOSE, "--apply", file, "--json", "report.json", SCRIPT, A_FEW, cwd=tmp_path)
+    assert ended.code == 0
+    found = report(tmp_path)
+    assert [(trial["action"], trial["state"], trial["pairs"]) for trial in found["trials"]] == [
+        ("loader-workers", "kept", 0)
+    ]
+    assert found["confirmation"]["speedup"] > 1.2
+
+
+def test_a_dry_run_names_the_fix_and_changes_nothing(tmp_path):
+    ended = run(*DIAGNOSE, "--dry-run", "--json", "report.json", SCRIPT, A_FEW, cwd=tmp_path)
+    assert ended.code == 0
+    states = {trial["action"]: trial["state"] for trial in report(tmp_path)["trials"]}
+    assert states["loader-workers"] == "not_tried"
+
+
+def test_ctrl_c_in_a_trial_ends_as_without_us_and_leaves_no_process_behind(tmp_path):
+    script = tmp_path / "train.py"
+    source = SCRIPT.read_text(encoding="utf-8")
+    script.write_text(source.replace("    order = 0\n", "    order = 0\n    print('begun', flush=True)\n"))
+    process, _ = start(
+        *DIAGNOSE, "--tune", "--only", "loader-workers", script, 1000, cwd=tmp_path, start_new_session=True
+    )
+    try:
+        await_trial(only_run(tmp_path) / "rank0.sqlite")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        ended = finish(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail("a process of the run outlived it")
+    assert ended.code == -signal.SIGINT
+    assert "KeyboardInterrupt" in ended.stderr
+
+
+def await_trial(path: Path) -> None:
+    """Waits until a trial has begun in the run whose file this is."""
+    for _ in range(600):
+        time.sleep(0.1)
+        if path.exists():
+            states = [detail["state"] for *_, kind, detail in read_rank(path).events if kind == "tuning"]
+            if "trying" in states:
+                return
+    pytest.fail("no trial began")
