@@ -37,9 +37,9 @@ def test_the_first_cause_named_is_the_one_that_is_there():
 def accuracy(monkeypatch) -> SimpleNamespace:
     """The benchmark's modules; its own folder is first on the path, as when it runs."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from accuracy import score, scripts, server, truth
+    from accuracy import score, scripts, server, sizing, truth
 
-    return SimpleNamespace(score=score, scripts=scripts, server=server, truth=truth)
+    return SimpleNamespace(score=score, scripts=scripts, server=server, sizing=sizing, truth=truth)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_neighbour_is_judged_only_where_one_was_put(accuracy, answer):
 def test_a_decoy_is_seen_through_when_only_what_hides_it_is_named(accuracy, answer):
     decoy = {"faults": ("slow-collate", "logging-io"), "kind": "decoy", "true": 0.0}
     assert accuracy.score.is_right(answer(("logging-io", 0.3), ("slow-collate", 0.03), **decoy))
-    assert not accuracy.score.is_right(answer(("logging-io", 0.3), ("slow-collate", 0.1), **decoy))
+    assert not accuracy.score.is_right(answer(("slow-collate", 0.3), ("logging-io", 0.2), **decoy))
     assert not accuracy.score.is_right(answer(**decoy))
 
 
@@ -119,7 +119,8 @@ def test_each_fault_is_an_option_of_its_script_and_the_sets_share_no_script(accu
     for script in scripts:
         source = script.path.read_text(encoding="utf-8")
         for fault in script.faults:
-            assert f'"{fault.option.split()[0]}"' in source, f"{script}: {fault.option}"
+            for option in (fault.option.split()[0], fault.dial or fault.option.split()[0]):
+                assert f'"{option}"' in source, f"{script}: {option}"
         assert source.count("# the training loop") == 1, f"{script}: peers_job.py needs the mark"
         assert script.pairs is not None and script.decoys is not None
     names = [script.path.stem for script in scripts if script.faults]
@@ -144,3 +145,30 @@ def test_a_size_is_found_from_what_a_unit_adds(accuracy, monkeypatch):
     assert bench.sized(script, fault, 20) == ((), ("--boxes", "5"))
     cell = accuracy.truth.Cell(script=script, kind="single", faults=(fault,), severity=20)
     assert bench.answer(cell).true_share == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("wanted", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize(
+    ("added", "first", "limits"),
+    [
+        pytest.param(lambda size: 0.1 * size, 10, (0.05, 160), id="goes with its size"),
+        pytest.param(lambda rows: 40 / rows, 40, (1024, 4), id="diluted by the rows of the batch"),
+        pytest.param(lambda ms: max(0.0, (ms - 100) / 100), 300, (60, 600), id="nothing below a limit"),
+    ],
+)
+def test_the_size_of_a_fault_is_found_within_five_points_of_what_is_wanted(
+    accuracy, added, first, limits, wanted
+):
+    def share_at(size: float) -> float:
+        return added(size) / (1 + added(size))
+
+    tried = []
+    size = accuracy.sizing.find_size(share_at, wanted, first=first, limits=limits, tried=tried)
+    assert share_at(size) == pytest.approx(wanted, abs=0.05)
+    assert len(tried) <= accuracy.sizing.ROUNDS
+
+
+def test_a_hidden_fault_may_claim_ten_points_more_than_it_costs(accuracy, answer):
+    decoy = {"faults": ("slow-collate", "logging-io"), "kind": "decoy", "true": 0.0}
+    assert accuracy.score.is_right(answer(("logging-io", 0.3), ("slow-collate", 0.08), **decoy))
+    assert not accuracy.score.is_right(answer(("logging-io", 0.3), ("slow-collate", 0.12), **decoy))

@@ -12,6 +12,9 @@ from accuracy.truth import Answer
 WORTH_SHARE = 0.05
 """A finding that claims less of the step is no false alarm: it says itself that it matters little."""
 
+MOST_CLAIMED = 0.10
+"""Of a fault that is hidden behind a bigger one, a finding may claim so much more than it truly costs."""
+
 NOTHING = "nothing"
 """The verdict on a run without a finding."""
 
@@ -48,9 +51,19 @@ def is_right(answer: Answer) -> bool:
     """Whether the first name is right; of a healthy job, whether there is none."""
     if answer.cell.kind == "control":
         return verdict(answer) == NOTHING
-    if answer.cell.kind == "decoy" and set(answer.cell.faults[0].right) & set(named(answer)):
+    if answer.cell.kind == "decoy" and hidden_claim(answer) > MOST_CLAIMED + max(
+        0.0, answer.true_share or 0
+    ):
         return False
     return verdict(answer) in answer.cell.right
+
+
+def hidden_claim(answer: Answer) -> float:
+    """Returns what part of the step a decoy's hidden fault is said to take."""
+    assert answer.job is not None
+    hidden = answer.cell.faults[0].right
+    behind = answer.cell.right
+    return sum(f.lost_share for f in answer.job.findings if f.rule in hidden and f.rule not in behind)
 
 
 def is_among_three(answer: Answer) -> bool:

@@ -6,10 +6,11 @@ A script is an ordinary program whose mistakes are options, off by default. The 
 
     [[fault]]
     label = "slow-collate"       the rule that should name it
-    option = "--boxes"           what switches it on, followed by a size if `probe` or `sizes` is there
+    option = "--boxes"           what switches it on, followed by a size if it takes one
     probe = 40                   a size that costs about as much as the rest of the step; 0 is off
-    sizes = { 20 = "150" }       or: the size for a fifth of the step, where it is not linear
-    at = { 20 = "--rows 64" }    or: given to both arms so that the fault is a fifth of the step
+    range = [10, 400]            or: sizes that cost little and much, where it is not linear from nothing
+    dial = "--rows"              the option that `probe` and `range` are of, given to both arms, where the
+                                 fault itself has no size: more rows, and it is a smaller part of the step
     with = "--workers 1"         given to both arms
     also = ["serial-loading"]    other names that are as right, and
     because = "..."              why
@@ -18,6 +19,9 @@ A script is an ordinary program whose mistakes are options, off by default. The 
     [[decoy]]                    a fault that costs nothing while a bigger one stands before it
     fault = "slow-collate"
     behind = "logging-io"
+
+A fault with neither is as large as it is, whatever severity is asked for. One whose name begins with
+`hidden` is a decoy only: its size is its probe.
 
 A script without such a file, or with all options off, is healthy: whatever is said of it is a false alarm.
 """
@@ -42,6 +46,9 @@ SETS = {"tuning": HERE / "tuning", "held-out": HERE / "held_out"}
 PROBE = 50
 """The severity at which a fault's size is its probe, about half of the step, and needs no calibration."""
 
+AS_IT_IS = 0
+"""The severity of a fault that has no size: whatever it truly costs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -50,10 +57,10 @@ class Fault:
     Attributes:
         label: The rule that should name it.
         option: The command-line option that switches it on.
-        probe: A size that costs about as much as the rest of the step, where the option takes a size.
+        probe: A size that makes it about half of the step; `None` where it has no size.
+        range: Sizes that make it a small and a large part.
+        dial: The option that these are of, given to both arms; empty if they are of `option`.
         fixed: Options that both arms of a comparison get.
-        sizes: Sizes by the percentage of the step that the fault then takes.
-        at: More options for both arms, likewise.
         also: Names that are as right as the label.
         because: Why they are.
         name: What tells faults of one script apart that share a label: `busy`, `sleep`.
@@ -63,24 +70,40 @@ class Fault:
     label: str
     option: str
     probe: float | None = None
+    range: tuple[float, float] | None = None
+    dial: str = ""
     fixed: tuple[str, ...] = ()
-    sizes: dict[int, str] | None = None
-    at: dict[int, tuple[str, ...]] | None = None
     also: tuple[str, ...] = ()
     because: str = ""
     name: str = ""
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        if sum(given is not None for given in (self.probe, self.sizes, self.at)) != 1:
-            raise ValueError(f"{self.label}: a fault has either a probe or one table of sizes")
+        if self.probe is None and (self.dial or self.range):
+            raise ValueError(f"{self.label}: a fault with a dial or a range has a probe, too")
         if bool(self.also) != bool(self.because):
             raise ValueError(f"{self.label}: another right name needs a reason, and only that")
 
-    def is_sized(self, severity: int) -> bool:
-        """Whether it can be made to take that percentage of the step, or one is as good as another."""
-        table = self.at or self.sizes
-        return table is None or severity in (*table, PROBE)
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it is a decoy only, which costs nothing."""
+        return self.name.startswith("hidden")
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The sizes between which one is looked for."""
+        assert self.probe is not None
+        return self.range or (self.probe / 200, self.probe * 16)
+
+    def arms(self, size: float | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the options of a job without the fault, and with it at this size."""
+        if size is None:
+            return self.fixed, (*self.fixed, *self.option.split())
+        text = str(max(1, round(size))) if isinstance(self.probe, int) else f"{size:.6g}"
+        if self.dial:
+            fixed = (*self.fixed, self.dial, text)
+            return fixed, (*fixed, *self.option.split())
+        return self.fixed, (*self.fixed, self.option, text)
 
     @property
     def right(self) -> tuple[str, ...]:
@@ -135,14 +158,14 @@ class Script:
 
 
 def _fault(entry: dict[str, Any], ranks: int) -> Fault:
-    at, sizes = entry.get("at"), entry.get("sizes")
+    limits = entry.get("range")
     return Fault(
         label=entry["label"],
         option=entry["option"],
         probe=entry.get("probe"),
+        range=(limits[0], limits[1]) if limits else None,
+        dial=entry.get("dial", ""),
         fixed=tuple(entry.get("with", "").split()),
-        sizes={int(percent): size for percent, size in sizes.items()} if sizes else None,
-        at={int(percent): tuple(text.split()) for percent, text in at.items()} if at else None,
         also=tuple(entry.get("also", ())),
         because=entry.get("because", ""),
         name=entry.get("name", ""),

@@ -76,7 +76,10 @@ def summary(scores: Mapping[str, Score]) -> str:
     rows = [
         row("top 1", *(f"{percent(one.top_1)} of {one.asked}" for one in columns)),
         *(
-            row(f"top 1 at {severity} % of the step", *(_at(one, severity) for one in columns))
+            row(
+                f"top 1 at {severity} % of the step" if severity else "top 1 of faults without a size",
+                *(_at(one, severity) for one in columns),
+            )
             for severity in severities
         ),
         row("top 3", *(percent(one.top_3) for one in columns)),

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from accuracy.scripts import PROBE, Fault, Script
+from accuracy.scripts import AS_IT_IS, PROBE, Fault, Script
 from accuracy.server import Job, JobFailed, forked_run, real_run
+from accuracy.sizing import Tried, find_size
 
 MIN_NOISES = 2.0
 """A slowdown is known when it is so many times the noise."""
@@ -28,7 +29,8 @@ class Cell:
     Attributes:
         kind: `single`, `pair`, `decoy` or `control`.
         faults: The faults that are on; of a decoy, the one that costs nothing first.
-        severity: Percentage of the step that the first is to take; 0 for a control.
+        severity: Percentage of the step that the first is to take; 0 for a control, and for a fault
+            without a size.
         base: Options of a control.
     """
 
@@ -95,7 +97,7 @@ class Bench:
     repeat: int = 1
     real: bool = False
     _bases: dict[tuple[Script, tuple[str, ...]], Job] = field(default_factory=dict)
-    _units_ms: dict[tuple[Script, str], tuple[float, float]] = field(default_factory=dict)
+    _tried: dict[tuple[Script, str], list[Tried]] = field(default_factory=dict)
 
     def run(self, script: Script, arguments: Sequence[str]) -> Job:
         """Runs one job."""
@@ -118,35 +120,25 @@ class Bench:
 
     def sized(self, script: Script, fault: Fault, severity: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the options without and with a fault that takes `severity` percent of the step."""
-        table = fault.at or fault.sizes
-        if table:
-            severity = min(table, key=lambda percent: abs(percent - severity))
-        if fault.at:
-            fixed = fault.fixed + fault.at[severity]
-            return fixed, (*fixed, *fault.option.split())
-        if fault.sizes:
-            return fault.fixed, (*fault.fixed, fault.option, fault.sizes[severity])
-        assert fault.probe is not None
-        size = fault.probe
-        if severity != PROBE:
-            base_ms, unit_ms = self._unit_ms(script, fault)
-            size = base_ms * severity / (100 - severity) / unit_ms
-        if isinstance(fault.probe, int):
-            size = max(1, round(size))
-        return fault.fixed, (*fault.fixed, fault.option, f"{size:.6g}")
+        if fault.probe is None or fault.is_hidden or severity in (PROBE, AS_IT_IS):
+            return fault.arms(fault.probe)
 
-    def _unit_ms(self, script: Script, fault: Fault) -> tuple[float, float]:
-        """Returns the time of a step without the fault, and what each unit of its size adds."""
-        assert fault.probe is not None
-        key = (script, fault.name or fault.label)
-        if key not in self._units_ms:
-            base = self.run(script, fault.fixed)
-            probe = self.run(script, (*fault.fixed, fault.option, f"{fault.probe:g}"))
-            # A probe that costs nothing measurable is left to turn out unresolved.
-            added_ms = max(probe.step_ms - base.step_ms, MIN_TRUE_SHARE * base.step_ms)
-            self._units_ms[key] = base.step_ms, added_ms / fault.probe
-            self._bases[script, fault.fixed] = base
-        return self._units_ms[key]
+        def share_at(size: float) -> float:
+            off, on = fault.arms(size)
+            if (script, off) not in self._bases:
+                self._bases[script, off] = self.run(script, off)
+            base_ms, with_ms = self._bases[script, off].step_ms, self.run(script, on).step_ms
+            return (with_ms - base_ms) / with_ms
+
+        size = find_size(
+            share_at,
+            severity / 100,
+            first=fault.probe,
+            limits=fault.limits,
+            tried=self._tried.setdefault((script, fault.name or fault.label), []),
+            whole=isinstance(fault.probe, int),
+        )
+        return fault.arms(size)
 
     def answer(self, cell: Cell) -> Answer:
         """Runs a cell: without, with, without; again where that does not tell."""
@@ -190,14 +182,14 @@ def cells_of(script: Script, severities: Sequence[int]) -> Iterator[Cell]:
     The controls come last: they take a run that a fault was compared with, where there is one.
     """
     for fault in script.faults:
-        if fault.name.startswith("hidden"):
-            continue  # a decoy only
-        for severity in severities:
-            if fault.is_sized(severity):
-                yield Cell(script=script, kind="single", faults=(fault,), severity=severity)
+        if fault.is_hidden:
+            continue
+        for severity in severities if fault.probe is not None else (AS_IT_IS,):
+            yield Cell(script=script, kind="single", faults=(fault,), severity=severity)
     for pair in script.pairs:
         yield Cell(script=script, kind="pair", faults=pair, severity=20)
     for decoy in script.decoys:
         yield Cell(script=script, kind="decoy", faults=decoy, severity=20)
-    for base in sorted({fault.fixed for fault in script.faults if not fault.at} or {()}):
+    sized = [fault for fault in script.faults if fault.probe is not None and not fault.dial]
+    for base in sorted({fault.fixed for fault in sized} or {()}):
         yield Cell(script=script, kind="control", base=base)

@@ -42,6 +42,7 @@ def main(a):
     if a.wire:
         ddp.register_comm_hook(None, worse_wire(a.wire / 1000))
     opt = torch.optim.SGD(ddp.parameters(), 1e-3)
+    shadows = [[t.detach().clone() for t in ddp.parameters()] for _ in range(a.shadow if me else 0)]
     for _ in range(a.steps):  # the training loop
         opt.zero_grad()
         for micro in range(a.micro):
@@ -52,6 +53,9 @@ def main(a):
             with ddp.no_sync() if quiet else nullcontext():
                 nn.functional.mse_loss(ddp(x), x).backward()
         opt.step()
+        for shadow in shadows:
+            for kept, tensor in zip(shadow, ddp.parameters(), strict=True):
+                kept.copy_(0.9 * kept + 0.1 * tensor.detach())
         for _ in range(a.barriers):
             dist.barrier()
     dist.destroy_process_group()
@@ -67,6 +71,7 @@ if __name__ == "__main__":
     p.add_argument("--fetch", type=float, default=0, help="milliseconds to fetch on the first rank")
     p.add_argument("--longer", type=int, default=0, help="how much more the first rank is given")
     p.add_argument("--wire", type=float, default=0, help="milliseconds on the wire per bucket")
+    p.add_argument("--shadow", type=int, default=0, help="moving copies of the weights, on the second rank")
     p.add_argument("--unused", action="store_true")
     p.add_argument("--chatty", action="store_true")
     p.add_argument("--bucket", type=float, default=25)

@@ -4,6 +4,7 @@ import argparse
 import gc
 import queue
 import threading
+import time
 
 import torch
 from torch import nn, profiler
@@ -67,8 +68,20 @@ class Loop:
             rows = self.args.rows
             yield torch.randint(300, (rows,)), torch.randint(400, (rows,)), 5 * torch.rand(rows)
 
+    def download(self, arrived):
+        for batch in self.batches():
+            time.sleep(self.args.download / 1000)
+            arrived.put(batch)
+        arrived.put(None)
+
+    def ahead(self):
+        arrived = queue.Queue(3)
+        threading.Thread(target=self.download, args=(arrived,), daemon=True).start()
+        return iter(arrived.get, None)
+
     def go(self):
-        for number, (person, movie, rating) in enumerate(self.batches()):  # the training loop
+        batches = self.ahead() if self.args.download else self.batches()
+        for number, (person, movie, rating) in enumerate(batches):  # the training loop
             if self.args.words:
                 self.statistics.requests.put(True)
             guess = self.model(person, movie)
@@ -96,6 +109,7 @@ if __name__ == "__main__":
     p.add_argument("--words", type=int, default=0)
     p.add_argument("--remembered", type=int, default=0)
     p.add_argument("--hits", type=int, default=0)
+    p.add_argument("--download", type=float, default=0, help="milliseconds that a thread waits for a batch")
     p.add_argument("--watch", action="store_true")
     args = p.parse_args()
     torch.manual_seed(9)

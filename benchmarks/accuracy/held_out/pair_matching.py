@@ -1,11 +1,12 @@
 """Matches two views of a point cloud; the views are prepared by worker processes."""
 
 import argparse
+import gc
 import time
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 
 class Views(IterableDataset):
@@ -30,6 +31,27 @@ class Views(IterableDataset):
             for _ in range(self.opt.rotations):
                 points = points.flip(0)
             yield {"a": points, "b": points + 1, **{f"note{k}": points[:2] for k in range(self.opt.notes)}}
+
+
+class Pack:
+    """Makes a batch, and tidies up after it."""
+
+    def __init__(self, litter):
+        self.litter = [{number: None} for number in range(litter)]
+
+    def __call__(self, views):
+        batch = default_collate(views)
+        if self.litter:
+            gc.collect()
+        return batch
+
+
+def recall(scores, times):
+    found = 0
+    for _ in range(times):
+        for place, row in enumerate(scores.tolist()):
+            found += sorted(range(len(row)), key=row.__getitem__)[-1] == place
+    return found
 
 
 class TwoTowers(nn.Module):
@@ -57,6 +79,7 @@ def run(opt):
         batch_size=12,
         drop_last=True,
         num_workers=opt.workers,
+        collate_fn=Pack(opt.tidy),
         persistent_workers=opt.workers > 0 and not opt.restart,
     )
     done = 0
@@ -67,6 +90,7 @@ def run(opt):
                 scores = net(views["a"].repeat(8, 1), views["b"].repeat(8, 1))
                 nn.functional.cross_entropy(scores / 100, torch.arange(len(scores))).backward()
             optim.step()
+            recall(scores, opt.recalls)
             done += 1
 
 
@@ -79,6 +103,10 @@ if __name__ == "__main__":
     parser.add_argument("--broken", type=float, default=0, help="milliseconds to read a broken cloud")
     parser.add_argument("--rotations", type=int, default=0)
     parser.add_argument("--notes", type=int, default=0, help="further tensors of each cloud")
+    parser.add_argument("--recalls", type=int, default=0, help="times the recall is computed")
+    parser.add_argument(
+        "--tidy", type=int, default=0, help="objects that a worker keeps, and collects among"
+    )
     parser.add_argument("--one-shard", action="store_true")
     parser.add_argument("--restart", action="store_true")
     run(parser.parse_args())

@@ -1,6 +1,7 @@
 """Fits a network to recorded signals that worker processes read and prepare."""
 
 import argparse
+import gc
 import os
 import time
 
@@ -32,13 +33,16 @@ class Recordings(Dataset):
 
 
 class Collate:
-    def __init__(self, sorts):
+    def __init__(self, sorts, kept):
         self.sorts = sorts
+        self.kept = [[number] for number in range(kept)]
 
     def __call__(self, samples):
         batch = default_collate(samples)
         for _ in range(self.sorts):
             sorted(range(400), key=lambda number: -number)
+        if self.kept:
+            gc.collect()
         return batch
 
 
@@ -64,7 +68,7 @@ def train(args):
         recordings,
         BATCH,
         num_workers=args.workers,
-        collate_fn=Collate(args.sorts),
+        collate_fn=Collate(args.sorts, args.kept),
         persistent_workers=not args.fresh_workers,
     )
     model, criterion = build_model(), nn.CrossEntropyLoss()
@@ -91,6 +95,9 @@ if __name__ == "__main__":
     parser.add_argument("--bad-ms", type=float, default=0, help="time to repair a damaged recording")
     parser.add_argument("--fields", type=int, default=0, help="further tensors per recording")
     parser.add_argument("--sorts", type=int, default=0, help="lists sorted per batch")
+    parser.add_argument(
+        "--kept", type=int, default=0, help="objects that a worker keeps, and collects among"
+    )
     parser.add_argument("--log-lines", type=int, default=0)
     torch.manual_seed(0)
     train(parser.parse_args())

@@ -2,7 +2,10 @@
 
 import argparse
 import math
+import queue
 import random
+import threading
+import time
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +61,7 @@ parser.add_argument(
 parser.add_argument("--eval-batches", type=int, default=0)
 parser.add_argument("--clip-passes", type=int, default=0, help="passes of the gradient clipping")
 parser.add_argument("--averages", type=int, default=0, help="moving averages of the weights")
+parser.add_argument("--fetch-ms", type=float, default=0, help="what a thread waits for each batch")
 parser.add_argument("--own-attention", action="store_true")
 parser.add_argument("--debug", action="store_true")
 args = parser.parse_args()
@@ -76,6 +80,12 @@ def get_batch():
     x = torch.stack([encoded[s : s + args.window] for s in starts])
     y = torch.stack([encoded[s + 1 : s + 1 + args.window] for s in starts])
     return x, y
+
+
+def fetch_ahead(ahead):
+    while True:
+        time.sleep(args.fetch_ms / 1000)
+        ahead.put(get_batch())
 
 
 def clip(parameters, limit):
@@ -108,10 +118,13 @@ model = CharModel(args.window, args.layers, args.heads, args.own_attention)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 parameters = list(model.parameters())
 averages = [{k: v.clone() for k, v in model.state_dict().items()} for _ in range(args.averages)]
+fetched = queue.Queue(4)
+if args.fetch_ms:
+    threading.Thread(target=fetch_ahead, args=(fetched,), daemon=True).start()
 torch.autograd.set_detect_anomaly(args.debug, check_nan=args.debug)
 
 for step in range(args.steps):  # the training loop
-    x, y = get_batch()
+    x, y = fetched.get() if args.fetch_ms else get_batch()
     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
     optimizer.zero_grad(set_to_none=True)
     loss.backward()

@@ -20,6 +20,7 @@ parser.add_argument(
 )
 parser.add_argument("--extra-rounds", type=int, default=0, help="further passes of the second rank")
 parser.add_argument("--network-ms", type=float, default=0, help="what the network takes per bucket")
+parser.add_argument("--averages", type=int, default=0, help="averages of the weights on the first rank")
 parser.add_argument("--find-unused", action="store_true")
 parser.add_argument("--sync-each", action="store_true")
 parser.add_argument("--bucket-mb", type=float, default=25)
@@ -52,6 +53,15 @@ if args.network_ms:
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
+averages = [[p.detach().clone() for p in model.parameters()] for _ in range(0 if rank else args.averages)]
+
+
+def update_averages(decay=0.99):
+    for average in averages:
+        for old, new in zip(average, model.parameters(), strict=True):
+            old.mul_(decay).add_(new.detach(), alpha=1 - decay)
+
+
 def load(step):
     if rank == 1 and args.slow_disk_ms:
         time.sleep(args.slow_disk_ms / 1000)
@@ -71,6 +81,7 @@ for step in range(args.steps):  # the training loop
             out.square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    update_averages()
     for _ in range(args.reduce_metrics):
         dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
