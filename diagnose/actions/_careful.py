@@ -21,6 +21,10 @@ RECOVERABLE = (RuntimeError, TypeError, ValueError, NotImplementedError)
 """What torch raises where an operation does not know a layout or a type."""
 
 
+MAX_MESSAGE = 160
+"""Characters of an exception's message: torch's go on for pages."""
+
+
 class Failure:
     """Whether a change has failed in use, for all the models of one action.
 
@@ -66,7 +70,7 @@ class Careful:
         except RECOVERABLE as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            self._failure.reason = f"it failed in use: {type(error).__name__}: {_first_line(error)}"
+            self._failure.reason = f"it failed in use: {in_short(error)}"
         self._undo()
         restore()
         return call(*args, **kwargs)
@@ -105,5 +109,6 @@ def state_restorer(model: torch.nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
+def in_short(error: Exception) -> str:
+    """An exception in one line: its class, and how its message begins."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_MESSAGE]}"

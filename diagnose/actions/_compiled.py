@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from diagnose.actions._careful import RECOVERABLE, Failure
+from diagnose.actions._careful import Failure, in_short
 
 
 class Compiler:
@@ -67,13 +67,10 @@ class Slot:
         graphs, begun = compiler.num_graphs, time.perf_counter()
         try:
             return self._compiled(block, *args, **kwargs)
-        except RECOVERABLE as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            text = next(iter(str(error).strip().splitlines()), "")
-            compiler.failure.reason = (
-                f"{type(block).__name__} could not be compiled: {type(error).__name__}: {text}"
-            )
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the block runs as written; its own exceptions come again)
+            compiler.failure.reason = f"{type(block).__name__} could not be compiled: {in_short(error)}"
         finally:
             if compiler.num_graphs > graphs:
                 compiler.seconds += time.perf_counter() - begun
