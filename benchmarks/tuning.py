@@ -1,0 +1,277 @@
+"""What does `diagnose run --tune` win, what does it cost, and does it leave alone what has no fault?
+
+    python benchmarks/tuning.py > docs/tuning-results.md        [--only NAME ...] [--rounds 3] [--no-search]
+
+For each job of `benchmarks/tuning/` (they know nothing of diagnose):
+
+- *plain* and *tuned* runs in turn, as many rounds as asked for: the wall time of the whole script, the
+  speedup that tuning confirmed (all kept fixes on against off, in pairs of windows), what it kept, and how
+  many steps it spent on trials. All steps train.
+- *offline best*: each setting of `search` alone, and the best ones together, are put in force without
+  trials (`diagnose run --apply`), each with its own paired confirmation: what somebody who tried everything
+  beforehand would have found. *of best* is what tuning reached of it.
+- *numbers*: whether the tuned run ended with the plain run's weights, bit for bit, as it must where all
+  fixes are exact; else how far the final losses are apart.
+
+A null job has no fault: tuning should keep nothing, and cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+JOBS = Path(__file__).with_name("tuning")
+TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One job, and what the offline search tries on it."""
+
+    name: str
+    about: str
+    args: list[str]
+    script: str
+    search: tuple[str, ...] = ()
+    exact: bool = False
+    null: bool = False
+    ranks: int = 1
+
+
+@dataclass
+class Run:
+    """One run of a job: its wall time, what it printed, and the report where `diagnose` ran it."""
+
+    seconds: float
+    printed: str
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def confirmed(self) -> float | None:
+        confirmation = self.report.get("confirmation")
+        return confirmation["speedup"] if confirmation else None
+
+    @property
+    def kept(self) -> list[str]:
+        return [named(trial) for trial in self.report["trials"] if trial["state"] == "kept"]
+
+    @property
+    def trial_steps(self) -> int:
+        return sum(trial["steps_spent"] for trial in self.report["trials"])
+
+
+def named(trial: dict[str, Any]) -> str:
+    value = trial["value"]
+    return trial["action"] if value is None else f"{trial['action']}={value}"
+
+
+def workloads() -> list[Workload]:
+    """Reads `workloads.toml`."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    table = toml.loads((JOBS / "workloads.toml").read_text(encoding="utf-8"))
+    return [
+        Workload(name=name, **{"script": name, **each, "search": tuple(each.get("search", ()))})
+        for name, each in table.items()
+    ]
+
+
+def run(workload: Workload, *options: str) -> Run:
+    """Runs a job: plain without options, else under `diagnose run` with them."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = [str(JOBS / f"{workload.script}.py"), *workload.args]
+        ranks = workload.ranks
+        if not options:
+            launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+            command = [sys.executable, *launcher, *script]
+        else:
+            report = ["--json", f"{folder}/report.json", "--run-dir", folder, "--quiet"]
+            several = ["--nproc-per-node", str(ranks)] if ranks > 1 else []
+            command = [sys.executable, "-m", "diagnose", "run", *options, *report, *several, *script]
+        begun = time.perf_counter()
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=folder
+        )
+        seconds = time.perf_counter() - begun
+        if ended.returncode:
+            raise SystemExit(f"{workload.name} {' '.join(options)} failed:\n{ended.stderr[-2000:]}")
+        text = Path(folder, "report.json")
+        found = json.loads(text.read_text(encoding="utf-8")) if text.exists() else {}
+        return Run(seconds=seconds, printed=ended.stdout.strip().splitlines()[-1], report=found)
+
+
+def applied(workload: Workload, settings: tuple[str, ...]) -> float | None:
+    """Returns the confirmed speedup of settings put in force without trials; `None` if one was refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "tuned.toml")
+        lines = []
+        for setting in settings:
+            name, _, value = setting.partition("=")
+            lines += ["[[action]]", f'name = "{name}"', *([f"value = {value}"] if value else [])]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        found = run(workload, "--apply", str(file))
+    refused = [trial for trial in found.report["trials"] if trial["state"] != "kept"]
+    for trial in refused:
+        print(f"  {named(trial)}: {trial['state']}: {trial['reason']}", file=sys.stderr)
+    return None if refused else found.confirmed
+
+
+def offline_best(workload: Workload) -> tuple[float, tuple[str, ...]]:
+    """Tries every setting alone, then those that helped together, one of each action; returns the best."""
+    alone = {setting: applied(workload, (setting,)) for setting in workload.search}
+    helps = {setting: gain for setting, gain in alone.items() if gain and gain > 1.0}
+    best: tuple[float, tuple[str, ...]] = (1.0, ())
+    for setting, gain in helps.items():
+        best = max(best, (gain, (setting,)))
+    actions = sorted({setting.partition("=")[0] for setting in helps})
+    top = [max((s for s in helps if s.partition("=")[0] == a), key=lambda s: helps[s]) for a in actions]
+    for count in range(2, len(top) + 1):
+        for together in itertools.combinations(top, count):
+            gain = applied(workload, together)
+            if gain:
+                best = max(best, (gain, together))
+    return best
+
+
+@dataclass
+class Row:
+    """What was measured of one job."""
+
+    workload: Workload
+    plain: list[Run]
+    tuned: list[Run]
+    best: tuple[float, tuple[str, ...]] | None
+
+    @property
+    def confirmed(self) -> float:
+        """The median of the confirmed speedups; 1 where nothing was kept."""
+        return statistics.median(each.confirmed or 1.0 for each in self.tuned)
+
+    @property
+    def wall(self) -> list[float]:
+        return [p.seconds / t.seconds for p, t in zip(self.plain, self.tuned, strict=True)]
+
+    def cells(self) -> list[str]:
+        confirmed = [each.confirmed or 1.0 for each in self.tuned]
+        kept = sorted({" + ".join(each.kept) or "nothing" for each in self.tuned})
+        best, of_best = "-", "-"
+        if self.best is not None:
+            best = f"{self.best[0]:.2f}x {' + '.join(self.best[1]) or 'nothing'}"
+            of_best = f"{self.confirmed / self.best[0]:.0%}"
+        return [
+            self.workload.name,
+            spread(confirmed, "x"),
+            "; ".join(kept),
+            best,
+            of_best,
+            spread(self.wall, "x"),
+            f"{statistics.median(each.trial_steps for each in self.tuned):,.0f}"
+            f" of {self.tuned[0].report['steps']['count']:,}",
+            self.numbers(),
+        ]
+
+    def numbers(self) -> str:
+        pairs = list(zip(self.plain, self.tuned, strict=True))
+        if all(plain.printed == tuned.printed for plain, tuned in pairs):
+            return "same bits"
+        losses = [abs(_loss(t) - _loss(p)) / max(abs(_loss(p)), 1e-12) for p, t in pairs]
+        return f"loss {max(losses):.1e} off" + (" (EXACT EXPECTED)" if self.workload.exact else "")
+
+
+def _loss(each: Run) -> float:
+    return float(each.printed.rpartition(" ")[2])
+
+
+def spread(values: list[float], unit: str) -> str:
+    """Median and range."""
+    middle = f"{statistics.median(values):.2f}{unit}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-search", action="store_true", help="leave out the offline search")
+    args = parser.parse_args()
+    rows = []
+    for workload in workloads():
+        if args.only and workload.name not in args.only:
+            continue
+        plain, tuned = [], []
+        for number in range(args.rounds):
+            print(f"{workload.name}, round {number + 1} of {args.rounds}", file=sys.stderr)
+            for kind in ("plain", "tuned") if number % 2 == 0 else ("tuned", "plain"):
+                if kind == "plain":
+                    plain.append(run(workload))
+                else:
+                    tuned.append(run(workload, "--tune"))
+                    for trial in tuned[-1].report["trials"]:
+                        gain = trial["measured_speedup"]
+                        told = f"{gain:.2f}x" if gain else trial["reason"]
+                        print(f"  {named(trial)}: {trial['state']} {told}", file=sys.stderr)
+        best = offline_best(workload) if workload.search and not args.no_search else None
+        rows.append(Row(workload=workload, plain=plain, tuned=tuned, best=best))
+    print(table(rows, args.rounds))
+
+
+def table(rows: list[Row], rounds: int) -> str:
+    """Returns the page."""
+    import torch
+
+    header = [
+        "job",
+        "confirmed",
+        "kept",
+        "offline best",
+        "of best",
+        "wall, plain/tuned",
+        "trial steps",
+        "numbers",
+    ]
+    lines = [
+        "# What tuning wins",
+        "",
+        f"`python benchmarks/tuning.py --rounds {rounds}`, {date.today()}, {len(os.sched_getaffinity(0))} CPUs,"
+        f" {platform.machine()}, no GPU, Python {platform.python_version()}, torch {torch.__version__}. Median"
+        f" and range of {rounds} rounds, plain and tuned runs in turn; the script says what each column is.",
+        "",
+        *(f"- **{row.workload.name}**: {row.workload.about}." for row in rows),
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(row.cells()) + " |" for row in rows),
+        "",
+    ]
+    faulty = [row for row in rows if not row.workload.null]
+    nulls = [row for row in rows if row.workload.null]
+    if faulty:
+        mean = math.exp(statistics.fmean(math.log(row.confirmed) for row in faulty))
+        lines.append(f"Geometric mean of the confirmed speedup of jobs with a fault: {mean:.2f}x.")
+    if nulls:
+        kept = sum(bool(each.kept) for row in nulls for each in row.tuned)
+        runs = sum(len(row.tuned) for row in nulls)
+        wall = statistics.median(ratio for row in nulls for ratio in row.wall)
+        lines.append(
+            f"Null jobs: something was kept in {kept} of {runs} runs; the whole script took {1 / wall:.2f}"
+            " times as long as without us (median; start-up and observation included)."
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
