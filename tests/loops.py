@@ -109,8 +109,8 @@ def loop(
     epochs: int = 2,
     stop_at: int = -1,
 ) -> Iterator[Any]:
-    """Iterates over a loader, drawing a random number for each batch; yields batches and numbers, in the end
-    the state of the generator, and of the loader's own.
+    """Iterates over a loader, drawing a random number for each batch; yields batches and numbers, and in the
+    end the states of the generator and of the loader's own.
 
     Args:
         make: Makes the loader.

@@ -37,8 +37,13 @@ class Asked:
         self.pool = pool
         self.index = index
         self.workers: Workers | None = pool.workers
-        self.number = pool.workers.ask(index)
+        self.number = -1
         self.data: Any = NOTHING
+        try:
+            self.number = pool.workers.ask(index)
+        except Exception as error:  # noqa: BLE001 (ours: the index is drawn, and must not be lost)
+            pool.refused = f"the workers cannot be asked: {error}"
+            self.workers = None
 
     def take(self) -> Any:
         """Waits for the batch; `NOTHING` if it will not come."""

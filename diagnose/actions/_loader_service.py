@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from diagnose.actions._loader_choice import Source, lacks_memory, obstacle
@@ -18,31 +18,43 @@ COLLECT_S = 10.0
 
 @contextmanager
 def started(
-    found: Sequence[Source], num_workers: int, prefetch_factor: int, *, exact: bool
-) -> Iterator[list[tuple[Any, Pool]]]:
+    found: list[Source], num_workers: int, prefetch_factor: int, *, exact: bool
+) -> Iterator[list[Pool]]:
     """Starts workers for each loader, which idle until they are asked for something. On leaving, what they
     were asked for is taken from them, to be handed out in its turn, and they end.
+
+    Args:
+        found: The loaders; emptied.
+        num_workers: How many workers for each.
+        prefetch_factor: What each is asked for beforehand.
+        exact: See `Pool`.
 
     Raises:
         CannotApply: If there is no room for their batches.
     """
-    with ExitStack() as ending:
-        pools: list[tuple[Any, Pool]] = []
-        for source in found:
-            reason = lacks_memory(source.probed, num_workers * prefetch_factor)
-            if reason:
-                raise CannotApply(reason)
-            pool = Pool(
-                source.loader,
-                source.batches,
-                num_workers=num_workers,
-                prefetch_factor=prefetch_factor,
-                exact=exact,
-                batch_s=source.probed.batch_s,
-            )
-            ending.callback(_end, pool)
-            pools.append((source.loader, pool))
+    pools: list[Pool] = []
+    try:
+        while found:
+            # Nothing here may keep an iterator alive: the script's workers end with it.
+            pools.append(_started(found.pop(), num_workers, prefetch_factor, exact))
         yield pools
+    finally:
+        for pool in pools:
+            _end(pool)
+
+
+def _started(source: Source, num_workers: int, prefetch_factor: int, exact: bool) -> Pool:
+    reason = lacks_memory(source.probed, num_workers * prefetch_factor)
+    if reason:
+        raise CannotApply(reason)
+    return Pool(
+        source.loader,
+        source.batches,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        exact=exact,
+        batch_s=source.probed.batch_s,
+    )
 
 
 def _end(pool: Pool) -> None:
@@ -55,18 +67,18 @@ def _end(pool: Pool) -> None:
 
 
 @contextmanager
-def in_force(job: Job, pools: Sequence[tuple[Any, Pool]]) -> Iterator[None]:
+def in_force(job: Job, pools: Sequence[Pool]) -> Iterator[None]:
     """Lets pools serve their loaders from the next batch on, in this epoch and in those that begin.
 
     Raises:
         CannotApply: If a pool has been found not to do what the script would have done itself.
     """
-    for _, pool in pools:
+    for pool in pools:
         if pool.broken:
             raise CannotApply(pool.broken)
 
     def begins(loader: Any, batches: Any) -> None:
-        for _, pool in pools:
+        for pool in pools:
             if pool.fits(batches) and not pool.broken and not obstacle(loader, batches):
                 feed = feed_of(batches)
                 pool.refresh(loader, batches)
@@ -75,18 +87,22 @@ def in_force(job: Job, pools: Sequence[tuple[Any, Pool]]) -> Iterator[None]:
                 feed.started()
 
     try:
-        for loader, batches in zip(job.loaders, job.iterators, strict=True):
-            for _, pool in pools:
-                if pool.fits(batches) and not obstacle(loader, batches):
-                    feed_of(batches).use(pool)
+        _use(job, pools)
         job.on_iterator.append(begins)
         yield
     finally:
         if begins in job.on_iterator:
             job.on_iterator.remove(begins)
         for _, feed in feeds():
-            for _, pool in pools:
+            for pool in pools:
                 feed.leave(pool)
+
+
+def _use(job: Job, pools: Sequence[Pool]) -> None:
+    for loader, batches in zip(job.loaders, job.iterators, strict=True):
+        for pool in pools:
+            if pool.fits(batches) and not obstacle(loader, batches):
+                feed_of(batches).use(pool)
 
 
 def shape(job: Job) -> tuple[Any, ...]:

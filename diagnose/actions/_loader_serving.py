@@ -35,9 +35,9 @@ class LoaderServing(Action):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
-        found = sources(job, reseeded=self.reseeded)
         num_workers = value or cores(job)
         self.settle_steps = max(self.settle_steps, num_workers * PREFETCH_FACTOR + 1)
+        found = sources(job, reseeded=self.reseeded)
         with started(found, num_workers, PREFETCH_FACTOR, exact=not self.reseeded) as pools:
             yield pools
 

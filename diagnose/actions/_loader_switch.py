@@ -187,6 +187,8 @@ class Feed:
         if not self._num_workers:
             self._refuse_stale(batches._dataset)
         pool = self.active
+        if pool is None and not self._num_workers:
+            return
         if pool is not None:
             mine = sum(isinstance(entry, Asked) and entry.pool is pool for entry in self._ahead)
             room = self.factor * pool.num_workers - mine
@@ -215,7 +217,8 @@ class Feed:
         before = [stream.get_state() for stream in self._streams] if drawn >= due else []
         try:
             if pool is not None:
-                self._ahead.append(Asked(pool, batches._next_index()))
+                index = batches._next_index()
+                self._ahead.append(Asked(pool, index))
             elif _is_asked(batches):
                 self._ahead.append(OWN)
             else:

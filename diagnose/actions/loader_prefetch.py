@@ -87,8 +87,7 @@ class LoaderPrefetch(Action):
                 feed.started()
 
         try:
-            for _, batches in _loaders(job):
-                feed_of(batches).deepen(depth)
+            _deepen(job, depth)
             job.on_iterator.append(begins)
             yield
         finally:
@@ -104,6 +103,11 @@ class LoaderPrefetch(Action):
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
         return {"DataLoader.prefetch_factor": str(value)}
+
+
+def _deepen(job: Job, depth: Depth) -> None:
+    for _, batches in _loaders(job):
+        feed_of(batches).deepen(depth)
 
 
 def _loaders(job: Job) -> list[tuple[Any, Any]]:
