@@ -32,6 +32,7 @@ class LiveTuning:
         from diagnose.core.job import Job
         from diagnose.core.plugins import discover
         from diagnose.core.trial import Safety
+        from diagnose.launch.ranks import GlooRanks
         from diagnose.tuner.controller import Controller
         from diagnose.tuner.diagnosis import OtherProcess
         from diagnose.tuner.kept import read
@@ -40,6 +41,8 @@ class LiveTuning:
 
         self._recorder = recorder
         self._asides = 0
+        self._ranks = GlooRanks(lambda: recorder.steps)
+        self._ranks.install()
         self._job = Job(
             routes=recorder.routes,
             on_iterator=recorder.on_iterator,
@@ -54,6 +57,7 @@ class LiveTuning:
             check_numerics=_check_numerics,
             tell=self._tell,
             stop=self.detach,
+            ranks=self._ranks,
         )
         policy = Policy(
             allowed=frozenset(map(Safety, asked["allow"])),
@@ -70,6 +74,7 @@ class LiveTuning:
         """The script ends: everything is undone."""
         self._look()
         self._controller.finish()
+        self._ranks.close()
 
     def detach(self) -> None:
         """Takes this object out of the hooks; nothing is left to tune."""

@@ -1,7 +1,8 @@
 """Tunes a running job: finds what to try, measures it on the job itself, keeps what helps, undoes the rest.
 
-Everything here runs on the training thread, between two steps, and never waits: the plan is a generator
-that is resumed at each step's end with the time the step took.
+Everything here runs on the training thread, between two steps: the plan is a generator that is resumed at
+each step's end with the time the step took. In a job of several ranks each runs the same plan, and waits
+for the others where they decide something together; see `agreement`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from diagnose.actions.base import Action, CannotApply
+from diagnose.core.finding import Gain
 from diagnose.core.trial import Measured, Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
+from diagnose.tuner.agreement import RankFailed, RanksLost, switch, until
+from diagnose.tuner.changes import Changes
 from diagnose.tuner.diagnosis import Diagnosis
-from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
-from diagnose.tuner.paired import CONFIRM_CONFIDENCE, LITTLE, MANY_PAIRS, MAX_PAIRS, PairedTest, Verdict
+from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest
 from diagnose.tuner.policy import Candidate, Lead, Policy, candidates
-from diagnose.tuner.windows import best_of, measure, settle
-from diagnose.tuner.world import Numerics, Plan, Spending, Step, World
+from diagnose.tuner.trying import Attempt, put_in_force
+from diagnose.tuner.windows import measure, settle
+from diagnose.tuner.world import Plan, Spending, Step, World
 
 WARMUP_STEPS = 5
 OBSERVED_STEPS = 25
@@ -48,16 +52,15 @@ class Controller:
         reuse: Settings of an earlier run to put in force at once, instead of trials.
 
     Attributes:
-        state: What is being done: `observing`, `trying`, `confirming`, `holding`, `ended`.
+        state: What is being done: `observing`, `trying`, `confirming`, `holding`, `frozen`, `ended`.
     """
 
     def __init__(self, world: World, policy: Policy, reuse: Sequence[Kept] | None = None) -> None:
         self.state = ""
         self._world = world
         self._policy = policy
-        self._kept: list[Installed] = []
-        self._under_trial: list[Installed] = []
-        self._measuring: tuple[Candidate, PairedTest, int] | None = None
+        self._changes = Changes(world)
+        self._attempt: Attempt | None = None
         self._done: set[str] = set()
         self._diagnosis: Diagnosis | None = None
         self._resumed_ns = world.clock()
@@ -75,27 +78,34 @@ class Controller:
             number: How many steps have finished.
             aside: Whether the step also evaluated, saved or compiled.
         """
-        if self._plan is None:
+        if self.state == "ended":
             return
         try:
             for call in list(self._world.job.on_step):
                 call()
-            time_ns = self._world.clock() - self._resumed_ns
-            self._step = Step(number=number, time_ns=time_ns, aside=aside)
-            self._plan.send(self._step)
+            if self._plan is not None:
+                time_ns = self._world.clock() - self._resumed_ns
+                self._step = Step(number=number, time_ns=time_ns, aside=aside)
+                self._plan.send(self._step)
         except StopIteration:
             self._end("")
+        except RankFailed as error:
+            self._end(str(error))
+        except RanksLost as error:
+            self._freeze(str(error))
         except Exception:  # noqa: BLE001 (an error of ours ends the tuning, not the script)
-            self._end(traceback.format_exc(limit=-4).strip())
+            self._failed(traceback.format_exc(limit=-4).strip())
+        except BaseException:  # Ctrl-C, which the script may survive
+            if self._world.ranks.num > 1:
+                self._freeze("it was interrupted")
+            raise
         self._resumed_ns = self._world.clock()
 
     def finish(self) -> None:
         """The script ends, however it does: everything is undone. Raises no `Exception`."""
-        if self._measuring is not None:
-            candidate, test, first = self._measuring
-            reason = f"the script ended after {len(test.logs)} pairs of windows"
-            self._report(candidate, Outcome.CANNOT_TELL, reason, test=test, first=first)
-        if self._plan is not None:
+        self._cut_off("the script ended")
+        if self.state != "ended":
+            self._world.ranks.leave("its script has ended")
             self._end("")
 
     # -- the plan
@@ -106,12 +116,13 @@ class Controller:
             leads = yield from self._diagnose(first)
             kept = False
             while not kept and (ahead := self._ahead(leads)):
-                while not self._spending.affordable(self._world.clock()):
-                    yield
+                yield from until(
+                    self._world, "the budget", lambda: self._spending.affordable(self._world.clock())
+                )
                 kept = yield from self._try(ahead[0])
             if not kept:
                 break
-            first = yield from self._observe(max(each.action.settle_steps for each in self._kept))
+            first = yield from self._observe(max(each.action.settle_steps for each in self._changes.kept))
         yield from self._confirm_and_hold()
 
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
@@ -120,10 +131,9 @@ class Controller:
             yield
         self._enter("trying")
         for each in wanted:
+            first_step = self._step.number
+            reason = yield from put_in_force(self._world, self._policy, self._changes, each, self._spending)
             action = self._world.actions.get(each.action)
-            reason = "there is no such action"
-            if action is not None:
-                reason = yield from self._put_in_force(each, action)
             self._tell(
                 Trial(
                     action=each.action,
@@ -131,29 +141,11 @@ class Controller:
                     safety=action.safety if action else Safety.EXACT,
                     outcome=Outcome.REFUSED if reason else Outcome.KEPT,
                     reason=reason,
-                    first_step=self._step.number,
+                    first_step=first_step,
                 )
             )
-        yield from settle(self._kept)
+        yield from settle(self._changes.kept)
         yield from self._confirm_and_hold()
-
-    def _put_in_force(self, wanted: Kept, action: Action) -> Plan[str]:
-        """Returns why it was not, if it was not."""
-        if not self._policy.allows(action.safety):
-            return _needs_leave(action.safety)
-        try:
-            action.check(self._world.job)
-            installed = self._install(wanted.action, action, wanted.value)
-            numerics = yield from self._check_numerics(installed)
-            if numerics is not None and not numerics.ok:
-                self._remove_trial()
-                return numerics.reason
-            installed.switch(True)
-        except CannotApply as error:
-            self._remove_trial()
-            return str(error)
-        self._keep(installed)
-        return ""
 
     def _observe(self, warmup: int) -> Plan[int]:
         """Lets the script run; returns the first step that counts."""
@@ -161,151 +153,115 @@ class Controller:
         for _ in range(max(warmup, 1)):
             yield
         first, begun = self._step.number, self._world.clock()
-        while self._step.number < first + OBSERVED_STEPS or self._world.clock() - begun < OBSERVED_NS:
+        for _ in range(OBSERVED_STEPS):
             yield
+        yield from until(self._world, "the observation", lambda: self._world.clock() - begun >= OBSERVED_NS)
         return first
 
     def _diagnose(self, first: int) -> Plan[list[Lead]]:
-        self._diagnosis = self._world.diagnose(first)
-        while (leads := self._diagnosis.leads()) is None:
-            yield
+        """Asks the rules, on rank 0 alone: its folder holds what all ranks of the machine have recorded."""
+        found: list[Lead] | None = []
+        if self._world.ranks.rank == 0:
+            self._diagnosis, found = self._world.diagnose(first), None
+
+        def known() -> bool:
+            nonlocal found
+            if found is None and self._diagnosis is not None:
+                found = self._diagnosis.leads()
+            return found is not None
+
+        yield from until(self._world, "the diagnosis", known)
         self._diagnosis = None
-        return leads
+        told = self._world.ranks.exchange("the findings", [asdict(lead) for lead in found or ()])
+        return [_lead(record) for record in told[0]]
 
     def _ahead(self, leads: Sequence[Lead]) -> list[Candidate]:
-        in_force = [installed.name for installed in self._kept]
+        in_force = [installed.name for installed in self._changes.kept]
         return candidates(leads, self._world.actions, self._policy, self._done, in_force)
 
     def _try(self, candidate: Candidate) -> Plan[bool]:
         """Tries one action; returns whether it was kept."""
-        action = candidate.action
         self._done.add(candidate.name)
-        if not self._policy.allows(action.safety):
-            self._report(candidate, Outcome.NOT_ALLOWED, _needs_leave(action.safety))
-            return False
-        first = self._step.number
-        test = PairedTest(MANY_PAIRS if candidate.lead.gain.speedup < LITTLE else MAX_PAIRS)
-        try:
-            action.check(self._world.job)
-            if self._policy.dry_run:
-                self._report(candidate, Outcome.NOT_TRIED, "a dry run changes nothing")
-                return False
-            self._enter("trying")
-            begun = self._world.clock()
-            choices = [
-                self._install(candidate.name, action, value) for value in action.values(self._world.job)
-            ]
-            self._spending.spent_ns += self._world.clock() - begun
-            if not choices:
-                raise CannotApply("there is no other value to try")
-            numerics = yield from self._check_numerics(choices[0])
-            if numerics is not None and not numerics.ok:
-                raise CannotApply(numerics.reason)
-            self._measuring = candidate, test, first
-            best = yield from best_of(choices)
-            for other in reversed([choice for choice in choices if choice is not best]):
-                self._remove(other)
-            verdict = yield from measure(self._world, [best], test, self._spending)
-            best.switch(verdict is Verdict.FASTER)
-        except CannotApply as error:
-            self._measuring = None
-            self._remove_trial()
-            self._report(candidate, Outcome.REFUSED, str(error), test=test, first=first)
-            return False
-        self._measuring = None
-        outcome = {Verdict.FASTER: Outcome.KEPT, Verdict.NOT_FASTER: Outcome.REVERTED}.get(
-            verdict or Verdict.CANNOT_TELL, Outcome.CANNOT_TELL
+        self._attempt = Attempt(
+            self._world, self._policy, self._changes, self._spending, lambda: self._step.number
         )
-        reason = numerics.reason if numerics is not None else ""
-        self._report(candidate, outcome, reason, test=test, first=first, value=best.value)
-        if outcome is Outcome.KEPT:
-            self._keep(best)
-        self._remove_trial()
-        return outcome is Outcome.KEPT
+        trial = yield from self._attempt.run(candidate, lambda: self._enter("trying"))
+        self._attempt = None
+        self._tell(trial)
+        return trial.outcome is Outcome.KEPT
 
     def _confirm_and_hold(self) -> Plan[None]:
         """Measures what is kept, all together: at once, and then now and again."""
-        if not self._kept:
+        if not self._changes.kept:
             return
         self._enter("confirming")
         yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
-        while self._kept:
+        while self._changes.kept:
             self._enter("holding")
-            until = self._step.number + RECHECK_STEPS
-            while self._step.number < until:
+            for _ in range(RECHECK_STEPS):
                 yield
             yield from self._measure_kept("recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST)
 
     def _measure_kept(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[None]:
-        for installed in reversed(self._kept):
-            installed.switch(False)
-        test = PairedTest()
-        yield from measure(self._world, self._kept, test, self._spending, pairs)
+        world, kept, test = self._world, self._changes.kept, PairedTest()
+        switch(world, kept, False)
+        yield from measure(world, kept, test, self._spending, pairs)
         measured = test.measured(CONFIRM_CONFIDENCE)
         assert measured is not None
         if not enough(measured):
-            yield from measure(self._world, self._kept, test, self._spending, pairs + DOUBT_PAIRS)
+            yield from measure(world, kept, test, self._spending, pairs + DOUBT_PAIRS)
             measured = test.measured(CONFIRM_CONFIDENCE)
             assert measured is not None
-        self._world.tell(kind, asdict(measured))
+        world.tell(kind, asdict(measured))
         if measured.high < 1:
-            while self._kept:
-                self._kept.pop().remove()
-            reason = (
-                f"steps came to be {1 / measured.speedup:.2f} times slower with all changes than without"
-            )
-            self._world.tell("undone", {"reason": reason})
-        for installed in self._kept:
-            installed.switch(True)
+            self._changes.remove(*kept)
+            slower = f"{1 / measured.speedup:.2f} times slower with all changes than without"
+            world.tell("undone", {"reason": f"steps came to be {slower}"})
+        else:
+            switch(world, kept, True)
 
-    # -- putting in and taking out
+    # -- the end
 
-    def _install(self, name: str, action: Action, value: int | None) -> Installed:
-        installed = Installed(name, action, self._world.job, value)
-        self._under_trial.append(installed)
-        return installed
+    def _failed(self, error: str) -> None:
+        """Something of ours failed where the other ranks do not know of it."""
+        if self._world.ranks.num == 1:
+            self._end(error)
+        elif self.state != "frozen":
+            self._freeze("something of ours failed", error)
+        else:
+            self._world.tell("tuning_error", {"error": error})
+            self._world.stop()
 
-    def _keep(self, installed: Installed) -> None:
-        self._under_trial.remove(installed)
-        self._kept.append(installed)
-
-    def _remove(self, installed: Installed) -> None:
-        self._under_trial.remove(installed)
-        installed.remove()
-
-    def _remove_trial(self) -> None:
-        for installed in reversed(list(self._under_trial)):
-            self._remove(installed)
-
-    def _check_numerics(self, installed: Installed) -> Plan[Numerics | None]:
-        if installed.action.touches == "nothing":
-            return None
-        with self._world.watch():
-            yield
-            begun = self._world.clock()
-            try:
-                return self._world.check_numerics(self._world.job, installed)
-            finally:
-                self._spending.spent_ns += self._world.clock() - begun
+    def _freeze(self, reason: str, error: str = "") -> None:
+        """Leaves everything in force as it is: no other rank would undo it at the same step."""
+        self._world.ranks.leave(reason)
+        self._cut_off(f"left as it was: {reason}")
+        self._plan = None
+        self._close_diagnosis()
+        if error:
+            self._world.tell("tuning_error", {"error": error})
+        self._world.tell("frozen", {"reason": reason, "in_force": self._changes.in_force()})
+        self._enter("frozen")
 
     def _end(self, error: str) -> None:
         """Undoes everything in reverse order, whatever fails, and leaves the job alone."""
         self._plan = None
-        errors = [error] if error else []
-        for installed in reversed([*self._kept, *self._under_trial]):
-            try:
-                installed.remove()
-            except Exception:  # noqa: BLE001 (the others must still be undone)
-                errors.append(f"undoing {installed.name}: {traceback.format_exc(limit=-3).strip()}")
-        self._kept.clear()
-        self._under_trial.clear()
+        for text in filter(None, [error, *self._changes.undo()]):
+            self._world.tell("tuning_error", {"error": text})
+        self._close_diagnosis()
+        self._enter("ended")
+        self._world.stop()
+
+    def _close_diagnosis(self) -> None:
         if self._diagnosis is not None:
             self._diagnosis.close()
             self._diagnosis = None
-        for text in errors:
-            self._world.tell("tuning_error", {"error": text})
-        self._enter("ended")
-        self._world.stop()
+
+    def _cut_off(self, why: str) -> None:
+        trial = self._attempt.cut_off(why) if self._attempt is not None else None
+        self._attempt = None
+        if trial is not None:
+            self._tell(trial)
 
     # -- telling
 
@@ -314,37 +270,9 @@ class Controller:
             self.state = state
             self._world.tell("tuning", {"state": state, "step": self._step.number})
 
-    def _report(
-        self,
-        candidate: Candidate,
-        outcome: Outcome,
-        reason: str,
-        *,
-        test: PairedTest | None = None,
-        value: int | None = None,
-        first: int | None = None,
-    ) -> None:
-        action = candidate.action
-        first_step = self._step.number if first is None else first
-        self._tell(
-            Trial(
-                action=candidate.name,
-                value=value,
-                safety=action.safety,
-                outcome=outcome,
-                reason=reason,
-                predicted=candidate.lead.gain,
-                measured=test.measured() if test is not None else None,
-                rule=candidate.lead.rule,
-                first_step=first_step,
-                steps_spent=self._step.number - first_step,
-                settings=action.settings(self._world.job, value) if outcome is Outcome.KEPT else {},
-            )
-        )
-
     def _tell(self, trial: Trial) -> None:
         self._world.tell("trial", trial.as_record())
 
 
-def _needs_leave(safety: Safety) -> str:
-    return f"it needs leave: --allow {safety.value}"
+def _lead(record: dict[str, Any]) -> Lead:
+    return Lead(rule=record["rule"], actions=tuple(record["actions"]), gain=Gain(**record["gain"]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from diagnose.core.units import NS_PER_MS
+from diagnose.tuner.agreement import switch
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.paired import PairedTest, Verdict, window_mean
 from diagnose.tuner.world import Plan, Spending, World
@@ -19,19 +21,37 @@ MAX_ASIDES = 20
 measured as it is."""
 
 
-def window(least: int) -> Plan[list[float]]:
-    """Returns the nanoseconds of the next steps."""
-    times: list[float] = []
-    asides = 0
-    while len(times) < max(least, WINDOW_STEPS) or (
-        sum(times) < WINDOW_NS and len(times) < MAX_WINDOW_STEPS
-    ):
-        step = yield
-        if step.aside and asides < MAX_ASIDES:
-            asides += 1
-        else:
-            times.append(step.time_ns)
-    return times
+def window(world: World, least: int) -> Plan[tuple[float, int]]:
+    """Runs a window of steps, as long on every rank.
+
+    Args:
+        world: The process.
+        least: The fewest steps.
+
+    Returns:
+        Mean nanoseconds of a step on the slowest rank, and how many steps were counted.
+    """
+    least = max(least, WINDOW_STEPS)
+    times: list[list[int]] = [[] for _ in range(world.ranks.num)]
+    asides, missing = 0, least
+    while missing > 0:
+        mine = []
+        for _ in range(missing):
+            step = yield
+            mine.append((step.time_ns, step.aside))
+        # What one rank does beside training, the others wait for.
+        for each in zip(*world.ranks.exchange("a window", mine), strict=True):
+            if any(aside for _, aside in each) and asides < MAX_ASIDES:
+                asides += 1
+            else:
+                for own, (time_ns, _) in zip(times, each, strict=True):
+                    own.append(time_ns)
+        count, longest_ns = len(times[0]), max(map(sum, times))
+        missing = least - count
+        if missing <= 0 and longest_ns < WINDOW_NS:
+            wanted = math.ceil(count * WINDOW_NS / max(longest_ns, 1))
+            missing = min(wanted, MAX_WINDOW_STEPS) - count
+    return max(map(window_mean, times)), count
 
 
 def settle(changes: Sequence[Installed]) -> Plan[None]:
@@ -40,20 +60,18 @@ def settle(changes: Sequence[Installed]) -> Plan[None]:
         yield
 
 
-def best_of(choices: list[Installed]) -> Plan[Installed]:
+def best_of(world: World, choices: list[Installed]) -> Plan[Installed]:
     """Halves the settings by windows in turn until one is left. All are off in the end."""
     left = choices
     while len(left) > 1:
         totals = dict.fromkeys(range(len(left)), 0.0)
         for order in (range(len(left)), reversed(range(len(left)))):
             for index in order:
-                for each in left:
-                    each.switch(False)
-                left[index].switch(True)
+                switch(world, [left[index]], True)
                 yield from settle([left[index]])
-                totals[index] += window_mean((yield from window(left[index].action.window_steps)))
-        for each in left:
-            each.switch(False)
+                mean_ns, _ = yield from window(world, left[index].action.window_steps)
+                totals[index] += mean_ns
+                switch(world, [left[index]], False)
         best = sorted(totals, key=totals.__getitem__)[: len(left) // 2]
         left = [left[index] for index in sorted(best)]
     return left[0]
@@ -76,20 +94,18 @@ def measure(
     length = max(change.action.window_steps for change in changes)
     state: bool | None = None
     while True:
-        times: dict[bool, list[float]] = {}
+        means_ns: dict[bool, float] = {}
         # Off, on, on, off: a drift hits both alike, and every second change of state is saved.
         for on in (False, True) if len(test.logs) % 2 == 0 else (True, False):
             if on is not state:
                 begun = world.clock()
-                for change in changes if on else reversed(changes):
-                    change.switch(on)
+                switch(world, changes, on)
                 spending.spent_ns += world.clock() - begun
                 yield from settle(changes)
                 state = on
-            times[on] = yield from window(length)
-        without_ns, with_ns = window_mean(times[False]), window_mean(times[True])
-        test.add(without_ns, with_ns)
-        spending.spent_ns += max(0.0, with_ns - without_ns) * len(times[True])
+            means_ns[on], length = yield from window(world, length)
+        test.add(means_ns[False], means_ns[True])
+        spending.spent_ns += max(0.0, means_ns[True] - means_ns[False]) * length
         if pairs:
             if len(test.logs) >= pairs:
                 return None

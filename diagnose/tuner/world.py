@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol, TypeVar
 
 from diagnose.actions.base import Action
 from diagnose.core.job import Job
+from diagnose.tuner.agreement import Alone, Ranks
 from diagnose.tuner.diagnosis import Diagnosis
 from diagnose.tuner.installed import Installed
 
@@ -58,12 +59,13 @@ class World:
     Attributes:
         job: The live objects.
         actions: All actions by name.
-        diagnose: Begins to ask the rules about the steps from this one on.
+        diagnose: Begins to ask the rules about the steps from this one on. Called on rank 0 only.
         watch: While open, what a numerics check needs of a step is remembered.
         check_numerics: Compares what the job computes with an action and without.
         tell: Writes down what happened: kind and details, JSON's types only.
         stop: Called when nothing is left to be done at step ends.
         clock: Nanoseconds.
+        ranks: The processes that train together, this one among them.
     """
 
     job: Job
@@ -74,6 +76,7 @@ class World:
     tell: Callable[[str, dict[str, Any]], None]
     stop: Callable[[], None]
     clock: Callable[[], int] = perf_counter_ns
+    ranks: Ranks = field(default_factory=Alone)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,222 @@
+"""The ranks of a job, as the tuner asks them: a group of our own beside the script's."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+from diagnose.hooks.base import hidden, replaced, unseen
+from diagnose.tuner.agreement import RanksLost
+
+PATIENCE_S = 30.0
+"""A rank that comes this much later than another is not waited for. Tests set `DIAGNOSE_RANKS_WAIT_S`."""
+
+DEAR = 10
+"""Times longer it may take where each rank has done something long of its own, such as compiling."""
+
+COMMIT_S = 5.0
+"""Once all have come, they are within a millisecond of each other."""
+
+FRAME_BYTES = 2048
+"""What is exchanged at once: longer values take a second round."""
+
+NAPS_S = (0.00005, 0.0002, 0.001)
+"""Pauses between looks whether an exchange has ended: waiting inside of gloo would hold up Ctrl-C."""
+
+
+class GlooRanks:
+    """The processes that make a process group together; this one alone until they have.
+
+    Values travel through a gloo group that torch knows nothing of, made when the script makes its own: all
+    ranks are there then. A rank that dies closes its connections, so that the others learn of it at once.
+    After each exchange the ranks commit to it through the script's key-value store: it has happened on all
+    of them or on none, also where one of them has just given up waiting.
+
+    Args:
+        steps: Returns how many steps have ended here; ranks at different steps must not decide together.
+
+    Attributes:
+        rank: See `Ranks`; and `num`.
+    """
+
+    def __init__(self, steps: Callable[[], int]) -> None:
+        self.rank = 0
+        self.num = 1
+        self._steps = steps
+        self._patience_s = float(os.environ.get("DIAGNOSE_RANKS_WAIT_S") or PATIENCE_S)
+        self._group: Any = None
+        self._store: Any = None
+        self._round = 0
+        self._lost = ""
+        self._hooks = ExitStack()
+
+    # -- the script's process group
+
+    def install(self) -> None:
+        """From now on, joins the group that the script makes, and leaves it when the script does."""
+        from torch import distributed
+
+        if not distributed.is_available():
+            return
+        for owner in (distributed.distributed_c10d, distributed):
+            self._hooks.enter_context(replaced(owner, "init_process_group", _after(self._joined)))
+            self._hooks.enter_context(replaced(owner, "destroy_process_group", _after(self._destroyed)))
+        if distributed.is_initialized():
+            self._lost = "the process group was there before diagnose was"
+            self.rank, self.num = distributed.get_rank(), distributed.get_world_size()
+
+    def close(self) -> None:
+        """Takes no notice of process groups any more."""
+        self._hooks.close()
+
+    def _joined(self, *args: Any, **kwargs: Any) -> None:
+        from torch import distributed
+
+        if not distributed.is_initialized() or self.num > 1 or distributed.get_world_size() == 1:
+            return
+        self.rank, self.num = distributed.get_rank(), distributed.get_world_size()
+        try:
+            store = distributed.distributed_c10d._get_default_store()
+            self._store = distributed.distributed_c10d.PrefixStore("diagnose", store)
+            self._group = distributed.ProcessGroupGloo(
+                self._store, self.rank, self.num, timedelta(seconds=self._patience_s)
+            )
+        except (AttributeError, RuntimeError) as error:
+            self._lost = f"no group could be made: {_first_line(error)}"
+            return
+        # Never destroyed: its destructor waits for what is under way, when the script has long ended, and
+        # in a forked child for threads that are not there.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    def _destroyed(self, *args: Any, **kwargs: Any) -> None:
+        from torch import distributed
+
+        if not distributed.is_initialized():
+            self.leave("the script has destroyed its process group")
+
+    # -- see `Ranks`
+
+    def exchange(self, about: str, value: Any, *, dear: bool = False) -> list[Any]:
+        """See `Ranks`."""
+        if self.num == 1:
+            return [value]
+        if self._lost:
+            raise RanksLost(self._lost)
+        self._round += 1
+        mine = {"about": about, "step": self._steps(), "value": value}
+        try:
+            patience_s = self._patience_s * (DEAR if dear else 1)
+            told = [json.loads(text) for text in self._gathered(mine, patience_s)]
+            self._compare(mine, told)
+            self._commit()
+        except RanksLost as lost:
+            self._lost = str(lost)
+            raise
+        except (RuntimeError, ValueError) as error:  # as gloo and the store raise them
+            self._lost = f"the ranks did not meet for {about}: {_first_line(error)}"
+            raise RanksLost(self._lost) from error
+        return [each["value"] for each in told]
+
+    def leave(self, reason: str) -> None:
+        """See `Ranks`."""
+        if self._group is not None and not self._lost:
+            with contextlib.suppress(RuntimeError):  # then the others find closed connections
+                self._send(_frame(json.dumps({"left": reason}).encode()), self._patience_s)
+        self._lost = self._lost or reason
+
+    # -- how
+
+    def _compare(self, mine: dict[str, Any], told: list[dict[str, Any]]) -> None:
+        for rank, theirs in enumerate(told):
+            if "left" in theirs:
+                raise RanksLost(f"rank {rank} takes no part any more: {theirs['left']}")
+            for what in ("about", "step"):
+                if theirs[what] != mine[what]:
+                    ours = f"when rank {self.rank} was at {mine[what]}"
+                    raise RanksLost(f"rank {rank} was at {what} {theirs[what]} {ours}")
+
+    def _gathered(self, value: Any, patience_s: float) -> list[bytes]:
+        """Every rank's value as it was sent. A second round for those that are longer than a frame."""
+        text = json.dumps(value).encode()
+        frames = self._wait(*self._send(_frame(text), patience_s))
+        longest = max(_length(frame) for frame in frames)
+        if longest > FRAME_BYTES - 8:
+            frames = self._wait(*self._send(_frame(text, longest + 8), patience_s))
+        return [frame[8 : 8 + _length(frame)] for frame in frames]
+
+    def _send(self, frame: bytes, patience_s: float) -> tuple[Any, list[Any]]:
+        import numpy as np
+        import torch
+        from torch.distributed import distributed_c10d
+
+        # By way of NumPy: a script may have set a device on which torch makes its tensors.
+        sent = torch.from_numpy(np.frombuffer(bytearray(frame), np.uint8))
+        received = [torch.empty_like(sent) for _ in range(self.num)]
+        options = distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
+        options.timeout = timedelta(seconds=patience_s)
+        return self._group.allgather([received], [sent], options), received
+
+    def _wait(self, work: Any, received: list[Any]) -> list[bytes]:
+        looks = 0
+        while not work.is_completed():
+            time.sleep(NAPS_S[min(looks // 20, len(NAPS_S) - 1)])
+            looks += 1
+        work.wait()
+        return [tensor.numpy().tobytes() for tensor in received]
+
+    def _commit(self) -> None:
+        """All ranks have everything; the last to say so decides that it counts, unless one has given up."""
+        key, wish = str(self._round), "go"
+        if self._store.add(f"{key}/here", 1) == self.num:
+            if self._round > 1:
+                self._forget(str(self._round - 1))
+        else:
+            try:
+                self._store.wait([f"{key}/end"], timedelta(seconds=COMMIT_S))
+            except RuntimeError:
+                wish = "stop"
+        if self._store.compare_set(f"{key}/end", "", wish) != b"go":
+            raise RanksLost("a rank gave up waiting for the others")
+
+    def _forget(self, key: str) -> None:
+        for name in ("here", "end"):
+            self._store.delete_key(f"{key}/{name}")
+
+
+def _after(told: Callable[..., None]) -> Callable[[Any], Any]:
+    """Makes a wrapper that calls `told` when the original has returned."""
+
+    def wrap(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+            told()
+            return result
+
+        return hidden(functools.wraps(original)(call))
+
+    return wrap
+
+
+def _frame(text: bytes, size: int = FRAME_BYTES) -> bytes:
+    """The text behind its length, cut off or filled up to a size that all ranks know."""
+    return (len(text).to_bytes(8, "little") + text)[:size].ljust(size, b"\0")
+
+
+def _length(frame: bytes) -> int:
+    return int.from_bytes(frame[:8], "little")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,160 @@
+"""How the ranks of a job decide alike: each runs the same plan, and what a decision rests on is exchanged.
+
+Nobody leads. Between two exchanges nothing is changed, so that all ranks have the same changes in force
+at every moment, also when an exchange fails and each of them stops where it is.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from diagnose.actions.base import CannotApply
+from diagnose.core.units import NS_PER_MS
+from diagnose.tuner.installed import Installed
+
+if TYPE_CHECKING:
+    from diagnose.tuner.world import Plan, World
+
+POLL_NS = 500 * NS_PER_MS
+MAX_POLL_STEPS = 500
+"""Ranks that wait for a time or a process ask each other about so often: an exchange takes 1 to 5 ms."""
+
+DONE, REFUSED, FAILED = "done", "refused", "failed"
+
+
+class RanksLost(Exception):
+    """The ranks cannot decide together any more; the message says why, in words for the user."""
+
+
+class RankFailed(Exception):
+    """Something of ours failed on a rank, and every rank knows it."""
+
+
+class Ranks(Protocol):
+    """The processes that train together."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number."""
+
+    @property
+    def num(self) -> int:
+        """How many there are; 1 as long as this process knows of no other."""
+
+    def exchange(self, about: str, value: Any, *, dear: bool = False) -> list[Any]:
+        """Returns every rank's value, in the order of ranks: all ranks get them, or none does.
+
+        Args:
+            about: What is exchanged, in words; the same on every rank.
+            value: JSON's types only.
+            dear: Whether some rank may come to this much later than another, having done something long.
+
+        Raises:
+            RanksLost: If a rank did not come in time, or came with something else. Ever after, too.
+        """
+
+    def leave(self, reason: str) -> None:
+        """Takes no part any more: the others learn why at their next exchange. Does not wait."""
+
+
+class Alone:
+    """A job of one process."""
+
+    rank = 0
+    num = 1
+
+    def exchange(self, about: str, value: Any, *, dear: bool = False) -> list[Any]:
+        """See `Ranks`."""
+        return [value]
+
+    def leave(self, reason: str) -> None:
+        """See `Ranks`."""
+
+
+def together(world: World, about: str, work: Callable[[], Any], *, dear: bool = False) -> list[Any]:
+    """Does something on every rank at the same step; what is raised on one is raised on all.
+
+    Args:
+        world: The process.
+        about: What is done, in words.
+        work: Does it; returns JSON's types only.
+        dear: See `Ranks.exchange`.
+
+    Returns:
+        What `work` returned on each rank.
+
+    Raises:
+        CannotApply: If some rank refuses; says which, unless all refuse for the same reason.
+        RankFailed: If some rank raised anything else.
+        RanksLost: See `Ranks.exchange`.
+    """
+    ranks = world.ranks
+    if ranks.num == 1:
+        return [work()]
+    try:
+        outcome = [DONE, work()]
+    except CannotApply as refusal:
+        outcome = [REFUSED, str(refusal)]
+    except Exception:  # noqa: BLE001 (what fails on one rank ends the tuning on all)
+        outcome = [FAILED, traceback.format_exc(limit=-4).strip()]
+    outcomes = ranks.exchange(about, outcome, dear=dear)
+    for kind, error in ((FAILED, RankFailed), (REFUSED, CannotApply)):
+        said = {rank: text for rank, (told, text) in enumerate(outcomes) if told == kind}
+        if said:
+            raise error(_whose(said, ranks.num))
+    return [result for _, result in outcomes]
+
+
+def _whose(said: dict[int, str], num_ranks: int) -> str:
+    """What ranks said, with their numbers unless all said the same."""
+    texts = list(dict.fromkeys(said.values()))
+    if len(said) == num_ranks and len(texts) == 1:
+        return texts[0]
+    return "; ".join(
+        f"rank {', '.join(str(rank) for rank, other in said.items() if other == text)}: {text}"
+        for text in texts
+    )
+
+
+def until(world: World, about: str, holds: Callable[[], bool]) -> Plan[None]:
+    """Lets steps pass until something holds on every rank."""
+    steps, begun = 0, world.clock()
+    while True:
+        told = world.ranks.exchange(about, [holds(), world.clock() - begun])
+        if all(held for held, _ in told):
+            return
+        slowest_ns = max(took_ns for _, took_ns in told)
+        if world.ranks.num == 1 or not steps:
+            steps = 1
+        else:
+            wanted = math.ceil(steps * POLL_NS / max(slowest_ns, 1))
+            steps = min(max(1, wanted), 2 * steps, MAX_POLL_STEPS)
+        begun = world.clock()
+        for _ in range(steps):
+            yield
+
+
+def switch(world: World, changes: Sequence[Installed], on: bool) -> None:
+    """Puts changes in force on every rank, or takes them back.
+
+    Raises:
+        CannotApply, RanksLost: See `together`; then they are as they were.
+        RankFailed: See `together`.
+    """
+    before = [change.on for change in changes]
+
+    def work() -> None:
+        for change in changes if on else reversed(changes):
+            change.switch(on)
+
+    names = ", ".join(change.name for change in changes)
+    try:
+        together(world, f"switching {names} {'on' if on else 'off'}", work)
+    except (CannotApply, RanksLost):
+        # Back to what all ranks last knew of each other.
+        for change, was in zip(changes, before, strict=True):
+            change.switch(was)
+        raise

@@ -1,0 +1,81 @@
+"""What is in force on a job and what is being tried there: the same on every rank."""
+
+from __future__ import annotations
+
+import traceback
+
+from diagnose.actions.base import Action
+from diagnose.tuner.agreement import together
+from diagnose.tuner.installed import Installed
+from diagnose.tuner.world import World
+
+
+class Changes:
+    """The actions prepared on a job.
+
+    Args:
+        world: The process.
+
+    Attributes:
+        kept: Those that helped, in the order in which they were put in.
+        tried: Those under trial, likewise.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.kept: list[Installed] = []
+        self.tried: list[Installed] = []
+        self._world = world
+
+    def install(self, name: str, action: Action, value: int | None) -> Installed:
+        """Prepares an action on every rank, for a trial; it is not in force yet.
+
+        Raises:
+            CannotApply, RankFailed, RanksLost: See `agreement.together`.
+        """
+
+        def work() -> int:
+            self.tried.append(Installed(name, action, self._world.job, value))
+            return action.settle_steps
+
+        settle_steps = together(self._world, f"preparing {name}", work, dear=True)
+        action.settle_steps = max(settle_steps)
+        return self.tried[-1]
+
+    def keep(self, installed: Installed) -> None:
+        """What was tried stays."""
+        self.tried.remove(installed)
+        self.kept.append(installed)
+
+    def remove(self, *changes: Installed) -> None:
+        """Takes changes back and out on every rank, the last one first.
+
+        Raises:
+            RankFailed, RanksLost: See `agreement.together`.
+            RuntimeError: If a job of one process is not as it was before.
+        """
+
+        def work() -> None:
+            for installed in reversed(changes):
+                for own in (self.kept, self.tried):
+                    if installed in own:
+                        own.remove(installed)
+                installed.remove()
+
+        if changes:
+            together(self._world, f"undoing {', '.join(each.name for each in changes)}", work, dear=True)
+
+    def in_force(self) -> list[str]:
+        """Returns the names of the actions in force, tried ones among them."""
+        return [installed.name for installed in [*self.kept, *self.tried] if installed.on]
+
+    def undo(self) -> list[str]:
+        """Takes everything back and out on this rank, whatever fails; returns what did."""
+        errors = []
+        for installed in reversed([*self.kept, *self.tried]):
+            try:
+                installed.remove()
+            except Exception:  # noqa: BLE001 (the others must still be undone)
+                errors.append(f"undoing {installed.name}: {traceback.format_exc(limit=-3).strip()}")
+        self.kept.clear()
+        self.tried.clear()
+        return errors

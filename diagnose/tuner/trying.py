@@ -1,0 +1,178 @@
+"""One action tried on the job, from the first look at it to what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.trial import Outcome, Safety, Trial
+from diagnose.tuner.agreement import switch, together
+from diagnose.tuner.changes import Changes
+from diagnose.tuner.installed import Installed
+from diagnose.tuner.kept import Kept
+from diagnose.tuner.paired import LITTLE, MANY_PAIRS, MAX_PAIRS, PairedTest, Verdict
+from diagnose.tuner.policy import Candidate, Policy
+from diagnose.tuner.windows import best_of, measure
+from diagnose.tuner.world import Numerics, Plan, Spending, World
+
+OUTCOMES = {
+    Verdict.FASTER: Outcome.KEPT,
+    Verdict.NOT_FASTER: Outcome.REVERTED,
+    Verdict.CANNOT_TELL: Outcome.CANNOT_TELL,
+}
+
+
+class Attempt:
+    """One action's trial.
+
+    Args:
+        world: The process.
+        policy: What the user allows.
+        changes: Gets the action if it helps.
+        spending: Gets what the trial costs.
+        step: Returns the number of finished steps.
+    """
+
+    def __init__(
+        self, world: World, policy: Policy, changes: Changes, spending: Spending, step: Callable[[], int]
+    ) -> None:
+        self._world = world
+        self._policy = policy
+        self._changes = changes
+        self._spending = spending
+        self._step = step
+        self._first = step()
+        self._candidate: Candidate | None = None
+        self._test: PairedTest | None = None
+
+    def run(self, candidate: Candidate, begins: Callable[[], None]) -> Plan[Trial]:
+        """Tries an action; what helps is in force in the end, and all else undone.
+
+        Args:
+            candidate: The action.
+            begins: Called before the job is changed.
+
+        Raises:
+            RankFailed, RanksLost: See `agreement.together`.
+        """
+        name, action, world = candidate.name, candidate.action, self._world
+        if not self._policy.allows(action.safety):
+            return self._trial(candidate, Outcome.NOT_ALLOWED, needs_leave(action.safety))
+        test = PairedTest(MANY_PAIRS if candidate.lead.gain.speedup < LITTLE else MAX_PAIRS)
+        try:
+            together(world, f"looking at {name}", lambda: action.check(world.job))
+            if self._policy.dry_run:
+                return self._trial(candidate, Outcome.NOT_TRIED, "a dry run changes nothing")
+            begins()
+            begun = world.clock()
+            choices = [self._changes.install(name, action, value) for value in self._values(candidate)]
+            self._spending.spent_ns += world.clock() - begun
+            reason = yield from numerics_allow(world, choices[0], self._spending)
+            self._candidate, self._test = candidate, test
+            best = yield from best_of(world, choices)
+            self._changes.remove(*[choice for choice in choices if choice is not best])
+            verdict = yield from measure(world, [best], test, self._spending)
+            assert verdict is not None
+            switch(world, [best], verdict is Verdict.FASTER)
+        except CannotApply as refusal:
+            self._candidate = None
+            self._changes.remove(*self._changes.tried)
+            return self._trial(candidate, Outcome.REFUSED, str(refusal), test)
+        self._candidate = None
+        trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best.value)
+        if trial.outcome is Outcome.KEPT:
+            self._changes.keep(best)
+        self._changes.remove(*self._changes.tried)
+        return trial
+
+    def cut_off(self, why: str) -> Trial | None:
+        """Returns what became of a trial that cannot be ended; `None` if nothing was being measured."""
+        if self._candidate is None or self._test is None:
+            return None
+        reason = f"{why} after {len(self._test.logs)} pairs of windows"
+        return self._trial(self._candidate, Outcome.CANNOT_TELL, reason, self._test)
+
+    def _values(self, candidate: Candidate) -> list[int | None]:
+        """The settings that every rank can choose from."""
+        action, job = candidate.action, self._world.job
+        told = together(
+            self._world, f"settings of {candidate.name}", lambda: list(action.values(job)), dear=True
+        )
+        values = [value for value in told[0] if all(value in others for others in told)]
+        if not values:
+            raise CannotApply("there is no other value to try")
+        return values
+
+    def _trial(
+        self,
+        candidate: Candidate,
+        outcome: Outcome,
+        reason: str,
+        test: PairedTest | None = None,
+        value: int | None = None,
+    ) -> Trial:
+        action = candidate.action
+        return Trial(
+            action=candidate.name,
+            value=value,
+            safety=action.safety,
+            outcome=outcome,
+            reason=reason,
+            predicted=candidate.lead.gain,
+            measured=test.measured() if test is not None else None,
+            rule=candidate.lead.rule,
+            first_step=self._first,
+            steps_spent=self._step() - self._first,
+            settings=action.settings(self._world.job, value) if outcome is Outcome.KEPT else {},
+        )
+
+
+def put_in_force(
+    world: World, policy: Policy, changes: Changes, wanted: Kept, spending: Spending
+) -> Plan[str]:
+    """Puts an action of an earlier run in force, without a trial; returns why not, if it was not."""
+    action: Action | None = world.actions.get(wanted.action)
+    if action is None:
+        return "there is no such action"
+    if not policy.allows(action.safety):
+        return needs_leave(action.safety)
+    try:
+        together(world, f"looking at {wanted.action}", lambda: action.check(world.job))
+        installed = changes.install(wanted.action, action, wanted.value)
+        yield from numerics_allow(world, installed, spending)
+        switch(world, [installed], True)
+    except CannotApply as refusal:
+        changes.remove(*changes.tried)
+        return str(refusal)
+    changes.keep(installed)
+    return ""
+
+
+def numerics_allow(world: World, installed: Installed, spending: Spending) -> Plan[str]:
+    """Compares what the job computes with an action and without, on every rank; returns it in words.
+
+    Raises:
+        CannotApply: If they differ by more than the action may.
+    """
+    if installed.action.touches == "nothing":
+        return ""
+    with world.watch():
+        yield
+        begun = world.clock()
+
+        def check() -> dict[str, Any]:
+            numerics: Numerics = world.check_numerics(world.job, installed)
+            if not numerics.ok:
+                raise CannotApply(numerics.reason)
+            return {"reason": numerics.reason}
+
+        try:
+            return str(together(world, f"numerics of {installed.name}", check, dear=True)[0]["reason"])
+        finally:
+            spending.spent_ns += world.clock() - begun
+
+
+def needs_leave(safety: Safety) -> str:
+    """Says what allows such an action."""
+    return f"it needs leave: --allow {safety.value}"
