@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from diagnose.actions._loader_purity import (
     signature,
 )
 from diagnose.actions.base import CannotApply
+from diagnose.core.units import NS_PER_S
 
 PATIENCE_S = 10.0
 """A child that has not made a few batches in this time hangs, or is too slow to be waited for."""
@@ -47,7 +49,7 @@ class Probed:
         sampler_drew: Random number generators of the process that the sampler moved between two batches.
         files: Open files whose position moved.
         batch_s: Wall time to make a batch.
-        cpu_s: CPU time to make it.
+        cpu_s: Time for which a CPU was used or wanted to make it.
         batch_bytes: Size of its tensors.
         samples: Samples of it, where the indices tell.
     """
@@ -140,9 +142,9 @@ def _look(batches: Any) -> Probed:
     if batches._num_workers:
         fetcher.fetch(indices[0])  # handles that each worker opens when it begins
     states, parts = random_states(), signature(dataset)
-    begun, cpu_begun = time.perf_counter(), time.process_time()
+    begun, cpu_begun = time.perf_counter(), _cpu_wanted_s()
     first = fetcher.fetch(indices[0])
-    batch_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu_begun
+    batch_s, cpu_s = time.perf_counter() - begun, _cpu_wanted_s() - cpu_begun
     again = fetcher.fetch(indices[0])
     if len(indices) > 1:
         fetcher.fetch(indices[1])
@@ -169,6 +171,14 @@ def _look(batches: Any) -> Probed:
         batch_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         samples=len(indices[0]) if batches._auto_collation and hasattr(indices[0], "__len__") else 1,
     )
+
+
+def _cpu_wanted_s() -> float:
+    """Returns the seconds that this process was on a CPU, or waited for one that others used."""
+    waited_ns = 0
+    with suppress(OSError, ValueError, IndexError):
+        waited_ns = int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1])
+    return time.process_time() + waited_ns / NS_PER_S
 
 
 def _look_ahead(batches: Any) -> tuple[list[Any], tuple[str, ...]]:

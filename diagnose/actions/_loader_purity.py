@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import random
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ def file_positions() -> dict[int, tuple[str, int]]:
         try:
             path, descriptor = Path(os.readlink(entry)), int(entry.name)
             reads = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
-            if descriptor > STDERR and reads and path.is_file():
+            if descriptor > STDERR and reads and stat.S_ISREG(os.fstat(descriptor).st_mode):
                 positions[descriptor] = (str(path), os.lseek(descriptor, 0, io.SEEK_CUR))
         except OSError:  # the descriptor of the listing itself, or one that cannot seek
             continue
