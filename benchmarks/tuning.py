@@ -229,10 +229,16 @@ def main() -> None:
     print(table(rows, args.rounds))
 
 
-def table(rows: list[Row], rounds: int) -> str:
-    """Returns the page."""
+def machine() -> str:
+    """Returns what the figures were measured on."""
     import torch
 
+    cpus, python = len(os.sched_getaffinity(0)), platform.python_version()
+    return f"{cpus} CPUs, {platform.machine()}, no GPU, Python {python}, torch {torch.__version__}"
+
+
+def table(rows: list[Row], rounds: int) -> str:
+    """Returns the page."""
     header = [
         "job",
         "confirmed",
@@ -246,9 +252,8 @@ def table(rows: list[Row], rounds: int) -> str:
     lines = [
         "# What tuning wins",
         "",
-        f"`python benchmarks/tuning.py --rounds {rounds}`, {date.today()}, {len(os.sched_getaffinity(0))} CPUs,"
-        f" {platform.machine()}, no GPU, Python {platform.python_version()}, torch {torch.__version__}. Median"
-        f" and range of {rounds} rounds, plain and tuned runs in turn; the script says what each column is.",
+        f"`python benchmarks/tuning.py --rounds {rounds}`, {date.today()}, {machine()}. Median and range of"
+        f" {rounds} rounds, plain and tuned runs in turn; the script says what each column is.",
         "",
         *(f"- **{row.workload.name}**: {row.workload.about}." for row in rows),
         "",
