@@ -130,8 +130,30 @@ def test_a_process_that_grows_is_collected_early(monkeypatch: pytest.MonkeyPatch
         job.on_step[0]()
         del node
         resident += gc_freeze.GROWTH_BYTES
-        job.on_step[0]()
+        for _ in range(gc_freeze.LOOK_EVERY):
+            job.on_step[0]()
         assert freed() is None
+
+
+def test_collections_that_find_nothing_become_rare() -> None:
+    full: list[int] = []
+    steps: list[None] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            full.append(len(steps))
+
+    job = Job()
+    gc.collect()
+    with GcFreeze().apply(job, None):
+        gc.callbacks.append(note)
+        try:
+            for _ in range(7 * gc_freeze.FULL_EVERY):
+                steps.append(None)
+                job.on_step[0]()
+        finally:
+            gc.callbacks.remove(note)
+    assert full == [gc_freeze.FULL_EVERY * times for times in (1, 3, 7)]
 
 
 def test_garbage_of_one_long_step_is_collected_before_its_end() -> None:

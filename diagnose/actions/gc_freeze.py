@@ -13,9 +13,13 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
-FULL_EVERY = 250
-"""Steps between collections of what has survived a step. What a collection visits is only what was made
-since the freeze: for most loops little."""
+FULL_EVERY, FULL_EVERY_AT_MOST = 250, 16_000
+"""Steps between collections of what has survived a step: it visits all that was made since the freeze. One
+that finds nothing doubles the steps to the next, so that a script whose records grow does not pay for each
+of them again and again."""
+
+LOOK_EVERY = 10
+"""Steps between looks at the memory: a look takes some ten microseconds."""
 
 GROWTH_BYTES = 256 << 20
 """Memory that the process may gain before such a collection comes early."""
@@ -34,8 +38,9 @@ class GcFreeze(Action):
     """
     ## What it does
     Tells Python's garbage collector to pass over every object that exists now (`gc.freeze`), and to collect
-    at the end of each step, when hardly anything is alive that is young. What survives is looked at every
-    250 steps, earlier if the process grows by 256 MiB. All ranks do so at the same step, instead of each
+    at the end of each step, when hardly anything is alive that is young. What survives is looked at after
+    250 steps, then less and less often while there is no garbage in it, earlier if the process grows by 256
+    MiB. All ranks do so at the same step, instead of each
     making the others wait at another.
 
     ## When it takes effect
@@ -50,7 +55,8 @@ class GcFreeze(Action):
     run at the end of a step rather than in the middle.
 
     ## What was measured
-    A full collection of 1.1 million objects took 93 ms, and none after freezing. In a loop that allocates
+    With a list of 400,000 records that grows by 200 in each step, the longest step on one CPU core went from
+    250 to 26 ms. A full collection of 1.1 million objects took 93 ms, and none after freezing. In a loop that allocates
     much, the mean step went from 1.08 to 0.54 ms, the longest from 110 to 13 ms.
     """
 
@@ -103,17 +109,23 @@ class _Collections:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._interval = FULL_EVERY
+        self._due = FULL_EVERY
         self._resident = resident_bytes()
 
     def step(self) -> None:
         """A step has ended."""
         self._steps += 1
-        resident = resident_bytes()
-        if self._steps % FULL_EVERY and resident < self._resident + GROWTH_BYTES:
+        if self._steps < self._due and not self._has_grown():
             gc.collect(1)
             return
-        gc.collect()
+        found = gc.collect()
+        self._interval = FULL_EVERY if found else min(2 * self._interval, FULL_EVERY_AT_MOST)
+        self._due = self._steps + self._interval
         self._resident = resident_bytes()
+
+    def _has_grown(self) -> bool:
+        return not self._steps % LOOK_EVERY and resident_bytes() >= self._resident + GROWTH_BYTES
 
 
 def resident_bytes() -> int:
