@@ -1,0 +1,97 @@
+"""Actions under what scripts use besides: compiled models, accelerate, several actions at once."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diagnose.actions.base import Action
+from diagnose.actions.channels_last import ChannelsLast
+from diagnose.actions.fused_optimizer import FusedOptimizer
+from diagnose.actions.gc_freeze import GcFreeze
+from diagnose.actions.set_threads import SetThreads
+from diagnose.core.job import Job
+from tests.toggled import ConvNet, always, assert_close, images, train, tuned, weights
+
+
+@pytest.fixture(autouse=True)
+def fresh_graphs() -> Any:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    "action, value",
+    [(FusedOptimizer(), None), (SetThreads(), torch.get_num_threads() + 1), (GcFreeze(), None)],
+)
+def test_a_model_that_the_script_compiles_whole_stays_whole(action: Action, value: int | None) -> None:
+    ends = []
+    for tried in (None, action):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+        with tuned(tried, value=value):
+            for _ in range(12):
+                compiled(torch.randn(4, 4)).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        ends.append(weights(model))
+    assert_close(ends[1], ends[0])
+
+
+def test_a_converted_model_can_be_compiled_whole() -> None:
+    torch.manual_seed(0)
+    model = ConvNet().eval()
+    image = torch.randn(2, 3, 8, 8)
+    expected = model(image)
+    job, action = Job(models=[model]), ChannelsLast()
+    with action.prepare(job, None) as ready, action.apply(job, ready):
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(image), expected)
+    torch.testing.assert_close(compiled(image), expected)
+
+
+def test_all_together_leave_nothing_behind_in_whatever_order_they_are_put_in() -> None:
+    torch.manual_seed(0)
+    model = ConvNet()
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+    train(model, optimizer, images(12))
+    job = Job(models=[model], optimizers=[optimizer])
+    every: list[Action] = [GcFreeze(), ChannelsLast(), FusedOptimizer()]
+    for order in (every, every[::-1]):
+        before = [action.state(job) for action in order]
+        with ExitStack() as stack:
+            for action in order:
+                ready = stack.enter_context(action.prepare(job, None))
+                stack.enter_context(action.apply(job, ready))
+        for action, state in zip(order, before, strict=True):
+            action.verify_undone(job, state)
+
+
+@pytest.mark.parametrize("action", [FusedOptimizer(), ChannelsLast(), GcFreeze()])
+def test_a_loop_of_accelerate_trains_as_it_does_alone(action: Action) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    ends = []
+    for tried in (None, action):
+        torch.manual_seed(0)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = ConvNet()
+        optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, images(96), scheduler)
+        with tuned(tried, on=always):
+            for image, label in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(nn.functional.cross_entropy(model(image), label))
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+        ends.append(weights(accelerator.unwrap_model(model)))
+    assert_close(ends[1], ends[0])
