@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from diagnose.actions._boundary import CannotSplit, Pieces, check_torch, joined, part_of, unwrapped
+from diagnose.actions._boundary import check_torch, unwrapped
 from diagnose.actions._nested import tensors
+from diagnose.actions._pieces import CannotSplit, Pieces, joined, part_of
 from diagnose.actions._routes import models_with_weights, routed, routes_in_force
 from diagnose.actions._shadow_step import batch_size
 from diagnose.actions._splitting import refuse_coupled, refuse_sharded

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from diagnose.actions._boundary import CannotSplit, Gradients, Pieces, check_torch, copied
+from diagnose.actions._boundary import Gradients, check_torch
 from diagnose.actions._checkpointed import checkpointed
 from diagnose.actions._memory import refuse_unless_short
 from diagnose.actions._nested import tensors
+from diagnose.actions._pieces import CannotSplit, Pieces, copied
 from diagnose.actions._routes import models_with_weights, routed, routes_in_force
 from diagnose.actions._splitting import refuse_coupled, refuse_sharded
 from diagnose.actions.activation_checkpointing import blocks_of
@@ -211,8 +212,10 @@ def _broadcast_already(model: nn.Module) -> Iterator[None]:
     model.require_forward_param_sync = False
     try:
         yield
-    finally:
+    except BaseException:
         model.require_forward_param_sync = before
+        raise
+    # Else the call has set it: to what it wants at its next one.
 
 
 def _empty_caches() -> None:

@@ -1,0 +1,186 @@
+"""Updates each parameter as soon as its gradient is there, and frees the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS, Optimizer
+
+from diagnose.actions._memory import refuse_unless_short
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+WATCHED_STEPS = 2
+"""Steps that are only watched: whether anything but the optimizer's step comes between a gradient and its
+use. One could be a step that a scaler skips."""
+
+
+class OptimizerInBackward(Action):
+    """Makes each parameter's update inside the backward pass, so that only one gradient is alive at a time.
+
+    ## What it does
+    As soon as a parameter's gradient is complete the optimizer's own code updates that parameter, with the
+    optimizer's own state and settings, and the gradient is freed. The script's `optimizer.step()` finds
+    nothing left to do. Schedulers, checkpoints and hooks of steps see the optimizer they know.
+
+    ## When it takes effect
+    After two steps that are only watched: if there gradients are accumulated, clipped, scaled or otherwise
+    changed before the step, or the settings are, it stays out, and says so when it is tried again.
+
+    ## When it cannot help
+    It saves the memory of the gradients and no time. A script that only reads `.grad`, say to log its norm,
+    cannot be told from one that does not, and would find `None`: hence it is never tried unasked. It is
+    refused for DDP, whose ranks have not exchanged a gradient at that moment, for optimizers that are not
+    torch's own, and while memory is not short.
+
+    ## What was measured
+    AdamW ends with weights equal bit for bit.
+    """
+
+    safety = Safety.TRAINING
+    order = 60
+    excludes = frozenset({"fused-optimizer", "gradient-accumulation", "autocast-fp16"})
+    settle_steps = WATCHED_STEPS + 1
+
+    def __init__(self) -> None:
+        self._unfit: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        refuse_unless_short(job)
+        if not job.optimizers:
+            raise CannotApply("no optimizer has stepped")
+        if any(isinstance(model, DistributedDataParallel) for model in job.models):
+            raise CannotApply("under DDP a gradient is complete only when the ranks have exchanged it")
+        for optimizer in job.optimizers:
+            refuse_unfit(optimizer)
+            if optimizer in self._unfit:
+                raise CannotApply(self._unfit[optimizer])
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        for optimizer in job.optimizers:
+            refuse_unfit(optimizer)
+            if optimizer in self._unfit:
+                raise CannotApply(self._unfit[optimizer])
+        with ExitStack() as stack:
+            for optimizer in job.optimizers:
+                early = EarlySteps(
+                    optimizer, lambda reason, o=optimizer: self._unfit.__setitem__(o, reason)
+                )
+                stack.enter_context(early.installed())
+            yield
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return [
+            (
+                tuple(optimizer._optimizer_step_pre_hooks),
+                tuple(optimizer._optimizer_step_post_hooks),
+                [tuple(p._post_accumulate_grad_hooks or ()) for p in _parameters(optimizer)],
+            )
+            for optimizer in job.optimizers
+        ]
+
+
+def refuse_unfit(optimizer: Optimizer) -> None:
+    """Raises `CannotApply` if the optimizer cannot update one parameter by itself."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim.") or isinstance(optimizer, LBFGS):
+        raise CannotApply(f"{kind.__qualname__} may look at all gradients at once")
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise CannotApply(f"{kind.__qualname__} is to be differentiated itself")
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class EarlySteps:
+    """One optimizer whose updates are made in the backward pass, once it has been watched.
+
+    Args:
+        optimizer: The optimizer.
+        unfit: Told why it stays as it is, if it does.
+    """
+
+    def __init__(self, optimizer: Optimizer, unfit: Callable[[str], None]) -> None:
+        self._optimizer = optimizer
+        self._unfit = unfit
+        self._watched = 0
+        self._out = False
+        self._arrived: dict[int, tuple[int, int]] = {}
+        self._settings: Any = None
+        self._step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Hangs on the parameters and the optimizer while open."""
+        handles: list[Any] = [self._optimizer.register_step_pre_hook(self._before_step)]
+        for parameter in _parameters(self._optimizer):
+            if parameter.requires_grad:
+                handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_is_there))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _gradient_is_there(self, parameter: torch.Tensor) -> None:
+        if self._out or parameter.grad is None:
+            return
+        if self._watched >= WATCHED_STEPS:
+            self._update(parameter)
+            return
+        if id(parameter) in self._arrived:
+            self._stay_out("gradients of several backward passes are added up")
+        self._settings = self._settings or self._settings_now()
+        self._arrived[id(parameter)] = (id(parameter.grad), parameter.grad._version)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._out or self._watched >= WATCHED_STEPS:
+            return
+        for parameter in _parameters(optimizer):
+            gradient = parameter.grad
+            if gradient is not None and self._arrived.get(id(parameter)) != (
+                id(gradient),
+                gradient._version,
+            ):
+                self._stay_out(
+                    "gradients are changed between the backward pass and the step, as by clipping"
+                )
+        if len(args) > 1 or kwargs:
+            self._stay_out("the step computes its loss itself")
+        if self._settings is not None and self._settings != self._settings_now():
+            self._stay_out("the settings are changed between the backward pass and the step")
+        self._arrived.clear()
+        self._settings = None
+        self._watched += 1
+
+    def _stay_out(self, reason: str) -> None:
+        if not self._out:
+            self._out = True
+            self._unfit(reason)
+
+    def _settings_now(self) -> list[dict[str, Any]]:
+        return [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    def _update(self, parameter: torch.Tensor) -> None:
+        """Lets the optimizer's own code see one parameter only."""
+        group = next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
+        single: Any = object.__new__(type(self._optimizer))
+        vars(single).update(vars(self._optimizer))  # the state is the optimizer's own
+        single.param_groups = [{**group, "params": [parameter]}]
+        with torch.no_grad():
+            self._step(single)
+        parameter.grad = None
