@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diagnose.launch.interrupts import interrupts_wait
+
 if TYPE_CHECKING:
     from diagnose.hooks._recorder import Recorder
     from diagnose.tuner.installed import Installed
@@ -87,7 +89,8 @@ class LiveTuning:
         self._look()
         aside = self._recorder.asides != self._asides
         self._asides = self._recorder.asides
-        self._controller.boundary(self._recorder.steps, aside)
+        with interrupts_wait():
+            self._controller.boundary(self._recorder.steps, aside)
         # Else an object that the script is done with would stay alive.
         self._job.models = []
         self._job.optimizers = []

@@ -1,0 +1,36 @@
+"""Ctrl-C waits while something is half done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Holds back the script's handler of Ctrl-C until the context is left, and calls it then.
+
+    In the middle of a fork Python swallows a `KeyboardInterrupt`, and in the middle of a change it would
+    leave half of it behind. Does nothing outside the main thread, where no handler ever runs, and where the
+    script ignores Ctrl-C.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[FrameType | None] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        arrived.append(frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is hold:
+            signal.signal(signal.SIGINT, handler)
+        if arrived:
+            handler(signal.SIGINT, arrived[0])
