@@ -23,6 +23,7 @@ def tuning_of(log: RankLog) -> Tuning | None:
     if holds and not undone:
         after = states[holds[-1] + 1 :]
         tuned = (states[holds[0]]["step"], after[0]["step"] if after else len(log.steps))
+    frozen = details.get("frozen", [{"reason": "", "in_force": ()}])[0]
     confirmations = details.get("confirmation", [])
     return Tuning(
         state=states[-1]["state"],
@@ -31,6 +32,8 @@ def tuning_of(log: RankLog) -> Tuning | None:
         rechecks=tuple(Measured(**each) for each in details.get("recheck", ())),
         undone=undone[-1]["reason"] if undone else "",
         errors=tuple(each["error"] for each in details.get("tuning_error", ())),
+        frozen=frozen["reason"],
+        in_force=tuple(frozen["in_force"]),
         untouched=(0, len(log.steps) if first_change is None else first_change),
         tuned=tuned,
     )

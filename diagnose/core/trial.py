@@ -125,13 +125,16 @@ class Tuning:
     """What tuning did in one run.
 
     Attributes:
-        state: What it was doing last: `observing`, `trying`, `confirming`, `holding` or `ended`.
+        state: What it was doing last: `observing`, `trying`, `confirming`, `holding`, `frozen` or
+            `ended`.
         trials: Every action that was thought of, in order.
         confirmation: All kept actions on against all off; `None` if nothing was kept, or the script ended
             before.
         rechecks: Later measurements of the same.
         undone: Why everything kept was undone after all; empty if it was not.
         errors: What failed in us, in words.
+        frozen: Why the ranks stopped deciding together and left all as it was; empty if they did not.
+        in_force: Names of the actions that were in force then.
         untouched: First and last (exclusive) step before anything was changed.
         tuned: Likewise of the steps with everything kept in force; `None` if there are none.
         tuned_phase_time_ns: Mean nanoseconds of each phase in those steps.
@@ -143,6 +146,8 @@ class Tuning:
     rechecks: tuple[Measured, ...] = ()
     undone: str = ""
     errors: tuple[str, ...] = ()
+    frozen: str = ""
+    in_force: tuple[str, ...] = ()
     untouched: tuple[int, int] = (0, 0)
     tuned: tuple[int, int] | None = None
     tuned_phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
@@ -151,4 +156,4 @@ class Tuning:
     def kept(self) -> tuple[Trial, ...]:
         """The actions that stayed in force to the end."""
         kept = tuple(trial for trial in self.trials if trial.outcome is Outcome.KEPT)
-        return () if self.undone or self.errors else kept
+        return () if self.undone or (self.errors and not self.frozen) else kept

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -219,4 +220,6 @@ def _length(frame: bytes) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """What it says, without the place in gloo's source that said it."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^]]*\] ", "", line)

@@ -49,7 +49,12 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "num_rules": profile.num_rules,
         "trials": [_trial(trial) for trial in tuning.trials],
         "confirmation": _confirmation(tuning),
-        "tuning": {"state": tuning.state, "undone": tuning.undone, "errors": list(tuning.errors)}
+        "tuning": {
+            "state": tuning.state,
+            "undone": tuning.undone,
+            "errors": list(tuning.errors),
+            "frozen": tuning.frozen,
+        }
         if profile.tuning
         else None,
         "ranks": [_rank(rank) for rank in profile.ranks],

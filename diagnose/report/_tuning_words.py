@@ -18,6 +18,8 @@ MEASURED = (Outcome.KEPT, Outcome.REVERTED, Outcome.CANNOT_TELL)
 
 def verdict(tuning: Tuning) -> str:
     """Returns what tuning came to, in one sentence without its full stop."""
+    if tuning.frozen:
+        return f"tuning stopped with {', '.join(tuning.in_force) or 'nothing'} in force: {tuning.frozen}"
     if tuning.errors:
         return "tuning failed in a bug of ours; everything was undone, and training went on"
     if tuning.undone:

@@ -23,7 +23,8 @@ class TuningSection(Section):
         if tuning is None:
             return []
         permanent = {key: value for trial in tuning.kept for key, value in trial.settings.items()}
-        blocks: list[Block] = [Paragraph(text=sentence(verdict(tuning)), alarm=bool(tuning.errors))]
+        alarm = bool(tuning.errors or tuning.frozen)
+        blocks: list[Block] = [Paragraph(text=sentence(verdict(tuning)), alarm=alarm)]
         if permanent:
             code = "\n".join(f"{key} = {value}" for key, value in permanent.items())
             blocks.append(Paragraph(text="To make it permanent, set in the script:", code=code))

@@ -235,7 +235,7 @@ class Controller:
     def _freeze(self, reason: str, error: str = "") -> None:
         """Leaves everything in force as it is: no other rank would undo it at the same step."""
         self._world.ranks.leave(reason)
-        self._cut_off(f"left as it was: {reason}")
+        self._cut_off("tuning stopped")
         self._plan = None
         self._close_diagnosis()
         if error:

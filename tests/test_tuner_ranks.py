@@ -1,0 +1,199 @@
+"""Tuning a job of several ranks: they decide alike, and whatever happens to one never holds up another."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnose.launch.command import environment as recorded
+from diagnose.launch.settings import Settings
+from diagnose.store.reader import read_rank
+from tests.running import DIAGNOSE, PLAIN, SCRIPTS, environment, run
+
+SCRIPT = SCRIPTS / "tuned_ranks.py"
+APPLY = '[[action]]\nname = "fused-optimizer"\n'
+"""Put in force at once, then measured on against off. With momentum it is exact, and takes windows of five
+steps."""
+
+TOLD = ("tuning", "trial", "confirmation", "undone", "frozen", "tuning_error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the ranks of a job left.
+
+    Attributes:
+        codes: How each rank ended.
+        lines: What each printed.
+        took_s: Seconds from the start of the first to the end of the last.
+        events: What tuning told on each rank, as `(kind, detail)`.
+    """
+
+    codes: list[int]
+    lines: list[str]
+    took_s: float
+    events: list[list[tuple[str, dict[str, Any]]]]
+
+    def told(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        return [detail for each, detail in self.events[rank] if each == kind]
+
+    @property
+    def weights(self) -> list[str]:
+        return [line.rpartition(" ")[2] for line in self.lines]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def train(
+    folder: Path,
+    apply: str = APPLY,
+    *,
+    ranks: int = 2,
+    steps: int = 260,
+    patience_s: float = 30,
+    wrong: str = "",
+) -> Job:
+    """Starts every rank by hand, so that nobody ends one because another has died.
+
+    Args:
+        folder: Where to.
+        apply: The settings to put in force; without any, the job is left alone.
+        ranks: How many.
+        steps: Of training.
+        patience_s: How long a rank is waited for.
+        wrong: What goes wrong, as the script knows it.
+    """
+    folder.mkdir(exist_ok=True)
+    place = environment(
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=free_port(),
+        OMP_NUM_THREADS="1",
+        GOES_WRONG=wrong,
+        DIAGNOSE_RANKS_WAIT_S=str(patience_s),
+    )
+    if apply:
+        settings = folder / "apply.toml"
+        settings.write_text(apply)
+        place = recorded(place, Settings(apply=settings), folder)
+    begun = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [*PLAIN, SCRIPT, str(steps)],
+            cwd=folder,
+            env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    printed = [process.communicate(timeout=90) for process in processes]
+    took_s = time.monotonic() - begun
+    return Job(
+        codes=[process.returncode for process in processes],
+        lines=[stdout.strip() for stdout, _ in printed],
+        took_s=took_s,
+        events=[
+            [(kind, detail) for _, _, kind, detail in read_rank(file).events if kind in TOLD]
+            for file in sorted(folder.glob("rank*.sqlite"))
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The same job, left alone."""
+    return train(tmp_path_factory.mktemp("plain"), apply="")
+
+
+def test_all_ranks_measure_the_same_and_train_what_they_train_alone(tmp_path, plain):
+    job = train(tmp_path)
+    assert (job.codes, job.lines) == (plain.codes, plain.lines)
+    assert job.weights[0] == job.weights[1]
+    assert [trial["outcome"] for trial in job.told("trial")] == ["kept"]
+    assert job.told("confirmation")
+    assert job.events[0] == job.events[1], "the slowest rank counts, on every rank"
+
+
+def test_four_ranks_do_so_too(tmp_path):
+    job = train(tmp_path, ranks=4)
+    assert job.codes == [0] * 4
+    assert len(set(job.weights)) == 1
+    assert job.told("confirmation")
+    assert all(events == job.events[0] for events in job.events)
+
+
+def test_through_torchrun_the_report_tells_it_once(tmp_path, plain):
+    (tmp_path / "apply.toml").write_text(APPLY)
+    torchrun = ("--nproc-per-node", "2", "--master-port", free_port())
+    ended = run(
+        *DIAGNOSE, "--apply", "apply.toml", "--json", "report.json", *torchrun, SCRIPT, 260, cwd=tmp_path
+    )
+    assert (ended.code, sorted(ended.stdout.split("\n"))[1:]) == (0, plain.lines)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [trial["state"] for trial in report["trials"]] == ["kept"]
+    assert report["tuning"]["frozen"] == ""
+
+
+def test_a_refusal_of_one_rank_refuses_for_all(tmp_path, plain):
+    job = train(tmp_path, wrong="refuses")
+    assert (job.codes, job.lines) == (plain.codes, plain.lines)
+    for rank in (0, 1):
+        (trial,) = job.told("trial", rank)
+        assert (trial["outcome"], trial["reason"]) == ("refused", "rank 1: not on this machine")
+
+
+def test_an_exception_on_one_rank_undoes_everything_on_all(tmp_path, plain):
+    job = train(tmp_path, wrong="raises")
+    assert (job.codes, job.lines) == (plain.codes, plain.lines)
+    for rank in (0, 1):
+        (error,) = job.told("tuning_error", rank)
+        assert error["error"].startswith("rank 1: ") and "not a fourth time" in error["error"]
+        assert job.told("tuning", rank)[-1]["state"] == "ended"
+        assert not job.told("frozen", rank)
+
+
+def test_a_rank_that_is_late_is_waited_for(tmp_path, plain):
+    job = train(tmp_path, wrong="is late")
+    assert (job.codes, job.lines) == (plain.codes, plain.lines)
+    assert job.told("confirmation") == job.told("confirmation", 1) != []
+    assert not job.told("frozen")
+
+
+def test_a_rank_that_is_too_late_leaves_all_as_they_are(tmp_path, plain):
+    job = train(tmp_path, wrong="is late", patience_s=1)
+    assert (job.codes, job.lines) == (plain.codes, plain.lines)
+    frozen = [job.told("frozen", rank)[0] for rank in (0, 1)]
+    assert frozen[0]["in_force"] == frozen[1]["in_force"]
+    assert frozen[0]["reason"].startswith("the ranks did not meet for a window: Timed out waiting 1000ms")
+    assert not job.told("tuning_error") and not job.told("tuning_error", 1)
+
+
+def test_a_rank_that_leaves_the_loop_is_waited_for_once(tmp_path):
+    job = train(tmp_path, wrong="leaves early", patience_s=2)
+    assert job.codes == [0, 0]
+    assert "did not meet" in job.told("frozen")[0]["reason"]
+
+
+@pytest.mark.parametrize("apply, wrong", [("", "dies"), (APPLY, "dies"), (APPLY, "dies at an exchange")])
+def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply, wrong):
+    job = train(tmp_path, apply, wrong=wrong)
+    assert job.lines == ["rank 0 lost its peer", "killed"]
+    assert job.codes == [7, -signal.SIGKILL]
+    assert job.took_s < 25, "less than the patience with a rank that is late"
+    if wrong == "dies at an exchange":
+        assert "did not meet" in job.told("frozen")[0]["reason"]
