@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from diagnose.actions import activation_checkpointing
 from diagnose.actions._block_costs import BlockCost, cheapest, measure_blocks
 from diagnose.actions._boundary import Segment
 from diagnose.actions._checkpointed import checkpointed
@@ -456,6 +457,14 @@ def test_copies_and_pickles_of_a_checkpointed_model_are_plain() -> None:
 def test_checkpointing_is_refused_while_there_is_memory() -> None:
     with pytest.raises(CannotApply, match="memory is not short"):
         ActivationCheckpointing().check(job_of(Net(), device="cpu"))
+
+
+def test_checkpointing_is_refused_for_a_compiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_checkpointing, "refuse_unless_short", lambda job: None)
+    model = Net()
+    model.compile()
+    with pytest.raises(CannotApply, match="the model is compiled"):
+        ActivationCheckpointing().check(job_of(model))
 
 
 def test_blocks_with_hooks_of_the_script_are_left_alone() -> None:

@@ -56,6 +56,8 @@ class ActivationCheckpointing(Action):
         refuse_unless_short(job)
         for model in models_with_weights(job):
             refuse_sharded(model)
+            if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
+                raise CannotApply("the model is compiled: its graph calls no block by itself")
         if not blocks_of_job(job):
             for model in models_with_weights(job):
                 for name, block in repeated_blocks(unwrapped(model)):

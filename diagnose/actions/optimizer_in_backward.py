@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -72,9 +73,7 @@ class OptimizerInBackward(Action):
                 raise CannotApply(self._unfit[optimizer])
         with ExitStack() as stack:
             for optimizer in job.optimizers:
-                early = EarlySteps(
-                    optimizer, lambda reason, o=optimizer: self._unfit.__setitem__(o, reason)
-                )
+                early = EarlySteps(optimizer, partial(self._unfit.__setitem__, optimizer))
                 stack.enter_context(early.installed())
             yield
 
