@@ -22,6 +22,7 @@ from diagnose.analysis.idioms import (
     Idioms,
 )
 from diagnose.analysis.roles import Sources
+from diagnose.analysis.slices import is_chain
 
 FILE = "/train.py"
 
@@ -167,3 +168,20 @@ def test_the_lines_of_attention_are_those_between_its_products_and_no_others():
         "weights",
         "y",
     ]
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_one"),
+    [
+        ("x = x + 0.1 * x.roll(k, 1).clamp(-1, 1)", True),
+        ("x += torch.sin(k * x)", True),
+        ("h = torch.tanh(x[:, k] @ w + h)", False),
+        ("h = torch.relu(layer(h))", False),
+        ("y = x.roll(k, 1).clamp(-1, 1)", False),
+    ],
+)
+def test_a_chain_is_a_loop_of_elementwise_operations_on_its_own_result(statement: str, is_one: bool):
+    (loop,) = ast.parse(f"for k in range(9):\n    {statement}").body
+    assert isinstance(loop, ast.For)
+    (inner,) = loop.body
+    assert is_chain(inner, [loop], list(ast.walk(inner))) is is_one

@@ -34,7 +34,8 @@ ROOT = Path(__file__).parents[2]
 CLOCKED = Path(__file__).with_name("clocked.py")
 
 WARMUP = 10
-"""Steps before our clock starts."""
+"""Steps before our clock starts. A script with a fault in every tenth step runs 11 steps more than a
+multiple of ten: the clock then sees as many of them as belong to its steps."""
 
 TIMEOUT_S = 120
 

@@ -70,8 +70,10 @@ def next_size(tried: list[Tried], wanted: float, limits: tuple[float, float]) ->
     """Returns where the wanted share should be, by what has been tried."""
     goal = math.log(wanted / (1 - wanted))
     grows = limits[1] > limits[0]
-    below = max((one for one in tried if one.share < wanted), key=lambda one: one.share, default=None)
-    above = min((one for one in tried if one.share >= wanted), key=lambda one: one.share, default=None)
+    # Of several that cost nothing, the last.
+    nearest = {one: (one.share, one.size if grows else -one.size) for one in tried}
+    below = max((one for one in tried if one.share < wanted), key=nearest.__getitem__, default=None)
+    above = min((one for one in tried if one.share >= wanted), key=nearest.__getitem__, default=None)
     if below is not None and above is not None and below.added < above.added:
         if (
             below.added == LEAST_ADDED

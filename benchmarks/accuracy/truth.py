@@ -6,6 +6,7 @@ Every arm runs under `diagnose`, so that what measuring costs is in both. The ti
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,9 @@ MIN_NOISES = 2.0
 
 MIN_TRUE_SHARE = 0.02
 """A fault that truly takes less is not there to be named, whatever its size was to be."""
+
+FRESH_S = 20
+"""A run without the fault is compared with what runs so soon after it: a shared machine changes."""
 
 Run = Callable[[Sequence[str]], Job]
 
@@ -96,7 +100,7 @@ class Bench:
 
     repeat: int = 1
     real: bool = False
-    _bases: dict[tuple[Script, tuple[str, ...]], Job] = field(default_factory=dict)
+    _bases: dict[tuple[Script, tuple[str, ...]], tuple[float, Job]] = field(default_factory=dict)
     _tried: dict[tuple[Script, str], list[Tried]] = field(default_factory=dict)
 
     def run(self, script: Script, arguments: Sequence[str]) -> Job:
@@ -125,9 +129,7 @@ class Bench:
 
         def share_at(size: float) -> float:
             off, on = fault.arms(size)
-            if (script, off) not in self._bases:
-                self._bases[script, off] = self.run(script, off)
-            base_ms, with_ms = self._bases[script, off].step_ms, self.run(script, on).step_ms
+            base_ms, with_ms = self.base(script, off).step_ms, self.run(script, on).step_ms
             return (with_ms - base_ms) / with_ms
 
         size = find_size(
@@ -140,6 +142,18 @@ class Bench:
         )
         return fault.arms(size)
 
+    def base(self, script: Script, off: tuple[str, ...]) -> Job:
+        """Returns a run without the fault that was made just now, or makes it."""
+        made_s, known = self._bases.get((script, off), (-FRESH_S, None))
+        if known is None or time.monotonic() - made_s > FRESH_S:
+            return self.keep(script, off, self.run(script, off))
+        return known
+
+    def keep(self, script: Script, off: tuple[str, ...], job: Job) -> Job:
+        """Keeps a run without the fault for what comes next."""
+        self._bases[script, off] = time.monotonic(), job
+        return job
+
     def answer(self, cell: Cell) -> Answer:
         """Runs a cell: without, with, without; again where that does not tell."""
         try:
@@ -149,7 +163,7 @@ class Bench:
 
     def _answer(self, cell: Cell) -> Answer:
         off, on = self.options(cell)
-        before = self._bases.pop((cell.script, off), None) or self.run(cell.script, off)
+        before = self.base(cell.script, off)
         if not cell.faults:
             return Answer(cell=cell, job=before)
         judged = self.run(cell.script, on)
@@ -161,7 +175,7 @@ class Bench:
             with_.append(self.run(cell.script, on))
             without.append(self.run(cell.script, off))
             answer = _compare(cell, judged, without, with_)
-        self._bases[cell.script, off] = without[-1]
+        self.keep(cell.script, off, without[-1])
         return answer
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.roles import Frame, Sources
-from diagnose.analysis.slices import takes_slices
+from diagnose.analysis.slices import is_chain, takes_slices
 
 SYNC = "sync"
 """Brings a value of a tensor to Python, for which the host waits for the device."""
@@ -36,6 +36,8 @@ PYTHON_LOOP = "python-loop"
 SLICES = "slices"
 """Besides: takes one slice of a tensor after the other, `x[:, i]`, and none needs the one before."""
 
+CHAIN = "chain"
+"""Besides: puts further elementwise operations on what the turn before has made."""
 ATTENTION = "attention"
 """Besides: part of an attention that is written out."""
 
@@ -184,6 +186,8 @@ def _idioms(place: _Place) -> Iterator[str]:
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes):
             yield SLICES
+        if is_chain(place.statement, place.loops, nodes):
+            yield CHAIN
 
 
 def _of_call(call: ast.Call, *, within: bool) -> Iterator[str]:

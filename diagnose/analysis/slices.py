@@ -1,4 +1,4 @@
-"""Whether a statement in a loop takes a tensor apart, slice by slice."""
+"""Whether a statement in a loop does to a tensor, turn by turn, what one operation or kernel could do."""
 
 from __future__ import annotations
 
@@ -31,6 +31,38 @@ def takes_slices(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence
         and isinstance(node.slice, ast.Tuple)
         and any(isinstance(inner, ast.Name) and inner.id in variables for inner in ast.walk(node.slice))
         for node in nodes
+    )
+
+
+ELEMENTWISE_NAMES = """
+    abs add ceil clamp clip cos div erf exp flip float floor fmod ge gelu gt le lerp log log1p lt
+    masked_fill maximum minimum mul neg pow reciprocal relu remainder roll round rsqrt sigmoid sign silu
+    sin softplus sqrt square sub tanh where
+"""
+ELEMENTWISE = frozenset(ELEMENTWISE_NAMES.split())
+
+
+def is_chain(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> bool:
+    """Whether each turn of a loop puts further elementwise operations on the result of the one before.
+
+    A compiler makes one kernel of them all. Of products it could not, nor of layers.
+
+    Args:
+        statement: In the loop.
+        loops: Those around it.
+        nodes: Of the statement's own expressions.
+    """
+    if not loops or not isinstance(statement, (ast.Assign, ast.AugAssign)):
+        return False
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    written = {target.id for target in targets if isinstance(target, ast.Name)}
+    reads = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return (
+        bool(written & reads or isinstance(statement, ast.AugAssign))
+        and bool(calls)
+        and all(isinstance(call.func, ast.Attribute) and call.func.attr in ELEMENTWISE for call in calls)
+        and not any(isinstance(node, ast.MatMult) for node in nodes)
     )
 
 

@@ -174,8 +174,8 @@ class Program:
         pipeline: Of all ranks together.
         links: One per rank, in order of rank.
         imbalance: Of all ranks together.
-        collective_ns: Nanoseconds per step in collectives of the script's own, of the rank that spends least
-            in that step; `None` with one rank.
+        collective_ns: Nanoseconds per step in collectives of the script's own, of the rank that spends
+            least in that step; `None` with one rank.
     """
 
     loaders: tuple[Loader, ...] = ()

@@ -217,7 +217,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "num_attentions": num_attentions,
         "pointwise": _work(chained),
         "unaligned": _work([op for op in ops if op.flops and _is_unaligned(op)]),
-        "unwanted": _work(unwanted),
+        "unwanted": {**_work(unwanted), **_times_without_edge(unwanted, ops)},
         "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if wanted else 0,
         "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if wanted else 0,
         "recomputed_share": sum(op.cost for op in saving if op.recomputed) / whole if whole else 0.0,
@@ -244,6 +244,32 @@ def _times(nodes: list[Node]) -> dict[str, float | None]:
         "backward_ns": float(sum(node.backward_ns or 0 for node in timed)),
         "forward_ns": sum(node.forward_ns for node in timed),
     }
+
+
+def _times_without_edge(unwanted: list[Node], ops: list[Node]) -> dict[str, float | None]:
+    """Returns what unwanted nodes took, and the products that make the gradient which they alone get."""
+    times = _times(unwanted)
+    if not unwanted or times["backward_ns"] is None:
+        return times
+    edge = [
+        op
+        for op in ops
+        if op.wanted and op.name in MATMULS and any(p.is_op and not p.wanted for p in _behind_views(op))
+    ]
+    return {**times, "backward_ns": times["backward_ns"] + sum((op.backward_ns or 0) / 2 for op in edge)}
+
+
+def _behind_views(op: Node) -> list[Node]:
+    """Returns what an operation's inputs were computed by, whatever views of them were taken."""
+    found: list[Node] = []
+    pending = list(op.inputs)
+    while pending:
+        node = pending.pop()
+        if node.is_op or node.leaf:
+            found.append(node)
+        else:
+            pending += node.inputs
+    return found
 
 
 def _is_unaligned(op: Node) -> bool:

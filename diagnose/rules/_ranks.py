@@ -90,8 +90,8 @@ def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
     """Returns how long ranks wait for gradients in the quickest of the passes that DDP timed.
 
     A busy machine makes now this rank wait and now that one, and in some passes hardly any: what is there
-    in every pass, on every rank, is not its doing. In every pass but one: a rank that loses its CPU in the
-    middle of a pass finds all gradients there when it goes on, however slow the link.
+    in every pass, on every rank, is not its doing. For a slow link, in every pass but one: a rank that
+    loses its CPU in the middle of a pass finds all gradients there when it goes on.
 
     Args:
         ddp: All ranks.
@@ -104,7 +104,8 @@ def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
     common = set(waits[0]).intersection(*waits[1:]) if waits else set()
     if len(common) < MIN_TIMED:
         return None
-    return sorted(min(wait[i] for wait in waits) for i in common)[1]
+    least = sorted(min(wait[i] for wait in waits) for i in common)
+    return least[1] if but is None else least[0]
 
 
 def usual_wait_ns(ddp: Sequence[Ddp]) -> float | None:

@@ -36,6 +36,9 @@ SAVED = (0.4, 0.9, 0.98)
 still has some calls, a batched operation hardly any."""
 
 
+LOOPS = {"slices", "chain"}
+"""Idioms of loops whose turns one operation on the whole tensor can do, or one kernel that is compiled."""
+
 SAVED_OF_LINES = (0.4, 0.9)
 """Likewise, of a loop of the script's over slices, whose size was not seen; at most all of it."""
 
@@ -50,6 +53,7 @@ def graph_of(num_ops: int, elements: int = 1000, tensors: int = 8) -> Graph:
     )
 
 
+LAGS = at("x = x + x.roll(lag, 1).clamp(-1, 1)", 0.2, "python-loop", "chain", phase=Phase.FORWARD)
 COLUMNS = at("means[:, i] = (x[:, i] - 0.5) / 0.2", 0.2, "python-loop", "slices", phase=Phase.FORWARD)
 LAYERS = at("h = torch.relu(layer(h))", 0.6, "python-loop", phase=Phase.FORWARD)
 
@@ -67,8 +71,8 @@ class SmallOperators(Rule):
 
     ## When it is wrong
     A sequence whose every step needs the one before, or a compiler that does not support the model. A model
-    of many small layers is slow to call, too, and not named: nothing in it is done twice. Of a loop over
-    slices without gradients only its line is seen, not how large the slices are. On a device the same shows
+    of many small layers is slow to call, too, and not named: nothing in it is done twice. Of a loop
+    without gradients only its line is seen, not how large its tensors are. On a device the same shows
     as idleness between kernels: `launch-bound`.
     """
 
@@ -80,6 +84,7 @@ class SmallOperators(Rule):
         profile(step_ms=20, program=Program(graph=graph_of(400))),
         profile(step_ms=10, program=Program(graph=graph_of(200, elements=10_000))),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(COLUMNS,)),
+        profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAGS,)),
     )
     silent_on = (
         profile(step_ms=20, program=Program(graph=graph_of(60))),
@@ -142,27 +147,34 @@ class SmallOperators(Rule):
         lines = [
             line
             for line in profile.where
-            if line.phase is Phase.FORWARD and "slices" in line.idiom and not line.in_worker
+            if line.phase is Phase.FORWARD and LOOPS & set(line.idiom) and not line.in_worker
         ]
         share = share_of(lines)
         if share < MIN_LINE_SHARE:
             return None
+        sliced = "slices" in lines[0].idiom
+        what = "slices of a tensor" if sliced else "one tensor"
+        shape = (
+            "it takes one slice per turn and none needs the one before" if sliced else "elementwise each"
+        )
         lost = lost_of(profile, lines, SAVED_OF_LINES[1])
         low, high = bounds(lost_of(profile, lines), lines)
         return Finding(
             rule=self.name,
-            summary=f"A loop over slices of a tensor takes {format_share(share)} of each step,"
+            summary=f"A loop of operations on {what} takes {format_share(share)} of each step,"
             f" {format_ms(share * profile.step_time_ns)}, in {named(lines[0])}",
             lost_ns=lost,
             low_ns=SAVED_OF_LINES[0] * low,
             high_ns=max(high, sum(lost.values())),
-            assumption="one operation on the whole tensor takes a tenth of the loop",
+            assumption="one operation, or one kernel, takes a tenth of the loop",
             evidence=tuple(
                 f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
-                f" {line.num_samples} samples; it takes one slice per turn and none needs the one before."
+                f" {line.num_samples} samples; {shape}."
                 for line in lines[:3]
             ),
-            fix="Do it for all slices in one operation on the whole tensor.",
+            fix="Do it for all slices in one operation on the whole tensor."
+            if sliced
+            else "Compile the function: a chain of elementwise operations becomes one kernel.",
             file=lines[0].file,
             line=lines[0].line,
             actions=self.actions,

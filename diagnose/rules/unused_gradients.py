@@ -13,7 +13,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
 LOW, HIGH = 0.6, 1.3
-"""Besides, the first layer that is trained need not send a gradient on, and the forward pass keeps less."""
+"""Besides, the forward pass keeps less."""
 
 
 def unwanted(part: float, num_tensors: int = 60) -> Program:

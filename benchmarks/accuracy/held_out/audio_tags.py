@@ -96,7 +96,7 @@ class Trainer:
 
 if __name__ == "__main__":
     cli = ArgumentParser()
-    cli.add_argument("--steps", type=int, default=150)
+    cli.add_argument("--steps", type=int, default=146)
     cli.add_argument("--parse", type=int, default=0, help="times that a clip's text is parsed")
     cli.add_argument("--network", type=float, default=0, help="milliseconds to fetch a clip")
     cli.add_argument("--windows", type=int, default=0, help="windows per clip that collate looks at")

@@ -100,7 +100,7 @@ class Loop:
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser()
-    p.add_argument("--steps", type=int, default=140)
+    p.add_argument("--steps", type=int, default=151)
     p.add_argument("--width", type=int, default=96)
     p.add_argument("--stack", type=int, default=8)
     p.add_argument("--rows", type=int, default=512)

@@ -59,7 +59,7 @@ def make_model():
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=151)
     parser.add_argument("--crops", type=int, default=0, help="random shifts per image")
     parser.add_argument("--remote-ms", type=float, default=0, help="time that the store needs for an image")
     parser.add_argument("--boxes", type=int, default=0, help="boxes per image, sorted in collate")

@@ -86,7 +86,7 @@ def train(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=151)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)

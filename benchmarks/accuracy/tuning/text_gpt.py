@@ -50,7 +50,7 @@ class CharModel(nn.Module):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=150)
+parser.add_argument("--steps", type=int, default=161)
 parser.add_argument("--window", type=int, default=64)
 parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--layers", type=int, default=2)
