@@ -257,6 +257,19 @@ def test_values_that_are_not_finite_are_caught() -> None:
     assert not verdict.ok and "not finite" in verdict.reason
 
 
+def test_an_action_that_raises_is_caught() -> None:
+    training = trained(ConvNet)
+
+    def fails(call: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError("no kernel for this layout")
+
+    verdict = checked(training, route(training.job, training.model, fails), EXACT)
+    assert verdict.reason == (
+        "with the action the step fails: NotImplementedError: no kernel for this layout"
+    )
+    assert not verdict.ok
+
+
 # -- what cannot be checked
 
 

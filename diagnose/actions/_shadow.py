@@ -15,6 +15,7 @@ from diagnose.actions._judge import Verdict, cannot_check, judge, judge_update
 from diagnose.actions._shadow_step import Result, Shadow
 from diagnose.actions._shadow_update import ShadowUpdate
 from diagnose.actions._untouched import CannotCheck
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -31,6 +32,9 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
             last step also the gradients that the loss sent.
         applied: The change, not yet made.
         safety: What the change promises.
+
+    Raises:
+        CannotApply: If the change cannot be made after all.
     """
     with job.unmeasured():
         try:
@@ -44,8 +48,10 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
                         shadow.compute(gradients=result.sent)
                         for shadow, result in zip(shadows, own, strict=True)
                     ]
-            except CannotCheck as error:
-                return Verdict(ok=False, reason=f"with the action {error}")
+            except (CannotApply, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001 (what the script would have got)
+                return _failed(error)
             verdicts = [judge(*each, safety) for each in zip(shadows, own, changed, strict=True)]
         except CannotCheck as error:
             return cannot_check(error)
@@ -72,14 +78,23 @@ def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safe
                 return cannot_check("no optimizer was seen")
             own = [shadow.step() for shadow in shadows]
             precise = [shadow.step(torch.float64) for shadow in shadows]
-            with applied:
-                changed = [shadow.step() for shadow in shadows]
+            try:
+                with applied:
+                    changed = [shadow.step() for shadow in shadows]
+            except (CannotApply, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001 (likewise)
+                return _failed(error)
             verdicts = [judge_update(*each, safety) for each in zip(own, precise, changed, strict=True)]
         except CannotCheck as error:
             return cannot_check(error)
         except torch.OutOfMemoryError:
             return cannot_check("there is too little memory to make a step on copies")
     return min(verdicts, key=lambda verdict: (verdict.ok, verdict.allowed - verdict.error))
+
+
+def _failed(error: Exception) -> Verdict:
+    return Verdict(ok=False, reason=f"with the action the step fails: {type(error).__name__}: {error}")
 
 
 def _computed(shadow: Shadow) -> Result:
