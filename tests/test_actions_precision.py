@@ -13,7 +13,7 @@ from torch import nn
 
 from diagnose.actions import _autocast
 from diagnose.actions._careful import Failure
-from diagnose.actions._loss_scale import FIRST_SCALE, GROWTH_STEPS, LossScale
+from diagnose.actions._loss_scale import FIRST_GROWTH_STEPS, FIRST_SCALE, GROWTH_STEPS, LossScale
 from diagnose.actions._nested import mapped
 from diagnose.actions.autocast_bf16 import AutocastBf16
 from diagnose.actions.autocast_fp16 import AutocastFp16
@@ -274,12 +274,13 @@ def test_an_overflow_that_clipping_hides_still_skips_the_step() -> None:
     assert_equal(weights(model), before)
 
 
-def test_the_scale_doubles_after_many_good_steps() -> None:
+def test_the_scale_doubles_after_many_good_steps_and_sooner_before_the_first_bad_one() -> None:
     loop = Scaled(nn.Linear(1, 1))
     with loop.installed:
-        for _ in range(GROWTH_STEPS):
-            loop.scale.adapt(loop.optimizer, overflowed=False)
-    assert loop.scale.scale == 2 * FIRST_SCALE
+        for overflowed in [*[False] * FIRST_GROWTH_STEPS, True, *[False] * GROWTH_STEPS]:
+            seen = loop.scale.scale
+            loop.scale.adapt(loop.optimizer, overflowed)
+    assert (seen, loop.scale.scale) == (FIRST_SCALE, 2 * FIRST_SCALE)
     assert loop.scale._inverse.item() == 1 / (2 * FIRST_SCALE)
 
 

@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from diagnose.actions import _autocast
+from diagnose.actions._compiled import Compiler
+from diagnose.actions._shadow import compare_gradients, compare_update
+from diagnose.actions.autocast_bf16 import AutocastBf16
+from diagnose.actions.autocast_fp16 import AutocastFp16
 from diagnose.actions.base import Action
 from diagnose.actions.channels_last import ChannelsLast
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.actions.gc_freeze import GcFreeze
+from diagnose.actions.regional_compile import RegionalCompile
 from diagnose.actions.set_threads import SetThreads
 from diagnose.core.job import Job
 from tests.toggled import ConvNet, always, assert_close, images, train, tuned, weights
@@ -95,3 +101,42 @@ def test_a_loop_of_accelerate_trains_as_it_does_alone(action: Action) -> None:
                     optimizer.zero_grad()
         ends.append(weights(accelerator.unwrap_model(model)))
     assert_close(ends[1], ends[0])
+
+
+class OnCpu(AutocastFp16):
+    """Does not insist on a GPU."""
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+
+
+@pytest.mark.parametrize("action", [OnCpu(), AutocastBf16(), RegionalCompile(), SetThreads()])
+def test_the_numerics_check_passes_on_a_sound_model(
+    action: Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss scale's hooks on parameters, a block's slot and a route all have to be at work in it."""
+    monkeypatch.setattr(_autocast, "MIN_RATE", 0.0)
+    monkeypatch.setattr(_autocast, "PROBE_SIZES", (32,))
+    monkeypatch.setattr(Compiler, "_backend", lambda self, graph, inputs: graph)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)))
+    inputs = ((torch.randn(16, 8),), {})
+    job = Job(models=[model], inputs={id(model): inputs}, local_ranks=1)
+    value = torch.get_num_threads() + 1 if isinstance(action, SetThreads) else None
+    with action.prepare(job, value) as ready:
+        before = action.state(job)
+        verdict = compare_gradients(job, action.apply(job, ready), action.safety)
+        action.verify_undone(job, before)
+    assert verdict.ok, verdict.reason
+
+
+def test_the_numerics_check_of_the_fused_optimizer_sees_fused_steps() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    job, action = Job(models=[model], optimizers=[optimizer]), FusedOptimizer()
+    with torch.profiler.profile() as profile:
+        verdict = compare_update(job, action.apply(job, None), action.safety)
+    assert verdict.ok, verdict.reason
+    assert any("_fused_adamw" in event.key for event in profile.key_averages())

@@ -17,8 +17,12 @@ from diagnose.actions._nested import mapped, tensors
 from diagnose.core.job import Route
 from diagnose.hooks.base import replaced
 
-FIRST_SCALE, GROWTH, GROWTH_STEPS = 2.0**16, 2.0, 2000
+GROWTH, GROWTH_STEPS = 2.0, 2000
 """As `torch.amp.GradScaler` has them."""
+
+FIRST_SCALE, FIRST_GROWTH_STEPS = 2.0**10, 100
+"""Lower than its 65536, and growing faster until something overflows: a numerics check that overflows is no
+skipped step but a refusal."""
 
 OUTPUT = "diagnose: inputs of the model whose output this is"
 """Key in the metadata of the graph's nodes."""
@@ -44,6 +48,7 @@ class LossScale:
         self._inverse = torch.tensor(1 / FIRST_SCALE, device=device)
         self._overflows: dict[int, torch.Tensor] = {}
         self._good_steps = 0
+        self._growth_steps = FIRST_GROWTH_STEPS
         self._params: dict[int, torch.Tensor] = {}
 
     @contextmanager
@@ -108,10 +113,11 @@ class LossScale:
             self._overflows[id(optimizer)].zero_()
             self.num_skipped += 1
             self._good_steps = 0
+            self._growth_steps = GROWTH_STEPS
             self.scale /= GROWTH
         else:
             self._good_steps += 1
-            if self._good_steps < GROWTH_STEPS:
+            if self._good_steps < self._growth_steps:
                 return
             self._good_steps = 0
             self.scale *= GROWTH
