@@ -25,7 +25,7 @@ from tests.toggled import ConvNet, images, train, weights
 ACTIONS = discover(actions, Action)
 FOLDER = str(Path(actions.__file__).parent)
 SECTIONS = ("What it does", "When it takes effect", "When it cannot help", "What was measured")
-TOUCHES = ("nothing", "model", "optimizer")
+TOUCHES = ("nothing", "model", "optimizer", "ranks")
 MAX_INTERRUPTIONS = 40
 """Places at which entering an action is interrupted: all, or so many of them, evenly."""
 
