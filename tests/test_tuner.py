@@ -75,6 +75,7 @@ class Change(Action):
     settle_steps: int = 1  # type: ignore[misc]
     window_steps: int = 5  # type: ignore[misc]
     touches: str = "nothing"  # type: ignore[misc]
+    unasked: bool = False  # type: ignore[misc]
     refuses: str = ""
     fails_on: str = ""
     leaves_trace: bool = False
@@ -408,3 +409,19 @@ def test_pairs_without_spread_tell_at_the_first_look():
         assert test.verdict() is None
         test.add(110.0, 100.0)
     assert test.verdict() is Verdict.FASTER
+
+
+def test_an_action_named_by_the_user_is_tried_without_a_finding():
+    machine = Machine()
+    actions = [Change(machine, "named", factor=0.5), Change(machine, "other", factor=0.5)]
+    train(machine, controller(machine, actions, [], policy=Policy(only=frozenset({"named"}))), 500)
+    (trial,) = machine.trials()
+    assert (trial["action"], trial["outcome"], trial["predicted"]) == ("named", "kept", None)
+
+
+def test_what_only_a_trial_can_tell_is_tried_last():
+    machine = Machine()
+    guess = Change(machine, "guess", factor=0.8, unasked=True)
+    control = controller(machine, [guess, Change(machine, "found", factor=0.8)], [lead("found", speedup=1.1)])
+    train(machine, control, 1500)
+    assert [trial["action"] for trial in machine.trials()] == ["found", "guess"]

@@ -35,15 +35,17 @@ class Action:
             may raise it to what its setting needs.
         window_steps: The fewest steps that show what it does: more where they come in bursts.
         touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
-            update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it.
+            update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it,
+            and `ranks` has none, because one process computes the same and only sends something else.
     """
 
     safety: ClassVar[Safety]
     order: ClassVar[int] = 30
     excludes: ClassVar[frozenset[str]] = frozenset()
     settle_steps: int = 1
-    window_steps: ClassVar[int] = 5
+    window_steps: int = 5
     touches: ClassVar[str] = "nothing"
+    unasked: ClassVar[bool] = False
 
     def check(self, job: Job) -> None:
         """Looks whether the action can be applied at all. Changes nothing.

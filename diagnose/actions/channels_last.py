@@ -58,6 +58,7 @@ class ChannelsLast(Action):
     safety = Safety.ROUNDING
     order = 30
     touches = "model"
+    unasked = True
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

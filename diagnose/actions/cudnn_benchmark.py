@@ -38,6 +38,7 @@ class CudnnBenchmark(Action):
     order = 30
     settle_steps = 3
     touches = "model"
+    unasked = True
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

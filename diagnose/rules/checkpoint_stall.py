@@ -35,7 +35,6 @@ class CheckpointStall(Rule):
     Short intervals on machines that are taken away without warning.
     """
 
-    actions = ("async-checkpoint",)
     explains = ("logging-io",)
     fires_on = (
         profile(checkpoint_ms=10, series=EVERY_20, events={"checkpoint": 25}),

@@ -41,7 +41,7 @@ class FindUnusedParameters(Rule):
     """
 
     needs = ("program.ddp", "program.graph")
-    actions = ("static-graph",)
+    actions = ("find-unused-off", "static-graph")
     fires_on = (
         profile(step_ms=10, program=looking(2000, unused=False)),
         profile(step_ms=5, program=looking(200, unused=False)),

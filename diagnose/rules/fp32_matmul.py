@@ -55,7 +55,7 @@ class Fp32Matmul(DeviceRule):
         "device.autocast_dtype",
         "device.busy_share",
     )
-    actions = ("tf32-matmul", "autocast-bf16")
+    actions = ("tf32-matmul", "autocast-bf16", "autocast-fp16")
     fires_on = (
         profile(device=card(tf32=False), program=products()),
         profile(device=card(tf32=False, capability=(8, 6)), program=products()),

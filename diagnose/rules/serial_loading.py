@@ -55,7 +55,7 @@ class SerialLoading(Rule):
     """
 
     needs = ("input.steady_wait_ns",)
-    actions = ("loader-workers",)
+    actions = ("loader-workers", "dataset-cache", "loader-workers-reseeded")
     fires_on = (
         profile(
             data_wait_ms=40,

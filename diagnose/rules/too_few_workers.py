@@ -37,7 +37,7 @@ class TooFewWorkers(Rule):
     """
 
     needs = ("input.workers", "input.steady_wait_ns")
-    actions = ("loader-workers",)
+    actions = ("loader-workers", "loader-workers-reseeded")
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),

@@ -23,12 +23,17 @@ class Lead:
     Attributes:
         rule: The rule that found it.
         actions: The actions that help, the best first.
-        gain: What its end would win.
+        gain: What its end would win; `None` where no rule says, and the trial must show.
     """
 
     rule: str
     actions: tuple[str, ...]
-    gain: Gain
+    gain: Gain | None
+
+    @property
+    def speedup(self) -> float:
+        """What is expected; 1 where nothing is."""
+        return self.gain.speedup if self.gain else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,8 @@ def candidates(
     """Returns what to try, the next first.
 
     Greedy by what is expected to be won, save that an action which changes what others are measured on
-    waits for them.
+    waits for them. Last come those that no finding asks for: what the user names, and what only a trial
+    can tell.
 
     Args:
         leads: What the rules found.
@@ -85,8 +91,9 @@ def candidates(
         in_force: Names of kept actions; one that excludes them is left out.
     """
     found: dict[str, Candidate] = {}
-    for lead in leads:
-        if lead.gain.speedup < WORTH_SPEEDUP:
+    unasked = [name for name, action in actions.items() if action.unasked or name in policy.only]
+    for lead in [*leads, *(Lead(rule="", actions=(name,), gain=None) for name in unasked)]:
+        if lead.gain and lead.speedup < WORTH_SPEEDUP:
             continue
         for name in lead.actions:
             action = actions.get(name)
@@ -94,12 +101,12 @@ def candidates(
                 continue
             if any(name in actions[other].excludes or other in action.excludes for other in in_force):
                 continue
-            if name not in found or found[name].lead.gain.speedup < lead.gain.speedup:
+            if name not in found or found[name].lead.speedup < lead.speedup:
                 found[name] = Candidate(name=name, action=action, lead=lead)
 
     def rank(candidate: Candidate) -> tuple[int, float, int]:
         order = candidate.action.order
         place = candidate.lead.actions.index(candidate.name)
-        return (order if order >= IN_TURN else 0, -candidate.lead.gain.speedup, place)
+        return (order if order >= IN_TURN else 0, -candidate.lead.speedup, place)
 
     return sorted(found.values(), key=rank)

@@ -59,7 +59,7 @@ class Attempt:
         name, action, world = candidate.name, candidate.action, self._world
         if not self._policy.allows(action.safety):
             return self._trial(candidate, Outcome.NOT_ALLOWED, needs_leave(action.safety))
-        test = PairedTest(MANY_PAIRS if candidate.lead.gain.speedup < LITTLE else MAX_PAIRS)
+        test = PairedTest(MANY_PAIRS if candidate.lead.speedup < LITTLE else MAX_PAIRS)
         try:
             together(world, f"looking at {name}", lambda: action.check(world.job))
             if self._policy.dry_run:
@@ -155,7 +155,7 @@ def numerics_allow(world: World, installed: Installed, spending: Spending) -> Pl
     Raises:
         CannotApply: If they differ by more than the action may.
     """
-    if installed.action.touches == "nothing":
+    if installed.action.touches in ("nothing", "ranks"):
         return ""
     with world.watch():
         yield
