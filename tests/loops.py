@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -146,3 +148,11 @@ def loop(
     yield torch.get_rng_state()
     if loader.generator is not None:
         yield loader.generator.get_state()
+
+
+class Noisy(Rows):
+    """Rows with a random number of each of the process's generators."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = [float(torch.rand(1)), random.random(), float(np.random.rand())]
+        return torch.cat([super().__getitem__(index), torch.tensor(noise)])

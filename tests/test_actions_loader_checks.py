@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Callable[[], DataLoader[Any]], str]] = {
     ),
     "unseeded noise": (lambda: DataLoader(Unseeded(), 4), "same indices gave two different batches"),
     "a cache of its own": (lambda: DataLoader(Caching(), 4, shuffle=True), "the dataset itself: cache"),
-    "an open file": (lambda: DataLoader(Reading(), 4), "a file that stays open"),
+    "an open file": (lambda: DataLoader(Reading(), 4), "file that stays open"),
     "a database": (lambda: DataLoader(Querying(), 4), "sqlite3.Connection"),
     "rotten rows": (lambda: DataLoader(Rotten(), 4), "OSError: no row"),
     "functions": (lambda: DataLoader(Odd(), None), "no batch could be made in a forked process"),

@@ -137,7 +137,7 @@ def objection(probed: Probed, batches: Any, *, reseeded: bool = False) -> str:
     if probed.error:
         return f"no batch could be made in a forked process: {probed.error}"
     if probed.files:
-        return f"the dataset reads through a file that stays open, and workers would share: {probed.files[0]}"
+        return f"the dataset reads a file that stays open, which workers would share: {probed.files[0]}"
     if probed.sampler_drew:
         return (
             f"the sampler draws from the process's random numbers ({', '.join(probed.sampler_drew)}) for"

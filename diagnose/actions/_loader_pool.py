@@ -169,17 +169,21 @@ class Workers(_MultiProcessingDataLoaderIter):
     def stop(self) -> None:
         """Ends the processes, beside the training thread."""
         self.give_up("the workers were stopped")
-        thread = threading.Thread(target=self._shutdown_workers, name="loader-workers-stop")
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending
-            self._shutdown_workers()
+        beside_training(self._shutdown_workers)
 
     def _try_get_data(self, timeout: float = POLL_S) -> Any:
         waited_s = time.monotonic() - self._waiting_since
         if waited_s > self.patience_s:
             raise Broken(f"the workers made no batch for {waited_s:.0f} s")
         return super()._try_get_data(POLL_S)  # type: ignore[no-untyped-call]
+
+
+def beside_training(end_workers: Callable[[], None]) -> None:
+    """Ends workers, which may take as long as the batch that they are at, without stopping the training."""
+    try:
+        threading.Thread(target=end_workers, name="end-of-loader-workers").start()
+    except RuntimeError:  # the interpreter is ending
+        end_workers()
 
 
 class Pool:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -114,6 +115,10 @@ def quiet_fork() -> Iterator[None]:
 
 
 def _report(batches: Any, connection: Connection) -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(silence, stream.fileno())  # what the dataset prints, it has not printed for the script
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     before = file_positions()
     try:
@@ -125,11 +130,12 @@ def _report(batches: Any, connection: Connection) -> None:
     for descriptor, (_, at) in before.items():
         with suppress(OSError):
             os.lseek(descriptor, at, io.SEEK_SET)  # it is the training process's position, too
-    connection.send(found if not shared else Probed(files=tuple(shared)))
+    connection.send(replace(found, files=tuple(shared)))
     connection.close()
 
 
 def _look(batches: Any) -> Probed:
+    from torch.utils.data._utils import worker as torch_worker
     from torch.utils.data.dataloader import _DatasetKind
 
     indices, sampler_drew = _look_ahead(batches)
@@ -140,6 +146,11 @@ def _look(batches: Any) -> Probed:
         batches._dataset_kind, dataset, batches._auto_collation, batches._collate_fn, batches._drop_last
     )
     if batches._num_workers:
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=0, num_workers=batches._num_workers, seed=batches._base_seed, dataset=dataset
+        )
+        if batches._worker_init_fn is not None:
+            batches._worker_init_fn(0)
         fetcher.fetch(indices[0])  # handles that each worker opens when it begins
     states, parts = random_states(), signature(dataset)
     begun, cpu_begun = time.perf_counter(), _cpu_wanted_s()

@@ -1,0 +1,173 @@
+"""Keeps a loader's worker processes from one epoch to the next, where a script starts them anew in each."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from diagnose.actions._loader_pool import beside_training
+from diagnose.actions._loader_purity import moved, signature
+
+OF_WORKERS = (
+    "_data_queue",
+    "_in_order",
+    "_index_queues",
+    "_pin_memory_thread",
+    "_pin_memory_thread_done_event",
+    "_shutdown",
+    "_worker_init_fn",
+    "_worker_result_queue",
+    "_workers",
+    "_workers_done_event",
+)
+"""What an iterator hands over to the next: the workers, and all that leads to them. Without a thread that
+pins memory, two of these are missing."""
+
+
+class Reseeding:
+    """Seeds the random number generators of the worker that unpickles it, as torch does in a new worker.
+
+    It travels to the worker in place of a field of torch's message that an epoch begins.
+
+    Args:
+        base_seed: What the script's own iterator has drawn for this epoch.
+    """
+
+    def __init__(self, base_seed: int) -> None:
+        self._base_seed = base_seed
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return _reseed, (self._base_seed,)
+
+
+def _reseed(base_seed: int) -> None:
+    info = torch_worker.get_worker_info()
+    assert info is not None
+    seed = base_seed + info.id
+    object.__setattr__(info, "seed", seed)  # it is frozen
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        state = torch_worker._generate_state(base_seed, info.id)
+        sys.modules["numpy"].random.seed(state)
+
+
+class End:
+    """Takes the place of `_shutdown_workers`, which torch calls when an epoch has ended, or its iterator.
+
+    Args:
+        key: Under which torch watches the workers of that iterator.
+
+    Attributes:
+        came: Whether it was called: nobody takes batches from the workers any more.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self.came = False
+
+    def __call__(self) -> None:
+        """See above."""
+        if not self.came:
+            self.came = True
+            signal_handling._remove_worker_pids(self._key)  # type: ignore[attr-defined]
+
+
+class Keeper:
+    """Hands the workers of a loader's iterator to the next one, until `end` is called.
+
+    Args:
+        loader: The script's loader.
+        batches: Its iterator.
+    """
+
+    def __init__(self, loader: Any, batches: Any) -> None:
+        self._loader: Callable[[], Any] = ref(loader)
+        self._keep(batches)
+        vars(loader)["_get_iterator"] = self._get_iterator
+
+    def end(self) -> None:
+        """The script's own iterators own their workers again."""
+        loader = self._loader()
+        if loader is not None:
+            vars(loader).pop("_get_iterator", None)
+        self._give_back()
+
+    def _keep(self, batches: Any) -> None:
+        """Takes note of an iterator's workers: its end is not theirs."""
+        self._signature = signature(batches._dataset)
+        self._batches: Callable[[], Any] = ref(batches)
+        self._workers: dict[str, Any] = {}
+        self._end = End(id(batches))
+        if not batches._shutdown:
+            self._workers = {name: vars(batches)[name] for name in OF_WORKERS if name in vars(batches)}
+            vars(batches)["_shutdown_workers"] = self._end
+
+    def _give_back(self) -> None:
+        """The workers end with their iterator, or now if it has ended."""
+        self._let_go()
+        if self._workers and self._end.came:
+            batches = object.__new__(_MultiProcessingDataLoaderIter)
+            vars(batches).update(self._workers, _worker_pids_set=False, _pin_memory=False)
+            batches._persistent_workers = True  # else it asserts that none has ended
+            batches._workers_status = [True] * len(batches._workers)
+            beside_training(batches._shutdown_workers)
+
+    def _let_go(self) -> None:
+        """The iterator that has had the workers is as torch made it; one that has ended has ended them."""
+        batches = self._batches()
+        if batches is not None and self._workers:
+            vars(batches).pop("_shutdown_workers", None)
+            batches._shutdown = self._end.came
+            batches._worker_pids_set = not self._end.came
+
+    def _get_iterator(self) -> Any:
+        """Takes the place of `DataLoader._get_iterator`: the script begins an epoch."""
+        loader = self._loader()
+        stream = torch.default_generator if loader.generator is None else loader.generator
+        before = stream.get_state()
+        if self._can_go_on(loader):
+            try:
+                batches = self._handed_over(loader)
+            except Exception:  # noqa: BLE001 (ours: the script gets what it would have got)
+                stream.set_state(before)
+            else:
+                self._let_go()
+                self._keep(batches)
+                return batches
+        self._give_back()
+        batches = type(loader)._get_iterator(loader)
+        self._keep(batches)
+        return batches
+
+    def _can_go_on(self, loader: Any) -> bool:
+        # An iterator that has not ended may be in use still. A dataset that was changed needs new workers.
+        if not self._workers or not self._end.came:
+            return False
+        alive = all(worker.is_alive() for worker in self._workers["_workers"])
+        return alive and not moved(self._signature, signature(loader.dataset))
+
+    def _handed_over(self, loader: Any) -> Any:
+        batches = object.__new__(_MultiProcessingDataLoaderIter)
+        vars(batches)["_shutdown_workers"] = _nothing  # whatever happens below, the workers are not its yet
+        _BaseDataLoaderIter.__init__(batches, loader)  # draws the base seed, as a new one does
+        vars(batches).update(self._workers, _prefetch_factor=loader.prefetch_factor)
+        batches._shared_seed = Reseeding(int(batches._base_seed))
+        batches._reset(loader)
+        batches._shared_seed = None
+        pids = tuple(worker.pid or 0 for worker in batches._workers)
+        signal_handling._set_worker_pids(id(batches), pids)  # type: ignore[attr-defined]
+        batches._worker_pids_set = True
+        return batches
+
+
+def _nothing() -> None:
+    """Ends no workers."""

@@ -1,0 +1,124 @@
+"""Worker processes kept from one epoch to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.actions._loader_choice import obstacle, probed_once
+from diagnose.actions._loader_keep import OF_WORKERS, Keeper
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+MAX_EPOCH_STEPS = 100
+"""An epoch of more steps hides what its beginning costs: a comparison would take thousands of them."""
+
+
+class PersistentWorkers(Action):
+    """Keeps the workers of a loader that starts them anew in each epoch.
+
+    ## What it does
+    When the script begins the next epoch, its new iterator gets the processes of the last one, instead of
+    starting others. Each is seeded as a new one would be, from the base seed that the iterator draws as
+    always: order, samples, augmentation and the random numbers of the training process stay what they were.
+
+    ## When it takes effect
+    At the beginning of the next epoch.
+
+    ## When it cannot help
+    Where epochs are long: only their beginnings become shorter. In epochs of more than 100 steps no
+    comparison could tell. Where the script makes a new `DataLoader` for each epoch.
+
+    ## When it is refused
+    Where the dataset changes itself: a new worker begins with it as the training process has it, a kept one
+    as it has left it. Where its samples are random and the script sets up its workers by a function of its
+    own. A dataset that the script has changed is given to new workers, and an epoch that is begun while
+    another one is under way gets new ones, too.
+    """
+
+    safety = Safety.EXACT
+    order = 20
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        _candidates(job)
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        epochs = [len(batches) for _, batches in _candidates(job)]
+        # So that there is a beginning in each window.
+        self.window_steps = max(self.window_steps, *epochs)
+        yield value
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        keepers: list[Keeper] = []
+        try:
+            _keep(job, keepers)
+            yield
+        finally:
+            for keeper in keepers:
+                keeper.end()
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        kept = sum("_get_iterator" in vars(loader) for loader in job.loaders)
+        return kept, sum("_shutdown_workers" in vars(batches) for batches in job.iterators)
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"DataLoader.persistent_workers": "True"}
+
+
+def _keep(job: Job, keepers: list[Keeper]) -> None:
+    for loader, batches in _candidates(job):
+        keepers.append(Keeper(loader, batches))
+
+
+def _candidates(job: Job) -> list[tuple[Any, Any]]:
+    """Returns the loaders whose workers can be kept, and their iterators.
+
+    Raises:
+        CannotApply: If there is none; says why not.
+    """
+    found: dict[int, tuple[Any, Any]] = {}
+    reasons = []
+    for loader, batches in zip(reversed(job.loaders), reversed(job.iterators), strict=True):
+        if id(loader) not in found:
+            reason = _objection(loader, batches)
+            if reason:
+                reasons.append(reason)
+            else:
+                found[id(loader)] = loader, batches
+    if not found:
+        raise CannotApply(reasons[0] if reasons else "no DataLoader feeds the training loop")
+    return list(found.values())
+
+
+def _objection(loader: Any, batches: Any) -> str:
+    if not getattr(batches, "_num_workers", 0):
+        return "the loader has no workers"
+    if getattr(loader, "persistent_workers", False):
+        return "the loader keeps its workers already"
+    if "_get_iterator" in vars(loader) or not hasattr(loader, "_get_iterator"):
+        return "the loader makes its iterators in a way of its own"
+    missing = [name for name in OF_WORKERS if name not in vars(batches) and not name.startswith("_pin")]
+    if missing:
+        return f"this torch's loader has no {missing[0]}"
+    reason = obstacle(loader, batches)
+    if reason:
+        return reason
+    if len(batches) > MAX_EPOCH_STEPS:
+        return f"an epoch has {len(batches)} steps, and only its first is affected"
+    probed = probed_once(batches)
+    if probed.error:
+        return f"no batch could be made in a forked process: {probed.error}"
+    if probed.changed:
+        return f"making a batch changes the dataset itself: {', '.join(probed.changed[:3])}"
+    if probed.drew and loader.worker_init_fn is not None:
+        return "its samples are random, and the script sets up each new worker by a function of its own"
+    return ""

@@ -1,0 +1,146 @@
+"""Workers that are kept from epoch to epoch make what new ones would have made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from diagnose.actions.base import CannotApply
+from diagnose.actions.persistent_workers import PersistentWorkers
+from diagnose.core.job import Job
+from tests.loops import Noisy, Plan, Rows, Switch, begin, close, loop, off, on
+from tests.test_actions_loader_order import children_end, equal
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    yield
+    assert children_end()
+
+
+MAKES: dict[str, Callable[[], DataLoader[Any]]] = {
+    "plain": lambda: DataLoader(Rows(13), 4, shuffle=True, num_workers=2),
+    "random samples": lambda: DataLoader(Noisy(13), 4, shuffle=True, num_workers=2),
+    "generator": lambda: DataLoader(
+        Noisy(13), 3, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(3)
+    ),
+    "no batches": lambda: DataLoader(Noisy(5), None, num_workers=1),
+}
+PLANS: dict[str, Plan] = {
+    "on": {1: on(None)},
+    "on and off": {1: on(None), 7: off, 9: on(None), 11: off, 12: on(None), 17: close},
+    "at the end": {4: on(None), 9: off, 10: on(None), 14: off},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("stop_at", [-1, 2])
+def test_samples_and_random_numbers_are_those_of_new_workers(
+    make: Callable[[], DataLoader[Any]], plan: Plan, stop_at: int
+) -> None:
+    ours = loop(make, PersistentWorkers(), plan, epochs=5, stop_at=stop_at)
+    assert equal(ours, loop(make, epochs=5, stop_at=stop_at))
+
+
+class Whose(Rows):
+    """Rows that tell the process that made them."""
+
+    level = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert get_worker_info() is not None
+        return torch.tensor([os.getpid(), self.level])
+
+
+def makers(batches: Any) -> set[int]:
+    return {int(pid) for batch in batches for pid in batch[:, 0]}
+
+
+def test_the_same_processes_serve_the_next_epoch_and_end_after_leaving() -> None:
+    job, loader = Job(), DataLoader(Whose(), 4, num_workers=2)
+    batches = begin(job, loader)
+    switch = Switch(PersistentWorkers(), job)
+    switch.on(None)
+    first = makers(batches)
+    kept = makers(begin(job, loader))
+    assert kept == first
+    switch.off()
+    assert children_end(), "the epoch has ended, and its workers with it"
+    batches = begin(job, loader)
+    assert makers(batches).isdisjoint(first)
+    switch.close()
+
+
+def test_left_in_the_middle_of_an_epoch_it_goes_on_and_its_workers_end_with_it() -> None:
+    job, loader = Job(), DataLoader(Whose(), 4, num_workers=2)
+    switch = Switch(PersistentWorkers(), job)
+    list(begin(job, loader))
+    switch.on(None)
+    batches = begin(job, loader)
+    next(batches)
+    switch.close()
+    assert len(list(batches)) == 9
+    assert "_shutdown_workers" not in vars(batches)
+    job.iterators.clear()
+
+
+def test_a_dataset_that_the_script_has_changed_gets_new_workers() -> None:
+    job, dataset = Job(), Whose()
+    loader = DataLoader(dataset, 4, num_workers=1)
+    batches = begin(job, loader)
+    switch = Switch(PersistentWorkers(), job)
+    switch.on(None)
+    first = makers(batches)
+    dataset.level = 3
+    rows = torch.cat(list(begin(job, loader)))
+    assert rows[:, 1].unique().tolist() == [3]
+    assert int(rows[0, 0]) not in first
+    switch.close()
+
+
+def test_an_epoch_begun_beside_another_gets_workers_of_its_own() -> None:
+    job, loader = Job(), DataLoader(Whose(), 4, num_workers=1)
+    switch = Switch(PersistentWorkers(), job)
+    one = begin(job, loader)
+    switch.on(None)
+    other = begin(job, loader)
+    rows = list(zip(one, other, strict=True))
+    assert len(rows) == 10
+    assert int(rows[0][0][0, 0]) != int(rows[0][1][0, 0])
+    switch.close()
+
+
+class Counting(Rows):
+    calls = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.calls += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        (DataLoader(Rows(), 4), "has no workers"),
+        (DataLoader(Rows(), 4, num_workers=1, persistent_workers=True), "keeps its workers already"),
+        (DataLoader(Rows(401), 4, num_workers=1), "an epoch has 101 steps"),
+        (DataLoader(Counting(), 4, num_workers=1), "changes the dataset itself: calls"),
+        (DataLoader(Noisy(), 4, num_workers=1, worker_init_fn=print), "sets up each new worker"),
+    ],
+)
+def test_what_kept_workers_would_change_is_refused(
+    loader: DataLoader[Any], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = Job()
+    begin(job, loader)
+    with pytest.raises(CannotApply, match=reason):
+        PersistentWorkers().check(job)
+    job.iterators.clear()
+    if loader.persistent_workers:
+        loader._iterator = None  # torch keeps it otherwise
