@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-ROUNDS = 5
+ROUNDS = 6
 """Sizes that are tried for one severity, at most."""
 
 TOLERANCE = 0.03

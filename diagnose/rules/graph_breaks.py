@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
-from diagnose.core.units import format_duration
+from diagnose.core.units import format_duration, format_ms
 from diagnose.rules._compute import model_ns, of_model, of_work
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import loop_lines, share_of
 from diagnose.rules.base import Rule
 
 COST_NS = (30_000.0, 120_000.0, 600_000.0)
@@ -55,10 +57,11 @@ class GraphBreaks(Rule):
     ## When it is wrong
     Large graphs on either side of a break: then it costs next to nothing. A backend that fuses nothing,
     such as `eager`. What a function that was given up would win is taken to be the elementwise operations
-    of the whole model that could be fused.
+    of the whole model that could be fused, and the line that breaks it.
     """
 
     needs = ("program.compiler",)
+    explains = ("host-sync", "logging-io", "python-overhead")
     fires_on = (
         profile(step_ms=4, program=broken(4)),
         profile(step_ms=2, program=broken(1)),
@@ -85,19 +88,26 @@ class GraphBreaks(Rule):
         unfused_ns = (
             sum(of_work(profile, graph.pointwise, graph).values()) if graph and compiler.skipped else 0.0
         )
+        places_known = {(found.file, found.line) for found in places if found.file}
+        lines = loop_lines(
+            profile, lambda line: line.phase is Phase.FORWARD and (line.file, line.line) in places_known
+        )
+        breaking_ns = share_of(lines) * profile.step_time_ns
         low, expected, high = (
-            min(num_breaks * cost + part * unfused_ns, MOST_SHARE * whole)
+            min(num_breaks * cost + part * unfused_ns + breaking_ns, MOST_SHARE * whole)
             for cost, part in zip(COST_NS, NOT_FUSED, strict=True)
         )
         if not places or expected < 0.02 * profile.step_time_ns:
             return None
+        lost = dict(of_model(profile, max(0.0, expected - breaking_ns) / whole))
+        lost[Phase.FORWARD] += min(breaking_ns, expected)
         counted = f"{len(places)} places" if len(places) > 1 else "one place"
         first = next((found for found in places if found.file), places[0])
         given_up = ", and leaves a function uncompiled" if compiler.skipped else ""
         return Finding(
             rule=self.name,
             summary=f"torch.compile breaks its graph in {counted}{given_up}.",
-            lost_ns=of_model(profile, expected / whole),
+            lost_ns=lost,
             low_ns=low,
             high_ns=high,
             assumption=(
@@ -105,9 +115,12 @@ class GraphBreaks(Rule):
                 if num_breaks
                 else "compiled, elementwise operations that follow each other cost nothing"
             ),
-            evidence=tuple(
-                f"{found.file}:{found.line}: {found.reason}" if found.file else found.reason
-                for found in places[:3]
+            evidence=(
+                *(
+                    f"{found.file}:{found.line}: {found.reason}" if found.file else found.reason
+                    for found in places[:3]
+                ),
+                *((f"These lines take {format_ms(breaking_ns)} of each step.",) if breaking_ns else ()),
             ),
             fix="Take what breaks the graph out of the compiled function.",
             code="torch.compile(model, fullgraph=True)  # fails at the first break",
