@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from operator import is_not
 from queue import Empty
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from diagnose.actions._loader_probe import quiet_fork
-from diagnose.actions._loader_purity import moved, random_states, signature
+from diagnose.actions._loader_purity import differ, moved, random_states, signature, surface
 from diagnose.hooks._recorder import from_signal_handler
 
 POLL_S = 0.5
@@ -243,8 +242,7 @@ class Pool:
     def is_stale(self, dataset: Any) -> bool:
         """Whether an attribute of the dataset was set since the workers began. Cheap: only the outermost
         attributes are looked at."""
-        now = _surface(dataset)
-        return len(now) != len(self._surface) or any(map(is_not, now, self._surface))
+        return differ(self._surface, surface(dataset))
 
     def _start(self, loader: Any, batches: Any) -> Workers:
         collate_fn, init = batches._collate_fn, None
@@ -255,7 +253,7 @@ class Pool:
             collate_fn, init = watched, functools.partial(watched.begins, init)
         seeds = torch.Generator()
         seeds.set_state(torch.get_rng_state())  # reproducible, and the script's own stream stays put
-        self._surface, self._signature = _surface(batches._dataset), signature(batches._dataset)
+        self._surface, self._signature = surface(batches._dataset), signature(batches._dataset)
         changed = {
             "dataset": batches._dataset,
             "collate_fn": collate_fn,
@@ -274,15 +272,3 @@ class Pool:
             workers = Workers(View(loader, changed))
         workers.patience_s = self._patience_s
         return workers
-
-
-def _surface(dataset: Any) -> list[Any]:
-    """Returns the values of the outermost attributes of a dataset, and of the one that it wraps."""
-    values: list[Any] = []
-    for _ in range(3):
-        attributes = getattr(dataset, "__dict__", None)
-        if not isinstance(attributes, dict):
-            break
-        values.extend(attributes.values())
-        dataset = attributes.get("dataset")
-    return values

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_not
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -124,6 +125,23 @@ def _numpy_state(value: Any) -> Any:
         return id(value), value.shape
     generator = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
     return str(generator.state) if generator is not None else None
+
+
+def surface(dataset: Any) -> list[Any]:
+    """Returns the values of the outermost attributes of a dataset, and of the one that it wraps."""
+    values: list[Any] = []
+    for _ in range(3):
+        attributes = getattr(dataset, "__dict__", None)
+        if not isinstance(attributes, dict):
+            break
+        values.extend(attributes.values())
+        dataset = attributes.get("dataset")
+    return values
+
+
+def differ(before: list[Any], now: list[Any]) -> bool:
+    """Whether an attribute was set or added between two looks at the surface of a dataset."""
+    return len(now) != len(before) or any(map(is_not, now, before))
 
 
 def unsharable(dataset: Any) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from diagnose.actions._loader_ahead import Depth
-from diagnose.actions._loader_choice import lacks_memory, obstacle, probed_once
+from diagnose.actions._loader_choice import available_bytes, lacks_memory, obstacle, probed_once
 from diagnose.actions._loader_service import shape
 from diagnose.actions._loader_switch import feed_of, feeds
 from diagnose.actions.base import Action, CannotApply
@@ -54,7 +53,7 @@ class LoaderPrefetch(Action):
     def values(self, job: Job) -> Sequence[int | None]:
         """See `Action.values`."""
         served = _served(job)
-        room = _available_bytes() * MEMORY_SHARE
+        room = available_bytes() * MEMORY_SHARE
         fitting = []
         for factor in FACTORS:
             batches_ahead = [
@@ -135,13 +134,3 @@ def _served(job: Job) -> list[tuple[Any, int, int]]:
         factor = feed.factor if feed is not None else batches._prefetch_factor
         found.append((batches, num_workers, factor))
     return found
-
-
-def _available_bytes() -> int:
-    """Returns the memory that can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return kib[0] * 1024 if kib else 0

@@ -1,0 +1,186 @@
+"""Samples of a dataset, kept in memory and handed out again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from diagnose.actions._loader_purity import (
+    Signature,
+    differ,
+    moved,
+    random_states,
+    signature,
+    surface,
+)
+
+PLAIN = (str, bytes, int, float, bool, complex, type(None))
+
+
+class Samples:
+    """What a dataset made for each index, as long as it would make the same again.
+
+    Args:
+        dataset: The script's dataset.
+        budget_bytes: So much is kept at most; what does not fit is made anew.
+
+    Attributes:
+        refused: Why nothing is kept any more; empty while samples are.
+        asked: How many samples have been asked for since the first one was kept.
+    """
+
+    def __init__(self, dataset: Any, budget_bytes: float) -> None:
+        self.refused = ""
+        self.asked = 0
+        self._dataset = dataset
+        self._kept: dict[int, Any] = {}
+        self._room = budget_bytes
+        self._budget = budget_bytes
+        self._signature: Signature = signature(dataset)
+        self._surface = surface(dataset)
+        self._states: dict[str, int] = {}
+
+    @property
+    def are_all_known(self) -> bool:
+        """Whether as many samples have been asked for as an epoch has."""
+        return self.asked >= len(self._dataset)
+
+    def epoch_begins(self) -> None:
+        """Forgets everything if the script has changed the dataset, or what it is made of."""
+        now = signature(self._dataset)
+        if moved(self._signature, now) or len(now) != len(self._signature):
+            self._signature = now
+            self._forget()
+
+    def _forget(self) -> None:
+        self._surface = surface(self._dataset)
+        self._kept.clear()
+        self._room = self._budget
+        self.asked = 0
+
+    def watch(self) -> None:
+        """The dataset is about to make samples."""
+        if not self.refused:
+            self._states = random_states()
+
+    def keep(self, index: Any, sample: Any) -> None:
+        """The dataset has made a sample."""
+        if self.refused or type(index) is not int:
+            return
+        drew = moved(self._states, random_states())
+        if drew:
+            self.refuse(f"making a sample draws random numbers ({', '.join(drew)})")
+            return
+        if sample is None:
+            return
+        try:
+            kept, num_bytes = copied(sample)
+        except TypeError as error:
+            self.refuse(str(error))
+            return
+        if num_bytes <= self._room:
+            self._room -= num_bytes
+            self._kept[index] = kept
+
+    def refuse(self, reason: str) -> None:
+        """Keeps nothing any more."""
+        self.refused = reason
+        self._kept.clear()
+
+    def get(self, index: Any) -> Any:
+        """Returns what was kept for an index, `None` if nothing was."""
+        if differ(self._surface, surface(self._dataset)):
+            self._forget()
+        self.asked += 1
+        return self._kept.get(index) if type(index) is int else None
+
+
+class Remembering:
+    """Stands for the dataset in the fetcher of one of the script's iterators.
+
+    Args:
+        dataset: The script's dataset.
+        samples: What is kept of it.
+        aliasing: Whether what is kept may be handed out itself: torch's own `collate_fn` copies from it.
+
+    Attributes:
+        serving: Whether what is kept is handed out.
+        is_over: Whether it should have been taken out.
+    """
+
+    def __init__(self, dataset: Any, samples: Samples, *, aliasing: bool) -> None:
+        self.dataset = dataset
+        self.serving = False
+        self.is_over = False
+        self._samples = samples
+        self._aliasing = aliasing
+        if callable(getattr(dataset, "__getitems__", None)):
+            # torch's fetcher asks for whole batches where this exists.
+            self.__getitems__ = self._batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = self._again(index)
+        if sample is None:
+            self._samples.watch()
+            sample = self.dataset[index]
+            self._samples.keep(index, sample)
+        return sample
+
+    def _batch(self, indices: Sequence[Any]) -> list[Any]:
+        found = [self._again(index) for index in indices]
+        missing = [index for index, sample in zip(indices, found, strict=True) if sample is None]
+        if not missing:
+            return found
+        self._samples.watch()
+        made = self.dataset.__getitems__(missing)
+        if len(missing) == len(indices):
+            for index, sample in zip(missing, made, strict=False):
+                self._samples.keep(index, sample)
+            return list(made)
+        fresh = iter(made)
+        for place, index in enumerate(indices):
+            if found[place] is None:
+                found[place] = next(fresh)
+                self._samples.keep(index, found[place])
+        return found
+
+    def _again(self, index: Any) -> Any:
+        sample = self._samples.get(index)
+        if sample is None or not self.serving:
+            return None
+        return sample if self._aliasing else copied(sample)[0]
+
+
+def copied(sample: Any) -> tuple[Any, int]:
+    """Returns a copy of a sample that shares no memory with it, and its size.
+
+    Raises:
+        TypeError: If it holds something of which a copy may be something else.
+    """
+    if isinstance(sample, PLAIN):
+        return sample, sys.getsizeof(sample)
+    if type(sample) is torch.Tensor and sample.device.type == "cpu" and not sample.requires_grad:
+        return sample.clone(), sample.numel() * sample.element_size()
+    if type(sample).__module__ == "numpy" and hasattr(sample, "nbytes") and not sample.dtype.hasobject:
+        return sample.copy(), int(sample.nbytes)
+    if type(sample) is dict:
+        parts = {key: copied(value) for key, value in sample.items()}
+        return {key: part[0] for key, part in parts.items()}, sum(part[1] for part in parts.values())
+    if type(sample) in (list, tuple) or hasattr(sample, "_fields"):
+        items = [copied(value) for value in sample]
+        make: Callable[..., Any] = (
+            type(sample)._make if hasattr(sample, "_fields") else type(sample)  # a named tuple
+        )
+        return make([item[0] for item in items]), sum(item[1] for item in items)
+    raise TypeError(
+        f"a sample holds a {type(sample).__qualname__}, of which no copy is known to be as good"
+    )

@@ -1,0 +1,236 @@
+"""Samples kept in memory are the ones that the dataset would have made."""
+
+from __future__ import annotations
+
+import gc
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from diagnose.actions import dataset_cache
+from diagnose.actions._loader_samples import copied
+from diagnose.actions.base import CannotApply
+from diagnose.actions.dataset_cache import DatasetCache
+from diagnose.core.job import Job
+from tests.loops import Noisy, Plan, Rows, Switch, begin, close, loop, off, on
+from tests.test_actions_loader_checks import Caching
+from tests.test_actions_loader_order import equal
+from tests.toggled import assert_equal, tuned, weights
+
+
+class SecondEpoch(DatasetCache):
+    """As if an epoch had ended before."""
+
+    def check(self, job: Job) -> None:
+        job.facts["loaders"] = [{"epochs": 2}]
+        super().check(job)
+
+
+made: list[int] = []
+
+
+class Counted(Rows):
+    """Rows that tell when they are made."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        made.append(index)
+        return super().__getitem__(index)
+
+
+class InBatches(Counted):
+    """Rows that are made by the batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+class Spoiling(Rows):
+    """Rows whose `collate` hands them out themselves, and a loop that changes them in place."""
+
+
+def spoiled(samples: list[torch.Tensor]) -> torch.Tensor:
+    for sample in samples:
+        sample.add_(1)
+    return samples[0]
+
+
+MAKES: dict[str, Callable[[], DataLoader[Any]]] = {
+    "shuffled": lambda: DataLoader(Rows(), 4, shuffle=True),
+    "in batches": lambda: DataLoader(InBatches(), 4, shuffle=True),
+    "a part": lambda: DataLoader(Subset(Rows(), range(3, 30)), 4, shuffle=True),
+    "no batches": lambda: DataLoader(Rows(5), None),
+    "changed in place": lambda: DataLoader(Spoiling(), 4, shuffle=True, collate_fn=spoiled),
+}
+PLANS: dict[str, Plan] = {
+    "on": {2: on(None)},
+    "on and off": {2: on(None), 9: off, 16: on(None), 25: off, 31: on(None), 35: close},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_batches_are_those_of_the_loop_left_alone(make: Callable[[], DataLoader[Any]], plan: Plan) -> None:
+    assert equal(loop(make, SecondEpoch(), plan, epochs=4), loop(make, epochs=4))
+
+
+@pytest.mark.parametrize("rows", [Counted, InBatches])
+def test_each_sample_is_made_once(rows: type[Rows]) -> None:
+    job, loader = Job(), DataLoader(rows(13), 4, shuffle=True)
+    batches = begin(job, loader)
+    switch = Switch(SecondEpoch(), job)
+    switch.on(None)
+    made.clear()
+    list(batches)
+    assert sorted(made) == list(range(13))
+    assert len(torch.cat(list(begin(job, loader)))) == 13
+    assert len(made) == 13
+    switch.off()
+    list(begin(job, loader))
+    assert len(made) == 26
+    switch.close()
+    assert begin(job, loader)._dataset_fetcher.dataset is loader.dataset
+
+
+def test_it_settles_until_all_samples_are_known() -> None:
+    job, loader = Job(), DataLoader(Rows(13), 4)
+    batches = begin(job, loader)
+    action = SecondEpoch()
+    switch = Switch(action, job)
+    switch.on(None)
+    assert action.settle_steps == 4
+    list(batches)
+    begin(job, loader)
+    assert action.settle_steps == 1
+    switch.close()
+
+
+def test_a_dataset_that_the_script_changes_is_read_anew() -> None:
+    class Levels(Rows):
+        level = 0
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor([index, self.level])
+
+    job, dataset = Job(), Levels(8)
+    loader = DataLoader(dataset, 4)
+    batches = begin(job, loader)
+    switch = Switch(SecondEpoch(), job)
+    switch.on(None)
+    list(batches)
+    dataset.level = 1
+    batches = begin(job, loader)
+    assert next(batches)[:, 1].tolist() == [1] * 4
+    dataset.level = 2
+    assert next(batches)[:, 1].tolist() == [2] * 4
+    switch.close()
+
+
+def test_a_rare_random_sample_ends_the_keeping() -> None:
+    class Rare(Rows):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return super().__getitem__(index) + (torch.rand(1) if index == 30 else 0)
+
+    make = lambda: DataLoader(Rare(), 4)  # noqa: E731
+    assert equal(loop(make, SecondEpoch(), {2: on(None)}, epochs=3), loop(make, epochs=3))
+
+
+Pair = namedtuple("Pair", "image label")  # noqa: PYI024
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        (torch.arange(4.0).reshape(2, 2).t(), 3),
+        {"image": np.arange(6).reshape(2, 3), "text": "a"},
+        Pair(torch.zeros(2), [1.5, None]),
+    ],
+)
+def test_a_copy_is_of_the_same_kind_and_shares_no_memory(sample: Any) -> None:
+    from diagnose.actions._loader_purity import same
+
+    copy, num_bytes = copied(sample)
+    assert same(copy, sample)
+    assert num_bytes > 0
+    first, original = (
+        next(iter(each.values() if isinstance(each, dict) else each)) for each in (copy, sample)
+    )
+    first += 1
+    assert not same(first, original)
+
+
+@pytest.mark.parametrize(
+    "sample", [object(), [lambda: 1], torch.zeros(1, requires_grad=True), np.array([[]], object)]
+)
+def test_what_may_not_copy_well_is_not_kept(sample: Any) -> None:
+    with pytest.raises(TypeError, match="of which no copy is known to be as good"):
+        copied(sample)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: DataLoader(Noisy(), 4), "samples are random"),
+        (lambda: DataLoader(Caching(), 4, shuffle=True), "changes the dataset itself"),
+        (lambda: DataLoader(Rows(), 4, num_workers=1), "workers make the batches"),
+        (lambda: DataLoader(Rows(1 << 60), 4), "all samples take"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(make: Callable[[], DataLoader[Any]], reason: str) -> None:
+    job = Job()
+    begin(job, make())
+    with pytest.raises(CannotApply, match="in its first epoch"):
+        DatasetCache().check(job)
+    with pytest.raises(CannotApply, match=reason):
+        SecondEpoch().check(job)
+
+
+def test_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_cache, "available_bytes", lambda: 13 * 8 * 4)
+    job, loader = Job(), DataLoader(Counted(13), 4)
+    batches = begin(job, loader)
+    switch = Switch(SecondEpoch(), job)
+    switch.on(None)
+    monkeypatch.undo()
+    cache = switch.prepare(None)
+    cache.samples._room = 5 * 8
+    list(batches)
+    made.clear()
+    list(begin(job, loader))
+    assert len(made) == 8, "five of thirteen had room"
+    switch.close()
+
+
+def test_no_iterator_is_kept_alive() -> None:
+    job, loader = Job(), DataLoader(Rows(), 4)
+    begin(job, loader)
+    switch = Switch(SecondEpoch(), job)
+    switch.on(None)
+    cache = switch.prepare(None)
+    job.iterators.clear()
+    job.loaders.clear()
+    gc.collect()
+    assert not cache._views
+    switch.close()
+
+
+def test_a_loop_under_the_hooks_ends_with_the_same_weights() -> None:
+    def learn(action: SecondEpoch | None) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with tuned(action):
+            loader = DataLoader(Rows(), batch_size=4, shuffle=True)
+            for _ in range(4):
+                for batch in loader:
+                    optimizer.zero_grad()
+                    model(batch).pow(2).mean().backward()
+                    optimizer.step()
+        return weights(model)
+
+    assert_equal(learn(SecondEpoch()), learn(None))
