@@ -31,6 +31,8 @@ class Job:
         device: `cpu`, `cuda`, ... of the first parameter.
         local_ranks: Training processes on this machine.
         facts: What the hooks have learnt, by name.
+        steps: Steps that have ended.
+        backward_passes: Outermost backward passes so far; 0, as with `steps`, where nobody counts.
         unmeasured: Opens a context in which the hooks take no notice of model calls and optimizer steps:
             those of a numerics check are not the script's.
     """
@@ -46,4 +48,6 @@ class Job:
     device: str = "cpu"
     local_ranks: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    backward_passes: int = 0
     unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -101,6 +101,7 @@ class LiveTuning:
         job.models = [model for ref in recorder.modules if (model := ref()) is not None]
         job.optimizers = [optimizer for ref in recorder.optimizers if (optimizer := ref()) is not None]
         job.facts = recorder.facts
+        job.steps, job.backward_passes = recorder.steps, recorder.backward_passes
         for model in job.models:
             parameter = next(model.parameters(), None)
             if parameter is not None:

@@ -33,12 +33,12 @@ class Changes:
             CannotApply, RankFailed, RanksLost: See `agreement.together`.
         """
 
-        def work() -> int:
+        def work() -> tuple[int, int]:
             self.tried.append(Installed(name, action, self._world.job, value))
-            return action.settle_steps
+            return action.settle_steps, action.window_steps
 
-        settle_steps = together(self._world, f"preparing {name}", work, dear=True)
-        action.settle_steps = max(settle_steps)
+        needed = together(self._world, f"preparing {name}", work, dear=True)
+        action.settle_steps, action.window_steps = map(max, zip(*needed, strict=True))
         return self.tried[-1]
 
     def keep(self, installed: Installed) -> None:

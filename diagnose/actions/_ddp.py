@@ -1,0 +1,171 @@
+"""Gives a live `DistributedDataParallel` another reducer: its settings count only for a fresh one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job
+
+NEEDED = (
+    "_build_debug_param_to_name_mapping",
+    "_build_params_for_reducer",
+    "_ddp_init_helper",
+    "_get_ddp_logging_data",
+    "_has_rebuilt_buckets",
+    "_remove_autograd_hooks",
+    "_set_static_graph",
+    "bucket_bytes_cap",
+    "logger",
+    "reducer",
+)
+"""Of DDP's own; all are in torch 2.6 to 2.13."""
+
+SETTINGS = (
+    "_bucket_config",
+    "bucket_bytes_cap",
+    "bucket_bytes_cap_default",
+    "bucket_bytes_cap_list",
+    "find_unused_parameters",
+    "static_graph",
+)
+"""What a reducer is made from; not every torch has all of them."""
+
+MIN_FREE = 1.5
+"""Free memory of the device, in gradients: the new buckets are there before the old ones are gone."""
+
+Reduce = Callable[[Any, Any], Any]
+"""A communication hook: gets the process group and a bucket, returns a future of the averaged gradients."""
+
+_reduce_of: WeakKeyDictionary[DistributedDataParallel, Reduce] = WeakKeyDictionary()
+"""Hooks of ours. A reducer takes one for life, so that each fresh one is given it again."""
+
+
+def wrapped(job: Job) -> list[DistributedDataParallel]:
+    """Returns the models wrapped in DDP.
+
+    Raises:
+        CannotApply: If there is none, or one whose reducer cannot be replaced.
+    """
+    models = [model for model in job.models if isinstance(model, DistributedDataParallel)]
+    if not models:
+        raise CannotApply("no model of the loop is wrapped in DistributedDataParallel")
+    for model in models:
+        _refuse(model)
+    return models
+
+
+def _refuse(model: DistributedDataParallel) -> None:
+    for name in NEEDED:
+        if not hasattr(model, name):
+            raise CannotApply(f"this torch's DistributedDataParallel has no {name}")
+    state = vars(model)
+    if model not in _reduce_of and comm_hook(model):
+        raise CannotApply(f"the script has its own communication hook ({comm_hook(model)})")
+    if state.get("mixed_precision") is not None:
+        raise CannotApply("DistributedDataParallel casts parameters itself (mixed_precision)")
+    if state.get("_delay_all_reduce_params"):
+        raise CannotApply("the script delays some reductions (delay_all_reduce_named_params)")
+    if state.get("_use_python_reducer"):
+        raise CannotApply("compiled autograd reduces the gradients")
+    if model._join_config.enable:
+        raise CannotApply("the script joins ranks that have different numbers of batches")
+    if model._compiled_call_impl is not None:
+        raise CannotApply("DistributedDataParallel itself is compiled")
+    if model.device_type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        needed = gradient_bytes(model)
+        if free < MIN_FREE * needed:
+            raise CannotApply(f"a fresh reducer needs {needed >> 20} MiB, and {free >> 20} MiB are free")
+
+
+def comm_hook(model: DistributedDataParallel) -> str:
+    """Returns the name of the communication hook in force; empty for torch's own all-reduce."""
+    if model._comm_hooks:
+        return str(getattr(model._comm_hooks[0][0], "__name__", "a hook"))
+    return str(model._get_ddp_logging_data().get("comm_hook", ""))
+
+
+def gradient_bytes(model: DistributedDataParallel) -> int:
+    """Returns what all gradients take."""
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def settings_in_force(job: Job) -> list[dict[str, Any]]:
+    """Returns what reducers are made from, for `Action.state`."""
+    return [
+        {
+            **{name: vars(model)[name] for name in SETTINGS if name in vars(model)},
+            "comm_hook": comm_hook(model),
+            "ours": _reduce_of.get(model),
+        }
+        for model in job.models
+        if isinstance(model, DistributedDataParallel)
+    ]
+
+
+@contextmanager
+def with_fresh_reducers(
+    models: list[DistributedDataParallel],
+    change: Callable[[DistributedDataParallel], None] = lambda model: None,
+    reduce: Reduce | None = None,
+) -> Iterator[None]:
+    """Changes settings of models, and gives each a reducer made from them; on leaving, one as before.
+
+    Args:
+        models: As `wrapped` returned them.
+        change: Sets some of `SETTINGS`.
+        reduce: The communication hook; `None` keeps what is in force.
+    """
+    before = [
+        (
+            model,
+            {name: vars(model)[name] for name in SETTINGS if name in vars(model)},
+            _reduce_of.get(model),
+        )
+        for model in models
+    ]
+    try:
+        for model in models:
+            change(model)
+            if reduce is not None:
+                _reduce_of[model] = reduce
+            _renew(model)
+        yield
+    finally:
+        for model, settings, hook in before:
+            vars(model).update(settings)
+            _reduce_of.pop(model, None)
+            if hook is not None:
+                _reduce_of[model] = hook
+            if distributed.is_initialized():  # else the script has done with training
+                _renew(model)
+
+
+def _renew(model: DistributedDataParallel) -> None:
+    """Replaces the reducer by one made from the settings; nothing is sent. Between two steps only."""
+    static = model.static_graph
+    model._remove_autograd_hooks()
+    if model.gradient_as_bucket_view:
+        for parameter in model.parameters():
+            if parameter.grad is not None:  # it lies in a bucket of the old reducer
+                parameter.grad = parameter.grad.clone()
+    parameters, are_sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    model._ddp_init_helper(parameters, are_sparse, names, static)
+    model._has_rebuilt_buckets = False
+    if static:
+        model.static_graph = False  # else it says that it is set already
+        model._set_static_graph()
+    reduce = _reduce_of.get(model)
+    if reduce is not None:
+        logger: Any = model.logger
+        logger._set_comm_hook_name(reduce.__name__)
+        torch._C._distributed_c10d._register_comm_hook(model.reducer, model.process_group, reduce)

@@ -1,0 +1,77 @@
+"""Gradients travel in bfloat16"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import distributed
+
+from diagnose.actions._ddp import settings_in_force, with_fresh_reducers, wrapped
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class DdpBf16Hook(Action):
+    """
+    ## What it does
+    Gives DDP a fresh reducer with a communication hook that sends each bucket in bfloat16: half the bytes.
+    The sum over the ranks is made in bfloat16, too; parameters and the optimizer stay in float32.
+
+    ## When it takes effect
+    With the next step.
+
+    ## When it cannot help
+    A link with bandwidth to spare, such as between processes of one machine: there the conversion costs
+    more than the bytes. Gradients that are sent while others are still computed.
+
+    ## Hazards
+    Gradients keep three decimal digits, and small ones of many ranks may be lost in the sum. All ranks get
+    the same result, so that their weights stay the same.
+
+    ## What was measured
+    Four of twelve steps with it: weights differed by 1.5e-5, and were equal on all ranks. Over the loopback
+    0.97 times as fast, over an emulated link of 1 Gbit/s 1.77 times, of 4 Gbit/s 0.96 times.
+    """
+
+    safety = Safety.PRECISION
+    order = 50
+    settle_steps = 2
+    touches = "ranks"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        for model in wrapped(job):
+            types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+            if types != {torch.float32}:
+                raise CannotApply(f"gradients are not all float32: {', '.join(sorted(map(str, types)))}")
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        """See `Action.apply`."""
+        return with_fresh_reducers(wrapped(job), reduce=averaged_in_bf16)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return settings_in_force(job)
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook"
+        return {"statement": f"model.register_comm_hook(None, {hook})"}
+
+
+def averaged_in_bf16(group: Any, bucket: Any) -> Any:
+    """A communication hook. torch's own refuses CPUs by name."""
+    whole_N = bucket.buffer()
+    sent_N = whole_N.to(torch.bfloat16).div_(group.size())
+    sent = distributed.all_reduce(sent_N, group=group, async_op=True)
+    assert sent is not None
+
+    def received(future: Any) -> torch.Tensor:
+        averaged: torch.Tensor = whole_N.copy_(future.value()[0])
+        return averaged
+
+    return sent.get_future().then(received)

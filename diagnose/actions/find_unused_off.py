@@ -1,0 +1,65 @@
+"""DDP no longer looks for parameters without a gradient"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from diagnose.actions._ddp import settings_in_force, with_fresh_reducers, wrapped
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class FindUnusedOff(Action):
+    """
+    ## What it does
+    Gives DDP a fresh reducer without `find_unused_parameters`: no walk through the graph before each
+    backward pass, no averaged map of what was used, and buckets in the order in which gradients come.
+
+    ## When it takes effect
+    With the next step. In the second one torch orders the buckets anew.
+
+    ## When it cannot help
+    A step in which the backward pass hides all of that.
+
+    ## Hazards
+    It is a promise that every parameter gets a gradient in all steps to come. Where one does not, the ranks
+    wait for each other in vain, or torch ends the script. Only you can make that promise, hence
+    `--allow training`.
+
+    ## What was measured
+    Two ranks: bit for bit the same weights.
+    """
+
+    safety = Safety.TRAINING
+    order = 50
+    excludes = frozenset({"static-graph"})
+    settle_steps = 2
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        models = wrapped(job)
+        if not any(model.find_unused_parameters for model in models):
+            raise CannotApply("find_unused_parameters is off already")
+        if any(model.static_graph for model in models):
+            raise CannotApply("with static_graph nothing is looked for")
+        if any(model._get_ddp_logging_data().get("unused_parameter_size") for model in models):
+            raise CannotApply("some parameters got no gradient in the last step")
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        """See `Action.apply`."""
+        return with_fresh_reducers(wrapped(job), _stop_looking)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return settings_in_force(job)
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"DistributedDataParallel.find_unused_parameters": "False"}
+
+
+def _stop_looking(model: Any) -> None:
+    model.find_unused_parameters = False

@@ -1,0 +1,97 @@
+"""Gradients of micro-batches are averaged over the ranks once a step"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from diagnose.actions._ddp import wrapped
+from diagnose.actions._ddp_accumulation import Accumulation
+from diagnose.actions._routes import routed
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class NoSync(Action):
+    """
+    ## What it does
+    Where a script accumulates the gradients of several batches and DDP averages them after each, leaves out
+    all averages but the last, as the script would with `model.no_sync()`. How many batches make a step
+    is learnt from three steps. A step that comes earlier is averaged just before the optimizer.
+
+    ## When it takes effect
+    With the fourth step.
+
+    ## When it cannot help
+    A script that takes one batch per step, or that uses `no_sync` itself.
+
+    ## Hazards
+    The sum of averages is rounded in another order than the average of sums. A script that reads gradients
+    between two batches sees its own rank's. Where a step comes earlier than usual in a loop of unknown
+    length, gradients are clipped before they are averaged, in that one step; the end of an epoch is known.
+
+    ## What was measured
+    Two ranks of one machine, four batches a step: 2.1 times as fast per batch; weights differed by 1.9e-9
+    after five steps.
+    """
+
+    safety = Safety.ROUNDING
+    order = 50
+    excludes = frozenset({"static-graph"})
+    touches = "ranks"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        models = wrapped(job)
+        if len(models) > 1 or len(job.optimizers) > 1:
+            raise CannotApply(
+                "several models or optimizers take turns: which pass is a step's last is unclear"
+            )
+        if models[0].find_unused_parameters or models[0].static_graph:
+            raise CannotApply("find_unused_parameters or static_graph expect every pass to be averaged")
+        if (job.facts.get("ddp", {}).get("synced_share") or 1.0) < 1:
+            raise CannotApply("the script leaves out averages itself")
+        if job.steps and job.backward_passes < 1.5 * job.steps:
+            raise CannotApply("each step takes one batch")
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`: begins to count."""
+        model = wrapped(job)[0]
+        accumulation = Accumulation(job, model)
+        with ExitStack() as stack:
+            stack.callback(_remove, job.on_step, accumulation.stepped)
+            stack.callback(_remove, job.on_iterator, accumulation.begins)
+            job.on_step.append(accumulation.stepped)
+            job.on_iterator.append(accumulation.begins)
+            stack.enter_context(routed(job, model, accumulation.route))
+            yield accumulation
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        with ExitStack() as stack:
+            for optimizer in job.optimizers:
+                stack.callback(optimizer.register_step_pre_hook(prepared.average).remove)
+            stack.callback(setattr, prepared, "leaves_out", False)
+            prepared.leaves_out = True
+            yield
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`. Counting is no part of it."""
+        counting = [getattr(call, "__self__", None) for call in job.on_step]
+        hooks = [len(optimizer._optimizer_step_pre_hooks) for optimizer in job.optimizers]
+        return [
+            each.leaves_out for each in counting if isinstance(each, Accumulation) and each.leaves_out
+        ], hooks
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`."""
+        return {"statement": "with model.no_sync(): ...  # around all but the last batch of a step"}
+
+
+def _remove(calls: list[Any], own: Any) -> None:
+    if own in calls:
+        calls.remove(own)
