@@ -69,6 +69,24 @@ def common_ns(series: Sequence[Mapping[Phase, Vector]], phase: Phase) -> float |
     return float(np.min([one[:steps] for one in times], axis=0).mean())
 
 
+def late_shares(series: Sequence[Mapping[Phase, Vector]]) -> list[dict[Phase, float]]:
+    """Returns, for each rank and phase, the part of the steps in which it took longest of all ranks.
+
+    Args:
+        series: Of each rank, nanoseconds of each phase by step.
+    """
+    shares: list[dict[Phase, float]] = [{} for _ in series]
+    steps = min((len(times) for one in series for times in one.values()), default=0)
+    if len(series) < 2 or not steps:
+        return shares
+    for phase in series[0]:
+        times_RS = np.array([one[phase][:steps] if phase in one else np.zeros(steps) for one in series])
+        latest = times_RS.argmax(axis=0)
+        for index, share in enumerate(shares):
+            share[phase] = float((latest == index).mean())
+    return shares
+
+
 def _line(x_N: Vector, y_N: Vector) -> tuple[float, float] | None:
     """Returns slope and correlation of a line through points, of which the highest are cut off."""
     if np.ptp(x_N) == 0:

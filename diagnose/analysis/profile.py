@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.gaps import split_gaps
-from diagnose.analysis.imbalance import common_ns, imbalance_of
+from diagnose.analysis.imbalance import common_ns, imbalance_of, late_shares
 from diagnose.analysis.lines import source_lines, standing_ns, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
@@ -173,8 +173,11 @@ def profile_of(
                 host=str(log.meta.get("host", "")),
                 phase_time_ns=phases,
                 standing_ns=_standing_ns(log, warmup, sources) if len(logs) > 1 else 0.0,
+                late_share=late,
             )
-            for index, (log, phases) in enumerate(zip(logs, rank_phases, strict=True))
+            for index, (log, phases, late) in enumerate(
+                zip(logs, rank_phases, late_shares(rank_series), strict=True)
+            )
         ),
         series=summarize_series(rank_series[0]),
         host=host_stats(main, warmup),

@@ -235,6 +235,8 @@ class RankProfile:
 
     Attributes:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
+        late_share: Part of the steps, by phase, in which this rank took longest of all; empty where that is
+            not known.
     """
 
     rank: int
@@ -242,6 +244,7 @@ class RankProfile:
     phase_time_ns: Mapping[Phase, float]
     late_ns_per_step: float | None = None
     standing_ns: float = 0.0
+    late_share: Mapping[Phase, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

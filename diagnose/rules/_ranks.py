@@ -28,6 +28,11 @@ MIN_AGREEMENT = 0.4
 """Part of a rank's lateness that the others must be seen to wait: else it is busy beside them."""
 
 
+MIN_LATE_SHARE = 0.75
+"""Part of the steps in which a steady rank is the slowest: on a busy machine ranks take turns, and what one
+of them lost in a few long steps makes its mean the longest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
     """A rank that the others wait for.
@@ -45,8 +50,14 @@ class Late:
     waits: dict[Phase, float]
 
 
-def latest(profile: Profile, phases: Collection[Phase]) -> Late | None:
-    """Returns the rank that is slowest in one of these phases, if the others are seen to wait for it."""
+def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = False) -> Late | None:
+    """Returns the rank that is slowest in one of these phases, if the others are seen to wait for it.
+
+    Args:
+        profile: The run.
+        phases: Those that are looked at.
+        steadily: Leave out a rank that is so in some steps only.
+    """
     found: Late | None = None
     for one in profile.ranks:
         others = [rank for rank in profile.ranks if rank is not one]
@@ -59,6 +70,8 @@ def latest(profile: Profile, phases: Collection[Phase]) -> Late | None:
             }
             waited_ns = sum(max(0.0, ns) for ns in waited.values())
             if late_ns <= 0 or waited_ns < MIN_AGREEMENT * late_ns:
+                continue
+            if steadily and one.late_share.get(phase, 1.0) < MIN_LATE_SHARE:
                 continue
             lost_ns = min(late_ns, waited_ns)
             if found is None or lost_ns > sum(found.waits.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from diagnose.core.finding import Finding
@@ -61,6 +62,11 @@ BUSY = Program(
 )
 EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=25e6) for r in (0, 1)))
 
+_turns = ranks_example(WAITING, SLOW)
+TAKING_TURNS = replace(
+    _turns, ranks=tuple(replace(rank, late_share={Phase.FORWARD: 0.5}) for rank in _turns.ranks)
+)
+
 
 class ComputeStraggler(Rule):
     """
@@ -86,6 +92,7 @@ class ComputeStraggler(Rule):
         ranks_example(SLOW, SLOW),
         ranks_example(BACKWARD, BACKWARD, program=EVEN),
         ranks_example(WAITING, SLOW, program=BUSY),
+        TAKING_TURNS,
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -94,7 +101,11 @@ class ComputeStraggler(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        found = [late for late in (latest(profile, HOST), _late_in_backward(profile)) if late is not None]
+        found = [
+            late
+            for late in (latest(profile, HOST, steadily=True), _late_in_backward(profile))
+            if late is not None
+        ]
         late = max(found, key=lambda late: sum(late.waits.values()), default=None)
         if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
             return None
