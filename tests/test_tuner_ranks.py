@@ -16,7 +16,7 @@ import pytest
 from diagnose.launch.command import environment as recorded
 from diagnose.launch.settings import Settings
 from diagnose.store.reader import read_rank
-from tests.running import DIAGNOSE, PLAIN, SCRIPTS, environment, run
+from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, environment, run
 
 SCRIPT = SCRIPTS / "tuned_ranks.py"
 APPLY = '[[action]]\nname = "fused-optimizer"\n'
@@ -197,3 +197,53 @@ def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply,
     assert job.took_s < 25, "less than the patience with a rank that is late"
     if wrong == "dies at an exchange":
         assert "did not meet" in job.told("frozen")[0]["reason"]
+
+
+@pytest.fixture(scope="module")
+def exchanges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of three ranks got."""
+    folder = tmp_path_factory.mktemp("exchanges")
+    place = environment(WORLD_SIZE="3", OMP_NUM_THREADS="1")
+    processes = [
+        subprocess.Popen(
+            [*PLAIN, "-m", "tests.scripts.exchanges", str(folder)],
+            cwd=REPOSITORY,
+            env={**place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    printed = [process.communicate(timeout=90) for process in processes]
+    for process, (_, stderr) in zip(processes, printed, strict=True):
+        assert process.returncode == 0, stderr
+    return [json.loads(stdout) for stdout, _ in printed]
+
+
+def test_every_rank_gets_every_value_in_the_order_of_ranks(exchanges):
+    for number, rank in enumerate(exchanges):
+        assert rank["values"]["rank"] == number
+        assert rank["values"]["told"] == [
+            [0, 1, 2],
+            [{"a": [1.5, None, True]}] * 3,
+            ["short", ["long" * 4000], "short"],
+        ]
+        assert rank["many"]["told"] == [[[0, n], [1, n], [2, n]] for n in range(200)]
+
+
+def test_ranks_that_decide_different_things_stop_deciding(exchanges):
+    assert exchanges[0]["another plan"]["told"] == ["rank 1 was at that when rank 0 was at it"] * 2
+    assert exchanges[1]["another step"]["told"] == ["rank 0 was at step 7 when rank 1 was at step 8"]
+
+
+def test_a_rank_that_leaves_says_why_and_keeps_nobody_waiting(exchanges):
+    reason = "rank 1 takes no part any more: it has had enough"
+    for rank in (0, 2):
+        assert exchanges[rank]["leaves"]["told"][1:] == [reason, reason]
+    assert exchanges[1]["leaves"]["told"][1:] == ["it has had enough"] * 2
+    assert all(rank["leaves"]["took_s"] < 10 for rank in exchanges)
+
+
+def test_the_end_of_the_group_is_told_before_it_is_gone(exchanges):
+    assert exchanges[0]["values"]["ended"] == ["values"]

@@ -81,11 +81,15 @@ class NoSync(Action):
 
     def state(self, job: Job) -> Any:
         """See `Action.state`. Counting is no part of it."""
-        counting = [getattr(call, "__self__", None) for call in job.on_step]
-        hooks = [len(optimizer._optimizer_step_pre_hooks) for optimizer in job.optimizers]
-        return [
-            each.leaves_out for each in counting if isinstance(each, Accumulation) and each.leaves_out
-        ], hooks
+        counting = [_ours(call) for call in job.on_step]
+        hooks = [
+            _ours(hook)
+            for optimizer in job.optimizers
+            for hook in optimizer._optimizer_step_pre_hooks.values()
+        ]
+        return [each for each in counting if each is not None and each.leaves_out], [
+            each for each in hooks if each is not None
+        ]
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
@@ -95,3 +99,8 @@ class NoSync(Action):
 def _remove(calls: list[Any], own: Any) -> None:
     if own in calls:
         calls.remove(own)
+
+
+def _ours(call: Any) -> Accumulation | None:
+    owner = getattr(call, "__self__", None)
+    return owner if isinstance(owner, Accumulation) else None

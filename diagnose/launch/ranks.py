@@ -43,15 +43,17 @@ class GlooRanks:
 
     Args:
         steps: Returns how many steps have ended here; ranks at different steps must not decide together.
+        ends: Called before the script destroys its group: what is in force is undone while that is there.
 
     Attributes:
         rank: See `Ranks`; and `num`.
     """
 
-    def __init__(self, steps: Callable[[], int]) -> None:
+    def __init__(self, steps: Callable[[], int], ends: Callable[[], None]) -> None:
         self.rank = 0
         self.num = 1
         self._steps = steps
+        self._ends = ends
         self._patience_s = float(os.environ.get("DIAGNOSE_RANKS_WAIT_S") or PATIENCE_S)
         self._group: Any = None
         self._store: Any = None
@@ -68,8 +70,8 @@ class GlooRanks:
         if not distributed.is_available():
             return
         for owner in (distributed.distributed_c10d, distributed):
-            self._hooks.enter_context(replaced(owner, "init_process_group", _after(self._joined)))
-            self._hooks.enter_context(replaced(owner, "destroy_process_group", _after(self._destroyed)))
+            self._hooks.enter_context(replaced(owner, "init_process_group", _joining(self._joined)))
+            self._hooks.enter_context(replaced(owner, "destroy_process_group", _leaving(self._destroys)))
         if distributed.is_initialized():
             self._lost = "the process group was there before diagnose was"
             self.rank, self.num = distributed.get_rank(), distributed.get_world_size()
@@ -78,7 +80,7 @@ class GlooRanks:
         """Takes no notice of process groups any more."""
         self._hooks.close()
 
-    def _joined(self, *args: Any, **kwargs: Any) -> None:
+    def _joined(self) -> None:
         from torch import distributed
 
         if not distributed.is_initialized() or self.num > 1 or distributed.get_world_size() == 1:
@@ -97,11 +99,9 @@ class GlooRanks:
         # in a forked child for threads that are not there.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
-    def _destroyed(self, *args: Any, **kwargs: Any) -> None:
-        from torch import distributed
-
-        if not distributed.is_initialized():
-            self.leave("the script has destroyed its process group")
+    def _destroys(self) -> None:
+        if self._group is not None:
+            self._ends()
 
     # -- see `Ranks`
 
@@ -139,10 +139,10 @@ class GlooRanks:
         for rank, theirs in enumerate(told):
             if "left" in theirs:
                 raise RanksLost(f"rank {rank} takes no part any more: {theirs['left']}")
-            for what in ("about", "step"):
+            for what, words in (("step", "at step "), ("about", "at ")):
                 if theirs[what] != mine[what]:
-                    ours = f"when rank {self.rank} was at {mine[what]}"
-                    raise RanksLost(f"rank {rank} was at {what} {theirs[what]} {ours}")
+                    ours = f"when rank {self.rank} was {words}{mine[what]}"
+                    raise RanksLost(f"rank {rank} was {words}{theirs[what]} {ours}")
 
     def _gathered(self, value: Any, patience_s: float) -> list[bytes]:
         """Every rank's value as it was sent. A second round for those that are longer than a frame."""
@@ -192,20 +192,38 @@ class GlooRanks:
             self._store.delete_key(f"{key}/{name}")
 
 
-def _after(told: Callable[..., None]) -> Callable[[Any], Any]:
-    """Makes a wrapper that calls `told` when the original has returned."""
+def _joining(joined: Callable[[], None]) -> Callable[[Any], Any]:
+    """Makes a wrapper of `init_process_group` that tells when there is a group."""
 
     def wrap(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def init(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 unseen(error)
                 raise
-            told()
+            joined()
             return result
 
-        return hidden(functools.wraps(original)(call))
+        return hidden(functools.wraps(original)(init))
+
+    return wrap
+
+
+def _leaving(leaves: Callable[[], None]) -> Callable[[Any], Any]:
+    """Makes a wrapper of `destroy_process_group` that tells before the script's own group is gone."""
+
+    def wrap(original: Any) -> Any:
+        def destroy(*args: Any, **kwargs: Any) -> Any:
+            if not any(args) and not any(kwargs.values()):
+                leaves()
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+
+        return hidden(functools.wraps(original)(destroy))
 
     return wrap
 

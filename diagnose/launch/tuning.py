@@ -43,7 +43,7 @@ class LiveTuning:
 
         self._recorder = recorder
         self._asides = 0
-        self._ranks = GlooRanks(lambda: recorder.steps)
+        self._ranks = GlooRanks(lambda: recorder.steps, lambda: recorder.guarded(self.finish))
         self._ranks.install()
         self._job = Job(
             routes=recorder.routes,

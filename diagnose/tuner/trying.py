@@ -137,6 +137,9 @@ def put_in_force(
         return "there is no such action"
     if not policy.allows(action.safety):
         return needs_leave(action.safety)
+    for other in changes.kept:
+        if wanted.action in other.action.excludes or other.name in action.excludes:
+            return f"it cannot be in force together with {other.name}"
     try:
         together(world, f"looking at {wanted.action}", lambda: action.check(world.job))
         installed = changes.install(wanted.action, action, wanted.value)
