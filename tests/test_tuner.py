@@ -79,6 +79,7 @@ class Change(Action):
     touches: str = "nothing"  # type: ignore[misc]
     unasked: bool = False  # type: ignore[misc]
     refuses: str = ""
+    gives_up: str = ""
     fails_on: str = ""
     leaves_trace: bool = False
     choices: Sequence[int | None] = (None,)
@@ -102,6 +103,8 @@ class Change(Action):
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         self._call("apply")
+        if self.gives_up:
+            raise CannotApply(self.gives_up)
         assert self.name not in self.machine.factors, "it is in force already"
         self.machine.factors[self.name] = self.factor_of.get(prepared, self.factor)
         yield
@@ -152,7 +155,7 @@ def controller(
     numbers: Numbers = Numbers(ok=True),
     ranks: Ranks | None = None,
 ) -> Controller:
-    found = list(leads) if leads is not None else [lead(action.name) for action in actions]
+    found = leads if leads is not None else [lead(action.name) for action in actions]
 
     def check(job: Job, installed: Installed) -> Numbers:
         context: AbstractContextManager[None] = installed.context()
@@ -166,7 +169,7 @@ def controller(
     world = World(
         job=Job(),
         actions={action.name: action for action in actions},
-        diagnose=lambda first_step: Found(found),
+        diagnose=lambda first_step: Found(list(found)),
         watch=nullcontext,
         check_numerics=check,
         tell=lambda kind, detail: machine.told.append((kind, detail)),
@@ -577,3 +580,34 @@ def test_what_fails_unseen_by_the_others_freezes():
     ranks = controls[1]._world.ranks
     assert isinstance(ranks, Simulated) and ranks.left == "something of ours failed"
     assert machines[1].stopped, "what fails in each step is not called for ever"
+
+
+def test_a_kept_action_that_gives_itself_up_is_dropped_and_the_others_stay():
+    machine = Machine(seed=2)
+    tired, fine = Change(machine, "tired", factor=0.6), Change(machine, "fine", factor=0.6)
+    control = controller(machine, [tired, fine])
+    train(machine, control, 800)
+    assert set(machine.factors) == {"tired", "fine"}
+    tired.gives_up = "the script changed its dataset"
+    train(machine, control, 800)
+    assert set(machine.factors) == {"fine"}
+    assert machine.last("dropped") == {"action": "tired", "reason": "the script changed its dataset"}
+    assert control.state == "holding"
+
+
+def test_a_fault_that_shows_late_is_found_late():
+    machine = Machine()
+    found: list[Lead] = []
+    control = controller(machine, [Change(machine, "late", factor=0.5)], found)
+    train(machine, control, 150)
+    assert machine.trials() == []
+    found.append(lead("late"))
+    train(machine, control, 1200)
+    assert machine.outcomes() == {"late": "kept"}
+
+
+def test_a_refusal_that_nobody_asked_for_is_not_told():
+    machine = Machine()
+    guess = Change(machine, "guess", refuses="no convolution", unasked=True)
+    train(machine, controller(machine, [guess], []), 300)
+    assert machine.trials() == []

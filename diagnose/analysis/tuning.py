@@ -31,6 +31,7 @@ def tuning_of(log: RankLog) -> Tuning | None:
         confirmation=Measured(**confirmations[-1]) if confirmations else None,
         rechecks=tuple(Measured(**each) for each in details.get("recheck", ())),
         undone=undone[-1]["reason"] if undone else "",
+        dropped={each["action"]: each["reason"] for each in details.get("dropped", ())},
         errors=tuple(each["error"] for each in details.get("tuning_error", ())),
         frozen=frozen["reason"],
         in_force=tuple(frozen["in_force"]),

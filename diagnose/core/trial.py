@@ -132,6 +132,7 @@ class Tuning:
             before.
         rechecks: Later measurements of the same.
         undone: Why everything kept was undone after all; empty if it was not.
+        dropped: Name of each action that was kept first and gave itself up later, with its reason.
         errors: What failed in us, in words.
         frozen: Why the ranks stopped deciding together and left all as it was; empty if they did not.
         in_force: Names of the actions that were in force then.
@@ -145,6 +146,7 @@ class Tuning:
     confirmation: Measured | None = None
     rechecks: tuple[Measured, ...] = ()
     undone: str = ""
+    dropped: Mapping[str, str] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     frozen: str = ""
     in_force: tuple[str, ...] = ()
@@ -155,5 +157,9 @@ class Tuning:
     @property
     def kept(self) -> tuple[Trial, ...]:
         """The actions that stayed in force to the end."""
-        kept = tuple(trial for trial in self.trials if trial.outcome is Outcome.KEPT)
+        kept = tuple(
+            trial
+            for trial in self.trials
+            if trial.outcome is Outcome.KEPT and trial.action not in self.dropped
+        )
         return () if self.undone or (self.errors and not self.frozen) else kept

@@ -52,6 +52,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "tuning": {
             "state": tuning.state,
             "undone": tuning.undone,
+            "dropped": dict(tuning.dropped),
             "errors": list(tuning.errors),
             "frozen": tuning.frozen,
         }

@@ -60,6 +60,10 @@ class TuningSection(Section):
             )
         if tuning.tuned_phase_time_ns:
             blocks.append(_before_and_after(profile))
+        blocks += [
+            Paragraph(text=sentence(f"{action} was kept at first and dropped later: {reason}"))
+            for action, reason in tuning.dropped.items()
+        ]
         blocks += [Paragraph(text="An error of ours:", code=error) for error in tuning.errors]
         return blocks
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from diagnose.actions.base import CannotApply
 from diagnose.core.finding import Gain
 from diagnose.core.trial import Measured, Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
@@ -35,6 +36,10 @@ CONFIRM_PAIRS = 6
 
 DOUBT_PAIRS = 6
 """So many more where the first ones do not tell."""
+
+LOOK_AGAIN_STEPS = (200, 800, 3200)
+"""Where the findings led to no trial the rules are asked again after so many more steps: some faults, such
+as full garbage collections, come rarely."""
 
 RECHECK_STEPS = 500
 RECHECK_PAIRS = 2
@@ -112,17 +117,27 @@ class Controller:
 
     def _tune(self) -> Plan[None]:
         first = yield from self._observe(WARMUP_STEPS)
+        later = iter(LOOK_AGAIN_STEPS)
         while True:
             leads = yield from self._diagnose(first)
-            kept = False
+            kept = measured = False
             while not kept and (ahead := self._ahead(leads)):
                 yield from until(
                     self._world, "the budget", lambda: self._spending.affordable(self._world.clock())
                 )
-                kept = yield from self._try(ahead[0])
-            if not kept:
+                trial = yield from self._try(ahead[0])
+                kept, measured = trial.outcome is Outcome.KEPT, measured or trial.measured is not None
+            if kept:
+                first = yield from self._observe(
+                    max(each.action.settle_steps for each in self._changes.kept)
+                )
+            elif measured or self._changes.kept or self._policy.dry_run:
                 break
-            first = yield from self._observe(max(each.action.settle_steps for each in self._changes.kept))
+            else:
+                for _ in range(next(later, 0)):
+                    yield
+                if self._step.number >= first + sum(LOOK_AGAIN_STEPS):
+                    break
         yield from self._confirm_and_hold()
 
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
@@ -179,16 +194,17 @@ class Controller:
         in_force = [installed.name for installed in self._changes.kept]
         return candidates(leads, self._world.actions, self._policy, self._done, in_force)
 
-    def _try(self, candidate: Candidate) -> Plan[bool]:
-        """Tries one action; returns whether it was kept."""
+    def _try(self, candidate: Candidate) -> Plan[Trial]:
+        """Tries one action."""
         self._done.add(candidate.name)
         self._attempt = Attempt(
             self._world, self._policy, self._changes, self._spending, lambda: self._step.number
         )
         trial = yield from self._attempt.run(candidate, lambda: self._enter("trying"))
         self._attempt = None
-        self._tell(trial)
-        return trial.outcome is Outcome.KEPT
+        if candidate.asked or trial.measured is not None or trial.outcome is Outcome.NOT_TRIED:
+            self._tell(trial)
+        return trial
 
     def _confirm_and_hold(self) -> Plan[None]:
         """Measures what is kept, all together: at once, and then now and again."""
@@ -204,14 +220,18 @@ class Controller:
 
     def _measure_kept(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[None]:
         world, kept, test = self._world, self._changes.kept, PairedTest()
-        switch(world, kept, False)
-        yield from measure(world, kept, test, self._spending, pairs)
-        measured = test.measured(CONFIRM_CONFIDENCE)
-        assert measured is not None
-        if not enough(measured):
-            yield from measure(world, kept, test, self._spending, pairs + DOUBT_PAIRS)
+        try:
+            switch(world, kept, False)
+            yield from measure(world, kept, test, self._spending, pairs)
             measured = test.measured(CONFIRM_CONFIDENCE)
             assert measured is not None
+            if not enough(measured):
+                yield from measure(world, kept, test, self._spending, pairs + DOUBT_PAIRS)
+                measured = test.measured(CONFIRM_CONFIDENCE)
+                assert measured is not None
+        except CannotApply:
+            self._drop_what_gave_up()
+            return
         world.tell(kind, asdict(measured))
         if measured.high < 1:
             self._changes.remove(*kept)
@@ -219,6 +239,15 @@ class Controller:
             world.tell("undone", {"reason": f"steps came to be {slower}"})
         else:
             switch(world, kept, True)
+
+    def _drop_what_gave_up(self) -> None:
+        """Removes the actions that cannot be in force any more, and puts the others back."""
+        for installed in list(self._changes.kept):
+            try:
+                switch(self._world, [installed], True)
+            except CannotApply as refusal:
+                self._changes.remove(installed)
+                self._world.tell("dropped", {"action": installed.name, "reason": str(refusal)})
 
     # -- the end
 
@@ -275,4 +304,8 @@ class Controller:
 
 
 def _lead(record: dict[str, Any]) -> Lead:
-    return Lead(rule=record["rule"], actions=tuple(record["actions"]), gain=Gain(**record["gain"]))
+    return Lead(
+        rule=record["rule"],
+        actions=tuple(record["actions"]),
+        gain=Gain(**record["gain"]) if record["gain"] else None,
+    )

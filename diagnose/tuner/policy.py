@@ -38,11 +38,19 @@ class Lead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An action that a finding asks for."""
+    """An action to try.
+
+    Attributes:
+        name: Its name.
+        action: The action.
+        lead: What led to it.
+        asked: Whether a finding or the user names it: then a refusal is worth telling.
+    """
 
     name: str
     action: Action
     lead: Lead
+    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +110,8 @@ def candidates(
             if any(name in actions[other].excludes or other in action.excludes for other in in_force):
                 continue
             if name not in found or found[name].lead.speedup < lead.speedup:
-                found[name] = Candidate(name=name, action=action, lead=lead)
+                asked = bool(lead.rule) or name in policy.only
+                found[name] = Candidate(name=name, action=action, lead=lead, asked=asked)
 
     def rank(candidate: Candidate) -> tuple[int, float, int]:
         order = candidate.action.order
