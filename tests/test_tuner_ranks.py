@@ -189,6 +189,18 @@ def test_a_rank_that_leaves_the_loop_is_waited_for_once(tmp_path):
     assert "did not meet" in job.told("frozen")[0]["reason"]
 
 
+def test_ranks_that_join_with_different_numbers_of_batches_are_left_alone(tmp_path):
+    alone = train(tmp_path / "alone", "", wrong="joins")
+    job = train(tmp_path / "tuned", wrong="joins")
+    assert (job.codes, job.lines) == (alone.codes, alone.lines)
+    for rank in (0, 1):
+        (frozen,) = job.told("frozen", rank)
+        assert frozen == {
+            "reason": "the script joins ranks that have different numbers of batches",
+            "in_force": [],
+        }
+
+
 @pytest.mark.parametrize("apply, wrong", [("", "dies"), (APPLY, "dies"), (APPLY, "dies at an exchange")])
 def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply, wrong):
     job = train(tmp_path, apply, wrong=wrong)

@@ -87,6 +87,8 @@ class LiveTuning:
 
     def _boundary(self) -> None:
         self._look()
+        if any(_is_joined(model) for model in self._job.models):
+            self._ranks.leave("the script joins ranks that have different numbers of batches")
         aside = self._recorder.asides != self._asides
         self._asides = self._recorder.asides
         with interrupts_wait():
@@ -142,3 +144,8 @@ def _check_numerics(job: Any, installed: Installed) -> Numerics:
         _shadow.compare_update if installed.action.touches == "optimizer" else _shadow.compare_gradients
     )
     return compare(job, installed.context(), installed.action.safety)
+
+
+def _is_joined(model: Any) -> bool:
+    """Whether the loop runs inside of `DistributedDataParallel.join`: some ranks take fewer steps."""
+    return bool(getattr(getattr(model, "_join_config", None), "enable", False))

@@ -3,6 +3,7 @@
 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python tuned_ranks.py [STEPS]
 """
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -67,23 +68,25 @@ torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 8)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 generator = torch.Generator().manual_seed(rank)
-for step in range(STEPS):
-    if step == AT and rank == 1 and GOES_WRONG == "dies":
-        print("killed", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if step == AT and GOES_WRONG == "leaves early":
-        if rank == 1:
-            break
-        model = model.module  # the others train on alone
-    input_BF = torch.randn(8, 32, generator=generator)
-    optimizer.zero_grad()
-    try:
-        model(input_BF).square().mean().backward()
-    except RuntimeError:
-        print(f"rank {rank} lost its peer", flush=True)
-        sys.exit(7)
-    optimizer.step()
-    time.sleep(0.008)
+with model.join() if GOES_WRONG == "joins" else contextlib.nullcontext():
+    for step in range(STEPS):
+        if step == AT and rank == 1 and GOES_WRONG == "dies":
+            print("killed", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == AT and GOES_WRONG in ("leaves early", "joins"):
+            if rank == 1:
+                break
+            if GOES_WRONG == "leaves early":
+                model = model.module  # the others train on alone
+        input_BF = torch.randn(8, 32, generator=generator)
+        optimizer.zero_grad()
+        try:
+            model(input_BF).square().mean().backward()
+        except RuntimeError:
+            print(f"rank {rank} lost its peer", flush=True)
+            sys.exit(7)
+        optimizer.step()
+        time.sleep(0.008)
 weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 print(f"rank {rank} weights {hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]}", flush=True)
 dist.barrier()
