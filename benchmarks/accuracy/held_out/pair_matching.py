@@ -36,11 +36,14 @@ class Views(IterableDataset):
 class Pack:
     """Makes a batch, and tidies up after it."""
 
-    def __init__(self, litter):
-        self.litter = [{number: None} for number in range(litter)]
+    def __init__(self, size):
+        self.size, self.litter = size, None
 
     def __call__(self, views):
         batch = default_collate(views)
+        if self.size and self.litter is None:
+            gc.freeze()  # what the worker was forked with
+            self.litter = [{number: None} for number in range(self.size)]
         if self.litter:
             gc.collect()
         return batch

@@ -35,12 +35,15 @@ class Recordings(Dataset):
 class Collate:
     def __init__(self, sorts, kept):
         self.sorts = sorts
-        self.kept = [[number] for number in range(kept)]
+        self.keeps, self.kept = kept, []
 
     def __call__(self, samples):
         batch = default_collate(samples)
         for _ in range(self.sorts):
             sorted(range(400), key=lambda number: -number)
+        if self.keeps and not self.kept:
+            gc.freeze()  # what the worker was forked with
+            self.kept = [[number] for number in range(self.keeps)]
         if self.kept:
             gc.collect()
         return batch
