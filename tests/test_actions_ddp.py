@@ -104,6 +104,9 @@ def test_what_cannot_be_changed_is_refused_in_words(ranks):
         "half": "gradients are not all float32: torch.float16",
         "off already": "find_unused_parameters is off already",
         "static already": "the script has set static_graph itself",
+        "static with own no_sync": (
+            "the script leaves out averages itself, and a static graph begins with one"
+        ),
         "one batch": "each step takes one batch",
         "own no_sync": "the script leaves out averages itself",
         "two models": "several models or optimizers take turns: which pass is a step's last is unclear",

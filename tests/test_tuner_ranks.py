@@ -56,15 +56,9 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def train(
-    folder: Path,
-    apply: str = APPLY,
-    *,
-    ranks: int = 2,
-    steps: int = 260,
-    patience_s: float = 30,
-    wrong: str = "",
-) -> Job:
+def start(
+    folder: Path, apply: str, *, ranks: int = 2, steps: int = 260, patience_s: float = 30, wrong: str = ""
+) -> list[subprocess.Popen[str]]:
     """Starts every rank by hand, so that nobody ends one because another has died.
 
     Args:
@@ -89,8 +83,7 @@ def train(
         settings = folder / "apply.toml"
         settings.write_text(apply)
         place = recorded(place, Settings(apply=settings), folder)
-    begun = time.monotonic()
-    processes = [
+    return [
         subprocess.Popen(
             [*PLAIN, SCRIPT, str(steps)],
             cwd=folder,
@@ -101,6 +94,12 @@ def train(
         )
         for rank in range(ranks)
     ]
+
+
+def train(folder: Path, apply: str = APPLY, **options: Any) -> Job:
+    """Runs a job to its end; the options are those of `start`."""
+    begun = time.monotonic()
+    processes = start(folder, apply, **options)
     printed = [process.communicate(timeout=90) for process in processes]
     took_s = time.monotonic() - begun
     return Job(
@@ -181,6 +180,22 @@ def test_a_rank_that_is_too_late_leaves_all_as_they_are(tmp_path, plain):
     assert frozen[0]["in_force"] == frozen[1]["in_force"]
     assert frozen[0]["reason"].startswith("the ranks did not meet for a window: Timed out waiting 1000ms")
     assert not job.told("tuning_error") and not job.told("tuning_error", 1)
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
+    waiting, late = start(tmp_path, APPLY, wrong="is very late")
+    try:
+        assert late.stderr is not None
+        while late.stderr.readline() != "late\n":
+            assert late.poll() is None
+        time.sleep(1)  # the other comes to the exchange
+        waiting.send_signal(signal.SIGINT)
+        waiting.communicate(timeout=20)
+        assert waiting.returncode == -signal.SIGINT
+    finally:
+        for process in (waiting, late):
+            process.kill()
+            process.communicate()
 
 
 def test_a_rank_that_leaves_the_loop_is_waited_for_once(tmp_path):

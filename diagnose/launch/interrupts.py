@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 
 @contextmanager
-def interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[Sequence[object]]:
     """Holds back the script's handler of Ctrl-C until the context is left, and calls it then.
 
     In the middle of a fork Python swallows a `KeyboardInterrupt`, and in the middle of a change it would
     leave half of it behind. Does nothing outside the main thread, where no handler ever runs, and where the
     script ignores Ctrl-C.
+
+    Yields:
+        What is not empty once Ctrl-C was pressed: whoever waits for something in between must give up.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
+        yield ()
         return
     arrived: list[FrameType | None] = []
 
@@ -28,7 +31,7 @@ def interrupts_wait() -> Iterator[None]:
 
     signal.signal(signal.SIGINT, hold)
     try:
-        yield
+        yield arrived
     finally:
         if signal.getsignal(signal.SIGINT) is hold:
             signal.signal(signal.SIGINT, handler)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -47,11 +47,13 @@ class GlooRanks:
 
     Attributes:
         rank: See `Ranks`; and `num`.
+        interrupted: Not empty once Ctrl-C was pressed: then nobody is waited for.
     """
 
     def __init__(self, steps: Callable[[], int], ends: Callable[[], None]) -> None:
         self.rank = 0
         self.num = 1
+        self.interrupted: Sequence[object] = ()
         self._steps = steps
         self._ends = ends
         self._patience_s = float(os.environ.get("DIAGNOSE_RANKS_WAIT_S") or PATIENCE_S)
@@ -168,6 +170,8 @@ class GlooRanks:
     def _wait(self, work: Any, received: list[Any]) -> list[bytes]:
         looks = 0
         while not work.is_completed():
+            if self.interrupted:
+                raise RanksLost("it was interrupted")
             time.sleep(NAPS_S[min(looks // 20, len(NAPS_S) - 1)])
             looks += 1
         work.wait()

@@ -91,7 +91,7 @@ class LiveTuning:
             self._ranks.leave("the script joins ranks that have different numbers of batches")
         aside = self._recorder.asides != self._asides
         self._asides = self._recorder.asides
-        with interrupts_wait():
+        with interrupts_wait() as self._ranks.interrupted:
             self._controller.boundary(self._recorder.steps, aside)
         # Else an object that the script is done with would stay alive.
         self._job.models = []

@@ -230,7 +230,7 @@ class Controller:
                 measured = test.measured(CONFIRM_CONFIDENCE)
                 assert measured is not None
         except CannotApply:
-            self._drop_what_gave_up()
+            self._put_back()
             return
         world.tell(kind, asdict(measured))
         if measured.high < 1:
@@ -238,10 +238,10 @@ class Controller:
             slower = f"{1 / measured.speedup:.2f} times slower with all changes than without"
             world.tell("undone", {"reason": f"steps came to be {slower}"})
         else:
-            switch(world, kept, True)
+            self._put_back()
 
-    def _drop_what_gave_up(self) -> None:
-        """Removes the actions that cannot be in force any more, and puts the others back."""
+    def _put_back(self) -> None:
+        """Puts what is kept in force again; drops what gave itself up."""
         for installed in list(self._changes.kept):
             try:
                 switch(self._world, [installed], True)

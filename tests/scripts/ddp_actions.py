@@ -164,6 +164,7 @@ refusals = {
     "half": refusal(DdpBf16Hook(), DistributedDataParallel(nn.Linear(2, 2).half())),
     "off already": refusal(FindUnusedOff(), make_model()),
     "static already": refusal(StaticGraph(), make_model(static_graph=True)),
+    "static with own no_sync": refusal(StaticGraph(), make_model(), facts={"ddp": {"synced_share": 0.25}}),
     "one batch": refusal(NoSync(), make_model(), steps=10, backward_passes=10),
     "own no_sync": refusal(NoSync(), make_model(), facts={"ddp": {"synced_share": 0.25}}),
     "two models": refusal(NoSync(), make_model(), make_model()),

@@ -18,6 +18,8 @@ STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 260
 AT = 100
 """The step in which the script itself goes wrong: in the middle of a measurement."""
 
+LATE_S = {"is late": 3, "is very late": 60}
+
 GOES_WRONG = os.environ.get("GOES_WRONG", "")
 
 
@@ -43,9 +45,10 @@ def sabotage():
     def met(self, about, value, **options):
         nonlocal calls
         calls += about == "a window"
-        if calls == 4 and GOES_WRONG == "is late":
-            time.sleep(3)
+        if calls == 4 and GOES_WRONG in LATE_S:
+            print("late", file=sys.stderr, flush=True)
             calls += 1
+            time.sleep(LATE_S[GOES_WRONG])
         elif calls == 4:
             print("killed", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -55,7 +58,7 @@ def sabotage():
         FusedOptimizer.apply = applied
     elif GOES_WRONG == "refuses":
         FusedOptimizer.check = refused
-    elif GOES_WRONG in ("is late", "dies at an exchange"):
+    elif GOES_WRONG in (*LATE_S, "dies at an exchange"):
         GlooRanks.exchange = met
 
 
