@@ -41,10 +41,6 @@ class AutocastFp16(Action):
     A loop that steps with a closure cannot skip the step, and one that uses parameters outside the model,
     as a penalty on weights does, gets gradients that were never multiplied: both are noticed when they
     happen, gradients are then computed without the factor, and the action is off for good.
-
-    ## What was measured
-    The loss equals that of `GradScaler` to four digits and the norms for clipping to 6e-5. With losses of
-    1e-4 gradients differ by 0.2 % instead of 4 % without scaling. No run on a GPU has tried it yet.
     """
 
     safety = Safety.PRECISION

@@ -49,10 +49,6 @@ class ChannelsLast(Action):
     random numbers and buffers included, and the action is off for good. A reference to the memory of a
     weight that the script makes while it is in force, `.data` or `.detach()`, sees no update afterwards. A
     file of the model holds weights in this layout; values are the same.
-
-    ## What was measured
-    On two CPU cores a small convolutional network took 1.23 times less CPU time and ran 1.27 times as fast.
-    There and back the weights keep their bits; gradients differ by 2e-7 to 3e-7 of their norm.
     """
 
     safety = Safety.ROUNDING

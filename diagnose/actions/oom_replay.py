@@ -47,10 +47,6 @@ class OomReplay(Action):
     On a CPU, where the operating system ends the process instead of raising. Memory that runs out in the
     script's loss or in `optimizer.step` is outside the model's call. It makes no step faster, so it is
     armed only while memory is short. Models with batch norm or dropout are not cut in pieces.
-
-    ## What was measured
-    Without a failure all is equal bit for bit. After replays in pieces gradients differed by 8e-17 in
-    float64 and 6e-8 in float32; after a replay of the first two kinds not at all.
     """
 
     safety = Safety.ROUNDING

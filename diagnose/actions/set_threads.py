@@ -31,10 +31,6 @@ class SetThreads(Action):
     ## Hazards
     A sum is split at other places, so it rounds otherwise. A compiled graph is compiled again for another
     number. The best number changes when the neighbours on the machine do.
-
-    ## What was measured
-    Two threads instead of one made a network of large layers three times slower while a neighbour used the
-    second CPU, and made no difference for small layers.
     """
 
     safety = Safety.ROUNDING

@@ -95,7 +95,8 @@ def actions_text(actions: Mapping[str, Action], terminal: Terminal) -> str:
 
 def action_text(name: str, action: Action, rules: Mapping[str, Rule], terminal: Terminal) -> str:
     """Returns the page of one action for a terminal."""
-    lines = [f"{name}: {title(action)}", "", *textwrap.wrap(_meaning(action), terminal.width)]
+    lines = textwrap.wrap(f"{name}: {title(action)}", terminal.width)
+    lines += ["", *textwrap.wrap(_meaning(action), terminal.width)]
     asked = _asked_by(name, rules)
     lines += textwrap.wrap(f"Asked for by: {asked or 'no rule; name it with --only'}.", terminal.width)
     for heading, text in sections(action):
