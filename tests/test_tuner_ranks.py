@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,24 @@ def free_port() -> str:
 
 
 def start(
-    folder: Path, apply: str, *, ranks: int = 2, steps: int = 260, patience_s: float = 30, wrong: str = ""
+    folder: Path,
+    apply: str,
+    *,
+    ranks: int = 2,
+    only: Sequence[int] = (),
+    port: str = "",
+    steps: int = 260,
+    patience_s: float = 30,
+    wrong: str = "",
 ) -> list[subprocess.Popen[str]]:
     """Starts every rank by hand, so that nobody ends one because another has died.
 
     Args:
         folder: Where to.
         apply: The settings to put in force; without any, the job is left alone.
-        ranks: How many.
+        ranks: How many there are.
+        only: Those to start; empty for all.
+        port: Where they meet; empty for any.
         steps: Of training.
         patience_s: How long a rank is waited for.
         wrong: What goes wrong, as the script knows it.
@@ -74,7 +85,7 @@ def start(
         WORLD_SIZE=str(ranks),
         LOCAL_WORLD_SIZE=str(ranks),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=free_port(),
+        MASTER_PORT=port or free_port(),
         OMP_NUM_THREADS="1",
         GOES_WRONG=wrong,
         DIAGNOSE_RANKS_WAIT_S=str(patience_s),
@@ -92,7 +103,7 @@ def start(
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(ranks)
+        for rank in only or range(ranks)
     ]
 
 
@@ -224,6 +235,18 @@ def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply,
     assert job.took_s < 25, "less than the patience with a rank that is late"
     if wrong == "dies at an exchange":
         assert "did not meet" in job.told("frozen")[0]["reason"]
+
+
+def test_a_job_of_which_only_some_ranks_are_tuned_goes_on(tmp_path, plain):
+    port = free_port()
+    (tuned,) = start(tmp_path, APPLY, ranks=2, only=(0,), port=port, patience_s=2)
+    (other,) = start(tmp_path, "", ranks=2, only=(1,), port=port)
+    printed = [process.communicate(timeout=90)[0].strip() for process in (tuned, other)]
+    assert printed == plain.lines
+    (frozen,) = [
+        detail for _, _, kind, detail in read_rank(tmp_path / "rank0.sqlite").events if kind == "frozen"
+    ]
+    assert frozen["reason"] == "not every rank came within 2 s; do all run under diagnose?"
 
 
 @pytest.fixture(scope="module")

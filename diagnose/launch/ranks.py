@@ -32,6 +32,9 @@ FRAME_BYTES = 2048
 NAPS_S = (0.00005, 0.0002, 0.001)
 """Pauses between looks whether an exchange has ended: waiting inside of gloo would hold up Ctrl-C."""
 
+NAP_S = 1.0
+"""Likewise, of waiting inside of the store."""
+
 
 class GlooRanks:
     """The processes that make a process group together; this one alone until they have.
@@ -91,9 +94,13 @@ class GlooRanks:
         try:
             store = distributed.distributed_c10d._get_default_store()
             self._store = distributed.distributed_c10d.PrefixStore("diagnose", store)
+            self._commit(self._patience_s)
             self._group = distributed.ProcessGroupGloo(
                 self._store, self.rank, self.num, timedelta(seconds=self._patience_s)
             )
+        except RanksLost:
+            self._lost = f"not every rank came within {self._patience_s:.0f} s; do all run under diagnose?"
+            return
         except (AttributeError, RuntimeError) as error:
             self._lost = f"no group could be made: {_first_line(error)}"
             return
@@ -119,7 +126,7 @@ class GlooRanks:
             patience_s = self._patience_s * (DEAR if dear else 1)
             told = [json.loads(text) for text in self._gathered(mine, patience_s)]
             self._compare(mine, told)
-            self._commit()
+            self._commit(COMMIT_S)
         except RanksLost as lost:
             self._lost = str(lost)
             raise
@@ -177,19 +184,28 @@ class GlooRanks:
         work.wait()
         return [tensor.numpy().tobytes() for tensor in received]
 
-    def _commit(self) -> None:
-        """All ranks have everything; the last to say so decides that it counts, unless one has given up."""
+    def _commit(self, patience_s: float) -> None:
+        """All ranks have come this far: the last to say so decides that it counts, if none has given up."""
         key, wish = str(self._round), "go"
-        if self._store.add(f"{key}/here", 1) == self.num:
-            if self._round > 1:
-                self._forget(str(self._round - 1))
-        else:
-            try:
-                self._store.wait([f"{key}/end"], timedelta(seconds=COMMIT_S))
-            except RuntimeError:
+        if self._store.add(f"{key}/here", 1) < self.num:
+            if not self._comes(f"{key}/end", patience_s):
                 wish = "stop"
+        elif self._round > 1:
+            self._forget(str(self._round - 1))
         if self._store.compare_set(f"{key}/end", "", wish) != b"go":
             raise RanksLost("a rank gave up waiting for the others")
+
+    def _comes(self, key: str, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                self._store.wait([key], timedelta(seconds=max(min(left_s, NAP_S), 0.001)))
+            except RuntimeError:
+                if left_s <= NAP_S:
+                    return False
+            else:
+                return True
 
     def _forget(self, key: str) -> None:
         for name in ("here", "end"):

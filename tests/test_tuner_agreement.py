@@ -1,0 +1,151 @@
+"""The controllers of several ranks on simulated jobs, each in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from diagnose.tuner.agreement import RanksLost
+from diagnose.tuner.controller import Controller
+from tests.test_tuner import MS, Change, Machine, controller, lead, train
+
+
+class Meeting:
+    """Where the ranks of a simulated job exchange values; the exchange of one round may fail."""
+
+    def __init__(self, num: int, fails_at: int = 0) -> None:
+        self.num = num
+        self.fails_at = fails_at
+        self.rounds = [0] * num
+        self.values: list[Any] = [None] * num
+        self.abouts: list[set[str]] = []
+        self.barrier = threading.Barrier(num, timeout=20)
+
+
+@dataclass
+class Simulated:
+    """One rank of a `Meeting`."""
+
+    meeting: Meeting
+    rank: int
+    left: str = ""
+
+    @property
+    def num(self) -> int:
+        return self.meeting.num
+
+    def exchange(self, about: str, value: Any, *, dear: bool = False) -> list[Any]:
+        meeting = self.meeting
+        meeting.rounds[self.rank] += 1
+        if meeting.rounds[self.rank] == meeting.fails_at:
+            raise RanksLost("the link is down")
+        meeting.values[self.rank] = about, value
+        meeting.barrier.wait()
+        told = list(meeting.values)
+        meeting.barrier.wait()
+        assert len({about for about, _ in told}) == 1, told
+        return [value for _, value in told]
+
+    def leave(self, reason: str) -> None:
+        self.left = reason
+
+
+def train_together(machines: Sequence[Machine], controls: Sequence[Controller], steps: int) -> None:
+    """Lets every rank train in a thread of its own."""
+    threads = [
+        threading.Thread(target=train, args=(machine, control, steps))
+        for machine, control in zip(machines, controls, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def ranks_of(meeting: Meeting, **odd: Any) -> tuple[list[Machine], list[Controller]]:
+    """Ranks whose machines differ; `odd` are properties of the good action on the last one."""
+    machines = [Machine(seed=rank, base_ns=(60 + 30 * rank) * MS) for rank in range(meeting.num)]
+    controls = []
+    for rank, machine in enumerate(machines):
+        good = Change(machine, "good", **{"factor": 0.6, **(odd if rank == meeting.num - 1 else {})})
+        bad = Change(machine, "bad", factor=1.3, touches="model")
+        leads = [lead("good", speedup=2.0), lead("bad")] if rank == 0 else []
+        controls.append(controller(machine, [good, bad], leads, ranks=Simulated(meeting, rank)))
+    return machines, controls
+
+
+def test_ranks_on_different_machines_come_to_the_same():
+    machines, controls = ranks_of(Meeting(3))
+    train_together(machines, controls, 600)
+    for machine, control in zip(machines, controls, strict=True):
+        assert machine.outcomes() == {"good": "kept", "bad": "reverted"}
+        assert machine.factors == {"good": 0.6}
+        assert control.state == "holding"
+        assert machine.last("confirmation") == machines[0].last("confirmation")
+
+
+def test_the_slowest_rank_decides():
+    machines, controls = ranks_of(Meeting(2), factor=1.0)
+    train_together(machines, controls, 600)
+    assert machines[0].outcomes()["good"] != "kept", "rank 0 is faster with it, and waits for rank 1"
+
+
+def test_an_exchange_that_fails_leaves_all_ranks_with_the_same_in_force():
+    frozen_in_force = set()
+    for fails_at in range(1, 60):
+        machines, controls = ranks_of(Meeting(2, fails_at))
+        train_together(machines, controls, 400)
+        assert [control.state for control in controls] == ["frozen", "frozen"], fails_at
+        assert machines[0].factors == machines[1].factors, fails_at
+        assert machines[0].last("frozen") == machines[1].last("frozen")
+        frozen_in_force.add(tuple(machines[0].factors))
+        for machine, control in zip(machines, controls, strict=True):
+            control.finish()
+            assert machine.factors == {}
+    assert frozen_in_force == {(), ("good",), ("good", "bad")}
+
+
+@pytest.mark.parametrize("where", ["check", "prepare", "apply", "undo"])
+def test_an_error_on_one_rank_undoes_all_on_every_rank(where):
+    machines, controls = ranks_of(Meeting(2), fails_on=where)
+    train_together(machines, controls, 400)
+    for machine, control in zip(machines, controls, strict=True):
+        assert control.state == "ended"
+        assert machine.last("tuning_error")
+    assert machines[0].factors == {}
+    assert "rank 1: " in machines[0].last("tuning_error")["error"]
+
+
+def test_a_refusal_on_one_rank_names_it():
+    machines, controls = ranks_of(Meeting(2), refuses="there is no GPU")
+    train_together(machines, controls, 400)
+    for machine in machines:
+        assert machine.trials()[0]["reason"] == "rank 1: there is no GPU"
+        assert machine.outcomes()["good"] == "refused"
+
+
+def test_only_settings_that_every_rank_can_use_are_tried():
+    machines, controls = ranks_of(Meeting(2), choices=(1, 2))
+    train_together(machines, controls, 400)
+    assert machines[0].trials()[0]["reason"] == "there is no other value to try"
+
+
+def test_what_fails_unseen_by_the_others_freezes():
+    meeting = Meeting(2)
+    machines, controls = ranks_of(meeting)
+
+    def fails() -> None:
+        raise OSError("on_step failed")
+
+    controls[1]._world.job.on_step.append(fails)
+    train(machines[1], controls[1], 50)
+    assert controls[1].state == "frozen"
+    assert "on_step failed" in machines[1].last("tuning_error")["error"]
+    ranks = controls[1]._world.ranks
+    assert isinstance(ranks, Simulated) and ranks.left == "something of ours failed"
+    assert machines[1].stopped, "what fails in each step is not called for ever"
