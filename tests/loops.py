@@ -111,7 +111,7 @@ def loop(
     epochs: int = 2,
     stop_at: int = -1,
 ) -> Iterator[Any]:
-    """Iterates over a loader and draws a random number for each batch; yields batches and numbers, and in the
+    """Iterates over a loader, and draws a random number for each batch; yields both, and in the
     end the states of the generator and of the loader's own.
 
     Args:

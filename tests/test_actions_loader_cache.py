@@ -140,7 +140,7 @@ def test_a_rare_random_sample_ends_the_keeping() -> None:
     assert equal(loop(make, SecondEpoch(), {2: on(None)}, epochs=3), loop(make, epochs=3))
 
 
-Pair = namedtuple("Pair", "image label")  # noqa: PYI024
+Pair = namedtuple("Pair", "image label")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
+from queue import Empty
 from typing import Any
 
 import torch
@@ -54,6 +56,12 @@ class Asked:
                 self.workers = None
         return self.data
 
+    def if_there(self) -> Any:
+        """Returns the batch if it has come; `NOTHING` if not."""
+        if self.data is NOTHING and self.workers is not None and self.workers.has_come(self.number):
+            return self.take()
+        return self.data
+
 
 class Early:
     """What a sampler did to generators of its own when it was asked ahead: put off until it is due.
@@ -103,6 +111,21 @@ class Depth:
 
 Ahead = Own | Failed | Asked
 OWN = Own()
+
+
+def own_if_there(batches: Any) -> Any:
+    """Returns the next batch of the script's own workers if it has come; `NOTHING` if not.
+
+    It is put where torch itself keeps a batch that came before its turn.
+    """
+    tasks, next_task = batches._task_info, batches._rcvd_idx
+    with suppress(Empty):
+        while len(tasks.get(next_task, (0, 0))) == 1:
+            task, data = batches._data_queue.get_nowait()
+            tasks[task] += (data,)
+            batches._tasks_outstanding -= 1
+    found = tasks.get(next_task, ())
+    return found[1] if len(found) == 2 else NOTHING
 
 
 def forget(ahead: deque[Ahead]) -> None:

@@ -146,6 +146,15 @@ class Workers(_MultiProcessingDataLoaderIter):
         self._wanted.discard(number)
         return self._arrived.pop(number)
 
+    def has_come(self, number: int) -> bool:
+        """Whether a batch is there without waiting."""
+        with suppress(Empty):
+            while number not in self._arrived and not self.broken:
+                arrived, data = self._data_queue.get_nowait()
+                if arrived in self._wanted:
+                    self._arrived[arrived] = data
+        return number in self._arrived
+
     def forget(self, numbers: Collection[int]) -> None:
         """Nobody will ask for these batches."""
         self._wanted.difference_update(numbers)

@@ -115,8 +115,8 @@ def shape(job: Job) -> tuple[Any, ...]:
     for batches, feed in feeds():
         methods = tuple(name for name in ("_next_data", "_try_put_index") if name in vars(batches))
         if feed.in_force or (methods and feed.is_idle):
-            pool = feed.active
-            parts.append((type(batches).__name__, pool and pool.num_workers, feed.factor, methods))
+            workers = feed.active.num_workers if feed.active is not None else None
+            parts.append((type(batches).__name__, workers, feed.factor, len(feed.in_force), methods))
     stray = [
         (type(batches).__name__, name)
         for batches in job.iterators

@@ -8,28 +8,26 @@ are drawn from the sampler in one order whoever makes the batches, and batches a
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakKeyDictionary, finalize, ref
+from weakref import WeakKeyDictionary, ref
 
 from torch._utils import ExceptionWrapper
 
 from diagnose.actions._loader_ahead import (
     NOTHING,
-    OWN,
-    Ahead,
     Asked,
     Depth,
-    Early,
     Failed,
     Own,
-    forget,
     made_here,
+    own_if_there,
 )
+from diagnose.actions._loader_order import Order
 from diagnose.actions._loader_pool import Impure, Pool
-from diagnose.actions._loader_probe import length
-from diagnose.actions._loader_purity import generators, same
+from diagnose.actions._loader_purity import same
+
+Finish = Callable[["Feed", Any], Any]
 
 
 class Feed:
@@ -41,19 +39,12 @@ class Feed:
 
     def __init__(self, batches: Any) -> None:
         self._batches: Callable[[], Any] = ref(batches)
-        self._num_workers: int = batches._num_workers
-        self._own_factor: int = batches._prefetch_factor if self._num_workers else 0
+        self._order = Order(batches)
+        self._num_workers = self._order.num_workers
         self._pools: list[Pool] = []
         self._depths: list[Depth] = []
-        self._ahead: deque[Ahead] = deque()
-        self._sampling: Any = None
-        self._streams: list[Any] = []
-        self._early: Early | None = None
-        self._length: int | None = None
-        self._ended = False
+        self._finishes: list[Finish] = []
         self._lock = threading.RLock()  # some scripts fetch in a thread of their own
-        finalize(batches, forget, self._ahead).atexit = False
-        self._begin(batches)
 
     # -- what actions call, between two batches
 
@@ -84,11 +75,35 @@ class Feed:
                 self._depths.remove(depth)
             self._release()
 
+    def finish_with(self, finish: Finish) -> None:
+        """Lets each batch go through `finish` before the script gets it."""
+        with self._lock:
+            self._finishes.append(finish)
+            self._take_over()
+
+    def finish_without(self, finish: Finish) -> None:
+        """Takes that back."""
+        with self._lock:
+            if finish in self._finishes:
+                self._finishes.remove(finish)
+            self._release()
+
+    def next_if_there(self) -> Any:
+        """Returns the batch that comes next, which stays where it is; `NOTHING` if it is not there yet."""
+        batches = self._batches()
+        entry = self._order.ahead[0] if self._order.ahead else None
+        data = NOTHING
+        if isinstance(entry, Own):
+            data = own_if_there(batches)
+        elif isinstance(entry, Asked) and entry.pool.proven:
+            data = entry.if_there()
+        return NOTHING if isinstance(data, Impure | ExceptionWrapper) else data
+
     def collect(self, pool: Pool, patience_s: float) -> None:
         """Takes from a pool what it was asked for, so that it can be closed; what does not come in time is
         made in the training process, when its turn has come."""
         with self._lock:
-            for entry in self._ahead:
+            for entry in self._order.ahead:
                 if isinstance(entry, Asked) and entry.pool is pool and entry.workers is not None:
                     entry.workers.patience_s = patience_s
                     entry.take()
@@ -99,13 +114,13 @@ class Feed:
         batches = self._batches()
         if self._num_workers:
             with self._lock:
-                self._begin_if_new(batches)
-                self._fill(batches, asked=0)
+                self._order.begin_if_new(batches)
+                self._order.fill(batches, self.active, self.factor, asked=0)
 
     @property
-    def in_force(self) -> tuple[Pool | Depth, ...]:
+    def in_force(self) -> tuple[Pool | Depth | Finish, ...]:
         """What actions have put in force."""
-        return (*self._pools, *self._depths)
+        return (*self._pools, *self._depths, *self._finishes)
 
     @property
     def active(self) -> Pool | None:
@@ -120,138 +135,65 @@ class Feed:
         """Batches that each worker is asked for beforehand."""
         if self._depths:
             return self._depths[-1].factor
-        return self._own_factor if self.active is None else self.active.prefetch_factor
+        return self._order.own_factor if self.active is None else self.active.prefetch_factor
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing of ours has a part in the iterator any more."""
-        ours = any(isinstance(entry, Asked | Failed) for entry in self._ahead)
-        deeper = self._num_workers and len(self._ahead) > self._own_factor * self._num_workers
-        return not (self.in_force or ours or deeper or self._early is not None)
+        ours = any(isinstance(entry, Asked | Failed) for entry in self._order.ahead)
+        deeper = self._num_workers and len(self._order.ahead) > self._order.own_factor * self._num_workers
+        return not (self.in_force or ours or deeper or self._order.early is not None)
 
     # -- what takes the place of torch's methods
 
     def _next_data(self) -> Any:
         batches = self._batches()
         with self._lock:
-            self._begin_if_new(batches)
-            self._fill(batches, asked=batches._num_yielded + 1)
-            if self._ahead:
+            self._order.begin_if_new(batches)
+            if not self._num_workers:
+                self._refuse_stale(batches._dataset)
+            self._order.fill(batches, self.active, self.factor, asked=batches._num_yielded + 1)
+            if self._order.ahead:
                 data = self._hand_out(batches)
-            elif self._ended and not self._num_workers:
+            elif self._order.ended and not self._num_workers:
                 raise StopIteration
             else:
                 data = type(batches)._next_data(batches)
             self._release()
+            for finish in self._finishes:
+                data = finish(self, data)
         return data
 
     def _try_put_index(self) -> None:
         """The script's own workers may be asked for one more batch: not while a pool is."""
         batches = self._batches()
-        self._begin_if_new(batches)
+        self._order.begin_if_new(batches)
         if self.active is None:
-            self._draw(batches, None, self._due(batches._num_yielded + 1))
+            due = self._order.due(batches._num_yielded + 1)
+            self._order.draw(batches, None, self.factor, due)
 
-    # -- the order of batches
-
-    def _begin_if_new(self, batches: Any) -> None:
-        if batches._sampler_iter is not self._sampling:
-            self._begin(batches)
-
-    def _begin(self, batches: Any) -> None:
-        """A new epoch, or the first look: what was left of another epoch is forgotten."""
-        forget(self._ahead)
-        self._sampling = batches._sampler_iter
-        self._streams = generators(batches._index_sampler)
-        self._length = length(batches)
-        self._early = None
-        self._ended = False
-        if self._num_workers:
-            self._ahead.extend([OWN] * (batches._send_idx - batches._rcvd_idx))
-
-    def _due(self, asked: int) -> int:
-        """Returns how many indices would have been drawn by now without us."""
-        return asked + self._own_factor * self._num_workers
-
-    def _fill(self, batches: Any, asked: int) -> None:
-        """Asks for batches ahead, as many as whoever makes them now is to be asked for.
-
-        Args:
-            batches: The iterator.
-            asked: How many batches the loop has asked for in this epoch.
-        """
-        due = self._due(asked)
-        if self._early is not None and self._early.position <= due:
-            self._early.happens()
-            self._early = None
-        if not self._num_workers:
-            self._refuse_stale(batches._dataset)
-        pool = self.active
-        if pool is None and not self._num_workers:
-            return
-        if pool is not None:
-            mine = sum(isinstance(entry, Asked) and entry.pool is pool for entry in self._ahead)
-            room = self.factor * pool.num_workers - mine
-        else:
-            # As torch counts: a batch that came before its turn is still ahead.
-            room = self.factor * self._num_workers - sum(entry is OWN for entry in self._ahead)
-        # No fewer than without us: a sampler that moves a generator at its end does so when it would have.
-        room = max(room, due - batches._num_yielded - len(self._ahead))
-        while room > 0 and self._draw(batches, pool, due):
-            room -= 1
-
-    def _draw(self, batches: Any, pool: Pool | None, due: int) -> bool:
-        """Draws an index and asks for its batch: a pool, or the script's own workers.
-
-        Returns:
-            Whether that may be done once more. What a sampler does when it ends, such as drawing a random
-            number of the process's, must not happen before it would have without us.
-        """
-        if self._ended or self._early is not None or (self._ahead and isinstance(self._ahead[-1], Failed)):
-            return False
-        drawn: int = batches._num_yielded + len(self._ahead)
-        if self._length is not None and drawn >= max(self._length, due):
-            return False
-        if pool is None and batches._send_idx - batches._rcvd_idx >= self.factor * self._num_workers:
-            return False  # the queue was deeper before
-        before = [stream.get_state() for stream in self._streams] if drawn >= due else []
-        try:
-            if pool is not None:
-                index = batches._next_index()
-                self._ahead.append(Asked(pool, index))
-            elif _is_asked(batches):
-                self._ahead.append(OWN)
-            else:
-                self._ended = True
-        except StopIteration:
-            self._ended = True
-        except Exception as error:
-            if pool is None:
-                raise  # where torch raises it
-            self._ahead.append(Failed(error))
-        self._early = Early.of(drawn + 1, self._streams, before)
-        return True
+    # -- handing out
 
     def _refuse_stale(self, dataset: Any) -> None:
         """Without workers, a change that the script makes to its dataset holds from the next batch on."""
         for pool in self._pools:
             if not pool.broken and pool.is_stale(dataset):
                 pool.refused = "the script changes its dataset between two batches"
-        for entry in self._ahead:
+        for entry in self._order.ahead:
             if isinstance(entry, Asked) and entry.pool.is_stale(dataset):
                 entry.workers, entry.data = None, NOTHING
 
     def _hand_out(self, batches: Any) -> Any:
-        entry = self._ahead[0]
+        entry = self._order.ahead[0]
         if isinstance(entry, Own):
             received = batches._rcvd_idx
             try:
                 return type(batches)._next_data(batches)
             finally:
                 if batches._rcvd_idx != received:
-                    self._ahead.popleft()
+                    self._order.ahead.popleft()
         data = entry.take() if isinstance(entry, Asked) else NOTHING
-        self._ahead.popleft()  # only now: a wait that the user interrupts has consumed nothing
+        self._order.ahead.popleft()  # only now: a wait that the user interrupts has consumed nothing
         if isinstance(entry, Failed):
             raise entry.error
         return self._checked(batches, entry, data)
@@ -281,7 +223,7 @@ class Feed:
         vars(batches)["_next_data"] = self._next_data
         if self._num_workers:
             vars(batches)["_try_put_index"] = self._try_put_index
-            batches._prefetch_factor = self.factor if self.active is None else self._own_factor
+            batches._prefetch_factor = self.factor if self.active is None else self._order.own_factor
 
     def _release(self) -> None:
         """Takes our methods out of the iterator when they have nothing left to do."""
@@ -289,18 +231,11 @@ class Feed:
         if batches is None:
             return
         if self._num_workers:
-            batches._prefetch_factor = self.factor if self.active is None else self._own_factor
+            batches._prefetch_factor = self.factor if self.active is None else self._order.own_factor
         if self.is_idle:
             vars(batches).pop("_next_data", None)
             vars(batches).pop("_try_put_index", None)
             _feeds.pop(batches, None)
-
-
-def _is_asked(batches: Any) -> bool:
-    """Lets the script's own workers be asked for a batch; returns whether there was one."""
-    sent = batches._send_idx
-    type(batches)._try_put_index(batches)
-    return bool(batches._send_idx != sent)
 
 
 _feeds: WeakKeyDictionary[Any, Feed] = WeakKeyDictionary()

@@ -37,6 +37,10 @@ class LoaderPrefetch(Action):
     Where workers are too slow on average: a longer queue runs empty just as well. Without workers nothing
     is ready beforehand.
 
+    ## What was measured
+    That order, samples and random numbers stay the same, also where a loop leaves its epochs early. What it
+    wins depends on how far apart slow samples are: the tuner measures it in windows of 20 steps.
+
     ## Its price
     Memory for the batches that wait. A tenth of what is available is the limit.
     """

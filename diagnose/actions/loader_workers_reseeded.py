@@ -19,8 +19,15 @@ class LoaderWorkersReseeded(LoaderServing):
     dropout mask, comes earlier in its stream. Training is as random as before, but not the same:
     `--allow training`.
 
-    ## When it cannot help, what is refused, what watches it
-    As with `loader-workers`, save that random samples are neither refused nor compared.
+    ## When it takes effect
+    With the next batch, as `loader-workers` does.
+
+    ## When it cannot help
+    Where `loader-workers` cannot. It refuses what that refuses, save random samples, and compares none.
+
+    ## What was measured
+    Speed: what `loader-workers` says, for the mechanism is the same. Samples: the order is the script's,
+    and no two samples have the same random numbers.
     """
 
     safety = Safety.TRAINING

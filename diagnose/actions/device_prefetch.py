@@ -1,0 +1,114 @@
+"""The next batch copied to the GPU while the present one is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from diagnose.actions._device_copies import Copies, SideStream
+from diagnose.actions._loader_ahead import NOTHING
+from diagnose.actions._loader_choice import obstacle
+from diagnose.actions._loader_purity import leaves
+from diagnose.actions._loader_service import shape
+from diagnose.actions._loader_switch import Feed, feed_of, feeds
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class DevicePrefetch(Action):
+    """Begins the copy of the next batch to the GPU before the script asks for it.
+
+    ## What it does
+    The script gets the batches it always got, on the CPU. When one is handed out and the workers have the
+    next one ready, its tensors are copied to the GPU on a stream of their own, while the model computes.
+    `tensor.to(device)` and `tensor.cuda()` then return that copy, if the tensor is the very object and
+    nothing was written to it since; the script's stream waits for the copy to be complete, not the script.
+
+    ## When it takes effect
+    With the batch after the next.
+
+    ## When it cannot help
+    Where no workers make the batches: the next one is not there early. Where the script changes batches on
+    the CPU first, or asks for another type in the same call. On a machine without a GPU it is refused.
+
+    ## Its price
+    Memory on the GPU for one more batch.
+
+    ## What was measured
+    The look-up on a CPU: hit, stale after a change in place, miss for other tensors. Nothing yet on a GPU:
+    the tuner measures it in pairs of windows on the job itself.
+    """
+
+    safety = Safety.EXACT
+    order = 21
+    settle_steps = 2
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        if not torch.cuda.is_available() or job.device != "cuda":
+            raise CannotApply("the model is not on a GPU: there is nothing to copy to")
+        _fed_by_workers(job)
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        copies = Copies(SideStream(torch.device("cuda", torch.cuda.current_device())))
+
+        def look_ahead(feed: Feed, data: Any) -> Any:
+            begin_next(feed, copies)
+            return data
+
+        def begins(loader: Any, batches: Any) -> None:
+            if not obstacle(loader, batches):
+                feed = feed_of(batches)
+                if look_ahead not in feed.in_force:
+                    feed.finish_with(look_ahead)
+
+        with copies.looked_up():
+            try:
+                _start(job, look_ahead)
+                job.on_iterator.append(begins)
+                yield
+            finally:
+                if begins in job.on_iterator:
+                    job.on_iterator.remove(begins)
+                for _, feed in feeds():
+                    feed.finish_without(look_ahead)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return shape(job), torch.Tensor.to, torch.Tensor.cuda
+
+
+def begin_next(feed: Feed, copies: Copies) -> None:
+    """Begins to copy the batch that comes next, if it is there."""
+    batch = feed.next_if_there()
+    if batch is not NOTHING:
+        leaves(batch, copies.begin)
+
+
+def _start(job: Job, look_ahead: Any) -> None:
+    for batches in _fed_by_workers(job):
+        feed_of(batches).finish_with(look_ahead)
+
+
+def _fed_by_workers(job: Job) -> list[Any]:
+    """Returns the iterators whose next batch may be there early.
+
+    Raises:
+        CannotApply: If there is none.
+    """
+    served = {batches for batches, feed in feeds() if feed.active is not None}
+    found, reason = [], "no DataLoader feeds the training loop"
+    for loader, batches in zip(job.loaders, job.iterators, strict=True):
+        obstructed = obstacle(loader, batches)
+        if not obstructed and (batches in served or batches._num_workers):
+            found.append(batches)
+        reason = obstructed or "no workers make the batches: the next one is not there early"
+    if not found:
+        raise CannotApply(reason)
+    return found

@@ -1,0 +1,224 @@
+"""Batches pinned, or on their way to the device before the script asks; the look-up runs without one."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from diagnose.actions._device_copies import Copies, asks_for
+from diagnose.actions._loader_ahead import NOTHING
+from diagnose.actions._loader_choice import sources
+from diagnose.actions._loader_service import in_force, shape, started
+from diagnose.actions._loader_switch import Feed, feed_of, feeds
+from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.device_prefetch import DevicePrefetch, begin_next
+from diagnose.actions.pin_memory import PinMemory
+from diagnose.core.job import Job
+from tests.loops import begin, loop, off, on
+from tests.test_actions_loader_order import KINDS, children_end, equal
+
+META = torch.device("meta")
+
+
+class Side:
+    """Copies to a device that holds nothing."""
+
+    device = META
+
+    def __init__(self) -> None:
+        self.handed_over = 0
+
+    def begin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor.to(META), None
+
+    def hand_over(self, copy: torch.Tensor, done: Any) -> None:
+        self.handed_over += 1
+
+
+@pytest.fixture
+def copies() -> Iterator[Copies]:
+    with ExitStack() as stack:
+        found = Copies(Side())
+        stack.enter_context(found.looked_up())
+        yield found
+
+
+def test_the_very_tensor_is_found_once(copies: Copies) -> None:
+    tensor = torch.ones(3)
+    copies.begin(tensor)
+    (_, _, copy, _) = copies._begun[id(tensor)]
+    assert tensor.to("meta", non_blocking=True) is copy
+    assert tensor.to("meta") is not copy, "a second copy is another tensor, as without us"
+
+
+@pytest.mark.parametrize("other", [lambda t: t[:2], lambda t: t.clone(), lambda t: t.detach()])
+def test_another_tensor_is_not_found(copies: Copies, other: Any) -> None:
+    tensor = torch.ones(3)
+    copies.begin(tensor)
+    (_, _, copy, _) = copies._begun[id(tensor)]
+    assert other(tensor).to("meta") is not copy
+
+
+def test_a_tensor_that_was_written_to_is_copied_anew(copies: Copies) -> None:
+    tensor = torch.ones(3)
+    copies.begin(tensor)
+    (_, _, copy, _) = copies._begun[id(tensor)]
+    tensor.add_(1)
+    assert tensor.to("meta") is not copy
+
+
+def test_an_entry_ends_with_its_tensor(copies: Copies) -> None:
+    tensor = torch.ones(3)
+    copies.begin(tensor)
+    assert len(copies) == 1
+    del tensor
+    gc.collect()
+    assert len(copies) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "plain"),
+    [
+        (("meta",), {}, True),
+        ((META,), {"non_blocking": True}, True),
+        ((), {"device": "meta"}, True),
+        (("cpu",), {}, False),
+        ((torch.float64,), {}, False),
+        (("meta", torch.float64), {}, False),
+        (("meta",), {"dtype": torch.float64}, False),
+        (("meta",), {"copy": True}, False),
+        (("meta",), {"memory_format": torch.channels_last}, False),
+        ((torch.ones(1),), {}, False),
+        ((), {}, False),
+    ],
+)
+def test_only_a_plain_move_to_the_device_is_looked_up(args: Any, kwargs: Any, plain: bool) -> None:
+    assert asks_for(META, args, kwargs) is plain
+
+
+def test_parameters_and_tensors_of_other_kinds_are_left_alone(copies: Copies) -> None:
+    copies.begin(torch.ones(2, requires_grad=True))
+    copies.begin(torch.nn.Parameter(torch.ones(2)))
+    copies.begin(torch.ones(2).to_sparse())
+    assert len(copies) == 0
+
+
+class LooksAhead(Action):
+    """Looks at the next batch whenever one is handed out, with workers of ours or the script's own."""
+
+    def __init__(self, found: list[Any], num_workers: int) -> None:
+        self.found, self.num_workers = found, num_workers
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        def look(feed: Feed, data: Any) -> Any:
+            time.sleep(0.01)
+            self.found.append(feed.next_if_there())
+            return data
+
+        def begins(loader: Any, batches: Any) -> None:
+            if look not in feed_of(batches).in_force:
+                feed_of(batches).finish_with(look)
+
+        with ExitStack() as stack:
+            if self.num_workers:
+                pools = stack.enter_context(started(sources(job), self.num_workers, 2, exact=True))
+                stack.enter_context(in_force(job, pools))
+            for batches in job.iterators:
+                feed_of(batches).finish_with(look)
+            job.on_iterator.append(begins)
+            try:
+                yield
+            finally:
+                job.on_iterator.remove(begins)
+                for _, feed in feeds():
+                    feed.finish_without(look)
+
+    def state(self, job: Job) -> Any:
+        return shape(job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [
+        ("generator", 2),
+        ("two workers, generator", 0),
+        ("two workers", 1),
+        ("persistent", 0),
+        ("shuffle", 0),
+    ],
+)
+def test_looking_at_the_next_batch_changes_nothing(kind: str, num_workers: int) -> None:
+    found: list[Any] = []
+    plan = {2: on(None), 8: off, 12: on(None)}
+    for stop_at in (-1, 6):
+        ours = list(loop(KINDS[kind], LooksAhead(found, num_workers), plan, epochs=3, stop_at=stop_at))
+        assert equal(ours, loop(KINDS[kind], epochs=3, stop_at=stop_at))
+        there = [batch for batch in found if batch is not NOTHING]
+        assert bool(there) is (kind != "shuffle")
+        never = [batch for batch in there if not any(batch is handed for handed in ours)]
+        assert len(never) <= (3 if stop_at > 0 else 0), (
+            "the very objects come next, unless the loop is left"
+        )
+        found.clear()
+    assert children_end()
+
+
+def test_the_copy_of_the_next_batch_is_begun_when_one_is_handed_out(copies: Copies) -> None:
+    job = Job()
+    batches = begin(job, KINDS["two workers"]())
+    feed = feed_of(batches)
+
+    def look_ahead(feed: Feed, data: Any) -> Any:
+        time.sleep(0.2)
+        begin_next(feed, copies)
+        return data
+
+    feed.finish_with(look_ahead)
+    next(batches)
+    begun = [copy for _, _, copy, _ in copies._begun.values()]
+    assert len(begun) == 1
+    assert next(batches).to("meta") is begun[0]
+    feed.finish_without(look_ahead)
+    assert len(list(batches)) == 8
+    assert children_end()
+
+
+@pytest.mark.parametrize("action", [PinMemory(), DevicePrefetch()])
+def test_without_an_accelerator_it_is_refused(action: Action) -> None:
+    job = Job()
+    begin(job, KINDS["two workers"]())
+    with pytest.raises(CannotApply, match=r"there is nothing to copy to"):
+        action.check(job)
+    job.iterators.clear()
+    assert children_end()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("action", [PinMemory(), DevicePrefetch()])
+@pytest.mark.parametrize("kind", ["two workers", "two workers, generator", "persistent"])
+def test_on_a_gpu_batches_and_their_copies_are_the_same(action: Action, kind: str) -> None:
+    def moved(action: Action | None) -> list[Any]:
+        torch.manual_seed(3)
+        job, found = Job(device="cuda"), []
+        loader = KINDS[kind]()
+        with ExitStack() as stack:
+            for epoch in range(3):
+                for number, batch in enumerate(begin(job, loader)):
+                    if action is not None and (epoch, number) == (0, 2):
+                        action.check(job)
+                        prepared = stack.enter_context(action.prepare(job, None))
+                        stack.enter_context(action.apply(job, prepared))
+                    assert batch.device.type == "cpu"
+                    on_device = batch.to("cuda", non_blocking=True)
+                    found += [batch.clone(), (on_device * 2).cpu(), torch.rand(1)]
+        return found
+
+    assert equal(moved(action), moved(None))
+    assert children_end()
