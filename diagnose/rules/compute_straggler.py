@@ -134,7 +134,8 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     """Returns what is won on the first rank if this one were as fast as the others, in every phase.
 
     Whoever is late in the forward is late in the backward pass, too. All of it is what the others wait when
-    their own gradients are there, and no more than that.
+    their own gradients are there, and no more than that; what the late rank itself waits for gradients is
+    nobody's lateness.
     """
     one = next(rank for rank in profile.ranks if rank.rank == late.rank)
     others = [rank for rank in profile.ranks if rank is not one]
@@ -152,8 +153,8 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     }
     by_phase[Phase.BACKWARD] = computed[late.rank] - median(computed.get(r.rank, 0.0) for r in others)
     by_phase = {phase: ns for phase, ns in by_phase.items() if ns > 0}
-    lost_ns = min(sum(by_phase.values()), median(waited))
-    if not lost_ns:
+    lost_ns = min(sum(by_phase.values()), median(waited) - (waits_ns(profile, one) or 0.0))
+    if lost_ns <= 0:
         return late.waits
     if one is not profile.ranks[0]:
         return {Phase.BACKWARD: lost_ns}

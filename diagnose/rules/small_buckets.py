@@ -9,7 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import usual_wait_ns
+from diagnose.rules._ranks import usual_wait_ns, waits_ns
 from diagnose.rules.base import Rule
 
 DEFAULT_BYTES = 25 * 2**20
@@ -85,7 +85,9 @@ class SmallBuckets(Rule):
                 f"{format_duration(per_bucket)} per reduction over {ddp.backend}, besides its bytes"
             )
         else:
-            lost_ns = timed_ns * (1 - usual / num) * passes * (ddp.synced_share or 1.0)
+            waited = [ns for rank in profile.ranks if (ns := waits_ns(profile, rank)) is not None]
+            waited_ns = min([timed_ns * passes * (ddp.synced_share or 1.0), *waited])
+            lost_ns = waited_ns * (1 - usual / num)
             assumption = "so few bytes take no time themselves; each reduction takes the same"
         low, high = (LOW, HIGH) if timed_ns is None else (LOW_TIMED, HIGH_TIMED)
         lost_ns = min(lost_ns, 0.9 * backward_ns)
