@@ -2,7 +2,7 @@
 #   make demo     where does the time of a real training script go?
 #   make test     all tests; ARGS="-k layers" narrows them
 #   make lint     ruff and mypy, as in CI
-#   make bench    the figures of the README: attribution, overhead and accuracy
+#   make bench    the figures of the README: attribution, overhead, accuracy and tuning
 # PYTHON=python3.12 chooses the interpreter for a new .venv.
 
 PYTHON ?= python3
@@ -33,6 +33,7 @@ bench: .venv/.installed-bench
 	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/accuracy.py --peers
+	$(BIN)/python benchmarks/tuning.py
 
 # The stamp comes last, so that an interrupted installation is taken up again. An environment that
 # cannot run, because its Python is gone or too old, is made anew.

@@ -21,6 +21,7 @@ def main() -> None:
     text = readme.read_text(encoding="utf-8")
     text = fill(text, "demo", demo())
     text = fill(text, "findings", findings())
+    text = fill(text, "tuning", tuning())
     text = fill(text, "attribution", attribution(ROOT / "docs" / "attribution.md"))
     text = fill(text, "overhead", body(ROOT / "docs" / "overhead.md"))
     readme.write_text(text, encoding="utf-8")
@@ -40,6 +41,13 @@ def findings() -> str:
     report = diagnose("report").stdout
     section = report[report.index("What slows it down") : report.index("\nWhere the step goes")]
     return f"```text\n$ diagnose report\n...\n{section.rstrip()}\n...\n```"
+
+
+def tuning() -> str:
+    """Tunes a job with two faults, and returns the block that `diagnose` adds to its output."""
+    command = ("run", "--tune", "benchmarks/tuning/deep_adamw.py", "--steps", "1500", "--wait-ms", "0.8")
+    block = diagnose(*command).stderr.strip()
+    return f"```text\n$ diagnose {' '.join(command)}\n...\n{block}\n```"
 
 
 def diagnose(*arguments: str) -> subprocess.CompletedProcess[str]:

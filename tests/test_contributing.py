@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from diagnose.core.job import Job
 from diagnose.core.ledger import SLOTS
 from diagnose.hooks._recorder import Recorder
 from diagnose.rules import check_rule
@@ -57,3 +58,15 @@ def test_the_rule_of_the_guide_is_held_to_what_every_rule_is(monkeypatch: pytest
     rule = module["FileReopened"]()
     assert rule.name == "file-reopened"
     check_rule(rule)
+
+
+def test_the_action_of_the_guide_changes_the_job_and_undoes_it() -> None:
+    module = shown("FlushDenormal", "diagnose.actions.flush_denormal")
+    action, job = module["FlushDenormal"](), Job()
+    before = action.state(job)
+    assert before is False
+    with action.prepare(job, None) as prepared:
+        for _ in range(2):
+            with action.apply(job, prepared):
+                assert action.state(job) is True
+            action.verify_undone(job, before)

@@ -33,10 +33,6 @@ class DdpBucketSize(Action):
     All ranks must change at the same step, and do. With three ranks and more, an element's place in its
     bucket decides in which order the ranks are summed, so that the last bit of a gradient may differ; with
     two it does not. On a GPU the new buckets need memory before the old ones are free.
-
-    ## What was measured
-    A fresh reducer takes half a millisecond to a millisecond for a small model. Two ranks: bit for bit the
-    same weights as without. Four: within 4e-9 of them, and equal on all ranks.
     """
 
     safety = Safety.ROUNDING

@@ -31,10 +31,6 @@ class NoSync(Action):
     The sum of averages is rounded in another order than the average of sums. A script that reads gradients
     between two batches sees its own rank's. Where a step comes earlier than usual in a loop of unknown
     length, gradients are clipped before they are averaged, in that one step; the end of an epoch is known.
-
-    ## What was measured
-    Two ranks of one machine, four batches a step: 2.1 times as fast per batch; weights differed by 1.9e-9
-    after five steps.
     """
 
     safety = Safety.ROUNDING
