@@ -24,7 +24,7 @@ from tests.toggled import ConvNet, images, train, weights
 
 ACTIONS = discover(actions, Action)
 FOLDER = str(Path(actions.__file__).parent)
-SECTIONS = ("What it does", "When it takes effect", "When it cannot help", "What was measured")
+SECTIONS = ("What it does", "When it takes effect", "When it cannot help")
 TOUCHES = ("nothing", "model", "optimizer", "ranks")
 MAX_INTERRUPTIONS = 40
 """Places at which entering an action is interrupted: all, or so many of them, evenly."""
@@ -108,7 +108,7 @@ def prepared(action: Action, running: Running) -> Iterator[Any]:
 
 
 @each_action
-def test_its_page_says_what_when_and_how_much(name: str) -> None:
+def test_its_page_says_what_it_does_and_when(name: str) -> None:
     page = type(ACTIONS[name]).__doc__ or ""
     missing = [section for section in SECTIONS if f"## {section}\n" not in page]
     assert not missing

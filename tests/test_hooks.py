@@ -908,7 +908,8 @@ TELLS = sorted(
     if callable(value)
     and not name.startswith("_")
     and name not in ("broke", "guarded", "reset", "push", "leave", "finish", "take_rows", "has_rows")
-    and name not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked")
+    and name
+    not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked", "unmeasured")
 )
 """What hooks tell the recorder."""
 

@@ -46,7 +46,7 @@ class OptimizerInBackward(Action):
 
     safety = Safety.TRAINING
     order = 60
-    excludes = frozenset({"fused-optimizer", "gradient-accumulation", "autocast-fp16"})
+    excludes = frozenset({"fused-optimizer", "autocast-fp16"})
     settle_steps = WATCHED_STEPS + 1
 
     def __init__(self) -> None:
