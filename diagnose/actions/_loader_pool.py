@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -188,10 +189,15 @@ class Workers(_MultiProcessingDataLoaderIter):
 
 def beside_training(end_workers: Callable[[], None]) -> None:
     """Ends workers, which may take as long as the batch that they are at, without stopping the training."""
-    try:
-        threading.Thread(target=end_workers, name="end-of-loader-workers").start()
-    except RuntimeError:  # the interpreter is ending
+    if is_ending():
         end_workers()
+    else:
+        threading.Thread(target=end_workers, name="end-of-loader-workers").start()
+
+
+def is_ending() -> bool:
+    """Whether the script is over: no thread can be started any more, and nobody waits for a batch."""
+    return not threading.main_thread().is_alive() or sys.is_finalizing()
 
 
 class Pool:

@@ -33,7 +33,7 @@ from diagnose.core.units import NS_PER_S
 PATIENCE_S = 10.0
 """A child that has not made a few batches in this time hangs, or is too slow to be waited for."""
 
-LOOK_AHEAD_S = 0.25
+LOOK_AHEAD_S = 0.1
 """So long the sampler's next indices are drawn, to see whether that moves a generator of the process."""
 
 

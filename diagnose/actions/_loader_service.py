@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.actions._loader_choice import Source, lacks_memory, obstacle
-from diagnose.actions._loader_pool import Pool
+from diagnose.actions._loader_pool import Pool, is_ending
 from diagnose.actions._loader_switch import feed_of, feeds
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
@@ -61,7 +61,8 @@ def _end(pool: Pool) -> None:
     try:
         for _, feed in feeds():
             feed.leave(pool)
-            feed.collect(pool, COLLECT_S)
+            if not is_ending():
+                feed.collect(pool, COLLECT_S)
     finally:
         pool.workers.stop()
 
@@ -111,16 +112,14 @@ def shape(job: Job) -> tuple[Any, ...]:
     Batches that were asked for and are still to be handed out are none: they come from wherever they are
     made, and our methods take themselves out after the last.
     """
+    known = dict(feeds())
     parts: list[Any] = []
-    for batches, feed in feeds():
+    for batches in job.iterators:
+        feed = known.get(batches)
         methods = tuple(name for name in ("_next_data", "_try_put_index") if name in vars(batches))
-        if feed.in_force or (methods and feed.is_idle):
+        if feed is None:
+            parts.extend(methods)  # nobody would take them out
+        elif feed.in_force or (methods and feed.is_idle):
             workers = feed.active.num_workers if feed.active is not None else None
             parts.append((type(batches).__name__, workers, feed.factor, len(feed.in_force), methods))
-    stray = [
-        (type(batches).__name__, name)
-        for batches in job.iterators
-        for name in ("_next_data", "_try_put_index")
-        if name in vars(batches) and batches not in {known for known, _ in feeds()}
-    ]
-    return tuple(parts), tuple(stray), len(job.on_iterator)
+    return tuple(parts), len(job.on_iterator)
