@@ -24,12 +24,14 @@ class Order:
         early: What it did before its time, if anything is put off.
         num_workers: The script's own workers.
         own_factor: Batches that each of them is asked for beforehand, without us.
+        handed: Batches of this epoch that were handed out, or raised an exception.
     """
 
     def __init__(self, batches: Any) -> None:
         self.ahead: deque[Ahead] = deque()
         self.ended = False
         self.early: Early | None = None
+        self.handed = 0
         self.num_workers: int = batches._num_workers
         self.own_factor: int = batches._prefetch_factor if self.num_workers else 0
         self._sampling: Any = None
@@ -48,8 +50,14 @@ class Order:
         self._length = length(batches)
         self.early = None
         self.ended = False
+        self.handed = batches._num_yielded
         if self.num_workers:
             self.ahead.extend([OWN] * (batches._send_idx - batches._rcvd_idx))
+
+    def pop(self) -> None:
+        """The next batch is handed out."""
+        self.ahead.popleft()
+        self.handed += 1
 
     def due(self, asked: int) -> int:
         """Returns how many indices would have been drawn by now without us."""
@@ -77,7 +85,7 @@ class Order:
             # As torch counts: a batch that came before its turn is still ahead.
             room = factor * self.num_workers - sum(entry is OWN for entry in self.ahead)
         # No fewer than without us: a sampler that moves a generator at its end does so when it would have.
-        room = max(room, due - batches._num_yielded - len(self.ahead))
+        room = max(room, due - self.handed - len(self.ahead))
         while room > 0 and self.draw(batches, pool, factor, due):
             room -= 1
 
@@ -90,7 +98,7 @@ class Order:
         """
         if self.ended or self.early is not None or (self.ahead and isinstance(self.ahead[-1], Failed)):
             return False
-        drawn: int = batches._num_yielded + len(self.ahead)
+        drawn = self.handed + len(self.ahead)
         if self._length is not None and drawn >= max(self._length, due):
             return False
         if pool is None and batches._send_idx - batches._rcvd_idx >= factor * self.num_workers:

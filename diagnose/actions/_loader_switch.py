@@ -152,9 +152,16 @@ class Feed:
             self._order.begin_if_new(batches)
             if not self._num_workers:
                 self._refuse_stale(batches._dataset)
-            self._order.fill(batches, self.active, self.factor, asked=batches._num_yielded + 1)
+            asked = self._order.handed + 1
+            if not self._order.ahead:
+                self._order.fill(batches, self.active, self.factor, asked)
             if self._order.ahead:
-                data = self._hand_out(batches)
+                try:
+                    data = self._hand_out(batches)
+                finally:
+                    # As torch does: when a batch is there, another one is asked for.
+                    if self._order.handed == asked:
+                        self._order.fill(batches, self.active, self.factor, asked)
             elif self._order.ended and not self._num_workers:
                 raise StopIteration
             else:
@@ -169,7 +176,7 @@ class Feed:
         batches = self._batches()
         self._order.begin_if_new(batches)
         if self.active is None:
-            due = self._order.due(batches._num_yielded + 1)
+            due = self._order.due(self._order.handed + 1)
             self._order.draw(batches, None, self.factor, due)
 
     # -- handing out
@@ -191,9 +198,9 @@ class Feed:
                 return type(batches)._next_data(batches)
             finally:
                 if batches._rcvd_idx != received:
-                    self._order.ahead.popleft()
+                    self._order.pop()
         data = entry.take() if isinstance(entry, Asked) else NOTHING
-        self._order.ahead.popleft()  # only now: a wait that the user interrupts has consumed nothing
+        self._order.pop()  # only now: a wait that the user interrupts has consumed nothing
         if isinstance(entry, Failed):
             raise entry.error
         return self._checked(batches, entry, data)
