@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import resource
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -284,6 +286,19 @@ def test_a_loop_that_is_dropped_leaves_its_workers_idle() -> None:
     del batches
     assert not workers._wanted
     switch.close()
+
+
+def test_a_script_that_keeps_its_batches_does_not_run_out_of_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * len(os.listdir("/proc/self/fd")) + 160, limits[1]))
+    try:
+        kept = list(loop(lambda: DataLoader(Rows(400)), LoaderWorkers(), {2: on(2)}, epochs=1))
+        files = [tempfile.TemporaryFile() for _ in range(40)]  # the script's own  # noqa: SIM115
+        for file in files:
+            file.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert equal(kept, loop(lambda: DataLoader(Rows(400)), epochs=1))
 
 
 def test_reseeded_workers_keep_the_order_and_draw_their_own_numbers() -> None:

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, WeightedRa
 from diagnose.actions.base import Action
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
-from tests.loops import Plan, Rows, close, loop, off, on
+from diagnose.core.job import Job
+from tests.loops import Plan, Rows, Switch, begin, close, loop, off, on
 
 Make = Callable[[], "DataLoader[Any]"]
 
@@ -118,6 +119,44 @@ def test_a_loop_that_leaves_each_epoch_early_sees_the_same(kind: str, stop_at: i
         loop(make, LoaderWorkers(), plan, epochs=4, stop_at=stop_at), loop(make, epochs=4, stop_at=stop_at)
     )
     assert children_end()
+
+
+def test_the_seed_that_a_sampler_draws_with_its_first_batch_stays_drawn() -> None:
+    """Whoever saves the generator before he starts workers, and restores it then, rewinds this draw."""
+    states = []
+    for switched in (True, False):
+        torch.manual_seed(7)
+        job = Job()
+        batches = begin(job, KINDS["shuffle"]())
+        switch = Switch(LoaderWorkers(), job)
+        before = torch.get_rng_state()
+        if switched:
+            switch.on(2)
+        assert torch.equal(torch.get_rng_state(), before), "nothing is drawn before the loop asks"
+        next(batches)
+        states.append(torch.get_rng_state())
+        assert not torch.equal(states[-1], before)
+        switch.close()
+    assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "two workers", "persistent"])
+def test_each_epoch_draws_its_base_seed_as_it_did(kind: str) -> None:
+    """Workers that outlive an epoch draw none; the script's own iterator must."""
+    states = []
+    for switched in (True, False):
+        torch.manual_seed(7)
+        job, loader = Job(), KINDS[kind]()
+        switch = Switch(LoaderWorkers(), job)
+        batches = begin(job, loader)
+        if switched:
+            switch.on(1)
+        list(batches)
+        del batches
+        begin(job, loader)
+        states.append((loader.generator or torch.default_generator).get_state())
+        switch.close()
+    assert torch.equal(*states)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

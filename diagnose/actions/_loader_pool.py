@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import resource
 import signal
 import sys
 import threading
@@ -27,6 +29,10 @@ POLL_S = 0.5
 PATIENCE = 20.0
 LEAST_PATIENCE_S = 30.0
 """Workers that make nothing for so many times what a batch takes, and for so long, hang."""
+
+
+MAX_FILES_SHARE = 0.5
+"""Of the files that a process may have open, so many may be: the other half is the script's."""
 
 
 class Broken(Exception):
@@ -243,6 +249,14 @@ class Pool:
     def broken(self) -> str:
         """Why nothing is asked of it any more; empty while it is."""
         return self.refused or self.workers.broken
+
+    def count_files(self) -> None:
+        """Gives up where the script keeps its batches: each tensor from a worker is an open file as long as
+        it lives, and a process may have so many."""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(OSError):
+            if len(os.listdir("/proc/self/fd")) > MAX_FILES_SHARE * most:
+                self.refused = f"the script keeps its batches, and a process may have {most} open files"
 
     def fits(self, batches: Any) -> bool:
         """Whether it makes the batches of an iterator: of the same loader, or of one made again alike."""

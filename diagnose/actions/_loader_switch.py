@@ -27,6 +27,9 @@ from diagnose.actions._loader_order import Order
 from diagnose.actions._loader_pool import Impure, Pool
 from diagnose.actions._loader_purity import same
 
+COUNT_FILES_EVERY = 16
+"""Batches between two looks at how many files are open."""
+
 Finish = Callable[["Feed", Any], Any]
 
 
@@ -166,6 +169,9 @@ class Feed:
                 raise StopIteration
             else:
                 data = type(batches)._next_data(batches)
+            pool = self.active
+            if pool is not None and not self._num_workers and not self._order.handed % COUNT_FILES_EVERY:
+                pool.count_files()
             self._release()
             for finish in self._finishes:
                 data = finish(self, data)
