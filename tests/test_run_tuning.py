@@ -16,8 +16,8 @@ from diagnose.store.reader import read_rank
 from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start
 
 SCRIPT = SCRIPTS / "tunable.py"
-EPOCHS = 20
-A_FEW = 8
+EPOCHS = 60
+A_FEW = 30
 
 
 @pytest.fixture(scope="module")

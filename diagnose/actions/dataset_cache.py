@@ -39,9 +39,6 @@ class DatasetCache(Action):
     all samples would not fit into a quarter of the memory that is available. Where a sample holds other
     things than tensors, arrays, numbers and text. A dataset that the script changes is read anew.
 
-    ## What was measured
-    Decoding and resizing JPEG: from the second epoch on, a batch took a 37th of the loader's CPU time.
-
     ## What it does not make permanent
     No setting of torch's does this. In the script, keep what the dataset returns, or write it to disk once.
     """

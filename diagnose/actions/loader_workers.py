@@ -37,13 +37,6 @@ class LoaderWorkers(LoaderServing):
     whose attributes the script sets between epochs is given to new workers; one that it changes between
     two batches is read in the training process from then on.
 
-    ## What was measured
-    On two cores that other programs shared, with a dataset that waits for storage
-    (`benchmarks/tuning/storage.py`), 8 workers made steps 5.4 times faster (3.6 to 8.1, six pairs of
-    windows), with the plain run's weights bit for bit. Decoding JPEG: 1.8 times with two workers while the
-    machine was quiet; 1.05, which is no verdict, or half as fast, while it was not. Hence each job is
-    measured.
-
     ## What is not seen
     Numbers drawn from generators that are none of the process's and no part of the dataset; elements of
     arrays that the script writes in place; files that a dataset writes.

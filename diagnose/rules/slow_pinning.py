@@ -33,7 +33,6 @@ class SlowPinning(Rule):
     """
 
     needs = ("input.workers", "input.steady_wait_ns")
-    actions = ("pin-memory",)
     fires_on = (
         fed_by(
             data_wait_ms=30,

@@ -13,7 +13,7 @@ class Slow(Dataset):
         return 256
 
     def __getitem__(self, index):
-        time.sleep(0.004)
+        time.sleep(0.001)
         return torch.full((8,), float(index) / 256)
 
 
