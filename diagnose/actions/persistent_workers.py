@@ -31,9 +31,6 @@ class PersistentWorkers(Action):
     Where epochs are long: only their beginnings become shorter. In epochs of more than 100 steps no
     comparison could tell. Where the script makes a new `DataLoader` for each epoch.
 
-    ## What was measured
-    Epochs of 16 steps with two workers (`benchmarks/tuning/worker_starts.py`), on two cores that four other
-    programs shared: 1.11, no verdict (0.80 to 1.54, 24 pairs of windows); weights equal bit for bit.
 
     ## When it is refused
     Where the dataset changes itself: a new worker begins with it as the training process has it, a kept one
