@@ -31,7 +31,6 @@ class PersistentWorkers(Action):
     Where epochs are long: only their beginnings become shorter. In epochs of more than 100 steps no
     comparison could tell. Where the script makes a new `DataLoader` for each epoch.
 
-
     ## When it is refused
     Where the dataset changes itself: a new worker begins with it as the training process has it, a kept one
     as it has left it. Where its samples are random and the script sets up its workers by a function of its

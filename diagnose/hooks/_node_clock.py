@@ -61,12 +61,15 @@ class NodeClock:
     def _note(self, index: int, _: Any) -> None:
         if get_ident() != self._thread:
             return  # a device's nodes run in a thread of its own, and only begin their work
-        if not self._begun:
-            from torch.autograd import Variable
+        try:
+            if not self._begun:
+                from torch.autograd import Variable
 
-            # Before the callbacks of others, such as DDP's, which waits there for the other ranks.
-            Variable._execution_engine.queue_callback(partial(self._end, self._begun))
-        self._begun.append((index, self._clock()))
+                # Before the callbacks of others, such as DDP's, which waits there for the other ranks.
+                Variable._execution_engine.queue_callback(partial(self._end, self._begun))
+            self._begun.append((index, self._clock()))
+        except Exception:  # noqa: BLE001 (a hook meets the script: without times, its pass goes on)
+            self._thread = 0
 
     def _end(self, begun: list[tuple[int, int]]) -> None:
         if begun is self._begun:
