@@ -162,6 +162,7 @@ def recorded(fault: str, folder: Path) -> Profile:
     return diagnosed(load_profile(only_run(folder)))
 
 
+@pytest.mark.extended
 def test_ranks_with_batches_of_different_length_wait_for_the_fullest(tmp_path: Path):
     profile = recorded("uneven-work", tmp_path)
     found = {finding.rule: finding for finding in profile.findings}
@@ -173,6 +174,7 @@ def test_ranks_with_batches_of_different_length_wait_for_the_fullest(tmp_path: P
     assert work.spread / work.mean == pytest.approx(0.33, abs=0.12)  # of two draws from 1 to 400
 
 
+@pytest.mark.extended
 def test_a_collector_that_stops_one_rank_is_named_and_counted_once(tmp_path: Path):
     profile = recorded("gc-straggler", tmp_path)
     found = {finding.rule: finding for finding in profile.findings}

@@ -79,6 +79,7 @@ def test_what_was_kept_is_put_in_force_by_the_next_run_and_confirmed(tuned, tmp_
     assert found["confirmation"]["speedup"] > 1.2
 
 
+@pytest.mark.extended
 def test_a_dry_run_names_the_fix_and_changes_nothing(tmp_path):
     ended = run(*DIAGNOSE, "--dry-run", "--json", "report.json", SCRIPT, A_FEW, cwd=tmp_path)
     assert ended.code == 0

@@ -139,6 +139,7 @@ def test_all_ranks_measure_the_same_and_train_what_they_train_alone(tmp_path, pl
     assert job.events[0] == job.events[1], "the slowest rank counts, on every rank"
 
 
+@pytest.mark.extended
 def test_four_ranks_do_so_too(tmp_path):
     job = train(tmp_path, ranks=4)
     assert job.codes == [0] * 4
@@ -147,6 +148,7 @@ def test_four_ranks_do_so_too(tmp_path):
     assert all(events == job.events[0] for events in job.events)
 
 
+@pytest.mark.extended
 def test_through_torchrun_the_report_tells_it_once(tmp_path, plain):
     (tmp_path / "apply.toml").write_text(APPLY)
     torchrun = ("--nproc-per-node", "2", "--master-port", free_port())
@@ -177,6 +179,7 @@ def test_an_exception_on_one_rank_undoes_everything_on_all(tmp_path, plain):
         assert not job.told("frozen", rank)
 
 
+@pytest.mark.extended
 def test_a_rank_that_is_late_is_waited_for(tmp_path, plain):
     job = train(tmp_path, wrong="is late")
     assert (job.codes, job.lines) == (plain.codes, plain.lines)
@@ -209,12 +212,14 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
             process.communicate()
 
 
+@pytest.mark.extended
 def test_a_rank_that_leaves_the_loop_is_waited_for_once(tmp_path):
     job = train(tmp_path, wrong="leaves early", patience_s=2)
     assert job.codes == [0, 0]
     assert "did not meet" in job.told("frozen")[0]["reason"]
 
 
+@pytest.mark.extended
 def test_ranks_that_join_with_different_numbers_of_batches_are_left_alone(tmp_path):
     alone = train(tmp_path / "alone", "", wrong="joins")
     job = train(tmp_path / "tuned", wrong="joins")
@@ -237,6 +242,7 @@ def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply,
         assert "did not meet" in job.told("frozen")[0]["reason"]
 
 
+@pytest.mark.extended
 def test_a_job_of_which_only_some_ranks_are_tuned_goes_on(tmp_path, plain):
     port = free_port()
     (tuned,) = start(tmp_path, APPLY, ranks=2, only=(0,), port=port, patience_s=2)
