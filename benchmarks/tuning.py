@@ -5,8 +5,8 @@
 For each job of `benchmarks/tuning/` (they know nothing of diagnose):
 
 - *plain* and *tuned* runs in turn, as many rounds as asked for: the wall time of the whole script, the
-  speedup that tuning confirmed (all kept fixes on against off, in pairs of windows), what it kept, and how
-  many steps it spent on trials. All steps train.
+  speedup that tuning confirmed (all kept fixes on against off, in pairs of windows; "not reached" where the
+  script ended before), what it kept, and how many steps it spent on trials. All steps train.
 - *offline best*: each setting of `search` alone, and the best ones together, are put in force without
   trials (`diagnose run --apply`), each with its own paired confirmation: what somebody who tried everything
   beforehand would have found. *of best* is what tuning reached of it.
@@ -158,7 +158,7 @@ class Row:
 
     @property
     def confirmed(self) -> float:
-        """The median of the confirmed speedups; 1 where nothing was kept."""
+        """The median of the confirmed speedups; 1 where nothing was kept, or the script ended before."""
         return statistics.median(each.confirmed or 1.0 for each in self.tuned)
 
     @property
@@ -166,7 +166,7 @@ class Row:
         return [p.seconds / t.seconds for p, t in zip(self.plain, self.tuned, strict=True)]
 
     def cells(self) -> list[str]:
-        confirmed = [each.confirmed or 1.0 for each in self.tuned]
+        confirmed = [each.confirmed for each in self.tuned if each.confirmed]
         kept = sorted({" + ".join(each.kept) or "nothing" for each in self.tuned})
         best, of_best = "-", "-"
         if self.best is not None:
@@ -174,7 +174,11 @@ class Row:
             of_best = f"{self.confirmed / self.best[0]:.0%}"
         return [
             self.workload.name,
-            spread(confirmed, "x"),
+            spread(confirmed, "x")
+            if confirmed
+            else "not reached"
+            if any(r.kept for r in self.tuned)
+            else "-",
             "; ".join(kept),
             best,
             of_best,
@@ -266,7 +270,9 @@ def table(rows: list[Row], rounds: int) -> str:
     nulls = [row for row in rows if row.workload.null]
     if faulty:
         mean = math.exp(statistics.fmean(math.log(row.confirmed) for row in faulty))
-        lines.append(f"Geometric mean of the confirmed speedup of jobs with a fault: {mean:.2f}x.")
+        lines.append(
+            f"Geometric mean of the confirmed speedup of jobs with a fault, 1 where none was: {mean:.2f}x."
+        )
     if nulls:
         kept = sum(bool(each.kept) for row in nulls for each in row.tuned)
         runs = sum(len(row.tuned) for row in nulls)
