@@ -473,3 +473,12 @@ def test_a_refusal_that_nobody_asked_for_is_not_told():
     guess = Change(machine, "guess", refuses="no convolution", unasked=True)
     train(machine, controller(machine, [guess], []), 300)
     assert machine.trials() == []
+
+
+def test_it_is_told_when_the_rules_have_been_asked():
+    machine = Machine()
+    control = controller(machine, [], [])
+    train(machine, control, 20)
+    assert "diagnosed" not in [kind for kind, _ in machine.told]
+    train(machine, control, 200)
+    assert "diagnosed" in [kind for kind, _ in machine.told]

@@ -24,7 +24,7 @@ from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.throughput import interval_95
-from diagnose.analysis.tuning import tuning_of
+from diagnose.analysis.tuning import KINDS, tuning_of
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
@@ -188,7 +188,7 @@ def profile_of(
             collective_ns=common_ns(rank_series, Phase.COMMUNICATION),
         ),
         settings=settings_of(main),
-        events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events)),
+        events=dict(Counter(kind for log in logs for _, _, kind, _ in log.events if kind not in KINDS)),
         tuning=tuning,
         notes=tuple(dict.fromkeys(notes)),
     )

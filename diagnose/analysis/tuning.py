@@ -7,6 +7,19 @@ from typing import Any
 from diagnose.core.trial import Measured, Trial, Tuning
 from diagnose.store.reader import RankLog
 
+KINDS = (
+    "tuning",
+    "diagnosed",
+    "trial",
+    "confirmation",
+    "recheck",
+    "undone",
+    "dropped",
+    "frozen",
+    "tuning_error",
+)
+"""The events that are tuning's own, no event of the script."""
+
 
 def tuning_of(log: RankLog) -> Tuning | None:
     """Returns what tuning did, or `None` if the run was not tuned."""
@@ -27,6 +40,7 @@ def tuning_of(log: RankLog) -> Tuning | None:
     confirmations = details.get("confirmation", [])
     return Tuning(
         state=states[-1]["state"],
+        diagnosed="diagnosed" in details,
         trials=tuple(Trial.from_record(each) for each in details.get("trial", ())),
         confirmation=Measured(**confirmations[-1]) if confirmations else None,
         rechecks=tuple(Measured(**each) for each in details.get("recheck", ())),

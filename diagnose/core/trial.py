@@ -127,6 +127,7 @@ class Tuning:
     Attributes:
         state: What it was doing last: `observing`, `trying`, `confirming`, `holding`, `frozen` or
             `ended`.
+        diagnosed: Whether the script lived long enough for the rules to be asked.
         trials: Every action that was thought of, in order.
         confirmation: All kept actions on against all off; `None` if nothing was kept, or the script ended
             before.
@@ -142,6 +143,7 @@ class Tuning:
     """
 
     state: str = ""
+    diagnosed: bool = True
     trials: tuple[Trial, ...] = ()
     confirmation: Measured | None = None
     rechecks: tuple[Measured, ...] = ()

@@ -40,7 +40,7 @@ def verdict(tuning: Tuning) -> str:
         return "nothing tried: " + "; ".join(
             dict.fromkeys(f"{trial.action} {TOLD[trial.outcome]}" for trial in tuning.trials)
         )
-    if tuning.state == "observing":
+    if not tuning.diagnosed:
         return "nothing tried: the script ended while it was still being observed"
     return "nothing tried: no finding names a fix that can be applied to a running job"
 

@@ -188,6 +188,7 @@ class Controller:
         yield from until(self._world, "the diagnosis", known)
         self._diagnosis = None
         told = self._world.ranks.exchange("the findings", [asdict(lead) for lead in found or ()])
+        self._world.tell("diagnosed", {"step": self._step.number})
         return [_lead(record) for record in told[0]]
 
     def _ahead(self, leads: Sequence[Lead]) -> list[Candidate]:
