@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -434,10 +435,16 @@ def test_a_million_steps_take_less_than_100_megabytes(million):
     assert sum(path.stat().st_size for path in million.iterdir()) < 100e6
 
 
-def test_a_million_steps_are_read_and_analysed_in_three_seconds(million):
+def test_a_million_steps_are_read_and_analysed_in_few_times_what_unpacking_them_takes(million):
+    """Nine to twelve times here: 2 s, of which unpacking takes 0.2 s."""
+    with sqlite3.connect(million / "rank0.sqlite") as db:
+        blobs = [blob for (blob,) in db.execute("SELECT columns FROM chunks")]
     begun = time.process_time()
+    for blob in blobs:
+        zlib.decompress(blob)
+    unpacked = time.process_time()
     profile = load_profile(million)
-    assert time.process_time() - begun < 3.0
+    assert time.process_time() - unpacked < 25 * (unpacked - begun)
     assert profile.steps.count == 1_000_000
     assert profile.phase_time_ns[Phase.FORWARD] == pytest.approx(1e6, rel=0.05)
 

@@ -66,6 +66,9 @@ def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
     period: dict[Phase, int] = {}
     drift: dict[Phase, float] = {}
     for phase, times in phases.items():
+        if not times.any():  # most phases of most runs
+            median[phase] = spike_ns[phase] = spike_share[phase] = drift[phase] = 0.0
+            continue
         usual = float(np.median(times))
         spread = MAD_TO_SIGMA * float(np.median(np.abs(times - usual)))
         least = SPIKE_STEP_SHARE if usual > RARE_STEP_SHARE * step_ns else RARE_STEP_SHARE

@@ -159,5 +159,9 @@ def _chunk(num_steps: int, blob: bytes) -> npt.NDArray[np.int64]:
 
 
 def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    empty = np.empty((len(COLUMNS), 0), dtype=np.int64)
-    return np.ascontiguousarray(np.concatenate([empty, *chunks], axis=1).T)
+    steps = np.empty((sum(chunk.shape[1] for chunk in chunks), len(COLUMNS)), dtype=np.int64)
+    first = 0
+    for chunk in chunks:
+        steps[first : first + chunk.shape[1]] = chunk.T
+        first += chunk.shape[1]
+    return steps
