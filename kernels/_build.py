@@ -1,8 +1,8 @@
 """Turns a kernel's source into machine code for one architecture, and keeps it on the disk.
 
-An entry of the cache is found by the hash of everything that the code depends on, so none is ever stale, and
-holds its own hash, so a torn or altered one is noticed. Many processes may build the same at once: each
-writes a file of its own and renames it, which replaces an entry with an equal one.
+An entry of the cache is found by the hash of everything that the code depends on, so none is ever stale,
+and holds its own hash, so a torn or altered one is noticed. Many processes may build the same at once:
+each writes a file of its own and renames it, which replaces an entry with an equal one.
 """
 
 from __future__ import annotations
