@@ -1,4 +1,4 @@
-"""The compiler and its cache: real compilations by the NVRTC that is installed; no GPU is needed for that."""
+"""The compiler and its cache: real compilations by the NVRTC that is installed, without a GPU."""
 
 from __future__ import annotations
 
