@@ -1,0 +1,295 @@
+"""What a loss is attributed to: the phase, the lines, the faults and the settings, or nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diagnose.core.finding import Abstention, Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import InputStats, Profile, SourceLine, WorkerStats
+from diagnose.core.program import Loader, Program
+from diagnose.gate.attribution import Runs, attribute, chance, growth
+from diagnose.gate.cause import Kind, Why
+from diagnose.gate.matching import match_texts
+from diagnose.rules import profile
+
+MS = 1_000_000
+STEP_MS = {
+    Phase.DATA_WAIT: 18.0,
+    Phase.COPY: 1.0,
+    Phase.FORWARD: 25.0,
+    Phase.BACKWARD: 42.0,
+    Phase.OPTIMIZER: 9.0,
+    Phase.CHECKPOINT: 2.0,
+    Phase.OTHER: 3.0,
+}
+TOTAL_MS = sum(STEP_MS.values())
+
+QUIET = (0.005, 0.01)
+SHARED = (0.02, 0.03)
+"""Standard deviations of a run's speed, and of each phase of it on its own."""
+
+
+def a_run(chance_of: random.Random, noise: tuple[float, float], **more_ms: float) -> Profile:
+    """A run of about 100 ms a step, in which some phases take more."""
+    speed = chance_of.gauss(1, noise[0])
+    times = {
+        phase.value: (ms + more_ms.get(phase.value, 0.0)) * speed * max(0.5, chance_of.gauss(1, noise[1]))
+        for phase, ms in STEP_MS.items()
+    }
+    return profile(
+        step_ms=sum(times.values()), num_rules=80, **{f"{name}_ms": ms for name, ms in times.items()}
+    )
+
+
+def pairs_of(
+    seed: int, count: int = 10, noise: tuple[float, float] = QUIET, **more_ms: float
+) -> tuple[list[Profile], list[Profile]]:
+    chance_of = random.Random(seed)
+    before = [a_run(chance_of, noise) for _ in range(count)]
+    return before, [a_run(chance_of, noise, **more_ms) for _ in range(count)]
+
+
+def attributed(before: list[Profile], after: list[Profile], *roots: Path) -> Why:
+    one, other = roots or (Path("/base"), Path("/head"))
+    return attribute(Runs(root=one, profiles=tuple(before)), Runs(root=other, profiles=tuple(after)))
+
+
+@pytest.mark.parametrize("phase", [phase for phase, ms in STEP_MS.items() if ms >= 2])
+@pytest.mark.parametrize("noise", [QUIET, SHARED], ids=["quiet", "shared"])
+@pytest.mark.parametrize("size", [0.05, 0.1], ids=["5%", "10%"])
+def test_the_phase_that_lost_the_time_is_named_first(
+    phase: Phase, noise: tuple[float, float], size: float
+) -> None:
+    found = [attributed(*pairs_of(seed, 20, noise, **{phase.value: size * TOTAL_MS})) for seed in range(40)]
+    first = [why.phases[0].phase if why.phases else None for why in found]
+    assert first.count(phase) >= 38, "in 95 of 100"
+    assert all(why.kind is not Kind.EVENLY for why in found)
+
+
+def test_without_a_loss_no_phase_is_named() -> None:
+    named = [attributed(*pairs_of(seed, 10, SHARED)).phases for seed in range(100)]
+    assert sum(map(bool, named)) <= 5
+
+
+def test_phases_that_all_grew_alike_are_not_one_fault() -> None:
+    slower = {phase.value: 0.08 * ms for phase, ms in STEP_MS.items()}
+    why = attributed(*pairs_of(1, **slower))
+    assert why.kind is Kind.EVENLY
+    assert {each.phase for each in why.phases} == {
+        Phase.DATA_WAIT,
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+    }
+
+
+def test_a_larger_model_is_forward_and_backward() -> None:
+    why = attributed(*pairs_of(2, forward=3.0, backward=6.0))
+    assert why.kind is Kind.PHASES
+    assert [each.phase for each in why.phases] == [Phase.BACKWARD, Phase.FORWARD]
+    assert sum(each.part for each in why.phases) == pytest.approx(1, abs=0.2)
+
+
+def test_time_that_moved_from_one_phase_to_another_is_told_from_both_sides() -> None:
+    why = attributed(*pairs_of(3, forward=14.0, data_wait=-6.0))
+    assert [each.phase for each in why.phases] == [Phase.FORWARD]
+    assert why.phases[0].part > 1
+    assert [each.phase for each in why.shrank] == [Phase.DATA_WAIT]
+
+
+def test_a_growth_lost_in_noise_is_not_pinned_on_a_phase() -> None:
+    why = attributed(*pairs_of(4, 7, (0.2, 0.4), forward=2.0))
+    assert why.kind is Kind.CANNOT_TELL
+    assert why.phases == ()
+    assert why.reason
+
+
+def test_four_pairs_are_too_few() -> None:
+    why = attributed(*pairs_of(5, 4, forward=10.0))
+    assert why.kind is Kind.CANNOT_TELL
+    assert why.reason == "4 pairs of runs have records; 5 are needed"
+
+
+def test_no_records_at_all_are_no_cause() -> None:
+    assert attributed([], []).kind is Kind.CANNOT_TELL
+
+
+def test_one_pair_that_a_neighbour_hit_does_not_move_the_estimate() -> None:
+    quiet = growth([100.0] * 10, [105.0] * 10)
+    hit = growth([100.0] * 10, [105.0] * 9 + [900.0])
+    assert (quiet.ns, quiet.low_ns, quiet.high_ns) == (5.0, 5.0, 5.0)
+    assert hit.ns == 5.0
+
+
+BEFORE = """\
+import time
+
+def load(index):
+    return decode(index)
+
+def step(model, batch):
+    loss = model(batch)
+    loss.backward()
+"""
+AFTER = """\
+import time
+
+def load(index):
+    return decode(index)
+
+def step(model, batch):
+    batch = normalized(
+        batch,
+    )
+    loss = model(batch, slow=True)
+    loss.backward()
+"""
+
+
+def test_lines_are_matched_across_what_was_inserted_and_edited() -> None:
+    match = match_texts(BEFORE, AFTER)
+    assert match.after_of == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 10, 8: 11}
+    assert [line for line in range(1, 12) if match.in_diff(line)] == [7, 8, 9, 10]
+
+
+def test_a_statement_over_several_lines_is_in_the_diff_as_a_whole() -> None:
+    match = match_texts("f(\n    1,\n    2,\n)\ng()\n", "f(\n    1,\n    3,\n)\ng()\n")
+    assert [line for line in range(1, 6) if match.in_diff(line)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("text", ["def (:\n", "\0", ""], ids=["not Python", "a null", "empty"])
+def test_any_text_can_be_matched(text: str) -> None:
+    assert match_texts(text, text).changed == frozenset()
+    assert match_texts(None, text).after_of == {}
+    assert match_texts(text, None).after_of == {}
+
+
+def version(root: Path, text: str, times_ms: Mapping[tuple[int, str], float], runs: Profile) -> Profile:
+    """A run of `train.py` in a root of its own, whose lines take these times."""
+    root.mkdir(exist_ok=True)
+    (root / "train.py").write_text(text)
+    where = tuple(
+        SourceLine(
+            phase=Phase.FORWARD,
+            file=str(root / "train.py"),
+            line=number,
+            function=function,
+            share=ms * MS / runs.step_time_ns,
+            num_samples=100,
+            text=text.splitlines()[number - 1].strip(),
+            idiom=("sync",) if number == 7 else (),
+        )
+        for (number, function), ms in times_ms.items()
+    )
+    return replace(runs, where=where)
+
+
+def test_the_line_that_grew_is_named_where_it_stands_now(tmp_path: Path) -> None:
+    before, after = pairs_of(6, forward=10.0)
+    base, head = tmp_path / "base", tmp_path / "head"
+    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
+    after = [version(head, AFTER, {(10, "step"): 34.0, (11, "step"): 40.0}, run) for run in after]
+    why = attributed(before, after, base, head)
+    assert [(each.file, each.line, each.in_diff) for each in why.lines] == [("train.py", 10, True)]
+    assert why.lines[0].growth.ns == pytest.approx(10 * MS)
+    assert [each.line for each in why.hot_diff] == [10]
+
+
+def test_a_new_line_grew_from_nothing_and_a_deleted_one_does_not_hide_it(tmp_path: Path) -> None:
+    before, after = pairs_of(7, forward=10.0)
+    base, head = tmp_path / "base", tmp_path / "head"
+    old = BEFORE.replace("    loss = model", "    print('hello', 1, 2, 3)\n    loss = model")
+    before = [version(base, old, {(7, "step"): 5.0, (8, "step"): 24.0}, run) for run in before]
+    after = [version(head, AFTER, {(7, "step"): 10.0, (10, "step"): 24.0}, run) for run in after]
+    why = attributed(before, after, base, head)
+    assert [(each.line, each.growth.before_ns, each.idiom) for each in why.lines] == [(7, 0.0, ("sync",))]
+
+
+def test_a_line_of_the_workers_is_compared_by_the_time_of_a_batch(tmp_path: Path) -> None:
+    def with_workers(run: Profile, root: Path, fetch_ms: float, share: float) -> Profile:
+        line = SourceLine(
+            phase=Phase.DATA_WAIT,
+            file=str(root / "data.py"),
+            line=2,
+            function="get",
+            share=share,
+            in_worker=True,
+        )
+        workers = WorkerStats(
+            num_workers=2,
+            batches=9,
+            fetch_ns=fetch_ms * MS,
+            collate_ns=0.0,
+            send_ns=0.0,
+            cpu_share=1.0,
+            idle_share=0.0,
+        )
+        return replace(run, where=(line,), input=InputStats(workers=workers))
+
+    before, after = pairs_of(8, data_wait=10.0)
+    before = [with_workers(run, tmp_path, 40.0, 0.5) for run in before]
+    after = [with_workers(run, tmp_path, 80.0, 0.75) for run in after]
+    (line,) = attributed(before, after, tmp_path, tmp_path).lines
+    assert (line.in_worker, line.growth.before_ns, line.after_ns) == (True, 20 * MS, 60 * MS)
+
+
+FAULT = Finding(
+    rule="host-sync",
+    summary="The loop waits for the device.",
+    lost_ns={Phase.FORWARD: 8.0 * MS},
+    low_ns=6.0 * MS,
+    high_ns=8.0 * MS,
+    assumption="",
+    evidence=(),
+    fix="",
+    file="/head/train.py",
+    line=7,
+)
+
+
+def test_a_fault_that_only_the_second_version_has_is_new() -> None:
+    before, after = pairs_of(9, forward=10.0)
+    after = [replace(run, findings=(FAULT,)) for run in after]
+    (new,) = attributed(before, after).findings
+    assert (new.rule, new.file, new.line) == ("host-sync", "train.py", 7)
+    assert (new.before, new.after) == ((0, 10), (10, 10))
+
+
+def test_a_fault_that_comes_and_goes_is_not_new() -> None:
+    before, after = pairs_of(10, forward=10.0)
+    before = [replace(run, findings=(FAULT,) * (number % 2)) for number, run in enumerate(before)]
+    after = [replace(run, findings=(FAULT,) * (number % 3 > 0)) for number, run in enumerate(after)]
+    assert attributed(before, after).findings == ()
+
+
+def test_a_fault_that_the_first_version_could_not_be_asked_for_is_not_new() -> None:
+    before, after = pairs_of(11, forward=10.0)
+    before = [replace(run, abstained=(Abstention(rule="host-sync", missing="x"),)) for run in before]
+    after = [replace(run, findings=(FAULT,)) for run in after]
+    assert attributed(before, after).findings == ()
+
+
+def test_chance_is_that_of_fishers_exact_test() -> None:
+    assert chance((0, 3), (3, 3)) == pytest.approx(1 / 20)
+    assert chance((1, 4), (3, 4)) == pytest.approx(17 / 70)
+
+
+def test_what_was_set_otherwise_is_told() -> None:
+    before, after = pairs_of(12, data_wait=30.0)
+    before = [replace(run, program=Program(loaders=(Loader(num_workers=4),))) for run in before]
+    after = [replace(run, program=Program(loaders=(Loader(num_workers=0),))) for run in after]
+    (fact,) = attributed(before, after).facts
+    assert (fact.name, fact.before, fact.after) == ("loader workers", "4", "0")
+
+
+def test_a_count_that_varies_from_run_to_run_is_no_change() -> None:
+    before, after = pairs_of(13, forward=10.0)
+    before = [replace(run, events={"gc": 10 + number}) for number, run in enumerate(before)]
+    after = [replace(run, events={"gc": 15 + number}) for number, run in enumerate(after)]
+    assert attributed(before, after).facts == ()
