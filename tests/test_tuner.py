@@ -402,6 +402,21 @@ def test_steps_that_evaluate_are_left_out_of_windows():
     assert measured["without_ns"] < 1.5 * machine.base_ns
 
 
+def test_windows_span_whole_epochs_where_these_are_short():
+    """Sixteen steps of 4 ms, the first of which takes 40 ms more for its workers, and 20 with the change."""
+    machine = Machine()
+    quicker_start = Change(machine, "quicker-start", window_steps=20, settle_steps=17)
+    control = controller(machine, [quicker_start])
+    control._world.job.epoch_steps = 16
+    for number in range(1500):
+        begins = number % 16 == 0
+        machine.now += 4 * MS + begins * (20 if machine.factors else 40) * MS
+        control.boundary(number + 1, aside=False, begins=begins)
+    measured = machine.trials()[0]["measured"]
+    assert measured["without_ns"] == (16 * 4 + 40) * MS / 16
+    assert measured["with_ns"] == (16 * 4 + 20) * MS / 16
+
+
 def test_the_t_points_are_those_of_the_tables():
     table = {
         (0.975, 1): 12.706,

@@ -33,6 +33,7 @@ class Job:
         facts: What the hooks have learnt, by name.
         steps: Steps that have ended.
         backward_passes: Outermost backward passes so far; 0, as with `steps`, where nobody counts.
+        epoch_steps: Steps of the last whole epoch; 0 before one has ended.
         unmeasured: Opens a context in which the hooks take no notice of model calls and optimizer steps:
             those of a numerics check are not the script's.
     """
@@ -50,4 +51,5 @@ class Job:
     facts: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
     backward_passes: int = 0
+    epoch_steps: int = 0
     unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext

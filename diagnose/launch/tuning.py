@@ -43,6 +43,7 @@ class LiveTuning:
 
         self._recorder = recorder
         self._asides = 0
+        self._began_at, self._begun = 0, False
         self._ranks = GlooRanks(lambda: recorder.steps, lambda: recorder.guarded(self.finish))
         self._ranks.install()
         self._job = Job(
@@ -92,7 +93,8 @@ class LiveTuning:
         aside = self._recorder.asides != self._asides
         self._asides = self._recorder.asides
         with interrupts_wait() as self._ranks.interrupted:
-            self._controller.boundary(self._recorder.steps, aside)
+            self._controller.boundary(self._recorder.steps, aside, self._begun)
+        self._begun = False
         # Else an object that the script is done with would stay alive.
         self._job.models = []
         self._job.optimizers = []
@@ -113,6 +115,9 @@ class LiveTuning:
     def _begins(self, loader: Any, iterator: Any) -> None:
         """The loop begins to iterate over a loader for training: its last iterator is done with."""
         job = self._job
+        if self._recorder.steps > self._began_at:  # a second loader begins at the same step as the first
+            job.epoch_steps = self._recorder.steps - self._began_at
+            self._began_at, self._begun = self._recorder.steps, True
         for index in reversed(range(len(job.loaders))):
             if job.loaders[index] is loader:
                 del job.loaders[index], job.iterators[index]

@@ -76,12 +76,13 @@ class Controller:
 
     # -- what the process calls
 
-    def boundary(self, number: int, aside: bool) -> None:
+    def boundary(self, number: int, aside: bool, begins: bool = False) -> None:
         """A step of the script has ended. Raises no `Exception`.
 
         Args:
             number: How many steps have finished.
             aside: Whether the step also evaluated, saved or compiled.
+            begins: Whether it began an epoch.
         """
         if self.state == "ended":
             return
@@ -90,7 +91,7 @@ class Controller:
                 call()
             if self._plan is not None:
                 time_ns = self._world.clock() - self._resumed_ns
-                self._step = Step(number=number, time_ns=time_ns, aside=aside)
+                self._step = Step(number=number, time_ns=time_ns, aside=aside, begins=begins)
                 self._plan.send(self._step)
         except StopIteration:
             self._end("")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -98,10 +98,17 @@ class PairedTest:
         )
 
 
-def window_mean(times_ns: Sequence[float]) -> float:
-    """Returns the mean step of a window, with spikes cut off at `SPIKE` times its median."""
+def window_mean(times_ns: Sequence[float], whole: Collection[int] = ()) -> float:
+    """Returns the mean step of a window, with spikes cut off at `SPIKE` times its median.
+
+    Args:
+        times_ns: Nanoseconds of each step.
+        whole: Indices of steps that are expected to take long, and count as long as they took.
+    """
     most = SPIKE * statistics.median(times_ns)
-    return statistics.fmean(min(time, most) for time in times_ns)
+    return statistics.fmean(
+        time if index in whole else min(time, most) for index, time in enumerate(times_ns)
+    )
 
 
 def interval(values: Sequence[float], confidence: float) -> tuple[float, float]:

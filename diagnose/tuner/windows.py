@@ -24,6 +24,9 @@ measured as it is."""
 def window(world: World, least: int) -> Plan[tuple[float, int]]:
     """Runs a window of steps, as long on every rank.
 
+    Where epochs are short it spans whole ones: their beginnings take long, and a window with one more of
+    them than the next would look slower for it.
+
     Args:
         world: The process.
         least: The fewest steps.
@@ -33,25 +36,31 @@ def window(world: World, least: int) -> Plan[tuple[float, int]]:
     """
     least = max(least, WINDOW_STEPS)
     times: list[list[int]] = [[] for _ in range(world.ranks.num)]
-    asides, missing = 0, least
+    beginnings: list[int] = []
+    epoch, asides, missing = 1, 0, least
     while missing > 0:
         mine = []
         for _ in range(missing):
             step = yield
-            mine.append((step.time_ns, step.aside))
+            mine.append((step.time_ns, step.aside, step.begins))
+        told = world.ranks.exchange("a window", [world.job.epoch_steps, mine])
+        if not times[0]:
+            epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, _ in told) or 1
         # What one rank does beside training, the others wait for.
-        for each in zip(*world.ranks.exchange("a window", mine), strict=True):
-            if any(aside for _, aside in each) and asides < MAX_ASIDES:
+        for each in zip(*(steps for _, steps in told), strict=True):
+            if any(aside for _, aside, _ in each) and asides < MAX_ASIDES:
                 asides += 1
-            else:
-                for own, (time_ns, _) in zip(times, each, strict=True):
-                    own.append(time_ns)
+                continue
+            if epoch > 1 and any(begins for _, _, begins in each):
+                beginnings.append(len(times[0]))
+            for own, (time_ns, _, _) in zip(times, each, strict=True):
+                own.append(time_ns)
         count, longest_ns = len(times[0]), max(map(sum, times))
-        missing = least - count
-        if missing <= 0 and longest_ns < WINDOW_NS:
-            wanted = math.ceil(count * WINDOW_NS / max(longest_ns, 1))
-            missing = min(wanted, MAX_WINDOW_STEPS) - count
-    return max(map(window_mean, times)), count
+        wanted = least
+        if count >= least and longest_ns < WINDOW_NS:
+            wanted = min(math.ceil(count * WINDOW_NS / max(longest_ns, 1)), MAX_WINDOW_STEPS)
+        missing = math.ceil(max(wanted, count) / epoch) * epoch - count
+    return max(window_mean(own, beginnings) for own in times), count
 
 
 def settle(changes: Sequence[Installed]) -> Plan[None]:

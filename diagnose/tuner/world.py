@@ -28,11 +28,13 @@ class Step:
         number: How many have finished.
         time_ns: Its wall time, without what the tuner did after it.
         aside: Whether it also evaluated, saved or compiled: no part of a comparison.
+        begins: Whether it began an epoch.
     """
 
     number: int
     time_ns: int
     aside: bool
+    begins: bool = False
 
 
 T = TypeVar("T")
