@@ -1,0 +1,191 @@
+// The table of tensors on the device and the walk over it.
+//
+// A row is one parameter, a chunk a part of it. Large chunks have a block of 256 threads each, small ones, which
+// are whole parameters, a warp each. The grid is persistent and of any size: which thread handles which element
+// follows from the chunk alone, and so do all results.
+#pragma once
+#include "_math.cuh"
+
+// Dtype pairs and features that may occur, as bit masks; the loader narrows them to what the table holds.
+#ifndef PAIRS
+#define PAIRS 0xff
+#endif
+#ifndef FEATURES
+#define FEATURES 0xff
+#endif
+
+constexpr int THREADS = 256;
+constexpr int LANES = 32;
+constexpr int WARPS = THREADS / LANES;
+
+struct Row {
+    void* p;
+    void* g;  // null: no gradient in this step
+    void* m;
+    void* v;
+    void* v_max;
+    void* copy;
+    void* v_scales;
+    long long count;
+    int group;
+    int pair;
+    int flags;
+    int first_chunk;
+    int num_chunks;
+    int unused[3];
+};
+static_assert(sizeof(Row) == 96, "the layout that the host writes");
+
+struct Chunk {
+    long long start;
+    int row;
+    int count;
+};
+static_assert(sizeof(Chunk) == 16, "the layout that the host writes");
+
+struct Group {
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    const void* lr_tensor;
+    u32 flags;
+    u32 unused[3];
+};
+static_assert(sizeof(Group) == 64, "the layout that the host writes");
+
+struct Control {
+    u32 norm_arrivals;
+    u32 step_arrivals;
+    u32 nonfinite;
+    u32 unused;
+    u64 seed;
+    u64 offset;
+    u64 reserved[4];
+};
+static_assert(sizeof(Control) == 64, "the layout that the host writes");
+
+struct Launch {
+    Row* rows;
+    const Chunk* chunks;
+    const Group* groups;
+    float* steps;
+    Control* control;
+    double* workspace;
+    const float* grad_scale;
+    const float* found_inf;
+    const float* clip_coef;
+    float* outcome;
+    int num_rows;
+    int num_large;
+    int num_small;
+    int unused;
+    float max_norm;
+    float clip_epsilon;
+    u64 reserved;
+};
+static_assert(sizeof(Launch) == 112, "the layout that the host writes");
+
+enum RowFlag : int { COPY_IS_BF16 = 1, COPY_IS_F16 = 2 };
+
+enum GroupFlag : u32 {
+    MAXIMIZE = 1,
+    DECOUPLED = 2,
+    AMSGRAD = 4,
+    NESTEROV = 8,
+    NO_BIAS_CORRECTION = 16,
+    STOCHASTIC = 32,
+    ALWAYS_ADAPT = 64,
+    TRUST_CLIP = 128,
+    NO_GRAD_AVERAGING = 256,
+    LR_IS_F64 = 512,
+    ZERO_GRAD = 1024,
+};
+
+enum Feature : int { HAS_AMSGRAD = 1, HAS_COPY = 2, HAS_STOCHASTIC = 4, HAS_ZERO_GRAD = 8 };
+
+template <int FEATURE>
+constexpr bool MAY_HAVE = (FEATURES & FEATURE) != 0;
+
+__device__ __forceinline__ double learning_rate(const Group& group) {
+    if (group.lr_tensor == nullptr) return group.lr;
+    if (group.flags & LR_IS_F64) return *static_cast<const double*>(group.lr_tensor);
+    return *static_cast<const float*>(group.lr_tensor);
+}
+
+// What every gradient is multiplied by before it is used, in torch's order: unscale, then clip.
+struct GradientScale {
+    float inverse;
+    float coef;
+
+    __device__ __forceinline__ explicit GradientScale(const Launch& launch)
+        : inverse(launch.grad_scale ? static_cast<float>(1.0 / static_cast<double>(*launch.grad_scale)) : 1.0f),
+          coef(launch.clip_coef ? *launch.clip_coef : 1.0f) {}
+
+    __device__ __forceinline__ float operator()(float g) const { return g * inverse * coef; }
+};
+
+__device__ __forceinline__ bool is_skipped(const Launch& launch) {
+    return launch.found_inf != nullptr && *launch.found_inf != 0.0f;
+}
+
+__device__ __forceinline__ int num_items(const Launch& launch) {
+    return launch.num_large + (launch.num_small + WARPS - 1) / WARPS;
+}
+
+// The chunks of one item: one large chunk for the block, or up to eight small ones, one for each warp.
+struct Item {
+    bool large;
+    int first;
+    int end;
+
+    __device__ __forceinline__ Item(const Launch& launch, int item)
+        : large(item < launch.num_large),
+          first(large ? item : launch.num_large + (item - launch.num_large) * WARPS),
+          end(large ? item + 1 : min(first + WARPS, launch.num_large + launch.num_small)) {}
+
+    __device__ __forceinline__ int chunk() const { return large ? first : first + static_cast<int>(threadIdx.x) / LANES; }
+    __device__ __forceinline__ int lane() const { return large ? threadIdx.x : threadIdx.x % LANES; }
+    __device__ __forceinline__ int lanes() const { return large ? THREADS : LANES; }
+};
+
+// Whether this block is the last of the grid to come here; all that the others wrote before is then visible.
+__device__ __forceinline__ bool is_last_block(u32* arrivals, u32* shared) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *shared = atomicAdd(arrivals, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (*shared == 0) return false;
+    __threadfence();
+    if (threadIdx.x == 0) *arrivals = 0;
+    return true;
+}
+
+// Counts the step in every row that took part. Every block calls it, after its last read of `steps`.
+__device__ __forceinline__ void count_step(const Launch& launch, u32* shared) {
+    if (!is_last_block(&launch.control->step_arrivals, shared)) return;
+    for (int row = threadIdx.x; row < launch.num_rows; row += THREADS)
+        if (launch.rows[row].g != nullptr) launch.steps[row] += 1.0f;
+    if (threadIdx.x == 0) launch.control->offset += 1;
+}
+
+__device__ __forceinline__ double warp_sum(double x) {
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+// The sum over the chunk's threads, in an order that depends on nothing but their number. Valid in the first of
+// them. All of them call it.
+__device__ __forceinline__ double chunk_sum(double x, bool large, double* shared) {
+    x = warp_sum(x);
+    if (!large) return x;
+    __syncthreads();  // what the call before left has been read
+    if (threadIdx.x % LANES == 0) shared[threadIdx.x / LANES] = x;
+    __syncthreads();
+    double sum = 0.0;
+    if (threadIdx.x == 0)
+        for (int warp = 0; warp < WARPS; ++warp) sum += shared[warp];
+    return sum;
+}

@@ -1,0 +1,248 @@
+// Applies an optimizer's formula to every element of the table.
+//
+// A formula is a struct `Op` with
+//     static constexpr bool ORDERED: whether it sums over elements, so that the split among threads must not
+//         depend on alignment;
+//     static void prepare(const Group&, float step, float* scalars): eight numbers per group and step, in double;
+//     Op(const Launch&, const Row&, int row, const float* scalars);
+//     update<P, G, S, V, ALIGNED>(row, i): the elements i to i + V - 1, for the dtypes of p, g and the states;
+//     finish(launch, item, shared): called once per chunk by all of its threads.
+#pragma once
+#include "_table.cuh"
+
+constexpr int NUM_SCALARS = 8;
+
+template <class T>
+constexpr bool IS_BF16 = false;
+template <>
+constexpr bool IS_BF16<Bf16> = true;
+
+template <class T, int V, bool ALIGNED>
+__device__ __forceinline__ void read(const void* array, long long i, float (&x)[V]) {
+    const T* source = static_cast<const T*>(array) + i;
+    if constexpr (V == 1 || !ALIGNED) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) x[k] = widen(source[k]);
+    } else {
+        constexpr int NUM_WORDS = V * sizeof(T) / 4;
+        u32 words[NUM_WORDS];
+        if constexpr (NUM_WORDS % 4 == 0) {
+#pragma unroll
+            for (int k = 0; k < NUM_WORDS; k += 4) {
+                const uint4* wide = reinterpret_cast<const uint4*>(source) + k / 4;
+                CHECK_ALIGNED(wide, 16);
+                const uint4 four = *wide;
+                words[k] = four.x, words[k + 1] = four.y, words[k + 2] = four.z, words[k + 3] = four.w;
+            }
+        } else {
+            static_assert(NUM_WORDS == 2, "");
+            CHECK_ALIGNED(source, 8);
+            const uint2 two = *reinterpret_cast<const uint2*>(source);
+            words[0] = two.x, words[1] = two.y;
+        }
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            if constexpr (sizeof(T) == 4)
+                x[k] = __uint_as_float(words[k]);
+            else
+                x[k] = widen(T{static_cast<u16>(words[k / 2] >> (k % 2 * 16))});
+        }
+    }
+}
+
+template <class T, int V, bool ALIGNED>
+__device__ __forceinline__ void write(void* array, long long i, const T (&x)[V]) {
+    T* target = static_cast<T*>(array) + i;
+    if constexpr (V == 1 || !ALIGNED) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) target[k] = x[k];
+    } else {
+        constexpr int NUM_WORDS = V * sizeof(T) / 4;
+        u32 words[NUM_WORDS];
+#pragma unroll
+        for (int k = 0; k < NUM_WORDS; ++k) {
+            if constexpr (sizeof(T) == 4)
+                words[k] = __float_as_uint(x[k]);
+            else
+                words[k] = x[2 * k].bits | static_cast<u32>(x[2 * k + 1].bits) << 16;
+        }
+        if constexpr (NUM_WORDS % 4 == 0) {
+#pragma unroll
+            for (int k = 0; k < NUM_WORDS; k += 4) {
+                uint4* wide = reinterpret_cast<uint4*>(target) + k / 4;
+                CHECK_ALIGNED(wide, 16);
+                *wide = make_uint4(words[k], words[k + 1], words[k + 2], words[k + 3]);
+            }
+        } else {
+            CHECK_ALIGNED(target, 8);
+            *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
+        }
+    }
+}
+
+template <class T, int V, bool ALIGNED>
+__device__ __forceinline__ void write_rounded(void* array, long long i, const float (&x)[V]) {
+    T rounded[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) rounded[k] = narrow<T>(x[k]);
+    write<T, V, ALIGNED>(array, i, rounded);
+}
+
+// What stochastic rounding needs to know: the bits of element i depend on seed, step, row and i alone.
+struct Dice {
+    u64 seed;
+    u64 offset;
+    u32 row;
+
+    __device__ __forceinline__ Random eight(long long i) const {  // for the elements i to i + 7, i a multiple of 8
+        const u64 block = static_cast<u64>(i) >> 3;
+        return philox(static_cast<u32>(block), static_cast<u32>(block >> 32), row, static_cast<u32>(offset), seed);
+    }
+    __device__ __forceinline__ static u32 pick(const Random& random, int k) {
+        const u32 word = k < 4 ? (k < 2 ? random.words[0] : random.words[1]) : (k < 6 ? random.words[2] : random.words[3]);
+        return (word >> (k % 2 * 16)) & 0xffffu;
+    }
+};
+
+template <int V, bool ALIGNED>
+__device__ __forceinline__ void write_by_chance(void* array, long long i, const float (&x)[V], const Dice& dice) {
+    Bf16 rounded[V];
+    if (V == 8 && i % 8 == 0) {
+        const Random random = dice.eight(i);
+#pragma unroll
+        for (int k = 0; k < V; ++k) rounded[k] = narrow_by_chance(x[k], Dice::pick(random, k));
+    } else {
+        Random random = dice.eight(i);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            if (k > 0 && (i + k) % 8 == 0) random = dice.eight(i + k);
+            rounded[k] = narrow_by_chance(x[k], Dice::pick(random, static_cast<int>((i + k) % 8)));
+        }
+    }
+    write<Bf16, V, ALIGNED>(array, i, rounded);
+}
+
+template <int V, bool ALIGNED>
+__device__ __forceinline__ void write_copy(const Row& row, long long i, const float (&x)[V]) {
+    if (row.copy == nullptr) return;
+    if (row.flags & COPY_IS_BF16)
+        write_rounded<Bf16, V, ALIGNED>(row.copy, i, x);
+    else
+        write_rounded<F16, V, ALIGNED>(row.copy, i, x);
+}
+
+template <class P, int V, bool ALIGNED>
+__device__ __forceinline__ void write_parameter(const Row& row, long long i, const float (&p)[V], u32 flags,
+                                                const Dice& dice) {
+    bool written = false;
+    if constexpr (MAY_HAVE<HAS_STOCHASTIC> && IS_BF16<P>) {
+        if (flags & STOCHASTIC) {
+            write_by_chance<V, ALIGNED>(row.p, i, p, dice);
+            written = true;
+        }
+    }
+    if (!written) write_rounded<P, V, ALIGNED>(row.p, i, p);
+    if constexpr (MAY_HAVE<HAS_COPY>) write_copy<V, ALIGNED>(row, i, p);
+}
+
+template <class G, int V, bool ALIGNED>
+__device__ __forceinline__ void zero_gradient(const Row& row, long long i, u32 flags) {
+    if (!(flags & ZERO_GRAD)) return;
+    const float zero[V] = {};
+    write_rounded<G, V, ALIGNED>(row.g, i, zero);
+}
+
+// Elements from the chunk's start to the first at which every array of the row is aligned for wide access: 0 to
+// V - 1, or -1 where there is none.
+template <class P, class G, class S, int V>
+__device__ __forceinline__ int aligned_from(const Row& row, long long start) {
+    for (int head = 0; head < V; ++head) {
+        const u64 i = static_cast<u64>(start + head);
+        u64 low = (reinterpret_cast<u64>(row.p) + i * sizeof(P)) | (reinterpret_cast<u64>(row.g) + i * sizeof(G));
+        if (row.m != nullptr) low |= reinterpret_cast<u64>(row.m) + i * sizeof(S);
+        if (row.v != nullptr) low |= reinterpret_cast<u64>(row.v) + i * sizeof(S);
+        if (row.v_max != nullptr) low |= reinterpret_cast<u64>(row.v_max) + i * sizeof(S);
+        if (row.copy != nullptr) low |= (reinterpret_cast<u64>(row.copy) + i * sizeof(u16)) * (16 / (V * sizeof(u16)));
+        if (low % 16 == 0) return head;
+    }
+    return -1;
+}
+
+template <class P, class G, class S, class Op>
+__device__ __forceinline__ void update_chunk(Op& op, const Row& row, const Chunk& chunk, int lane, int lanes) {
+    constexpr int V = sizeof(P) == 4 && sizeof(G) == 4 && sizeof(S) == 4 ? 4 : 8;  // 16 bytes of the narrowest
+    const long long start = chunk.start;
+    const int count = chunk.count;
+    int head = aligned_from<P, G, S, V>(row, start);
+    int vectors = head < 0 ? 0 : max(count - head, 0) / V;
+    if (Op::ORDERED && head != 0) {
+        head = 0;
+        vectors = count / V;
+        for (int k = lane; k < vectors; k += lanes) op.template update<P, G, S, V, false>(row, start + k * V);
+    } else {
+        head = head < 0 ? count : min(head, count);
+        for (int k = lane; k < head; k += lanes) op.template update<P, G, S, 1, false>(row, start + k);
+        for (int k = lane; k < vectors; k += lanes) op.template update<P, G, S, V, true>(row, start + head + k * V);
+    }
+    for (int k = head + vectors * V + lane; k < count; k += lanes) op.template update<P, G, S, 1, false>(row, start + k);
+}
+
+// The bodies of all dtype pairs that may occur; a row's pair is the same for all threads of its chunk.
+template <class Op>
+__device__ __forceinline__ void update_pair(Op& op, const Row& row, const Chunk& chunk, int lane, int lanes) {
+    switch (row.pair) {
+        case 0:
+            if constexpr ((PAIRS >> 0) & 1) update_chunk<float, float, float>(op, row, chunk, lane, lanes);
+            break;
+        case 1:
+            if constexpr ((PAIRS >> 1) & 1) update_chunk<float, Bf16, float>(op, row, chunk, lane, lanes);
+            break;
+        case 2:
+            if constexpr ((PAIRS >> 2) & 1) update_chunk<Bf16, Bf16, Bf16>(op, row, chunk, lane, lanes);
+            break;
+        case 3:
+            if constexpr ((PAIRS >> 3) & 1) update_chunk<F16, F16, F16>(op, row, chunk, lane, lanes);
+            break;
+        case 4:
+            if constexpr ((PAIRS >> 4) & 1) update_chunk<float, F16, float>(op, row, chunk, lane, lanes);
+            break;
+        case 5:
+            if constexpr ((PAIRS >> 5) & 1) update_chunk<Bf16, Bf16, float>(op, row, chunk, lane, lanes);
+            break;
+        case 6:
+            if constexpr ((PAIRS >> 6) & 1) update_chunk<F16, F16, float>(op, row, chunk, lane, lanes);
+            break;
+        case 7:
+            if constexpr ((PAIRS >> 7) & 1) update_chunk<Bf16, float, float>(op, row, chunk, lane, lanes);
+            break;
+    }
+}
+
+// Backwards: what a norm has read last is still in the cache.
+template <class Op>
+__device__ __forceinline__ void update_all(const Launch& launch, float (*scalars)[NUM_SCALARS], double* shared) {
+    int known_group = -1;
+    float known_step = -1.0f;
+    for (int at = num_items(launch) - 1 - static_cast<int>(blockIdx.x); at >= 0; at -= static_cast<int>(gridDim.x)) {
+        const Item item(launch, at);
+        __syncthreads();  // the scalars of the item before have been read
+        const int ours = item.first + static_cast<int>(threadIdx.x);
+        if (ours < item.end) {
+            const int index = launch.chunks[ours].row;
+            const int group = launch.rows[index].group;
+            const float step = launch.steps[index] + 1.0f;
+            if (group != known_group || step != known_step) {
+                Op::prepare(launch.groups[group], step, scalars[threadIdx.x]);
+                known_group = group;
+                known_step = step;
+            }
+        }
+        __syncthreads();
+        if (item.chunk() >= item.end) continue;
+        const Chunk chunk = launch.chunks[item.chunk()];
+        const Row row = launch.rows[chunk.row];  // a copy: what is stored might alias the table
+        Op op(launch, row, chunk.row, scalars[item.large ? 0 : threadIdx.x / LANES]);
+        if (row.g != nullptr) update_pair(op, row, chunk, item.lane(), item.lanes());
+        op.finish(launch, item, shared);
+    }
+}
