@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from diagnose.store.reader import read_rank
-from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start
+from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start, write
 
 SCRIPT = SCRIPTS / "tunable.py"
 EPOCHS = 60
@@ -66,6 +66,27 @@ def test_the_figures_are_those_of_the_script_left_alone(tuned):
     data_wait = next(phase for phase in found["phases"] if phase["name"] == "data_wait")
     assert data_wait["share"] > 0.6
     assert found["steps"]["count"] == EPOCHS * 64
+
+
+def test_a_loader_that_the_script_is_done_with_is_not_kept_alive(tmp_path):
+    script = """
+import gc, weakref, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+loaders = []
+for _ in range(20):
+    loader = DataLoader(TensorDataset(torch.zeros(32, 4)), batch_size=8)
+    loaders.append(weakref.ref(loader))
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+gc.collect()
+print(sum(loader() is not None for loader in loaders))
+"""
+    write(tmp_path / "job.py", script)
+    assert run(*DIAGNOSE, "--tune", "job.py", cwd=tmp_path).stdout == "1\n"
 
 
 def test_what_was_kept_is_put_in_force_by_the_next_run_and_confirmed(tuned, tmp_path):

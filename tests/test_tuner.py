@@ -403,7 +403,7 @@ def test_steps_that_evaluate_are_left_out_of_windows():
 
 
 def test_windows_span_whole_epochs_where_these_are_short():
-    """Sixteen steps of 4 ms, the first of which takes 40 ms more for its workers, and 20 with the change."""
+    """Sixteen steps of 4 ms, the first of which takes 40 ms more for its workers, or 20 with the change."""
     machine = Machine()
     quicker_start = Change(machine, "quicker-start", window_steps=20, settle_steps=17)
     control = controller(machine, [quicker_start])

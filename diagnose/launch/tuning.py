@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,7 @@ class LiveTuning:
         self._recorder = recorder
         self._asides = 0
         self._began_at, self._begun = 0, False
+        self._feeds: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
         self._ranks = GlooRanks(lambda: recorder.steps, lambda: recorder.guarded(self.finish))
         self._ranks.install()
         self._job = Job(
@@ -96,14 +98,17 @@ class LiveTuning:
             self._controller.boundary(self._recorder.steps, aside, self._begun)
         self._begun = False
         # Else an object that the script is done with would stay alive.
-        self._job.models = []
-        self._job.optimizers = []
+        self._job.models, self._job.optimizers = [], []
+        self._job.loaders, self._job.iterators = [], []
 
     def _look(self) -> None:
         """Fills the job with what the loop uses now."""
         recorder, job = self._recorder, self._job
         job.models = [model for ref in recorder.modules if (model := ref()) is not None]
         job.optimizers = [optimizer for ref in recorder.optimizers if (optimizer := ref()) is not None]
+        alive = [(loader(), iterator()) for loader, iterator in self._feeds]
+        job.loaders = [loader for loader, iterator in alive if iterator is not None]
+        job.iterators = [iterator for _, iterator in alive if iterator is not None]
         job.facts = recorder.facts
         job.steps, job.backward_passes = recorder.steps, recorder.backward_passes
         for model in job.models:
@@ -118,11 +123,8 @@ class LiveTuning:
         if self._recorder.steps > self._began_at:  # a second loader begins at the same step as the first
             job.epoch_steps = self._recorder.steps - self._began_at
             self._began_at, self._begun = self._recorder.steps, True
-        for index in reversed(range(len(job.loaders))):
-            if job.loaders[index] is loader:
-                del job.loaders[index], job.iterators[index]
-        job.loaders.append(loader)
-        job.iterators.append(iterator)
+        others = [feed for feed in self._feeds if feed[1]() is not None and feed[0]() is not loader]
+        self._feeds = [*others, (weakref.ref(loader), weakref.ref(iterator))]
 
     @contextmanager
     def _watch(self) -> Iterator[None]:
