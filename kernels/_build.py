@@ -14,12 +14,12 @@ import os
 import re
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from diagnose.kernels._nvrtc import NoCompiler, Nvrtc, nvrtc
-
-SOURCES = Path(__file__).parent
+from diagnose.kernels._nvrtc import NoCompiler, nvrtc
 
 FLAGS = (
     "--std=c++17",
@@ -29,6 +29,8 @@ FLAGS = (
     "--prec-sqrt=true",
     "--ptxas-options=-v",  # registers and spills, in the log
 )
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 FORMAT = 1
 """Of an entry in the cache; part of its key."""
@@ -45,7 +47,7 @@ class Image:
     """Machine code of one source.
 
     Attributes:
-        stem: The source's file name without `.cu`.
+        stem: Name of the source.
         architecture: What it was compiled for: 90 is sm_90.
         compiler: Name, version and place of the compiler.
         cubin: The machine code, an ELF file.
@@ -68,8 +70,14 @@ class Image:
         }
 
 
-def build(stem: str, architecture: int) -> Image:
-    """Returns the machine code of `stem`.cu for a device of `architecture`, from the cache if it holds it.
+def build(stem: str, source: str, architecture: int, defines: Mapping[str, int] = _NOTHING) -> Image:
+    """Returns the machine code of a source for a device of `architecture`, from the cache if it holds it.
+
+    Args:
+        stem: Name of the source, for messages.
+        source: All of it: it includes nothing.
+        architecture: 90 is sm_90.
+        defines: Macros to set.
 
     Raises:
         NoCompiler: If no NVRTC is found, or it does not know a device of this kind.
@@ -80,13 +88,14 @@ def build(stem: str, architecture: int) -> Image:
     if nearest is None:
         known = ", ".join(f"sm_{each}" for each in compiler.architectures)
         raise NoCompiler(f"{stem}: {compiler} has no image for sm_{architecture}; it has {known}")
-    path = cache_folder() / f"{key(stem, nearest, compiler)}.cubin"
+    flags = [*FLAGS, *(f"--define-macro={name}={value}" for name, value in sorted(defines.items()))]
+    depends = json.dumps([FORMAT, source, nearest, compiler.version, flags])
+    path = cache_folder() / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"
     kept = _read(path)
     if kept is not None:
         cubin, log = kept
     else:
-        source = (SOURCES / f"{stem}.cu").read_text(encoding="utf-8")
-        cubin, log = compiler.compile(f"{stem}.cu", source, headers(), nearest, FLAGS)
+        cubin, log = compiler.compile(f"{stem}.cu", source, nearest, flags)
         _write(path, cubin, log)
     return Image(
         stem=stem,
@@ -96,18 +105,6 @@ def build(stem: str, architecture: int) -> Image:
         log=log,
         from_cache=kept is not None,
     )
-
-
-def headers() -> dict[str, str]:
-    """The texts of the headers that the sources may include, by name."""
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.cuh"))}
-
-
-def key(stem: str, architecture: int, compiler: Nvrtc) -> str:
-    """The hash of all that an image depends on."""
-    source = (SOURCES / f"{stem}.cu").read_text(encoding="utf-8")
-    depends = [FORMAT, source, headers(), architecture, compiler.version, FLAGS]
-    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes: seven calls, of which one is made at each launch.
+"""The CUDA driver by ctypes: eleven calls, of which three are made at each launch.
 
 `cuda-core` offers them with care, but pins an NVRTC of its own beside the one that torch pins, so the two
 cannot be installed together; and a launch through ctypes with a packed argument costs 3 us.
@@ -37,6 +37,12 @@ class Driver:
     def __init__(self) -> None:
         self._library = _load()
         self._call("cuInit", ctypes.c_uint(0))
+
+    def version(self) -> int:
+        """The newest CUDA that the driver serves: 12010 is 12.1."""
+        number = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(number))
+        return number.value
 
     def load(self, cubin: bytes, device: int) -> ctypes.c_void_p:
         """Loads machine code into the context that torch uses on a device; it stays for good."""

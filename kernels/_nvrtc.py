@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
@@ -65,9 +65,7 @@ class Nvrtc:
         fits = [each for each in self.architectures if each // 10 == architecture // 10]
         return max((each for each in fits if each <= architecture), default=None)
 
-    def compile(
-        self, name: str, source: str, headers: Mapping[str, str], architecture: int, flags: Sequence[str]
-    ) -> tuple[bytes, str]:
+    def compile(self, name: str, source: str, architecture: int, flags: Sequence[str]) -> tuple[bytes, str]:
         """Compiles one source to machine code.
 
         Returns:
@@ -77,12 +75,9 @@ class Nvrtc:
             CompileError: If the source does not compile.
         """
         program = ctypes.c_void_p()
-        num = len(headers)
-        texts = (ctypes.c_char_p * num)(*(text.encode() for text in headers.values()))
-        names = (ctypes.c_char_p * num)(*(header.encode() for header in headers))
         self._check(
             self._library.nvrtcCreateProgram(
-                ctypes.byref(program), source.encode(), name.encode(), num, texts, names
+                ctypes.byref(program), source.encode(), name.encode(), 0, None, None
             )
         )
         try:

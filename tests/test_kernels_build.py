@@ -10,30 +10,32 @@ from pathlib import Path
 
 import pytest
 from diagnose.kernels import _build, _nvrtc
-from diagnose.kernels._build import build, cache_folder
+from diagnose.kernels._build import cache_folder
 
 SOURCE = """
-#include "scale.cuh"
-extern "C" __global__ void twice(float* x) { x[threadIdx.x] = times(x[threadIdx.x]); }
+#ifndef FACTOR
+#define FACTOR 2
+#endif
+extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= FACTOR; }
 """
-HEADER = "__device__ float times(float x) { return 2.f * x; }\n"
 
 REPOSITORY = Path(__file__).parents[1]
 
 
+def build(architecture: int = 90, source: str = SOURCE, **defines: int) -> _build.Image:
+    return _build.build("twice", source, architecture, defines)
+
+
 @pytest.fixture(autouse=True)
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with one kernel of its own, and an empty cache."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty one."""
     try:
         _nvrtc.nvrtc()
     except _nvrtc.NoCompiler as missing:
         pytest.skip(str(missing))
-    (tmp_path / "twice.cu").write_text(SOURCE, encoding="utf-8")
-    (tmp_path / "scale.cuh").write_text(HEADER, encoding="utf-8")
-    monkeypatch.setattr(_build, "SOURCES", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _build._warn_once.cache_clear()
-    yield tmp_path
+    yield
     _build._warn_once.cache_clear()
 
 
@@ -42,7 +44,7 @@ def entries() -> list[Path]:
 
 
 def test_the_second_build_is_read_from_the_disk_and_equal() -> None:
-    first, second = build("twice", 90), build("twice", 90)
+    first, second = build(), build()
     assert (first.from_cache, second.from_cache) == (False, True)
     assert first.cubin == second.cubin
     assert first.cubin.startswith(b"\x7fELF")
@@ -50,23 +52,22 @@ def test_the_second_build_is_read_from_the_disk_and_equal() -> None:
     assert second.registers()["twice"][1] == 0, "bytes spilled"
 
 
-def test_what_the_code_depends_on_is_in_the_key(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build("twice", 90)
-    (sources / "scale.cuh").write_text(HEADER.replace("2.f", "3.f"), encoding="utf-8")
-    assert not build("twice", 90).from_cache, "a header"
-    assert not build("twice", 80).from_cache, "the architecture"
+def test_what_the_code_depends_on_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    build()
+    assert not build(source=SOURCE + "// changed").from_cache, "the source"
+    assert not build(FACTOR=3).from_cache, "a macro"
+    assert not build(80).from_cache, "the architecture"
     monkeypatch.setattr(_build, "FLAGS", (*_build.FLAGS, "--use_fast_math"))
-    assert not build("twice", 90).from_cache, "a flag"
-    assert len(entries()) == 4
+    assert not build().from_cache, "a flag"
+    assert len(entries()) == 5
 
 
-def test_many_processes_that_build_the_same_at_once_leave_one_good_entry(sources: Path) -> None:
+def test_many_processes_that_build_the_same_at_once_leave_one_good_entry() -> None:
     program = (
-        "import sys, hashlib; from pathlib import Path; from diagnose.kernels import _build;"
-        "_build.SOURCES = Path(sys.argv[1]); image = _build.build('twice', 90);"
-        "print(hashlib.sha256(image.cubin).hexdigest())"
+        "import sys, hashlib; from diagnose.kernels._build import build;"
+        "print(hashlib.sha256(build('twice', sys.argv[1], 90).cubin).hexdigest())"
     )
-    command = [sys.executable, "-W", "error", "-c", program, str(sources)]
+    command = [sys.executable, "-W", "error", "-c", program, SOURCE]
     ranks = [
         subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(8)
@@ -75,22 +76,22 @@ def test_many_processes_that_build_the_same_at_once_leave_one_good_entry(sources
     assert [error for _, error in outputs] == [""] * 8
     assert len({output for output, _ in outputs}) == 1
     assert [path.suffix for path in entries()] == [".cubin"], "no unfinished file is left"
-    assert build("twice", 90).from_cache
+    assert build().from_cache
 
 
 @pytest.mark.parametrize("damage", ["torn", "one bit", "empty", "another file"])
 def test_a_damaged_entry_is_compiled_anew_with_one_warning(damage: str) -> None:
-    good = build("twice", 90)
+    good = build()
     [path] = entries()
     whole = bytearray(path.read_bytes())
     if damage == "one bit":
         whole[-300] ^= 4
     path.write_bytes({"torn": whole[:-100], "empty": b"", "another file": b"{}\n\n"}.get(damage, whole))
     with pytest.warns(RuntimeWarning, match="is damaged; compiled anew") as given:
-        again = build("twice", 90)
+        again = build()
     assert len(given) == 1
     assert (again.from_cache, again.cubin) == (False, good.cubin)
-    assert build("twice", 90).from_cache, "it was mended"
+    assert build().from_cache, "it was mended"
 
 
 def test_a_cache_that_cannot_be_written_costs_one_warning(
@@ -100,23 +101,20 @@ def test_a_cache_that_cannot_be_written_costs_one_warning(
     file.write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     with pytest.warns(RuntimeWarning, match="compile") as given:
-        images = [build("twice", 90), build("twice", 90)]
+        images = [build(), build()]
     assert not any(image.from_cache for image in images)
     assert len([each for each in given if "cannot be written" in str(each.message)]) == 1
 
 
-def test_a_source_that_does_not_compile_is_named_with_its_line_and_not_kept(sources: Path) -> None:
-    (sources / "twice.cu").write_text("nonsense;", encoding="utf-8")
-    with pytest.raises(
-        _nvrtc.CompileError, match=r"(?s)twice.cu does not compile for sm_90 .*twice.cu\(1\)"
-    ):
-        build("twice", 90)
+def test_a_source_that_does_not_compile_is_named_with_its_line_and_not_kept() -> None:
+    with pytest.raises(_nvrtc.CompileError, match=r"(?s)does not compile for sm_90 .*twice.cu\(1\)"):
+        build(source="nonsense;")
     assert not cache_folder().exists()
 
 
 def test_a_device_that_no_compiler_knows_is_named() -> None:
     with pytest.raises(_nvrtc.NoCompiler, match=r"twice: NVRTC .* has no image for sm_61; it has sm_"):
-        build("twice", 61)
+        build(61)
 
 
 def test_a_device_newer_than_the_compiler_gets_the_nearest_older_code_of_its_family() -> None:
@@ -151,4 +149,4 @@ def test_importing_the_kernels_loads_neither_torch_nor_a_compiler() -> None:
 def test_building_gives_no_warning_when_all_is_well() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        build("twice", 90)
+        build()

@@ -1,0 +1,113 @@
+"""What each optimizer of torch keeps and how its groups read, in the kernels' terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diagnose.kernels._structs import Group, GroupFlag
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One way to update parameters.
+
+    Attributes:
+        stem: The kernel's name.
+        entries: Its entry points, launched in this order at each step.
+        moments: From a group to the names of the states in the order of the row's `m`, `v`, `v_max`.
+        group: From a group to what the kernel reads of it. Leaves out the learning rate.
+        counts_steps: Whether the state of a parameter holds `step`.
+        starts_from_gradient: Whether the first step overwrites the state and does not read it.
+    """
+
+    stem: str
+    entries: tuple[str, ...]
+    moments: Callable[[Mapping[str, Any]], tuple[str, ...]]
+    group: Callable[[Mapping[str, Any]], Group]
+    counts_steps: bool = True
+    starts_from_gradient: bool = False
+
+
+def _adam_moments(group: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+
+def _adam_group(group: Mapping[str, Any]) -> Group:
+    flags = GroupFlag(0)
+    if group["maximize"]:
+        flags |= GroupFlag.MAXIMIZE
+    if group["amsgrad"]:
+        flags |= GroupFlag.AMSGRAD
+    if group.get("decoupled_weight_decay"):
+        flags |= GroupFlag.DECOUPLED
+    beta1, beta2 = group["betas"]
+    return Group(
+        beta1=beta1, beta2=beta2, eps=group["eps"], weight_decay=group["weight_decay"], flags=flags
+    )
+
+
+def _adamw_group(group: Mapping[str, Any]) -> Group:
+    struct = _adam_group(group)
+    struct.flags |= GroupFlag.DECOUPLED  # before torch 2.7 AdamW was a class of its own, without the flag
+    return struct
+
+
+def _sgd_group(group: Mapping[str, Any]) -> Group:
+    flags = GroupFlag(0)
+    if group["maximize"]:
+        flags |= GroupFlag.MAXIMIZE
+    if group["nesterov"]:
+        flags |= GroupFlag.NESTEROV
+    return Group(
+        beta1=group["momentum"], beta2=group["dampening"], weight_decay=group["weight_decay"], flags=flags
+    )
+
+
+ADAM = Algorithm(stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adam_group)
+
+ALGORITHMS: dict[type[Optimizer], Algorithm] = {
+    Adam: ADAM,
+    AdamW: Algorithm(stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adamw_group),
+    SGD: Algorithm(
+        stem="sgd",
+        entries=("sgd",),
+        moments=lambda group: ("momentum_buffer",) if group["momentum"] else (),
+        group=_sgd_group,
+        counts_steps=False,
+        starts_from_gradient=True,
+    ),
+}
+"""By the exact class: a subclass may compute anything."""
+
+
+def group_struct(algorithm: Algorithm, group: Mapping[str, Any], place: torch.device) -> Group:
+    """What the kernels read of a group. A learning rate that is a tensor on the device is read there."""
+    struct = algorithm.group(group)
+    lr = group["lr"]
+    if isinstance(lr, torch.Tensor) and lr.device == place:
+        struct.lr_tensor = lr.data_ptr()
+        struct.flags |= GroupFlag.LR_IS_F64 if lr.dtype is torch.float64 else 0
+    else:
+        struct.lr = float(lr)
+    return struct
+
+
+NUMBERS = ("eps", "weight_decay", "momentum", "dampening")
+
+
+def group_refusals(group: Mapping[str, Any]) -> list[str]:
+    """Why the parameters of a group are left to torch, in words."""
+    found = []
+    if group.get("differentiable"):
+        found.append("it is differentiable, which a kernel's step is not")
+    numbers = [group[name] for name in NUMBERS if name in group] + list(group.get("betas", ()))
+    if not all(isinstance(number, int | float) for number in numbers):
+        found.append("a coefficient other than the learning rate is a tensor")
+    lr = group["lr"]
+    if isinstance(lr, torch.Tensor) and lr.dtype not in (torch.float32, torch.float64):
+        found.append(f"the learning rate is a tensor of {lr.dtype}")
+    return found

@@ -1,0 +1,252 @@
+"""Steps one optimizer by kernels, in its own state, and leaves to torch what does not fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
+from diagnose.kernels._device import why_none
+from diagnose.kernels._layout import disjoint
+from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
+from diagnose.kernels._structs import Group, GroupFlag
+from torch.optim import Optimizer
+
+Params = list[tuple[int, torch.Tensor]]
+"""Each parameter with the index of its group."""
+
+Grads = Mapping[int, torch.Tensor]
+"""Gradients by the parameters' places."""
+
+
+class Stepper:
+    """What an optimizer does at a step while kernels do it.
+
+    Moments stay in the optimizer's own tensors. A parameter's count of steps becomes a view of the table's,
+    so that whoever reads `state["step"]` sees it grow; `release` gives each its own again.
+
+    Attributes:
+        unscales_in_memory: Whether gradients that a `GradScaler` has scaled are divided in memory, as by
+            torch's fused step, or only where they are used.
+        stochastic: Whether bf16 parameters are rounded at random.
+        scaling_is_ours: Whether the optimizer takes scaled gradients because of us: torch's own step for it
+            does not.
+        left: Why the last step, or a part of it, was left to torch, in words; empty if nothing was.
+    """
+
+    def __init__(self, optimizer: Optimizer, algorithm: Algorithm):
+        self._optimizer = optimizer
+        self._algorithm = algorithm
+        self._lineups: list[Lineup] = []
+        self._state: Any = None
+        self._params: list[torch.Tensor] = []
+        self._inside: set[int] = set()
+        self._unbegun: set[int] = set()
+        self.unscales_in_memory = True
+        self.stochastic = False
+        self.scaling_is_ours = False
+        self.left: list[str] = []
+
+    def step(self, clip_coef: torch.Tensor | None = None) -> list[dict[str, Any]]:
+        """Updates the parameters.
+
+        Args:
+            clip_coef: What the gradients are still to be multiplied by.
+
+        Returns:
+            What is left for torch's own step, which its caller now has to do: groups with these parameters.
+        """
+        groups = self._optimizer.param_groups
+        params = [(number, param) for number, group in enumerate(groups) for param in group["params"]]
+        grads = {index: grad for index, (_, param) in enumerate(params) if (grad := param.grad) is not None}
+        taken: set[int] = set()
+        self.left = [reason for group in groups for reason in group_refusals(group)]
+        if not self.left:
+            self._line_up(params, grads)
+            taken = self._taken(grads)
+        else:
+            self.release()
+        rest = {index: params[index] for index in grads if index not in taken}
+        if rest and not self._prepare_for_torch([grads[index] for index in rest], clip_coef):
+            return []
+        if taken:
+            self._launch({index: grads[index] for index in taken}, clip_coef)
+        return [
+            {**group, "params": left}
+            for number, group in enumerate(groups)
+            if (left := [param for of, param in rest.values() if of == number])
+        ]
+
+    def release(self) -> None:
+        """Gives each parameter a count of steps as torch keeps it. The next step lines up anew."""
+        for member, count in self._counts():
+            if self._algorithm.counts_steps:
+                member.state["step"] = count
+            elif not count.item():  # every step so far was skipped: the buffer holds nothing
+                for name in member.moments:
+                    member.state.pop(name, None)
+        self._lineups, self._state = [], None
+
+    def saved(self, state: Mapping[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+        """The state as torch would save it at this moment, each count of steps in a tensor of its own."""
+        plain: dict[int, dict[str, Any]] = {}
+        for member, count in self._counts():
+            if self._algorithm.counts_steps:
+                plain[id(member.state)] = {**member.state, "step": count}
+            elif not count.item():
+                plain[id(member.state)] = {}
+        return {key: plain.get(id(each), each) for key, each in state.items()}
+
+    def _counts(self) -> Iterator[tuple[Member, torch.Tensor]]:
+        """Each member with its count of steps as torch would keep it. Waits for the device."""
+        for lineup in self._lineups:
+            counts = lineup.table.steps_N.cpu().unbind()
+            for member, count in zip(lineup.members, counts, strict=False):
+                group = self._optimizer.param_groups[member.group]
+                yield member, own_count(count, group, member.param)
+
+    def _line_up(self, params: Params, grads: Grads) -> None:
+        """Builds the tables unless they are current, and the states that torch would create now."""
+        if self._is_current(params, grads):
+            return
+        self.release()
+        groups, state = self._optimizer.param_groups, self._optimizer.state
+        members = []
+        for index, (number, param) in enumerate(params):
+            grad = grads.get(index)
+            like = param if grad is None else grad
+            if grad is None and param not in state:
+                continue
+            reason = why_none(param.device) or why_misfit(param, like, self._moments(number, param))
+            if not reason and grad is not None:
+                self._create(groups[number], param)
+            names = self._algorithm.moments(groups[number])
+            moments = {name: state[param].get(name) for name in names}
+            if reason or not all(isinstance(moment, torch.Tensor) for moment in moments.values()):
+                self.left.append(reason or "a parameter's state lacks what its group asks for")
+                continue
+            members.append(
+                Member(
+                    index=index,
+                    group=number,
+                    param=param,
+                    state=state.get(param, {}),
+                    moments=moments,
+                    grad_dtype=like.dtype,
+                    shape=param.shape,
+                    stride=param.stride(),
+                )
+            )
+        if not disjoint([member.param for member in members]):
+            self.left.append("two parameters share memory")
+            members = []
+        self._lineups = [
+            Lineup(self._algorithm, some, self._structs(place))
+            for place, some in by_device(members).items()
+        ]
+        for lineup in self._lineups:
+            self._adopt(lineup)
+        self._inside = {member.index for member in members}
+        self._state = state
+        self._params = [param for _, param in params]
+
+    def _is_current(self, params: Params, grads: Grads) -> bool:
+        return (
+            self._optimizer.state is self._state
+            and len(params) == len(self._params)
+            and all(param is before for (_, param), before in zip(params, self._params, strict=True))
+            and all(lineup.is_current(self._structs(lineup.place)) for lineup in self._lineups)
+            and not any(
+                index not in self._inside
+                and not why_misfit(params[index][1], grad, self._moments(*params[index]))
+                for index, grad in grads.items()
+            )
+        )
+
+    def _create(self, group: Mapping[str, Any], param: torch.Tensor) -> None:
+        """The state of one parameter as torch makes it at the first step with a gradient."""
+        names = self._algorithm.moments(group)
+        if not names or (self._optimizer.state[param] and not self._algorithm.starts_from_gradient):
+            return
+        state = self._optimizer.state[param]
+        if self._algorithm.counts_steps:
+            state["step"] = own_count(torch.tensor(0.0, dtype=torch.float32), group, param)
+        for name in names:
+            if state.get(name) is None:
+                state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                self._unbegun.add(id(state))
+
+    def _adopt(self, lineup: Lineup) -> None:
+        """Hands the counts of steps to the table; views of it take their place."""
+        if self._algorithm.counts_steps:
+            lineup.adopt([member.state["step"] for member in lineup.members])
+            for member, count in zip(lineup.members, lineup.table.steps_N.unbind(), strict=False):
+                member.state["step"] = count
+        else:
+            lineup.adopt([float(id(member.state) not in self._unbegun) for member in lineup.members])
+            self._unbegun.clear()
+
+    def _taken(self, grads: Grads) -> set[int]:
+        """The places of the parameters that the kernels update in this step."""
+        return {
+            member.index
+            for lineup in self._lineups
+            for member in lineup.members
+            if (grad := grads.get(member.index)) is not None and member.takes(grad)
+        }
+
+    def _prepare_for_torch(self, grads: list[torch.Tensor], clip_coef: torch.Tensor | None) -> bool:
+        """Does to gradients what torch's own step expects to be done.
+
+        Returns:
+            Whether the step takes place: not if a `GradScaler` has found an infinity.
+        """
+        if not self.left:
+            self.left = ["a gradient lies in memory in another order than its parameter"]
+        if self.scaling_is_ours and (found_inf := getattr(self._optimizer, "found_inf", None)) is not None:
+            if found_inf.item():
+                return False
+            grad_scale = getattr(self._optimizer, "grad_scale", None)
+            if grad_scale is not None:
+                inverse = grad_scale.double().reciprocal().float()
+                for grad in grads:
+                    grad.mul_(inverse.to(grad.device))
+        if clip_coef is not None:
+            for grad in grads:
+                grad.mul_(clip_coef.to(grad.device))
+        return True
+
+    def _launch(self, grads: Grads, clip_coef: torch.Tensor | None) -> None:
+        grad_scale = getattr(self._optimizer, "grad_scale", None)
+        found_inf = getattr(self._optimizer, "found_inf", None)
+        for lineup in self._lineups:
+            lineup.step(
+                grads,
+                self._structs(lineup.place),
+                grad_scale=_at(lineup.place, grad_scale),
+                found_inf=_at(lineup.place, found_inf),
+                clip_coef=_at(lineup.place, clip_coef),
+                unscale_in_memory=self.unscales_in_memory,
+            )
+
+    def _moments(self, number: int, param: torch.Tensor) -> list[torch.Tensor]:
+        group, state = self._optimizer.param_groups[number], self._optimizer.state.get(param, {})
+        found = [state.get(name) for name in self._algorithm.moments(group)]
+        return [moment for moment in found if isinstance(moment, torch.Tensor)]
+
+    def _structs(self, place: torch.device) -> list[Group]:
+        structs = [group_struct(self._algorithm, group, place) for group in self._optimizer.param_groups]
+        for struct in structs if self.stochastic else ():
+            struct.flags |= GroupFlag.STOCHASTIC
+        return structs
+
+
+def own_count(count: torch.Tensor, group: Mapping[str, Any], param: torch.Tensor) -> torch.Tensor:
+    """A count of steps as torch keeps it: on the device if the step is fused or capturable."""
+    on_device = group.get("fused") or group.get("capturable")
+    return count.detach().clone().to(param.device if on_device else "cpu")
+
+
+def _at(place: torch.device, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.to(place, torch.float32, non_blocking=True)

@@ -1,0 +1,192 @@
+"""Puts kernels under a live optimizer of torch's, and takes them away again, without anyone noticing.
+
+The object stays: schedulers, scalers and wrappers hold it, some hold its `step`. A step hook hands torch's
+own `step` a stand-in whose `param_groups` launches the kernels when torch asks for it, after the closure,
+and gives back what is left for torch to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from diagnose.kernels._algorithms import ALGORITHMS, group_refusals
+from diagnose.kernels._device import why_none
+from diagnose.kernels._layout import disjoint, fits
+from diagnose.kernels._stepper import Stepper
+from diagnose.kernels._structs import PAIRS
+from torch.compiler import is_dynamo_compiling
+from torch.optim import Optimizer
+
+from diagnose.core.errors import DiagnoseError
+
+ClipLevel = Literal["exact", "off", "deferred"]
+
+AMP = "_step_supports_amp_scaling"
+"""What `GradScaler` looks for on an optimizer that takes scaled gradients."""
+
+ALLOWED = ("stochastic-rounding",)
+
+
+class CannotSwap(DiagnoseError):
+    """The optimizer cannot be stepped by kernels; the message says why."""
+
+
+class Swap:
+    """Kernels under one optimizer.
+
+    Attributes:
+        optimizer: The optimizer.
+        clip: What becomes of gradient clipping: see `swap`.
+        stepper: What does its steps.
+        pending_coef: What its gradients are still to be multiplied by at the next step.
+    """
+
+    def __init__(self, optimizer: Optimizer, clip: ClipLevel, allow: Sequence[str]):
+        self.optimizer = optimizer
+        self.clip = clip
+        self.stepper = Stepper(optimizer, ALGORITHMS[type(optimizer)])
+        self.stepper.stochastic = "stochastic-rounding" in allow
+        self.pending_coef: torch.Tensor | None = None
+        if clip == "deferred":
+            self.stepper.unscales_in_memory = False
+            if not getattr(optimizer, AMP, False) and not _watched_by_accelerate(optimizer):
+                self.stepper.scaling_is_ours = True
+                setattr(optimizer, AMP, True)
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_state_dict_post_hook(self._as_torch_saves),
+        ]
+
+    def remove(self) -> None:
+        """Takes the kernels away: torch goes on from the same state."""
+        for handle in self._handles:
+            handle.remove()
+        if self.stepper.scaling_is_ours:
+            delattr(self.optimizer, AMP)
+        self.stepper.release()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return None
+        return (StandIn(self), *args[1:]), kwargs
+
+    def _as_torch_saves(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        return {**saved, "state": self.stepper.saved(saved["state"])}
+
+
+class StandIn:
+    """What torch's own `step` takes for the optimizer, for one step."""
+
+    def __init__(self, swap: Swap) -> None:
+        vars(self).update(_swap=swap, _left=None)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Launches the kernels; the groups of what they have left to torch."""
+        mine = vars(self)
+        if mine["_left"] is None:
+            swap: Swap = mine["_swap"]
+            coef, swap.pending_coef = swap.pending_coef, None
+            mine["_left"] = swap.stepper.step(coef)
+        left: list[dict[str, Any]] = mine["_left"]
+        return left
+
+    def __getattr__(self, name: str) -> Any:
+        swap: Swap = vars(self)["_swap"]
+        if name in ("grad_scale", "found_inf") and swap.stepper.scaling_is_ours:
+            return None
+        return getattr(swap.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_swap"].optimizer, name, value)
+
+
+def swap(optimizer: Optimizer, *, clip: ClipLevel = "exact", allow: Sequence[str] = ()) -> Swap:
+    """Lets kernels step an optimizer from its next step on, in its own state.
+
+    Args:
+        optimizer: Any whose `support` gives no reason.
+        clip: `exact` lets kernels clip too, and gradients are what torch would make of them; `deferred`
+            clips and unscales inside the step, and until then `.grad` shows what was there before; `off`
+            leaves clipping to torch.
+        allow: `stochastic-rounding` rounds bf16 parameters at random, which keeps small updates.
+
+    Raises:
+        CannotSwap: If it cannot be done; nothing was changed.
+    """
+    unknown = [name for name in allow if name not in ALLOWED]
+    if unknown:
+        raise ValueError(f"unknown in allow: {', '.join(unknown)}; known: {', '.join(ALLOWED)}")
+    reasons = support(optimizer)
+    if reasons:
+        name = type(optimizer).__name__
+        raise CannotSwap(f"{name}: {'; '.join(reasons)}. Training goes on with torch's {name}.")
+    return Swap(optimizer, clip, allow)
+
+
+def unswap(optimizer: Optimizer) -> None:
+    """Takes the kernels away from under an optimizer; without them, does nothing."""
+    found = swap_of(optimizer)
+    if found is not None:
+        found.remove()
+
+
+def swap_of(optimizer: Optimizer) -> Swap | None:
+    """The swap that is in force on an optimizer."""
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        owner = getattr(hook, "__self__", None)
+        if isinstance(owner, Swap):
+            return owner
+    return None
+
+
+def support(optimizer: Optimizer) -> list[str]:
+    """Why kernels cannot step an optimizer, in words; empty if they can."""
+    name, groups = type(optimizer).__name__, optimizer.param_groups
+    params = [param for group in groups for param in group["params"]]
+    if type(optimizer) not in ALGORITHMS:
+        known = ", ".join(sorted(each.__name__ for each in ALGORITHMS))
+        return [f"there are kernels for {known}, not for {name} of {type(optimizer).__module__}"]
+    found = [reason for group in groups for reason in group_refusals(group)]
+    found += [why_none(place) for place in {param.device for param in params}]
+    found += sorted({_why_not(param) for param in params})
+    if swap_of(optimizer) is not None:
+        found.append("its steps are done by kernels already")
+    if not params:
+        found.append("it has no parameters")
+    if not found and not disjoint(params):
+        found.append("two parameters share memory")
+    counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+    if not all(isinstance(count, torch.Tensor) and count.dtype is torch.float32 for count in counts):
+        found.append("it counts steps in another type than float32")
+    return list(filter(None, dict.fromkeys(found)))
+
+
+def _why_not(param: torch.Tensor) -> str:
+    if type(param) not in (torch.nn.Parameter, torch.Tensor):
+        return f"a parameter is a {type(param).__name__}"
+    if all(param.dtype is not of for of, _, _ in PAIRS):
+        return f"a parameter is of {param.dtype}"
+    if param.grad is not None and param.grad.layout is not torch.strided:
+        return "a gradient is sparse"
+    if not fits([param]):
+        return "a parameter has gaps in memory"
+    return ""
+
+
+def _watched_by_accelerate(optimizer: Optimizer) -> bool:
+    """Whether an `AcceleratedOptimizer` with a scaler holds it: that learns of a skipped step from whether
+    `step` was called."""
+    import gc
+    import sys
+
+    module = sys.modules.get("accelerate.optimizer")
+    if module is None:
+        return False
+    holders = [holder for holder in gc.get_referrers(optimizer) if isinstance(holder, dict)]
+    return any(
+        isinstance(owner, module.AcceleratedOptimizer) and getattr(owner, "scaler", None) is not None
+        for owner in gc.get_referrers(*holders)
+    ) or any(isinstance(owner, module.AcceleratedOptimizer) for owner in gc.get_referrers(optimizer))

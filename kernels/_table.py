@@ -1,0 +1,201 @@
+"""The table of chunks on the device, from which one launch updates every parameter.
+
+It is laid out once. From step to step only pointers to gradients and the groups' numbers change, and these
+are written by a kernel that carries them in its arguments: no pinned memory, no copy to wait for, in the
+order of the stream, and capturable in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy
+import torch
+from diagnose.kernels._device import Device, device_at
+from diagnose.kernels._structs import (
+    BLOCK_THREADS,
+    CHUNK_ELEMENTS,
+    PATCH_MANY_VALUES,
+    PATCH_VALUES,
+    SMALL_ELEMENTS,
+    SMALL_PER_BLOCK,
+    Chunk,
+    Control,
+    Group,
+    Launch,
+    Patch,
+    PatchMany,
+    Row,
+)
+
+TORCH_EPSILON = 1e-6
+"""What torch adds to the norm that it divides by."""
+
+_WORD_BYTES = 8
+
+
+class Table:
+    """Rows, chunks, groups and counts of steps on one device, and what launches on them.
+
+    Attributes:
+        place: The device.
+        steps_N: Steps taken by each row; a launch that updates adds to it.
+    """
+
+    def __init__(self, place: torch.device, rows: Sequence[Row], groups: Sequence[Group], seed: int = 0):
+        self.place = place
+        self._device: Device = device_at(place)
+        chunks, num_large = lay_out(rows)
+        num_small = len(chunks) - num_large
+        self._num_blocks = num_large + -(-num_small // SMALL_PER_BLOCK)
+        self._grads = [row.g for row in rows]
+        self._groups = [bytes(group) for group in groups]
+        self.steps_N = torch.zeros(max(len(rows), 1), dtype=torch.float32, device=place)
+        self._memory = {
+            "rows": upload(b"".join(map(bytes, rows)), place),
+            "chunks": upload(chunks.tobytes(), place),
+            "groups": upload(b"".join(self._groups), place),
+            "control": upload(bytes(Control(seed=seed)), place),
+            "workspace": torch.zeros(2 * len(chunks) + len(rows) + 1, dtype=torch.float64, device=place),
+            "steps": self.steps_N,
+        }
+        self._launch = Launch(
+            **{name: tensor.data_ptr() for name, tensor in self._memory.items()},
+            num_rows=len(rows),
+            num_large=num_large,
+            num_small=num_small,
+        )
+        self._stream = torch.cuda.current_stream(place) if place.type == "cuda" else None
+        self._grids: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
+
+    def point_to(self, grads: Sequence[int]) -> None:
+        """Makes the rows refer to these gradients: their addresses, 0 where there is none."""
+        if grads != self._grads:
+            column = self._launch.rows + Row.g.offset
+            self._write(column, ctypes.sizeof(Row), self._grads, grads)
+            self._grads = list(grads)
+
+    def set_groups(self, groups: Sequence[Group]) -> None:
+        """Gives the groups these numbers."""
+        now = [bytes(group) for group in groups]
+        if now != self._groups:
+            self._write(self._launch.groups, _WORD_BYTES, _words(self._groups), _words(now))
+            self._groups = now
+
+    def run(
+        self,
+        stem: str,
+        entry: str,
+        defines: Mapping[str, int] | None = None,
+        *,
+        grad_scale: torch.Tensor | None = None,
+        found_inf: torch.Tensor | None = None,
+        clip_coef: torch.Tensor | None = None,
+        outcome_4: torch.Tensor | None = None,
+        max_norm: float = math.inf,
+        clip_epsilon: float = TORCH_EPSILON,
+    ) -> None:
+        """Launches one entry point over all rows that have a gradient; `_table.cuh` says what each does.
+
+        Args:
+            stem: The kernel's name.
+            entry: Its entry point.
+            defines: What it is compiled with.
+            grad_scale: Gradients are divided by it.
+            found_inf: Unless zero, nothing is updated.
+            clip_coef: Gradients are multiplied by it.
+            outcome_4: Where `norm` writes.
+            max_norm: Norm above which `norm` asks for clipping.
+            clip_epsilon: Added to the norm before `max_norm` is divided by it.
+        """
+        if not self._num_blocks:
+            return
+        launch = self._launch
+        launch.grad_scale, launch.found_inf = _address(grad_scale), _address(found_inf)
+        launch.clip_coef, launch.outcome = _address(clip_coef), _address(outcome_4)
+        launch.max_norm, launch.clip_epsilon = max_norm, clip_epsilon
+        variant = (entry, tuple((defines or {}).items()))
+        grid = self._grids.get(variant)
+        if grid is None:
+            resident = self._device.resident_blocks(stem, entry, block=BLOCK_THREADS, defines=defines)
+            grid = self._grids[variant] = min(self._num_blocks, resident)
+        self._keep()
+        self._device.launch(stem, entry, grid=grid, block=BLOCK_THREADS, args=(launch,), defines=defines)
+
+    def _keep(self) -> None:
+        """Tells the allocator of a stream that it does not know this memory to be used on."""
+        if self._stream is not None:
+            stream = torch.cuda.current_stream(self.place)
+            if stream != self._stream:
+                for tensor in self._memory.values():
+                    tensor.record_stream(stream)
+
+    def _write(self, target: int, stride_bytes: int, old: Sequence[int], new: Sequence[int]) -> None:
+        """Writes the words that differ, and those between them, in as few launches as carry them."""
+        large = self._device.large_arguments
+        room = PATCH_MANY_VALUES if large else PATCH_VALUES
+        changed = [index for index, (before, now) in enumerate(zip(old, new, strict=True)) if before != now]
+        done = 0
+        for first in changed:
+            if first < done:
+                continue
+            done = min(first + room, changed[-1] + 1)
+            patch = (PatchMany if large else Patch)(
+                target=target + first * stride_bytes,
+                stride=stride_bytes // _WORD_BYTES,
+                count=done - first,
+            )
+            patch.values[: done - first] = list(new[first:done])
+            self._keep()
+            self._device.launch(
+                "patch",
+                "patch",
+                grid=-(-(done - first) // BLOCK_THREADS),
+                block=BLOCK_THREADS,
+                args=(patch,),
+                defines={"VALUES": room} if large else None,
+            )
+
+
+def lay_out(rows: Sequence[Row]) -> tuple[numpy.ndarray, int]:
+    """Divides rows into chunks, and notes in each row which are its own.
+
+    Returns:
+        The chunks as they lie in memory, the large ones first, and how many of these there are.
+    """
+    large: list[numpy.ndarray] = []
+    small: list[list[int]] = []
+    first = 0
+    for index, row in enumerate(rows):
+        row.num_chunks = 0
+        if row.count > SMALL_ELEMENTS:
+            starts = numpy.arange(0, row.count, CHUNK_ELEMENTS, dtype=numpy.int64)
+            counts = numpy.minimum(row.count - starts, CHUNK_ELEMENTS)
+            large.append(numpy.stack([starts, index | counts << 32], axis=1))
+            row.first_chunk, row.num_chunks = first, len(starts)
+            first += len(starts)
+    for index, row in enumerate(rows):
+        if 0 < row.count <= SMALL_ELEMENTS:
+            row.first_chunk, row.num_chunks = first + len(small), 1
+            small.append([0, index | row.count << 32])
+    packed = numpy.array(small, dtype=numpy.int64).reshape(-1, 2)
+    chunks = numpy.concatenate([*large, packed])
+    assert chunks.nbytes == len(chunks) * ctypes.sizeof(Chunk)
+    return chunks, first
+
+
+def upload(content: bytes, place: torch.device) -> torch.Tensor:
+    """Bytes as memory of a device, never less than a word."""
+    buffer = bytearray(content or bytes(_WORD_BYTES))
+    return torch.frombuffer(buffer, dtype=torch.uint8).to(place, copy=True)
+
+
+def _words(groups: Sequence[bytes]) -> list[int]:
+    words: list[int] = numpy.frombuffer(b"".join(groups), dtype=numpy.uint64).tolist()
+    return words
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
