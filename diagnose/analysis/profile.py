@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.gaps import split_gaps
+from diagnose.analysis.history import history_of
 from diagnose.analysis.imbalance import common_ns, imbalance_of, late_shares
 from diagnose.analysis.lines import source_lines, standing_ns, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
@@ -66,13 +67,18 @@ def load_profile(run: Path, *, first_step: int | None = None) -> Profile:
     Raises:
         DiagnoseError: If it was written by a newer version.
     """
+    return profile_of(*read_run(run), first_step=first_step)
+
+
+def read_run(run: Path) -> tuple[dict[str, Any], list[RankLog], list[str]]:
+    """Reads what `profile_of` analyses: what `run.json` says, the files of all ranks, and notes."""
     manifest = read_manifest(run)
     with contextlib.suppress(OSError):
         manifest.setdefault("torch", (run / "torch").read_text(encoding="utf-8"))
     logs, notes = read_logs(run)
     with contextlib.suppress(OSError):
         notes.append((run / LOST).read_text(encoding="utf-8"))
-    return profile_of(manifest, logs, notes, first_step=first_step)
+    return manifest, logs, notes
 
 
 def read_logs(run: Path) -> tuple[list[RankLog], list[str]]:
@@ -121,6 +127,7 @@ def profile_of(
     tuning = tuning_of(logs[0])
     num_steps = len(logs[0].steps)
     overhead = _overhead(logs[0], manifest)
+    whole = logs[0]
     if first_step is not None:
         logs = [part_of(log, first_step) for log in logs]
     elif tuning is not None:
@@ -179,6 +186,7 @@ def profile_of(
                 zip(logs, rank_phases, late_shares(rank_series), strict=True)
             )
         ),
+        history=history_of(whole, split_gaps(main, warmup, roles)),
         series=summarize_series(rank_series[0]),
         host=host_stats(main, warmup),
         program=replace(

@@ -64,6 +64,10 @@ def run(
         Path | None,
         typer.Option(metavar="PATH", help="Put the fixes of a tuned.toml in force, without trials."),
     ] = None,
+    dashboard: Annotated[
+        bool | None,
+        typer.Option("--dashboard", help="Show the run in a browser while it trains; prints the address."),
+    ] = None,
     nproc_per_node: Annotated[
         str | None, typer.Option(metavar="N", help="Start N ranks through torchrun.")
     ] = None,

@@ -11,6 +11,7 @@ from typing import Any
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch.command import Target, environment, why_blind
 from diagnose.launch.ending import conclude, say, say_notes
+from diagnose.launch.opened import Opened, open_beside
 from diagnose.launch.record import Record, open_record
 from diagnose.launch.settings import Settings
 from diagnose.launch.supervisor import Fate, supervise
@@ -50,8 +51,9 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         record.note(blind)
     # What goes into a file or a pipe is the script's first; only a person is told right away.
     told = sys.stderr is not None and sys.stderr.isatty()
+    opened = _open_dashboard(record, settings)
     if told and record.is_first:
-        _tell_start(record, settings)
+        _tell_start(record, settings, opened)
     ranks = RanksAtWork(record.folder) if place is not None and record.folder is not None else None
     fate = supervise(target.command(launcher), environment(os.environ, settings, record.folder))
     if ranks is not None:
@@ -62,14 +64,32 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     if not told and record.is_first:
         say_notes(record)
     conclude(record, settings, fate)
+    if opened is not None:
+        opened.close()
+        if not settings.quiet:
+            say(f"diagnose: the dashboard is closed; open it again: {opened.command}")
     return fate
 
 
-def _tell_start(record: Record, settings: Settings) -> None:
+def _open_dashboard(record: Record, settings: Settings) -> Opened | None:
+    """Starts the dashboard that was asked for; a run without one is better than none."""
+    if not settings.dashboard or record.folder is None or not record.is_first:
+        return None
+    try:
+        return open_beside(record.folder)
+    except OSError as error:
+        record.note(f"the dashboard could not be started: {error}.")
+        return None
+
+
+def _tell_start(record: Record, settings: Settings, opened: Opened | None) -> None:
     say_notes(record)
-    if record.folder is not None and not settings.quiet:
-        where = os.path.relpath(record.folder.parent)
-        say(f"diagnose: run {record.folder.name}  recording to {where}; Ctrl-C stops the script as usual")
+    if record.folder is None or settings.quiet:
+        return
+    where = os.path.relpath(record.folder.parent)
+    say(f"diagnose: run {record.folder.name}  recording to {where}; Ctrl-C stops the script as usual")
+    if opened is not None:
+        say(f"diagnose: dashboard at {opened.address}")
 
 
 def _check_destination(option: str, path: Path | None) -> None:

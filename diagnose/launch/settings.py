@@ -34,6 +34,7 @@ class Settings:
         skip: Fixes not to try.
         dry_run: Name the fixes that would be tried; change nothing.
         apply: A `tuned.toml` whose fixes are put in force without trials.
+        dashboard: Show the run in a browser while it trains.
     """
 
     run_dir: Path = DEFAULT_ROOT
@@ -51,6 +52,7 @@ class Settings:
     skip: tuple[str, ...] = ()
     dry_run: bool = False
     apply: Path | None = None
+    dashboard: bool = False
 
     @property
     def tunes(self) -> bool:
@@ -157,7 +159,7 @@ INTEGERS = {"steps": 1, "stop_after": 1, "warmup": 0}
 """The whole numbers, with the least value each may have."""
 
 
-SWITCHES = ("quiet", "tune", "dry_run")
+SWITCHES = ("quiet", "tune", "dry_run", "dashboard")
 
 LISTS: dict[str, tuple[str, ...]] = {"allow": ("precision", "training"), "only": (), "skip": ()}
 """Settings that hold several names, with those there are; none means the names of all actions."""

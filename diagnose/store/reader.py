@@ -63,7 +63,7 @@ def read_rank(path: Path) -> RankLog:
         DiagnoseError: If the file was written by a newer version.
     """
     notes: list[str] = []
-    db = _connect(path)
+    db = connect(path)
     try:
         version = _rows(db, "PRAGMA user_version", path, notes)
         if version and version[0][0] > VERSION:
@@ -114,7 +114,12 @@ def read_rank(path: Path) -> RankLog:
         db.close()
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """Opens a rank's file for reading, also where nothing beside it can be written.
+
+    Raises:
+        sqlite3.DatabaseError: If there is no such file.
+    """
     address = f"file:{quote(os.fsencode(path.absolute()))}"
     db = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=5)
     try:
@@ -122,7 +127,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     except DAMAGE:
         # A write-ahead log needs a writable folder to be read; without one, read the file as it stands.
         db.close()
-        db = sqlite3.connect(f"{address}?immutable=1", uri=True)
+        db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True)
     return db
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.store.format import SCHEMA, VERSION, pack
+
+LONGEST_WAIT_MS = 1000
+"""So long the end of a script waits for somebody who reads the file; a look takes a hundredth of it."""
 
 Frames = Sequence[tuple[str, int, str]]
 """A sampled stack of file, line and function: the frame of an installed package, or one without a file,
@@ -99,9 +103,11 @@ class Writer:
 
     def close(self) -> None:
         """Commits and closes the file, which then is one file: readers need no write-ahead log beside
-        it."""
+        it. Unless one is reading at this moment: then the log stays, and nothing is lost."""
         self.commit()
-        self._db.execute("PRAGMA journal_mode=DELETE")
+        self._db.execute(f"PRAGMA busy_timeout={LONGEST_WAIT_MS}")
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
 
     def _stack(self, frames: Frames) -> int:

@@ -1,0 +1,148 @@
+"""A snapshot composed of what the readers of all ranks hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diagnose.dashboards._bins import Bins
+from diagnose.dashboards._marks import marks_of, tuning_so_far
+from diagnose.dashboards._series import GapParts, lateness_of, steps_of
+from diagnose.dashboards._snapshot import Control, RankState, Snapshot, Steps
+from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
+from diagnose.dashboards._vitals import vitals_of
+
+from diagnose.core.liveness import Liveness, State
+from diagnose.core.profile import Profile, RunInfo, Status
+from diagnose.core.trial import Tuning
+from diagnose.report._status import in_words
+from diagnose.store.runs import LOST
+
+TAKES_COMMANDS = "takes_commands"
+"""What a rank says of itself when it looks for commands (`launch.control`)."""
+
+
+def composed(
+    version: int,
+    folder: Path,
+    manifest: Mapping[str, Any],
+    liveness: Liveness,
+    tails: Sequence[RankTail],
+    parts: Mapping[str, GapParts],
+) -> Snapshot:
+    """Returns what is known of a run, without what the rules say of it.
+
+    Args:
+        version: Of the snapshot.
+        folder: The run's.
+        manifest: What `run.json` says.
+        liveness: Whether it goes on.
+        tails: The readers of its ranks, in order.
+        parts: By the name of a rank's file, how its gaps divide among the phases.
+    """
+    trained = [tail for tail in tails if tail.num_steps]
+    snapshot: dict[str, Any] = {
+        "version": version,
+        "id": folder.name,
+        "script": str(manifest.get("script", "")),
+        "argv": tuple(map(str, manifest.get("argv") or ())),
+        "started": str(manifest.get("started", "")),
+        "cwd": str(manifest.get("cwd", "")),
+        "liveness": liveness,
+        "words": words(folder.name, manifest, liveness, trained[0].meta if trained else {}),
+        "notes": _notes(folder, manifest, tails),
+        "world_size": max(1, len(trained)),
+        "ranks": tuple(
+            RankState(
+                number=tail.number,
+                host=str(tail.meta.get("host", "")),
+                num_steps=tail.num_steps,
+                words=tail.words,
+            )
+            for tail in tails
+        ),
+    }
+    if not trained:
+        return Snapshot(**snapshot, control=_control(liveness, {}, None))
+    first = trained[0]
+    begun_ns = first.begun_ns or 0
+    tuning = tuning_so_far(first.events, first.num_steps)
+    own = [parts.get(tail.path.name, {}) for tail in trained]
+    end = max(tail.num_steps for tail in trained)
+    for tail in trained:
+        tail.bins.make_room(end)
+    bins = [tail.bins for tail in trained]
+    return Snapshot(
+        **snapshot,
+        num_steps=first.num_steps,
+        overview=steps_of(bins, own[0], begun_ns),
+        recent=_recent(trained, own[0], begun_ns),
+        lateness=lateness_of([tail.number for tail in trained], bins, own),
+        vitals=vitals_of(first.vitals, begun_ns),
+        tuning=tuning,
+        marks=marks_of(first.events, begun_ns),
+        control=_control(liveness, first.meta, tuning),
+    )
+
+
+def tuning_state(tails: Iterable[RankTail]) -> str:
+    """Returns what tuning does now; empty in a run that is not tuned."""
+    first = next(iter(tails), None)
+    events = first.events if first is not None else []
+    return next((str(e.detail.get("state", "")) for e in reversed(events) if e.kind == "tuning"), "")
+
+
+def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapping[str, Any]) -> str:
+    """Says how a run stands: `running, last record 0.4 s ago`."""
+    exit_code, signal = manifest.get("exit_code"), manifest.get("signal")
+    run = RunInfo(
+        id=name,
+        script=str(manifest.get("script", "")),
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        signal=signal if isinstance(signal, int) else None,
+        error=str(meta["error"]) if meta.get("error") else None,
+    )
+    return in_words(Profile(run=run, status=Status.OK), liveness)
+
+
+def _recent(trained: Sequence[RankTail], parts: GapParts, begun_ns: int) -> Steps:
+    """Returns the first rank's newest steps one by one, with the throughput of all ranks."""
+    end = trained[0].num_steps
+    first = max(0, end - RECENT_STEPS)
+    ranks = []
+    for tail in trained:
+        bins = Bins(first)
+        rows_from = tail.num_steps - len(tail.recent)
+        begin = max(first, rows_from)
+        bins.add_rows(begin, tail.recent[begin - rows_from : max(0, end - rows_from)])
+        ranks.append(bins)
+    return steps_of(ranks, parts, begun_ns)
+
+
+def _notes(folder: Path, manifest: Mapping[str, Any], tails: Sequence[RankTail]) -> tuple[str, ...]:
+    notes: list[str] = []
+    if not manifest:
+        notes.append("run.json cannot be read; what it says of the run is missing.")
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        notes.append((folder / LOST).read_text(encoding="utf-8"))
+    notes += [str(note) for note in manifest.get("notes") or ()]
+    for tail in tails:
+        if tail.words:
+            notes.append(f"{tail.words}.")
+        who = f"rank {tail.number}: " if len(tails) > 1 else ""
+        notes += [f"{who}{note}" for note in tail.meta.get("notes") or ()]
+    return tuple(dict.fromkeys(notes))
+
+
+def _control(liveness: Liveness, meta: Mapping[str, Any], tuning: Tuning | None) -> Control:
+    state = tuning.state if tuning is not None else ""
+    if liveness.state is not State.RUNNING:
+        why = "The run has ended." if liveness.state is State.ENDED else "The run is not seen to go on."
+        return Control(words=why, tuning_state=state)
+    if not meta.get(TAKES_COMMANDS):
+        return Control(
+            words="This run takes no commands: no step of it has been recorded yet.", tuning_state=state
+        )
+    return Control(allowed=True, tuning_state=state)

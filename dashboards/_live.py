@@ -1,0 +1,271 @@
+"""One run, followed by a thread: files to a snapshot that callbacks read without waiting.
+
+The thread tails the files of all ranks once a second, as long as somebody looks. The newest steps come
+first; the history is filled in behind, a piece at a time. What the rules say comes from the analyst's
+process, seldom.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+from diagnose.dashboards._analyst import Analysis, Analyst, Answer
+from diagnose.dashboards._bins import MAX_BINS
+from diagnose.dashboards._composed import composed, tuning_state
+from diagnose.dashboards._marks import EVENTS
+from diagnose.dashboards._ranges import bins_between
+from diagnose.dashboards._series import GapParts, lateness_of, steps_of
+from diagnose.dashboards._snapshot import Lateness, Snapshot, Steps
+from diagnose.dashboards._tailing import RankTail
+
+from diagnose.core.liveness import Liveness, State
+from diagnose.store.liveness import liveness
+from diagnose.store.runs import rank_files, read_manifest
+
+POLL_S = 1.0
+FILL_S = 0.05
+"""So long the thread fills history in before it looks at what is new again, and lets callbacks run."""
+
+UNWATCHED_S = 15.0
+"""A run that nobody has looked at for so long is not read until somebody looks again."""
+
+LIVENESS_EVERY_S = 2.0
+"""Asking every rank and the process table whether a run goes on takes longer than a look at its file."""
+
+ANALYSE_EVERY_S = 10.0
+ANALYSE_SHARE = 0.02
+"""A running job is analysed so seldom that it takes this part of one CPU at most."""
+
+ANALYSE_GROWTH = 1.25
+"""And only when it has so many times the steps: findings of a long run change slowly."""
+
+FIRST_STEPS = 20
+"""The rules give no verdict on fewer measured steps; a run that goes on is not analysed before."""
+
+FIRST_LOOK_S = 0.3
+SETTLED_S = 3.0
+"""So long after a run was over its pages have all been drawn for the last time."""
+
+logger = logging.getLogger(__name__)
+
+
+class Live:
+    """One run.
+
+    Args:
+        folder: Its folder.
+        analyst: Asks the rules.
+    """
+
+    def __init__(self, folder: Path, analyst: Analyst) -> None:
+        self.folder = folder
+        self._analyst = analyst
+        self._lock = threading.Lock()  # of `_tails`: the thread changes them, `steps` reads them
+        self._tails: dict[str, RankTail] = {}
+        self._manifest = read_manifest(folder)
+        self._liveness = Liveness(state=State.CANNOT_TELL)
+        self._liveness_at = -LIVENESS_EVERY_S
+        self._analysis: Analysis | None = None
+        self._analysis_words = ""
+        self._analysing = False
+        self._analysed_steps = 0
+        self._analysed_at = -1e9
+        self._analysed_state = ""
+        self._new_analysis = False
+        self._over_at: float | None = None
+        self._snapshot = Snapshot(version=0, id=folder.name, liveness=self._liveness, words="being read")
+        self._looked = threading.Event()
+        self._looked_at = monotonic()
+        self._ready = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dashboard-reader", daemon=True)
+        self._thread.start()
+
+    # -- for callbacks
+
+    def snapshot(self) -> Snapshot:
+        """Returns what is known. Waits for the first look at a run, and for nothing afterwards."""
+        slept = monotonic() - self._looked_at > UNWATCHED_S
+        self._looked_at = monotonic()
+        if slept:
+            self._ready.clear()
+        self._looked.set()
+        self._ready.wait(FIRST_LOOK_S)
+        return self._snapshot
+
+    def steps(self, first: int, last: int, max_bins: int = MAX_BINS) -> Steps:
+        """Returns the steps from `first` to before `last`, read for this call.
+
+        Args:
+            first: The first step.
+            last: The first that is not wanted.
+            max_bins: At most so many bins, in the power of two that holds the range.
+        """
+        tails, parts = self._ordered()
+        if not tails:
+            return Steps()
+        bins = bins_between([tail.path for tail in tails], first, min(last, tails[0].num_steps), max_bins)
+        return steps_of(bins, parts[0], tails[0].begun_ns or 0)
+
+    def lateness(self, first: int, last: int) -> Lateness | None:
+        """Returns how ranks differ in the steps from `first` to before `last`; `None` with one rank."""
+        tails, parts = self._ordered()
+        if len(tails) < 2:
+            return None
+        last = min(last, max(tail.num_steps for tail in tails))
+        bins = bins_between([tail.path for tail in tails], first, last, MAX_BINS)
+        return lateness_of([tail.number for tail in tails], bins, parts)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the run is over, and has been so long enough that every page shows its end."""
+        return self._over_at is not None and monotonic() - self._over_at > SETTLED_S
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since somebody looked."""
+        return monotonic() - self._looked_at
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        self._looked.set()
+        self._thread.join(timeout=5)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                unread = self._turn()
+            except Exception:  # a fault of ours must not end the following
+                logger.exception("reading %s failed", self.folder)
+                unread = False
+            self._ready.set()
+            if unread:
+                self._closed.wait(0.005)  # a callback that waits for the interpreter gets it
+            elif monotonic() - self._looked_at > UNWATCHED_S:
+                self._looked.clear()
+                if monotonic() - self._looked_at > UNWATCHED_S:
+                    self._looked.wait()
+            else:
+                self._closed.wait(POLL_S)
+
+    def _turn(self) -> bool:
+        """Reads what is new and a piece of the history, and publishes; says whether history is unread."""
+        changed = self._find_ranks()
+        with self._lock:
+            for tail in self._tails.values():
+                changed |= tail.poll()
+        changed |= self._ask_whether_it_runs()
+        if not self._ready.is_set():
+            self._publish()  # the newest steps, before the rest is read
+            self._ready.set()
+        begun = monotonic()
+        while (unread := self._unread()) and monotonic() - begun < FILL_S and not self._closed.is_set():
+            with self._lock:
+                max(unread, key=lambda tail: tail.unread_steps).fill()
+            changed = True
+        if self._new_analysis:
+            self._new_analysis, changed = False, True
+        changed |= self._analyse_if_due()
+        if changed or self._snapshot.version == 0:
+            self._publish()
+        return bool(unread)
+
+    def _unread(self) -> list[RankTail]:
+        return [tail for tail in self._tails.values() if tail.unread_steps]
+
+    def _find_ranks(self) -> bool:
+        found = False
+        for path in rank_files(self.folder):
+            if path.name not in self._tails and path.name.count(".") == 1:
+                with self._lock:
+                    self._tails[path.name] = RankTail(path, EVENTS, first=not self._tails)
+                found = True
+        return found
+
+    def _ask_whether_it_runs(self) -> bool:
+        if monotonic() - self._liveness_at < LIVENESS_EVERY_S:
+            return False
+        self._liveness_at = monotonic()
+        before = (self._liveness.state, self._manifest)
+        self._manifest = read_manifest(self.folder) or self._manifest
+        self._liveness = liveness(self.folder)
+        return before != (self._liveness.state, self._manifest) or self._liveness.state is State.RUNNING
+
+    def _ordered(self) -> tuple[list[RankTail], list[GapParts]]:
+        """Returns the ranks that have steps, in order, and how the gaps of each divide."""
+        with self._lock:
+            tails = [tail for tail in self._tails.values() if tail.num_steps]
+        parts: dict[str, GapParts] = dict(self._analysis.parts) if self._analysis is not None else {}
+        first: GapParts = next(iter(parts.values()), {})
+        return tails, [parts.get(tail.path.name, first) for tail in tails]
+
+    # -- the analysis
+
+    def _analyse_if_due(self) -> bool:
+        steps = sum(tail.num_steps for tail in self._tails.values())
+        state = f"{self._liveness.state}/{tuning_state(self._tails.values())}"
+        since_s = monotonic() - self._analysed_at
+        if self._analysing:
+            return False
+        running = self._liveness.state is State.RUNNING
+        if running:
+            longest = self._analysis.took_s / ANALYSE_SHARE if self._analysis is not None else 0.0
+            grown = steps >= max(self._analysed_steps * ANALYSE_GROWTH, FIRST_STEPS)
+            due = since_s > max(ANALYSE_EVERY_S, longest) and (grown or state != self._analysed_state)
+        else:
+            due = steps != self._analysed_steps or state != self._analysed_state
+        if not due:
+            return False
+        self._analysing = True
+        self._analysis_words = "being analysed"
+        self._analysed_state = state
+
+        def told(answer: Answer) -> None:
+            if isinstance(answer, Analysis):
+                self._analysis, self._analysis_words = answer, ""
+            else:
+                self._analysis_words = str(answer)
+            self._analysed_steps, self._analysed_at = steps, monotonic()
+            self._analysing, self._new_analysis = False, True
+
+        self._analyst.analyse(self.folder, told)
+        return True
+
+    # -- publishing
+
+    def _publish(self) -> None:
+        with self._lock:
+            tails = list(self._tails.values())
+        trained, parts = self._ordered()
+        total = sum(tail.num_steps for tail in tails)
+        unread = sum(tail.unread_steps for tail in tails)
+        over = (
+            self._liveness.state in (State.ENDED, State.GONE)
+            and not unread
+            and not self._analysing
+            and self._analysed_steps == total
+        )
+        self._over_at = (self._over_at or monotonic()) if over else None
+        drawn = composed(
+            self._snapshot.version + 1,
+            self.folder,
+            self._manifest,
+            self._liveness,
+            tails,
+            dict(zip((tail.path.name for tail in trained), parts, strict=True)),
+        )
+        self._snapshot = replace(
+            drawn,
+            over=over,
+            filled_share=(total - unread) / total if total else 1.0,
+            profile=self._analysis.profile if self._analysis is not None else None,
+            analysed_steps=self._analysed_steps,
+            analysis=self._analysis_words,
+        )

@@ -1,0 +1,228 @@
+"""What a page reads of a run: plain data, made by the run's reader, never changed afterwards."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.core.liveness import Liveness
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.trial import Tuning
+
+Vector = npt.NDArray[np.float64]
+
+
+def _none() -> Vector:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Steps:
+    """Steps in bins that follow each other without gaps; each array has one entry per bin.
+
+    Attributes:
+        first: The step at which the first bin begins, from 0.
+        width: Steps per bin, a power of two.
+        counts: Steps of each bin that have been read; fewer than `width` at both ends, 0 where records are
+            damaged or not yet read. All else is NaN there.
+        step_ms: Mean wall time of a step.
+        longest_ms: The longest step of the bin; where only sums were read, the longest mean of a flush.
+        phase_ms: Mean time of each phase in a step's order; they sum to `step_ms`. A phase that took no
+            time anywhere is absent.
+        samples_per_s: Of all ranks together; NaN where no batch size is known.
+        tokens_per_s: Likewise.
+        end_s: Seconds from the end of the run's first step to the end of the bin's last.
+    """
+
+    first: int = 0
+    width: int = 1
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    step_ms: Vector = field(default_factory=_none)
+    longest_ms: Vector = field(default_factory=_none)
+    phase_ms: Mapping[Phase, Vector] = field(default_factory=dict)
+    samples_per_s: Vector = field(default_factory=_none)
+    tokens_per_s: Vector = field(default_factory=_none)
+    end_s: Vector = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lateness:
+    """How the ranks differ, in bins as of `Steps`.
+
+    Attributes:
+        ranks: Their numbers, one per row.
+        first: The step at which the first bin begins.
+        width: Steps per bin.
+        late_ms: A rank's own work (its step without exposed communication) minus that of the median rank,
+            shape `(ranks, bins)`; NaN where nothing was read.
+        communication_ms: Exposed communication, likewise.
+        straggler: The rank that is latest on average, where it is later than the scatter of the others.
+        straggler_ms: By how much, per step.
+        cause: The phase in which it exceeds the median rank most.
+    """
+
+    ranks: tuple[int, ...]
+    first: int
+    width: int
+    late_ms: Vector
+    communication_ms: Vector
+    straggler: int | None = None
+    straggler_ms: float = 0.0
+    cause: Phase | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Vitals:
+    """Readings of the operating system over time; NaN where one was not measured.
+
+    Attributes:
+        time_s: Seconds from the end of the run's first step.
+        step: Steps that had finished.
+        resident_bytes: Memory of the training process.
+        swapped_bytes: Likewise what is swapped out.
+        process_cpus: CPUs that it used since the reading before.
+        child_cpus: CPUs that its children used, such as DataLoader workers.
+        busy_cpus: CPUs of the machine in use by anybody.
+        read_bytes_per_s: What it had read from storage.
+    """
+
+    time_s: Vector = field(default_factory=_none)
+    step: Vector = field(default_factory=_none)
+    resident_bytes: Vector = field(default_factory=_none)
+    swapped_bytes: Vector = field(default_factory=_none)
+    process_cpus: Vector = field(default_factory=_none)
+    child_cpus: Vector = field(default_factory=_none)
+    busy_cpus: Vector = field(default_factory=_none)
+    read_bytes_per_s: Vector = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mark:
+    """Something that tuning or a command did.
+
+    Attributes:
+        step: The step, from 0.
+        time_s: Seconds from the end of the run's first step.
+        kind: `trial`, `confirmation`, `undone`, `dropped`, `tuning`, `command`, ...
+        label: What happened, in a few words.
+        strong: Whether it changed the run to its end: kept, undone, dropped.
+        detail: What the event holds.
+    """
+
+    step: int
+    time_s: float
+    kind: str
+    label: str
+    strong: bool = False
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankState:
+    """One rank's file.
+
+    Attributes:
+        number: The rank.
+        host: Its machine.
+        num_steps: Steps that it has recorded.
+        words: Why it cannot be read, or what of it is damaged; empty where all is well.
+    """
+
+    number: int
+    host: str = ""
+    num_steps: int = 0
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Control:
+    """Whether the job takes commands.
+
+    Attributes:
+        allowed: Whether it does.
+        words: Why not.
+        tuning_state: What tuning does now; empty in a run that is not tuned.
+    """
+
+    allowed: bool = False
+    words: str = ""
+    tuning_state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """A run as it was known at one moment.
+
+    Attributes:
+        version: Grows with every change; the same number is the same snapshot.
+        id: The run's name.
+        script: The script or module as the user typed it.
+        argv: Its arguments.
+        started: When, ISO 8601.
+        cwd: Where.
+        liveness: Whether it goes on.
+        words: The same in words.
+        over: Whether nothing more will come: it has ended, and all of it is read and analysed.
+        notes: What the reader must know, such as damage.
+        num_steps: Steps of the first rank.
+        filled_share: How much of the run has been read, 0 to 1: the newest comes first.
+        world_size: Ranks that recorded steps.
+        overview: All steps, of the first rank.
+        recent: The newest, one by one.
+        ranks: Every rank's file.
+        lateness: How the ranks differ; `None` with one.
+        vitals: Memory and CPUs, of the first rank.
+        tuning: What tuning did so far; `None` where the run is not tuned.
+        marks: What tuning and commands did, in order.
+        profile: The run analysed, its rules asked; `None` until that is done.
+        analysed_steps: Steps that there were when it was.
+        analysis: `being analysed`, or why there is no profile; empty when there is a fresh one.
+        control: Whether commands can be given.
+    """
+
+    version: int
+    id: str
+    script: str = ""
+    argv: tuple[str, ...] = ()
+    started: str = ""
+    cwd: str = ""
+    liveness: Liveness
+    words: str = ""
+    over: bool = False
+    notes: tuple[str, ...] = ()
+    num_steps: int = 0
+    filled_share: float = 0.0
+    world_size: int = 1
+    overview: Steps = field(default_factory=Steps)
+    recent: Steps = field(default_factory=Steps)
+    ranks: tuple[RankState, ...] = ()
+    lateness: Lateness | None = None
+    vitals: Vitals = field(default_factory=Vitals)
+    tuning: Tuning | None = None
+    marks: tuple[Mark, ...] = ()
+    profile: Profile | None = None
+    analysed_steps: int = 0
+    analysis: str = ""
+    control: Control = field(default_factory=Control)
+
+
+def packed(values: npt.ArrayLike, dtype: str = "f4") -> dict[str, Any]:
+    """Returns numbers as plotly.js reads them fastest, in a third of the text that digits would take.
+
+    Args:
+        values: One or two dimensions.
+        dtype: `f4`, or a type of whole numbers such as `i2`.
+    """
+    array = np.ascontiguousarray(np.asarray(values).astype("<" + dtype))
+    text = base64.b64encode(array.tobytes()).decode("ascii")
+    shape = {"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {}
+    return {"dtype": dtype, "bdata": text, **shape}

@@ -1,0 +1,195 @@
+"""What pages read: the runs under one folder, each followed once, whoever looks at it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from diagnose.dashboards._analyst import Analysis, Analyst, Answer, Compared
+from diagnose.dashboards._listed import RunRow, row_of, stamp_of
+from diagnose.dashboards._live import Live
+
+from diagnose.core.command import Command
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.liveness import State
+from diagnose.core.profile import Profile
+from diagnose.launch.control import Answer as Answered
+from diagnose.launch.control import send
+from diagnose.store.runs import NAME, list_runs
+
+MAX_LIVE = 8
+"""Runs that are followed at once; the one that nobody has looked at for the longest is let go."""
+
+LIST_EVERY_S = 1.0
+MAX_LISTED = 500
+"""Of more runs only the newest are listed."""
+
+MAX_VERDICTS = 25
+"""So many of the newest ended runs are analysed for the list, unasked, one after the other."""
+
+MAX_TEXT_BYTES = 2_000_000
+"""A source file that is longer is not shown: nobody wrote it."""
+
+
+class Source:
+    """The runs under one folder.
+
+    Args:
+        root: The folder.
+        trusted: Whether the request at hand may control a job.
+    """
+
+    def __init__(self, root: Path, *, trusted: Callable[[], bool] = lambda: False) -> None:
+        self.root = root
+        self._trusted = trusted
+        self._analyst = Analyst()
+        self._lock = threading.Lock()
+        self._live: OrderedDict[str, Live] = OrderedDict()
+        self._rows: dict[str, tuple[tuple[int, ...], RunRow]] = {}
+        self._listed: tuple[RunRow, ...] = ()
+        self._listed_at = -LIST_EVERY_S
+        self._verdicts: dict[str, Profile | None] = {}
+        self._compared: dict[tuple[str, str], Answer | None] = {}
+
+    def folder(self, run: str) -> Path:
+        """Returns the folder of a listed run.
+
+        Raises:
+            DiagnoseError: If there is none of this name.
+        """
+        folder = self.root / run
+        # A link out of the folder, or a name like `..`, leads to no run of ours.
+        known = NAME.fullmatch(run) is not None and (folder / "run.json").is_file()
+        if not known or folder.resolve().parent != self.root.resolve():
+            raise DiagnoseError(f"There is no run {run[:128]!r} under {self.root}.")
+        return folder
+
+    def run(self, run: str) -> Live:
+        """Returns the follower of a run.
+
+        Raises:
+            DiagnoseError: If there is no such run.
+        """
+        folder = self.folder(run)
+        dropped: list[Live] = []
+        with self._lock:
+            live = self._live.get(run)
+            if live is None:
+                live = self._live[run] = Live(folder, self._analyst)
+                while len(self._live) > MAX_LIVE:
+                    oldest = max(self._live, key=lambda name: self._live[name].idle_s)
+                    dropped.append(self._live.pop(oldest))
+        for each in dropped:
+            threading.Thread(target=each.close, daemon=True).start()
+        return live
+
+    def is_settled(self, run: str) -> bool:
+        """Whether the pages of a run will not change any more."""
+        live = self._live.get(run)
+        return live is not None and live.is_settled
+
+    def runs(self) -> tuple[RunRow, ...]:
+        """Returns the runs, the newest first."""
+        with self._lock:
+            if monotonic() - self._listed_at < LIST_EVERY_S:
+                return self._listed
+            self._listed_at = monotonic()
+        self._listed = tuple(self._row(folder) for folder in list_runs(self.root)[:MAX_LISTED])
+        return self._listed
+
+    def compared(self, before: str, after: str) -> Compared | None:
+        """Returns two runs compared; `None` while that is being done: ask again.
+
+        Raises:
+            DiagnoseError: If there is no such run, or they cannot be compared.
+        """
+        folders = self.folder(before), self.folder(after)
+        key = (before, after)
+        with self._lock:
+            if key not in self._compared:
+                self._compared[key] = None
+                self._analyst.compare(*folders, lambda answer: self._compared.update({key: answer}))
+        answer = self._compared[key]
+        if isinstance(answer, str):
+            with self._lock:
+                del self._compared[key]  # the next to ask tries again
+            raise DiagnoseError(answer)
+        assert answer is None or isinstance(answer, Compared)
+        return answer
+
+    def source_lines(self, run: str, file: str, line: int, around: int = 3) -> tuple[tuple[int, str], ...]:
+        """Returns the lines around one that the run's analysis names, with their numbers.
+
+        A file that the analysis does not name is not read, whatever the address says.
+        """
+        live = self._live.get(run)
+        profile = live.snapshot().profile if live is not None else None
+        if profile is None:
+            return ()
+        named = {finding.file for finding in profile.findings} | {each.file for each in profile.where}
+        path = Path(file)
+        if file not in named or not path.is_absolute():
+            return ()
+        try:
+            if not path.is_file() or path.stat().st_size > MAX_TEXT_BYTES:
+                return ()
+            text = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ()
+        first, last = max(1, line - around), min(len(text), line + around)
+        return tuple((number, text[number - 1]) for number in range(first, last + 1))
+
+    def command(self, run: str, kind: str, argument: str = "") -> Answered:
+        """Hands a command to the running job; what the job did with it comes as a mark of the run.
+
+        Raises:
+            DiagnoseError: If there is no such run.
+        """
+        folder = self.folder(run)
+        if not self._trusted():
+            return Answered(
+                accepted=False,
+                words="Commands need the token: open the address that the terminal printed.",
+            )
+        control = self.run(run).snapshot().control
+        if not control.allowed:
+            return Answered(accepted=False, words=control.words)
+        try:
+            send(folder, Command(command=kind, argument=argument))
+        except ValueError as error:
+            return Answered(accepted=False, words=f"{error}.")
+        except OSError as error:
+            return Answered(
+                accepted=False, words=f"The command could not be handed over: {error.strerror}."
+            )
+        return Answered(accepted=True, words="Handed over; the job answers at the end of a step.")
+
+    def close(self) -> None:
+        """Ends everything that follows a run."""
+        with self._lock:
+            live, self._live = list(self._live.values()), OrderedDict()
+        for each in live:
+            each.close()
+        self._analyst.close()
+
+    def _row(self, folder: Path) -> RunRow:
+        stamp, row = self._rows.get(folder.name, (None, None))
+        now = stamp_of(folder)
+        if row is None or stamp != now or row.state not in (State.ENDED, State.GONE):
+            row = row_of(folder)
+            self._rows[folder.name] = (now, row)
+        if row.state is not State.ENDED:
+            return row
+        key = f"{folder.name} {now}"
+        if key not in self._verdicts and len(self._verdicts) < MAX_VERDICTS:
+            self._verdicts[key] = None
+
+            def told(answer: Answer) -> None:
+                self._verdicts[key] = answer.profile if isinstance(answer, Analysis) else None
+
+            self._analyst.analyse(folder, told, urgent=False)
+        profile = self._verdicts.get(key)
+        return row.judged(profile) if profile is not None else row

@@ -1,0 +1,185 @@
+"""One rank's file, followed: its steps in bins, the newest of them one by one, and what else it tells."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from diagnose.dashboards._bins import Bins
+
+from diagnose.core.ledger import COLUMNS
+from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, Event, Look, look
+
+RECENT_STEPS = 512
+"""The newest steps are kept one by one."""
+
+MAX_VITALS = 1200
+"""Readings that are kept; when there are more, every second one is dropped."""
+
+MAX_EVENTS = 5000
+"""Events of tuning and commands that are read: a run has some dozens."""
+
+Rows = npt.NDArray[np.int64]
+
+
+class RankTail:
+    """Follows one rank's file.
+
+    Args:
+        path: The file.
+        kinds: The events to read.
+        first: Whether it is the first rank's: only of that one each step, event and reading is looked at.
+
+    Attributes:
+        number: The rank.
+        bins: Its steps so far.
+        num_steps: Steps in the file.
+        begun_ns: When its first step ended, by its own clock; `None` until that was read.
+        recent: The newest steps one by one, shape `(at most RECENT_STEPS, len(COLUMNS))`.
+        meta: What it says of itself.
+        events: In order.
+        vitals: Time, step, running totals.
+        words: Why it cannot be read, or what of it is damaged.
+    """
+
+    def __init__(self, path: Path, kinds: tuple[str, ...], *, first: bool) -> None:
+        name = path.name.removeprefix("rank").partition(".")[0]
+        self.path = path
+        self.number = int(name) if name.isdecimal() else 0
+        self.bins = Bins()
+        self.num_steps = 0
+        self.begun_ns: int | None = None
+        self.recent: Rows = np.zeros((0, len(COLUMNS)), dtype=np.int64)
+        self.meta: dict[str, Any] = {}
+        self.events: list[Event] = []
+        self.vitals: list[tuple[int, int, dict[str, Any]]] = []
+        self.words = ""
+        self._first = first
+        self._kinds = kinds
+        self._oldest: int | None = None  # steps before this one have not been read yet
+        self._stamp: tuple[int, ...] = ()
+        self._torn = 0
+
+    @property
+    def unread_steps(self) -> int:
+        """Steps at the beginning that have not been read yet."""
+        return self._oldest or 0
+
+    def poll(self) -> bool:
+        """Reads what is new; says whether there was anything."""
+        stamp = _stamp(self.path)
+        if stamp == self._stamp:
+            return False
+        try:
+            with look(self.path) as file:
+                more = self._read_new(file)
+        except (sqlite3.DatabaseError, ValueError, OSError) as error:
+            self.words = f"{self.path.name} cannot be read ({error})"
+        else:
+            self._say(file.damaged)
+            # With more than one look can take, the next one must not think that nothing has changed.
+            self._stamp = () if more else stamp
+        return True
+
+    def fill(self) -> None:
+        """Reads a piece of the history, the newest first."""
+        if not self._oldest:
+            return
+        try:
+            with look(self.path) as file:
+                chunks = file.chunks_before(self._oldest)
+                damaged = file.damaged
+        except (sqlite3.DatabaseError, ValueError, OSError) as error:
+            self.words = f"{self.path.name} cannot be read ({error})"
+            self._oldest = 0
+            return
+        for chunk in chunks:
+            self._add(chunk)
+        self._oldest = chunks[-1].first if chunks else 0
+        self._say(damaged)
+
+    def _read_new(self, file: Look) -> bool:
+        self.meta = file.meta() or self.meta
+        if self._oldest is None:
+            chunks = self._newest(file)
+            if not chunks:
+                return False
+            self._oldest = chunks[0].first
+            self._find_begin(file)
+        else:
+            chunks = file.chunks_from(self.num_steps)
+        for chunk in chunks:
+            self._add(chunk)
+        self._remember(chunks)
+        if chunks:
+            self.num_steps = max(self.num_steps, chunks[-1].first + chunks[-1].num_steps)
+        if self._first:
+            if len(self.events) < MAX_EVENTS:
+                after = self.events[-1].number if self.events else 0
+                self.events += file.events_after(after, self._kinds, MAX_EVENTS)
+            self._read_vitals(file)
+        return len(chunks) == MAX_CHUNKS
+
+    def _newest(self, file: Look) -> list[Chunk]:
+        """Returns the newest chunks that hold `RECENT_STEPS` steps, oldest first."""
+        chunks: list[Chunk] = []
+        steps = 0
+        for chunk in file.chunks_before(2**62):
+            chunks.append(chunk)
+            steps += chunk.num_steps
+            if steps >= RECENT_STEPS:
+                break
+        return chunks[::-1]
+
+    def _find_begin(self, file: Look) -> None:
+        for chunk in file.chunks_from(0, 1):
+            try:
+                self.begun_ns = int(chunk.rows()[0, 0])
+            except BAD_ROW:
+                self.begun_ns = chunk.totals[0]
+
+    def _add(self, chunk: Chunk) -> None:
+        if not self.bins.add(chunk, one_by_one=self._first):
+            self._torn += chunk.num_steps
+
+    def _remember(self, chunks: list[Chunk]) -> None:
+        pieces = [self.recent]
+        for chunk in chunks:
+            try:
+                pieces.append(chunk.rows())
+            except BAD_ROW:
+                pieces = []  # what follows does not join on to what was before
+        if len(pieces) > 1 or not pieces:
+            pieces = pieces or [self.recent[:0]]
+            self.recent = np.concatenate(pieces)[-RECENT_STEPS:]
+
+    def _read_vitals(self, file: Look) -> None:
+        if not self.vitals:
+            self.vitals = file.spread_vitals(MAX_VITALS // 2)
+        else:
+            self.vitals += file.vitals_after(self.vitals[-1][0], MAX_VITALS)
+        if len(self.vitals) > MAX_VITALS:
+            self.vitals = [*self.vitals[:-1:2], self.vitals[-1]]
+
+    def _say(self, damaged: list[str]) -> None:
+        words = list(dict.fromkeys(damaged))
+        if self._torn:
+            words.append(f"{self._torn} steps are damaged and left out")
+        self.words = f"{self.path.name}: {'; '.join(words)}" if words else ""
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Returns what changes with every commit to a file."""
+    found: list[int] = []
+    for name in (path, f"{path}-wal"):
+        try:
+            status = os.stat(name)
+        except OSError:
+            found += [0, 0]
+        else:
+            found += [status.st_mtime_ns, status.st_size]
+    return tuple(found)

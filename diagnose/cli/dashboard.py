@@ -1,0 +1,47 @@
+"""`diagnose dashboard`: serves the runs to a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._output import RunDir, root_of_runs
+
+PORT = 8050
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("dashboard")(dashboard)
+
+
+def dashboard(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Open this run. [default: the list of runs]")
+    ] = None,
+    run_dir: RunDir = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on. Any but this machine's own needs the printed token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help=f"0 takes a free one. [default: {PORT}, or the next free]"),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+    socket_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Shows the runs in a browser, those that train now among them, until Ctrl-C."""
+    from diagnose.dashboards._serving import serve, serve_child
+    from diagnose.store.runs import resolve_run
+
+    root = root_of_runs(run_dir)
+    if socket_fd is not None:
+        serve_child(root, socket_fd)
+        return
+    name = None
+    if run is not None:
+        folder = resolve_run(run, root).absolute()
+        root, name = Path(folder.parent), folder.name
+    serve(root, name, host, PORT if port is None else port, any_port=port is None, opens=not no_open)

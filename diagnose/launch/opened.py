@@ -1,0 +1,155 @@
+"""A dashboard beside a run: a process of its own, on a socket that is there before it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from diagnose.store.runs import runs_root
+
+PORT = 8050
+NEXT_PORTS = 20
+"""Ports tried after the usual one: there may be several dashboards on one machine."""
+
+LOOPBACK = "127.0.0.1"
+
+TOKEN_VARIABLE = "DIAGNOSE_DASHBOARD_TOKEN"
+"""Hands the token over: what stands on a command line, everybody on the machine can read."""
+
+ADDRESS_FILE = "dashboard.url"
+LOG_FILE = "dashboard.log"
+
+ENDS_WITHIN_S = 5.0
+"""Longer than this the end of a run does not wait for its dashboard."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Opened:
+    """A dashboard that was started.
+
+    Attributes:
+        address: Where a browser finds it, with the token.
+        process: Its process. It ends when its stdin is closed, so also when we are killed.
+        folder: The run's folder.
+    """
+
+    address: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @property
+    def command(self) -> str:
+        """What opens one again."""
+        if self.folder.parent == runs_root().absolute():
+            return f"diagnose dashboard {self.folder.name}"
+        where = shlex.quote(os.path.relpath(self.folder.parent))
+        return f"diagnose dashboard {self.folder.name} --run-dir {where}"
+
+    def close(self) -> None:
+        """Ends it."""
+        with contextlib.suppress(OSError):
+            (self.folder / ADDRESS_FILE).unlink()
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def open_beside(folder: Path) -> Opened:
+    """Starts a dashboard for a run that is about to begin; takes connections from now on.
+
+    Imports of a second or two are made in the other process; till then a browser waits. That process is in
+    a session of its own: Ctrl-C is the script's. What it says goes to a file in the run's folder.
+
+    Args:
+        folder: The run's folder, absolute.
+
+    Raises:
+        OSError: If no port can be had, no process be started, or the folder takes no file.
+    """
+    listening = listening_on(LOOPBACK, PORT, NEXT_PORTS)
+    token = secrets.token_urlsafe(24)
+    address = address_of(listening, LOOPBACK, f"/run/{folder.name}", token)
+    ours = ("DIAGNOSE_RUN", "DIAGNOSE_SUPERVISOR", "PYTHONSTARTUP")
+    with listening, (folder / LOG_FILE).open("wb") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", "diagnose", "dashboard"),
+                *("--run-dir", str(folder.parent)),
+                *("--socket-fd", str(listening.fileno())),
+            ],
+            env={
+                **{key: value for key, value in os.environ.items() if key not in ours},
+                TOKEN_VARIABLE: token,
+                # One thread: numpy must not take the cores that the script trains on.
+                "OMP_NUM_THREADS": "1",
+            },
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(listening.fileno(),),
+            start_new_session=True,
+        )
+    opened = Opened(address=address, process=process, folder=folder)
+    _leave_address(folder, address)
+    return opened
+
+
+def listening_on(host: str, port: int, others: int = 0) -> socket.socket:
+    """Returns a socket that listens; connections wait in it until a server takes them.
+
+    Args:
+        host: The address.
+        port: The port; 0 for any.
+        others: Try so many ports after it when it is taken.
+
+    Raises:
+        OSError: If no port could be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    last = min(port + others, 65535) if port else 0
+    for number in range(port, last + 1):
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host.strip("[]"), number))
+            listening.listen(128)
+        except OSError:
+            listening.close()
+            if number == last:
+                raise
+        else:
+            return listening
+    raise AssertionError("unreachable")
+
+
+def address_of(listening: socket.socket, host: str, path: str, token: str) -> str:
+    """Returns the address of a page, with the token that lets its reader in."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host.strip("[]")
+    shown = f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{listening.getsockname()[1]}{path}?token={token}"
+
+
+def adopted_socket(number: int) -> socket.socket:
+    """Returns the socket that the parent has left open under this number."""
+    return socket.socket(fileno=number)
+
+
+def _leave_address(folder: Path, address: str) -> None:
+    """Writes the address where those find it who see no start line; readable by its owner alone."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder / ADDRESS_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(address + "\n")

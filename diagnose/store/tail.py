@@ -1,0 +1,195 @@
+"""Reads a rank's file piece by piece while it is being written: what is new, and what is older.
+
+A connection that stays open would keep the job from closing its file (leaving the write-ahead log needs
+the file alone), so each look opens the file, takes a piece and lets go of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.core.ledger import COLUMNS
+from diagnose.store.format import VERSION
+from diagnose.store.reader import DAMAGE, connect
+
+MAX_CHUNKS = 400
+"""Rows taken at a time: some ten milliseconds."""
+
+Rows = npt.NDArray[np.int64]
+
+BAD_ROW = (ValueError, TypeError, LookupError, zlib.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some finished steps that follow each other.
+
+    Attributes:
+        first: The first step.
+        num_steps: How many.
+        totals: The sum of each column, but of `end_ns` the last.
+        packed: The columns, compressed.
+    """
+
+    first: int
+    num_steps: int
+    totals: list[int]
+    packed: bytes
+
+    def rows(self) -> Rows:
+        """Returns the steps, shape `(num_steps, len(COLUMNS))`.
+
+        Raises:
+            zlib.error, ValueError: If they are damaged.
+        """
+        flat = np.frombuffer(zlib.decompress(self.packed), dtype="<i8")
+        rows: Rows = flat.reshape(len(COLUMNS), self.num_steps).T
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One row of the event table.
+
+    Attributes:
+        number: Its row.
+        time_ns: When, by the clock of the steps.
+    """
+
+    number: int
+    time_ns: int
+    step: int
+    kind: str
+    detail: dict[str, Any]
+
+
+class Look:
+    """One look into a rank's file: an open connection.
+
+    Args:
+        db: The connection.
+
+    Attributes:
+        damaged: Rows and tables that could not be read, in words.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.damaged: list[str] = []
+
+    def meta(self) -> dict[str, Any]:
+        """Returns what the rank says of itself, the latest of its state included."""
+        facts = dict(
+            self._read("SELECT key, value FROM meta", (), lambda key, value: (key, json.loads(value)))
+        )
+        state = facts.pop("state", {})
+        return {**facts, **state} if isinstance(state, dict) else facts
+
+    def num_steps(self) -> int:
+        """Returns how many steps the file holds."""
+        last = "SELECT first_step + num_steps FROM chunks ORDER BY first_step DESC LIMIT 1"
+        return max((int(end) for (end,) in self._read(last, ())), default=0)
+
+    def chunks_from(self, step: int, limit: int = MAX_CHUNKS) -> list[Chunk]:
+        """Returns chunks that begin at this step or later, oldest first."""
+        query = "SELECT * FROM chunks WHERE first_step >= ? ORDER BY first_step LIMIT ?"
+        return self._read(query, (step, limit), _chunk)
+
+    def chunks_before(self, step: int, limit: int = MAX_CHUNKS) -> list[Chunk]:
+        """Returns chunks that begin before this step, newest first."""
+        query = "SELECT * FROM chunks WHERE first_step < ? ORDER BY first_step DESC LIMIT ?"
+        return self._read(query, (step, limit), _chunk)
+
+    def begin_of(self, step: int) -> int:
+        """Returns the first step of the chunk that holds this one."""
+        query = "SELECT max(first_step) FROM chunks WHERE first_step <= ?"
+        return next((int(first) for (first,) in self._read(query, (step,)) if first is not None), 0)
+
+    def events_after(self, number: int, kinds: tuple[str, ...], limit: int) -> list[Event]:
+        """Returns later events of some kinds, in order."""
+        marks = ", ".join("?" * len(kinds))
+        query = f"SELECT rowid, * FROM events WHERE rowid > ? AND kind IN ({marks}) ORDER BY rowid LIMIT ?"
+        return self._read(query, (number, *kinds, limit), _event)
+
+    def vitals_after(self, time_ns: int, limit: int) -> list[tuple[int, int, dict[str, Any]]]:
+        """Returns later readings of the operating system: time, step, running totals."""
+        query = "SELECT * FROM vitals WHERE time_ns > ? ORDER BY time_ns LIMIT ?"
+        return self._read(query, (time_ns, limit), _vital)
+
+    def spread_vitals(self, count: int) -> list[tuple[int, int, dict[str, Any]]]:
+        """Returns about so many readings, evenly spread over the run, without reading the others."""
+        ends = self._read("SELECT min(time_ns), max(time_ns) FROM vitals", ())
+        if not ends or ends[0][0] is None:
+            return []
+        first, last = ends[0]
+        query = "SELECT * FROM vitals WHERE time_ns >= ? ORDER BY time_ns LIMIT 1"
+        found = {
+            row[0]: row
+            for time_ns in np.linspace(first, last, count).astype(int).tolist()
+            for row in self._read(query, (time_ns,), _vital)
+        }
+        return [found[time_ns] for time_ns in sorted(found)]
+
+    def _read(
+        self, query: str, values: tuple[Any, ...], parse: Callable[..., Any] = lambda *row: row
+    ) -> list[Any]:
+        rows: list[Any] = []
+        table = query.partition(" FROM ")[2].partition(" ")[0]
+        try:
+            for row in self._db.execute(query, values):
+                try:
+                    rows.append(parse(*row))
+                except BAD_ROW:
+                    self.damaged.append(f"{table} is damaged; rows of it are left out")
+        except DAMAGE as error:
+            self.damaged.append(f"{table} is damaged ({error})")
+        return rows
+
+
+@contextmanager
+def look(path: Path) -> Iterator[Look]:
+    """Opens a rank's file for one look.
+
+    Raises:
+        sqlite3.DatabaseError: If it is no such file, or is gone.
+        ValueError: If a newer version wrote it.
+    """
+    db = connect(path)
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise ValueError(f"written by a newer diagnose: format {version}, not {VERSION}")
+        yield Look(db)
+    finally:
+        db.close()
+
+
+def _chunk(first: int, num_steps: int, totals: str, packed: bytes) -> Chunk:
+    sums = json.loads(totals)
+    if len(sums) != len(COLUMNS) or not all(isinstance(each, int) for each in sums) or num_steps < 1:
+        raise ValueError(totals)
+    return Chunk(first=int(first), num_steps=int(num_steps), totals=sums, packed=bytes(packed))
+
+
+def _event(number: int, time_ns: int, step: int, kind: str, detail: str) -> Event:
+    parsed = json.loads(detail)
+    if not isinstance(parsed, dict):
+        raise ValueError(detail)
+    return Event(number=number, time_ns=int(time_ns), step=int(step), kind=kind, detail=parsed)
+
+
+def _vital(time_ns: int, step: int, readings: str) -> tuple[int, int, dict[str, Any]]:
+    parsed = json.loads(readings)
+    if not isinstance(parsed, dict):
+        raise ValueError(readings)
+    return int(time_ns), int(step), parsed
