@@ -9,6 +9,7 @@ from enum import Enum
 from diagnose.core.copies import Copies
 from diagnose.core.device import Device
 from diagnose.core.finding import Abstention, Finding
+from diagnose.core.history import History
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.program import Program
@@ -255,6 +256,7 @@ class Profile:
         phase_time_ns: Mean nanoseconds per measured step. Their sum is `step_time_ns`. A phase that is
             absent was not measured; a phase at 0 was measured and took no time.
         where: Sampled source lines, most expensive first, all phases.
+        history: How the run went from its first step to its last, for charts; `None` without steps.
         series: How single steps differ from the mean one.
         host: What the operating system says of the process.
         program: What the script trains with.
@@ -279,6 +281,7 @@ class Profile:
     input: InputStats = InputStats()
     overhead: Overhead = Overhead()
     ranks: tuple[RankProfile, ...] = ()
+    history: History | None = None
     series: Series = field(default_factory=Series)
     host: HostStats = field(default_factory=HostStats)
     program: Program = field(default_factory=Program)

@@ -1,0 +1,48 @@
+"""A run's steps in a few hundred bins, for charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from diagnose.core.history import History
+from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOTS
+from diagnose.core.phases import Phase
+from diagnose.core.units import NS_PER_MS, NS_PER_S
+from diagnose.store.reader import RankLog
+
+MAX_BINS = 256
+"""A chart of a page's width has no room for more."""
+
+
+def history_of(log: RankLog, gap_parts: Mapping[int, Mapping[Phase, float]]) -> History:
+    """Sums all steps up in at most `MAX_BINS` bins.
+
+    Args:
+        log: One rank's records, every step of the run.
+        gap_parts: For each gap slot, the part of it that each phase has; see `split_gaps`.
+    """
+    num_steps = len(log.steps)
+    width = 1
+    while num_steps > width * MAX_BINS:
+        width *= 2
+    firsts = np.arange(0, num_steps, width)
+    if not len(firsts):
+        return History()
+    sums = np.add.reduceat(log.steps, firsts, axis=0).astype(float)
+    counts = np.diff(np.append(firsts, num_steps))
+    slots_ms = sums[:, len(COUNTS) :] / counts[:, None] / NS_PER_MS
+    phases = {phase: slots_ms[:, slot].copy() for slot, phase in enumerate(HOOKED)}
+    phases[Phase.OTHER] = np.zeros(len(firsts))
+    for slot in range(FIRST_GAP, len(SLOTS)):
+        for phase, part in gap_parts.get(slot, {Phase.OTHER: 1.0}).items():
+            phases[phase] += part * slots_ms[:, slot]
+    samples = sums[:, COLUMNS.index("samples")]
+    times_ns = slots_ms.sum(axis=1) * counts * NS_PER_MS
+    rates = np.divide(samples * NS_PER_S, times_ns, out=np.zeros(len(firsts)), where=times_ns > 0)
+    return History(
+        width=width,
+        phase_ms={phase: tuple(phases[phase].tolist()) for phase in Phase if phases[phase].any()},
+        samples_per_s=tuple(rates.tolist()) if samples.any() else (),
+    )
