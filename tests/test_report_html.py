@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
+import plotly.graph_objects as go
 import pytest
 
+from diagnose.core.finding import Gain
+from diagnose.core.history import History
 from diagnose.core.phases import Phase
-from diagnose.core.profile import (
-    InputStats,
-)
+from diagnose.core.profile import InputStats
+from diagnose.core.trial import Measured, Outcome, Safety, Trial, Tuning
 from diagnose.report import to_html
+from diagnose.report._charts import (
+    Chart,
+    GainRow,
+    Gains,
+    Levels,
+    Mark,
+    PhaseAreas,
+    RankMap,
+    StepLine,
+    TimeLines,
+    Waterfall,
+)
 from diagnose.report._colors import DARK_PAGE, LIGHT_PAGE, PHASE_COLORS, contrast, text_on
+from diagnose.report._html_charts import chart_svg, round_values
+from diagnose.report._plotly import escaped, figure
 from tests.profiles import FAULTY, FOUR_RANKS, HEALTHY, HOSTILE, HOSTILE_PROFILE, NOTHING, PROFILE, WORKERS
 
 
@@ -105,3 +123,112 @@ def test_phase_colours_stand_out_from_both_pages_and_carry_readable_text(phase: 
     assert contrast(color, LIGHT_PAGE) >= 3
     assert contrast(color, DARK_PAGE) >= 3
     assert contrast(color, text_on(color)) >= 4.5
+
+
+MEASURED = Measured(
+    speedup=1.5, low=1.25, high=1.75, pairs=12, detectable=1.1, without_ns=60e6, with_ns=40e6
+)
+HISTORY = History(
+    width=2,
+    phase_ms={Phase.DATA_WAIT: (20.0, 20.0, 5.0, 5.0), Phase.FORWARD: (10.0,) * 4},
+    samples_per_s=(100.0, 100.0, 200.0, 200.0),
+)
+TUNED = replace(
+    PROFILE,
+    history=HISTORY,
+    phase_time_ns={Phase.DATA_WAIT: 20e6, Phase.FORWARD: 10e6},
+    tuning=Tuning(
+        state="holding",
+        trials=(
+            Trial(
+                action=HOSTILE,
+                safety=Safety.EXACT,
+                outcome=Outcome.KEPT,
+                reason="",
+                predicted=Gain(speedup=1.6, low=1.2, high=2.0),
+                measured=MEASURED,
+                first_step=1,
+            ),
+        ),
+        confirmation=MEASURED,
+        tuned=(4, 8),
+        tuned_phase_time_ns={Phase.DATA_WAIT: 5e6, Phase.FORWARD: 8e6},
+    ),
+)
+
+
+def test_charts_of_a_tuned_run_are_in_the_file_with_their_figures_as_text() -> None:
+    page = Page(to_html(TUNED))
+    assert page.open == [] and not page.all("script") and not page.all("img")
+    assert "1.5x (1.2 to 1.8), predicted 1.6x, kept" in page.text
+    assert f"{HOSTILE} in force" in page.text, "where the fix went into force"
+    assert "step 8" in page.text and "-15.0 ms" in page.text
+    assert "data wait 56 %" in page.text, "the legend says the shares; colour is not all there is"
+
+
+def test_areas_are_as_high_as_the_step_and_as_wide_as_the_run() -> None:
+    chart = PhaseAreas(
+        title="",
+        first=0,
+        width=2,
+        phase_ms={phase: np.array(times) for phase, times in HISTORY.phase_ms.items()},
+    )
+    paths = [path["d"] or "" for path in Page(chart_svg(chart)).all("path") if path.get("fill")]
+    whole, data_wait = paths
+    assert whole == "M0 1000V0H250V0H500V500H750V500H1000V1000Z"
+    assert data_wait == "M0 1000V333H250V333H500V833H750V833H1000V1000Z"
+
+
+@pytest.mark.parametrize(
+    "highest, expected",
+    [(42.0, [0, 20, 40]), (3.9, [0, 1, 2, 3]), (0.0, [0]), (1000.0, [0, 250, 500, 750, 1000])],
+)
+def test_axes_have_a_few_round_values(highest: float, expected: list[float]) -> None:
+    assert round_values(highest) == pytest.approx(expected)
+
+
+def test_interactive_report_carries_plotly_in_the_file_and_may_run_nothing_else() -> None:
+    text = to_html(TUNED, interactive=True)
+    head = text.partition("</head>")[0]
+    assert "script-src 'sha256-" in head and "default-src 'none'" in head and "unsafe-eval" not in head
+    assert "plotly.js v" in text
+    figures = [
+        part.partition("</script>")[0] for part in text.split('<script type="application/json">')[1:]
+    ]
+    assert len(figures) == 4
+    for each in map(json.loads, figures):
+        assert each["config"]["showSendToCloud"] is False and each["config"]["plotlyServerURL"] == ""
+    assert HOSTILE not in text.replace(escaped(HOSTILE), ""), "no name becomes markup"
+    assert "<script src" not in text and "<link" not in head
+
+
+CHARTS = (
+    PhaseAreas(title="t", first=0, width=1, phase_ms={Phase.FORWARD: np.arange(3.0)}),
+    PhaseAreas(title="one step", first=0, width=1, phase_ms={Phase.FORWARD: np.ones(1)}),
+    StepLine(
+        title="t",
+        unit=HOSTILE,
+        first=4,
+        width=2,
+        values=np.array([1.0, np.nan, 2.0]),
+        marks=(Mark(step=5, label=HOSTILE, strong=True),),
+    ),
+    TimeLines(title="t", unit="MiB", seconds=np.arange(2.0), lines={HOSTILE: np.arange(2.0)}),
+    Waterfall(title="t", before_ns={Phase.COPY: 5.0}, after_ns={Phase.GC: 7.0}),
+    Gains(
+        title="t",
+        rows=(
+            GainRow(label=HOSTILE, outcome="kept", predicted=1.2, speedup=1.3, interval=(1.1, 1.5)),
+            GainRow(label="refused", outcome="refused", predicted=1.2),
+        ),
+    ),
+    RankMap(title="t", first=0, width=4, ranks=(0, 1), values_ms=np.array([[1.0, np.nan], [-1.0, 2.0]])),
+    Levels(title="t", unit="samples/s", labels=("a",), values=(1.0,), singles=((1.0, 2.0),), changes=(0,)),
+)
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: type(chart).__name__)
+def test_plotly_takes_every_figure_and_reads_no_name_as_markup(chart: Chart) -> None:
+    made = figure(chart)
+    go.Figure(made)  # raises on a key or a value that plotly does not have
+    assert "<img" not in json.dumps(made)

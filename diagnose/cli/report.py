@@ -29,11 +29,16 @@ def report(
     md: Annotated[
         str | None, typer.Option(metavar="PATH|-", help="Write markdown to a file, or to stdout for -.")
     ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Draw --html's charts with plotly.js: zoom, hover; 5 MB.")
+    ] = False,
     run_dir: RunDir = None,
 ) -> None:
     """Says what slowed a recorded run down, and where its time went: phases, lines, workers, ranks."""
     if [json, html, md].count(STDOUT) > 1:
         raise DiagnoseError("diagnose report: only one of --json, --html and --md can go to stdout.")
+    if interactive and html is None:
+        raise DiagnoseError("diagnose report: --interactive is about --html; name the file: --html PATH.")
     from diagnose.analysis.profile import load_profile
     from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
     from diagnose.rules import diagnosed
@@ -43,7 +48,7 @@ def report(
     if json is not None:
         put(as_json(to_json(profile)), json)
     if html is not None:
-        put(to_html(profile), html)
+        put(to_html(profile, interactive=interactive), html)
     if md is not None:
         put(to_markdown(profile), md)
     if json is html is md is None:

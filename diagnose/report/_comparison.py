@@ -46,7 +46,7 @@ def comparison_text(
     ]
     slower = comparison.headline.outcome is Outcome.SLOWER
     lines += ["", *block_lines(Paragraph(text=verdict(comparison), alarm=slower), terminal), ""]
-    lines += block_lines(_table(comparison), terminal)
+    lines += block_lines(changes_table(comparison), terminal)
     if faults is not None and faults.rows:
         lines += ["", *(line for block in faults.blocks() for line in block_lines(block, terminal))]
     for text in (*comparison.notes, ONE_PAIR):
@@ -100,7 +100,8 @@ def signed_share(share: float | None) -> str:
     return text if text == "0 %" else f"{'-' if share < 0 else '+'}{text}"
 
 
-def _table(comparison: Comparison) -> Table:
+def changes_table(comparison: Comparison) -> Table:
+    """Returns every metric and phase of two runs, each with its outcome."""
     columns = (
         Column(title="per step"),
         Column(title="A", number=True),

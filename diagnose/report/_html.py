@@ -1,18 +1,23 @@
-"""The report as one HTML file: no script, nothing loaded, every foreign name escaped."""
+"""The report as one HTML file: nothing loaded, every foreign name escaped, no script unless asked for."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diagnose import __version__
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, Status
 from diagnose.core.units import format_share
+from diagnose.report import _html_interactive
+from diagnose.report._charts import Chart
 from diagnose.report._colors import PHASE_COLORS, text_on
+from diagnose.report._html_charts import chart_svg
 from diagnose.report._html_style import STYLE
 from diagnose.report._wording import outcome, printable, spans, started
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table, document
+
+Draw = Callable[[Chart], str]
 
 LABEL_SHARE = 0.11  # a narrower part of the bar has no room for its phase's name
 FIGURE_SHARE = 0.05  # nor a narrower one for its percentage
@@ -26,8 +31,18 @@ STATUS_WORDS = {
 }
 
 
-def to_html(profile: Profile) -> str:
-    """Writes the whole report as one HTML file."""
+def to_html(profile: Profile, *, interactive: bool = False) -> str:
+    """Writes the whole report as one HTML file.
+
+    Args:
+        profile: The run.
+        interactive: Draw the charts with plotly.js, which then is part of the file: zoom and figures on
+            hovering, for 5 MB.
+    """
+    draw = _html_interactive.chart_interactive if interactive else chart_svg
+    scripts = _html_interactive.scripts() if interactive else ()
+    style = STYLE + _html_interactive.STYLE if interactive else STYLE
+    policy = _html_interactive.policy(scripts) if interactive else POLICY
     run = profile.run
     under = [run.id, started(run), f"torch {run.torch}" if run.torch else "", run.device]
     alarm = "" if profile.status is Status.OK and outcome(run) == "ok" else " alarm"
@@ -35,17 +50,19 @@ def to_html(profile: Profile) -> str:
         (
             "<!doctype html>\n",
             '<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             '<meta name="color-scheme" content="light dark">\n',
             f"<title>{escape(run.script)} - {escape(run.id)}</title>\n",
-            f"<style>{STYLE}</style>\n</head>\n<body>\n<header>\n",
+            f"<style>{style}</style>\n</head>\n<body>\n<header>\n",
             f'<p class="eyebrow">diagnose report</p>\n<h1>{escape(run.script)}</h1>\n',
             f'<p class="under"><span class="badge{alarm}">{STATUS_WORDS[profile.status]}</span> ',
             " · ".join(escape(part) for part in under if part),
             "</p>\n</header>\n<main>\n",
-            *(_section(title, blocks) for title, blocks in document(profile)),
-            f"</main>\n<footer>Written by diagnose {escape(__version__)}.</footer>\n</body>\n</html>\n",
+            *(_section(title, blocks, draw) for title, blocks in document(profile)),
+            f"</main>\n<footer>Written by diagnose {escape(__version__)}.</footer>\n",
+            *(f"<script>{script}</script>\n" for script in scripts),
+            "</body>\n</html>\n",
         )
     )
 
@@ -55,12 +72,12 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def _section(title: str, blocks: Sequence[Block]) -> str:
+def _section(title: str, blocks: Sequence[Block], draw: Draw) -> str:
     heading = f"<h2>{escape(title)}</h2>\n" if title else ""
-    return f"<section>\n{heading}{''.join(_block(block) for block in blocks)}</section>\n"
+    return f"<section>\n{heading}{''.join(_block(block, draw) for block in blocks)}</section>\n"
 
 
-def _block(block: Block) -> str:
+def _block(block: Block, draw: Draw) -> str:
     if isinstance(block, Paragraph):
         alarm = ' class="alarm"' if block.alarm else ""
         return f"<p{alarm}>{escape(block.text)}</p>\n{_code(block.code)}"
@@ -71,7 +88,9 @@ def _block(block: Block) -> str:
         return _phase_bar(block)
     if isinstance(block, Card):
         return _card(block)
-    return _table(block)
+    if isinstance(block, Table):
+        return _table(block)
+    return draw(block)
 
 
 def _prose(text: str) -> str:

@@ -111,7 +111,42 @@ td.bar span {{ display: block; height: .7rem; min-width: 1px; border-radius: .15
   display: inline-block; width: .7rem; height: .7rem; margin-right: .5rem; border-radius: .15rem;
 }}
 footer {{ margin-top: 3rem; font-size: .8rem; }}
+.plot {{ position: relative; height: 13rem; margin: .6rem 0 1.8rem 3.4rem; }}
+.plot svg {{ display: block; width: 100%; height: 100%; overflow: visible; }}
+.plot path {{ vector-effect: non-scaling-stroke; }}
+.plot .grid {{ stroke: var(--line); fill: none; }}
+.plot .line {{ stroke: #3975c9; stroke-width: 1.75; fill: none; }}
+.plot .mark {{ stroke: var(--quiet); stroke-dasharray: 2 3; fill: none; }}
+.plot .mark.strong {{ stroke: var(--text); stroke-width: 1.5; stroke-dasharray: none; }}
+.plot span {{ position: absolute; font-size: .75rem; color: var(--quiet); white-space: nowrap; }}
+.plot .y {{
+  right: 100%; margin-right: .5rem; transform: translateY(50%); font-variant-numeric: tabular-nums;
+}}
+.plot .x {{ top: 100%; margin-top: .25rem; }}
+.plot .told {{ top: 0; padding: 0 .4rem; color: var(--text); background: var(--page); opacity: .9; }}
+.legend {{
+  display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: -.4rem 0 1.4rem 3.4rem; padding: 0;
+  list-style: none; font-size: .84rem; color: var(--quiet);
+}}
+dl.bars, dl.bars > div {{ display: block; }}
+dl.bars > div {{
+  display: grid; grid-template-columns: minmax(7rem, 13rem) 1fr; gap: 1rem; align-items: center;
+  padding: .18rem 0;
+}}
+dl.bars dd {{
+  display: grid; grid-template-columns: 1fr minmax(6rem, max-content); gap: .8rem; align-items: center;
+}}
+dl.bars.gains dd {{ grid-template-columns: 1fr 15rem; }}
+dl.bars dd span {{ font-size: .84rem; font-variant-numeric: tabular-nums; }}
+dl.bars svg {{ width: 100%; height: 1.1rem; overflow: visible; }}
+dl.bars .whole {{ fill: var(--quiet); }}
+dl.bars .better {{ fill: #35a06f; stroke: #35a06f; }} dl.bars .worse {{ fill: #e06a2f; }}
+dl.bars .rest {{ fill: var(--page); stroke: var(--quiet); }}
+dl.bars line {{ stroke-width: 2; }}
+dl.bars line.none {{ stroke: var(--line); }}
+dl.bars .predicted {{ fill: none; stroke: var(--quiet); stroke-width: 1.5; }}
 @media (max-width: 34rem) {{
+  dl.bars > div, dl.bars.gains dd {{ grid-template-columns: 1fr; gap: .1rem; }}
   td.bar, th.bar {{ display: none; }}
   th, td {{ padding-right: .5rem; }}
   table.lines thead, table.lines tr.source td:first-child {{ display: none; }}

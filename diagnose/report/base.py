@@ -10,6 +10,7 @@ from typing import ClassVar
 from diagnose.core.phases import Phase
 from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile
+from diagnose.report._charts import Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class Card:
     caveat: str = ""
 
 
-Block = Paragraph | Facts | PhaseBar | Table | Card
+Block = Paragraph | Facts | PhaseBar | Table | Card | Chart
 
 
 class Section(ABC):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_part
+from diagnose.report._charts import Mark, PhaseAreas, StepLine
+from diagnose.report._tuning_words import named
 from diagnose.report._wording import percent
 from diagnose.report.base import Block, Column, Paragraph, PhaseBar, Row, Section, Table
 
@@ -44,7 +48,52 @@ class Phases(Section):
                 rows=tuple(rows),
             ),
         ]
+        blocks[1:1] = over_the_steps(profile)
         missing = ", ".join(phase.label for phase in Phase if phase not in profile.phase_time_ns)
         if missing:
             blocks.append(Paragraph(text=f"Not measured in this run: {missing}."))
         return blocks
+
+
+def over_the_steps(profile: Profile) -> list[Block]:
+    """Returns the charts of the whole run: the ledger step by step, and the throughput."""
+    history = profile.history
+    if history is None or not history.phase_ms:
+        return []
+    marks = changes(profile)
+    blocks: list[Block] = [
+        PhaseAreas(
+            title="Time per step over the whole run, divided into its phases",
+            first=0,
+            width=history.width,
+            phase_ms={phase: np.array(times) for phase, times in history.phase_ms.items()},
+            marks=marks,
+        )
+    ]
+    if history.samples_per_s:
+        line = StepLine(
+            title="Samples per second over the whole run, on the first rank",
+            unit="samples/s",
+            first=0,
+            width=history.width,
+            values=np.array(history.samples_per_s),
+            marks=marks,
+        )
+        blocks.append(line)
+    return blocks
+
+
+def changes(profile: Profile) -> tuple[Mark, ...]:
+    """Returns where tuning tried a fix, and where everything kept went into force."""
+    tuning = profile.tuning
+    if tuning is None:
+        return ()
+    tried = [
+        Mark(step=trial.first_step, label=f"{named(trial)} tried", strong=False)
+        for trial in tuning.trials
+        if trial.measured is not None
+    ]
+    if tuning.tuned is not None and tuning.kept:
+        in_force = ", ".join(map(named, tuning.kept))
+        tried.append(Mark(step=tuning.tuned[0], label=f"{in_force} in force", strong=True))
+    return tuple(tried)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.core.trial import Tuning
 from diagnose.core.units import format_part
-from diagnose.report._tuning_words import measured, named, outcome, predicted, verdict
+from diagnose.report._charts import GainRow, Gains, Waterfall
+from diagnose.report._tuning_words import TOLD, measured, named, outcome, predicted, verdict
 from diagnose.report.base import Block, Column, Paragraph, Row, Section, Table
 from diagnose.report.summary import sentence
 
@@ -28,6 +30,9 @@ class TuningSection(Section):
         if permanent:
             code = "\n".join(f"{key} = {value}" for key, value in permanent.items())
             blocks.append(Paragraph(text="To make it permanent, set in the script:", code=code))
+        rows = gain_rows(tuning)
+        if rows:
+            blocks.append(Gains(title="Speedup of each fix", rows=rows))
         if tuning.trials:
             blocks.append(
                 Table(
@@ -59,13 +64,48 @@ class TuningSection(Section):
                 )
             )
         if tuning.tuned_phase_time_ns:
-            blocks.append(_before_and_after(profile))
+            blocks += [
+                Waterfall(
+                    title="From the mean step before anything was changed to that with all kept fixes",
+                    before_ns=profile.phase_time_ns,
+                    after_ns=tuning.tuned_phase_time_ns,
+                ),
+                _before_and_after(profile),
+            ]
         blocks += [
             Paragraph(text=sentence(f"{action} was kept at first and dropped later: {reason}"))
             for action, reason in tuning.dropped.items()
         ]
         blocks += [Paragraph(text="An error of ours:", code=error) for error in tuning.errors]
         return blocks
+
+
+def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:
+    """Returns each trial that was measured, and the confirmation of all that was kept."""
+    rows = [
+        GainRow(
+            label=named(trial),
+            outcome=TOLD[trial.outcome],
+            predicted=trial.predicted.speedup if trial.predicted else None,
+            speedup=trial.measured.speedup,
+            interval=(trial.measured.low, trial.measured.high),
+            kept=trial in tuning.kept,
+        )
+        for trial in tuning.trials
+        if trial.measured is not None
+    ]
+    if tuning.confirmation is not None:
+        confirmed = tuning.confirmation
+        interval = (confirmed.low, confirmed.high)
+        together = GainRow(
+            label="all together",
+            outcome="confirmed",
+            speedup=confirmed.speedup,
+            interval=interval,
+            kept=True,
+        )
+        rows.append(together)
+    return tuple(rows)
 
 
 def _before_and_after(profile: Profile) -> Table:

@@ -1,0 +1,183 @@
+"""What a chart shows, whoever draws it: SVG in the report's file, plotly in the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.core.phases import Phase
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that happened at a step: a fix went into force, a trial began.
+
+    Attributes:
+        step: The step, counted from 0.
+        label: What happened, in a few words.
+        strong: Whether it changed the run to its end, such as a fix that was kept.
+    """
+
+    step: int
+    label: str
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseAreas:
+    """Time per step of each phase over the steps, stacked to the step time.
+
+    Attributes:
+        title: What the chart shows, for readers who cannot see it.
+        first: First step of the first bin, counted from 0.
+        width: Steps per bin; bins follow each other without gaps.
+        phase_ms: Mean milliseconds per step of each phase in each bin, in the order they are stacked.
+        marks: What happened on the way.
+    """
+
+    title: str
+    first: int
+    width: int
+    phase_ms: Mapping[Phase, Vector]
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine:
+    """One quantity over the steps.
+
+    Attributes:
+        title: What the chart shows.
+        unit: Unit of `values`, as the axis names it.
+        first: First step of the first bin, counted from 0.
+        width: Steps per bin.
+        values: One value per bin; NaN where it was not measured.
+        marks: What happened on the way.
+    """
+
+    title: str
+    unit: str
+    first: int
+    width: int
+    values: Vector
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLines:
+    """Quantities of one unit over the run's clock.
+
+    Attributes:
+        title: What the chart shows.
+        unit: Unit of the values, as the axis names it.
+        seconds: Since the run's first step, ascending.
+        lines: Each quantity's name and values; NaN where it was not measured.
+    """
+
+    title: str
+    unit: str
+    seconds: Vector
+    lines: Mapping[str, Vector]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """How the mean step went from one length to another, phase by phase.
+
+    Attributes:
+        title: What the chart shows.
+        before_ns: Mean nanoseconds per step of each phase before.
+        after_ns: Likewise after.
+        names: What the two ends are called.
+    """
+
+    title: str
+    before_ns: Mapping[Phase, float]
+    after_ns: Mapping[Phase, float]
+    names: tuple[str, str] = ("before", "after")
+
+    @property
+    def changes(self) -> list[tuple[Phase, float]]:
+        """Each phase that took time in either, with its change in nanoseconds, in a step's order."""
+        return [
+            (phase, self.after_ns.get(phase, 0.0) - self.before_ns.get(phase, 0.0))
+            for phase in Phase
+            if self.before_ns.get(phase, 0.0) or self.after_ns.get(phase, 0.0)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainRow:
+    """One speedup, expected and measured.
+
+    Attributes:
+        label: What was changed.
+        outcome: What became of it, in words.
+        predicted: Expected speedup, 1 is no change.
+        speedup: Measured speedup.
+        interval: The interval that holds the true value.
+        kept: Whether it stayed in force.
+    """
+
+    label: str
+    outcome: str
+    predicted: float | None = None
+    speedup: float | None = None
+    interval: tuple[float, float] | None = None
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gains:
+    """Speedups below each other: a dot with its interval, and a hollow one for what was expected."""
+
+    title: str
+    rows: tuple[GainRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMap:
+    """One value for each rank and bin of steps, as shades of one colour.
+
+    Attributes:
+        title: What the chart shows.
+        first: First step of the first bin, counted from 0.
+        width: Steps per bin.
+        ranks: Number of each row's rank.
+        values_ms: Milliseconds per step, a row per rank; NaN where the rank recorded nothing.
+    """
+
+    title: str
+    first: int
+    width: int
+    ranks: Sequence[int]
+    values_ms: Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """One quantity over commits.
+
+    Attributes:
+        title: What the chart shows.
+        unit: Unit of the values.
+        labels: What each value is of, oldest first: a commit's short hash.
+        values: One per label.
+        singles: The measurements that each value is the median of.
+        changes: Indices at which a new level begins.
+    """
+
+    title: str
+    unit: str
+    labels: Sequence[str]
+    values: Sequence[float]
+    singles: Sequence[Sequence[float]]
+    changes: Sequence[int] = ()
+
+
+Chart = PhaseAreas | StepLine | TimeLines | Waterfall | Gains | RankMap | Levels

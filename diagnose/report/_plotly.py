@@ -1,0 +1,363 @@
+"""Charts as plotly figures: plain dicts, since on a live page validating one costs more than drawing it.
+
+Colours of text, grid and background are left to the page's style sheet, so that one figure serves dark and
+light. Names of the user's are escaped: plotly reads tags in every text.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diagnose.core.phases import Phase
+from diagnose.core.units import NS_PER_MS, format_gain, format_ms
+from diagnose.report._charts import (
+    Chart,
+    GainRow,
+    Gains,
+    Levels,
+    Mark,
+    PhaseAreas,
+    RankMap,
+    StepLine,
+    TimeLines,
+    Vector,
+    Waterfall,
+)
+from diagnose.report._colors import PHASE_COLORS
+from diagnose.report._wording import printable
+
+CONFIG = {
+    "displayModeBar": False,
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "responsive": True,
+    "scrollZoom": False,
+}
+"""plotly.js offers to upload every chart unless it is told not to."""
+
+NEUTRAL = "#8a929e"  # stands out from both pages
+LINE, BETTER, WORSE = "#3975c9", "#35a06f", "#e06a2f"
+STROKES = ((LINE, "solid"), (WORSE, "dash"), (NEUTRAL, "dot"), (BETTER, "dashdot"))
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
+SHADES = [[0.0, "#fdf6ef"], [0.25, "#f6c9a0"], [0.5, "#e8965a"], [0.75, "#b9562a"], [1.0, "#5e1f10"]]
+"""One hue from pale to dark: the order survives without seeing the colour, and in print."""
+MAX_LABELLED_MARKS = 12
+"""More labels than this run into each other; the lines stay."""
+
+
+def escaped(text: str) -> str:
+    """Returns foreign text as plotly shows it letter for letter."""
+    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def figure(chart: Chart) -> dict[str, Any]:
+    """Draws any chart."""
+    if isinstance(chart, PhaseAreas):
+        return phase_areas(chart)
+    if isinstance(chart, StepLine):
+        return step_line(chart)
+    if isinstance(chart, TimeLines):
+        return time_lines(chart)
+    if isinstance(chart, Waterfall):
+        return waterfall(chart)
+    if isinstance(chart, Gains):
+        return gains(chart)
+    if isinstance(chart, RankMap):
+        return rank_map(chart)
+    return levels(chart)
+
+
+def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
+    """Stacks the phases, the first in a step's order at the bottom."""
+    lone = _num_bins(chart.phase_ms) == 1
+    data = [
+        {
+            "type": "bar" if lone else "scatter",
+            "name": phase.label,
+            "x0": chart.first + 1,
+            "dx": chart.width,
+            "y": packed(times),
+            "hovertemplate": "%{y:,.3~g} ms",
+            **({"marker": {"color": PHASE_COLORS[phase]}} if lone else _area(PHASE_COLORS[phase])),
+        }
+        for phase, times in chart.phase_ms.items()
+        if np.any(times)
+    ]
+    layout = _steps_layout("ms per step", chart.marks)
+    if lone:
+        layout |= {"barmode": "stack", "bargap": 0.7}
+        layout["xaxis"] |= {"tickvals": [chart.first + 1]}
+    return {"data": data, "layout": layout}
+
+
+def step_line(chart: StepLine) -> dict[str, Any]:
+    """Draws one line, broken where nothing was measured."""
+    trace = {
+        "type": "scatter",
+        "mode": "lines" if len(chart.values) > 1 else "markers",
+        "name": escaped(chart.unit),
+        "x0": chart.first + 1,
+        "dx": chart.width,
+        "y": packed(chart.values),
+        "line": {"color": LINE, "width": 1.75},
+        "marker": {"color": LINE, "size": 8},
+        "hovertemplate": f"%{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
+    }
+    return {"data": [trace], "layout": _steps_layout(escaped(chart.unit), chart.marks)}
+
+
+def time_lines(chart: TimeLines) -> dict[str, Any]:
+    """Draws a few lines, told apart by colour and by dashes."""
+    drawn = {name: values for name, values in chart.lines.items() if np.isfinite(values).any()}
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines" if len(values) > 1 else "markers",
+            "name": escaped(name),
+            "x": packed(chart.seconds),
+            "y": packed(values),
+            "line": {"color": color, "width": 1.75, "dash": dash},
+            "hovertemplate": f"%{{y:,.3~g}} {escaped(chart.unit)}",
+        }
+        for (name, values), (color, dash) in zip(drawn.items(), STROKES, strict=False)
+    ]
+    layout = _layout(escaped(chart.unit))
+    layout["xaxis"] |= {"title": {"text": "seconds since the first step"}, "showgrid": False}
+    layout["hovermode"] = "x unified"
+    layout["showlegend"] = len(data) > 1
+    layout["legend"] = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
+    return {"data": data, "layout": layout}
+
+
+def waterfall(chart: Waterfall) -> dict[str, Any]:
+    """Draws the two steps as bars and each phase's change hanging between them."""
+    level = sum(chart.before_ns.values())
+    names, bases, heights, colors, texts = [], [], [], [], []
+    for name, value in ((chart.names[0], level),):
+        names.append(escaped(name))
+        bases.append(0.0)
+        heights.append(value)
+        colors.append(NEUTRAL)
+        texts.append(format_ms(value))
+    for phase, change in chart.changes:
+        names.append(phase.label)
+        bases.append(min(level, level + change))
+        heights.append(abs(change))
+        colors.append(BETTER if change < 0 else WORSE)
+        texts.append(signed_ms(change))
+        level += change
+    names.append(escaped(chart.names[1]))
+    bases.append(0.0)
+    heights.append(level)
+    colors.append(NEUTRAL)
+    texts.append(format_ms(level))
+    trace = {
+        "type": "bar",
+        "x": names,
+        "base": [value / NS_PER_MS for value in bases],
+        "y": [value / NS_PER_MS for value in heights],
+        "marker": {"color": colors},
+        "text": texts,
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{x}: %{text}<extra></extra>",
+    }
+    layout = _layout("ms per step")
+    layout["xaxis"] |= {"showgrid": False, "type": "category"}
+    layout["bargap"] = 0.35
+    layout["hovermode"] = "closest"
+    return {"data": [trace], "layout": layout}
+
+
+def gains(chart: Gains) -> dict[str, Any]:
+    """Draws each measured speedup with its interval, and what was expected as a hollow diamond."""
+    rows = list(reversed(chart.rows))
+    labels = [escaped(row.label) for row in rows]
+    data = [_intervals(rows, labels, kept=kept) for kept in (True, False)]
+    predicted = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "predicted",
+        "x": [row.predicted for row in rows],
+        "y": labels,
+        "marker": {"symbol": "diamond-open", "size": 11, "color": NEUTRAL, "line": {"width": 2}},
+        "hovertemplate": "predicted %{x:.3~g}x<extra></extra>",
+    }
+    layout = _layout("")
+    layout["xaxis"] |= {"title": {"text": "times as fast"}, "ticksuffix": "x", "showgrid": True}
+    layout["yaxis"] |= {"showgrid": False, "type": "category", "automargin": True, "rangemode": "normal"}
+    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": labels, "range": [-0.6, len(rows) - 0.4]}
+    layout["shapes"] = [_vertical(1.0, dash="solid")]
+    layout["height"] = 90 + 34 * len(rows)
+    layout["hovermode"] = "closest"
+    layout["showlegend"] = True
+    layout["legend"] = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
+    return {"data": [*data, predicted], "layout": layout}
+
+
+def rank_map(chart: RankMap) -> dict[str, Any]:
+    """Shades each rank's row."""
+    highest = float(np.nanmax(chart.values_ms)) if np.isfinite(chart.values_ms).any() else 0.0
+    trace = {
+        "type": "heatmap",
+        "x0": chart.first + 1,
+        "dx": chart.width,
+        "y": [f"rank {rank}" for rank in chart.ranks],
+        "z": packed(np.clip(chart.values_ms, 0, None)),
+        "colorscale": SHADES,
+        "zmin": 0,
+        "zmax": highest or 1.0,
+        "colorbar": {"title": {"text": "ms"}, "thickness": 10, "outlinewidth": 0, "len": 1.0},
+        "hovertemplate": "%{y}, step %{x:,}: %{z:,.3~g} ms<extra></extra>",
+    }
+    layout = _steps_layout("", ())
+    layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False, "automargin": True}
+    layout["height"] = 110 + max(60, min(18 * len(chart.ranks), 620))
+    layout["hovermode"] = "closest"
+    return {"data": [trace], "layout": layout}
+
+
+def levels(chart: Levels) -> dict[str, Any]:
+    """Draws each commit's median on its single measurements, and a line where the level changed."""
+    places = list(range(len(chart.values)))
+    singles = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "single runs",
+        "x": [place for place, runs in zip(places, chart.singles, strict=True) for _ in runs],
+        "y": [value for runs in chart.singles for value in runs],
+        "marker": {"color": NEUTRAL, "size": 5, "opacity": 0.6},
+        "hoverinfo": "skip",
+    }
+    medians = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "median",
+        "x": places,
+        "y": list(chart.values),
+        "text": [escaped(label) for label in chart.labels],
+        "line": {"color": LINE, "width": 1.75},
+        "marker": {"color": LINE, "size": 7},
+        "hovertemplate": f"%{{text}}: %{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
+    }
+    layout = _layout(escaped(chart.unit))
+    few = places[:: max(1, len(places) // 8)]
+    layout["xaxis"] |= {"tickvals": few, "ticktext": [escaped(chart.labels[at]) for at in few]}
+    layout["xaxis"] |= {"showgrid": False}
+    layout["shapes"] = [_vertical(at - 0.5, dash="dash", width=2) for at in chart.changes]
+    layout["hovermode"] = "closest"
+    return {"data": [singles, medians], "layout": layout}
+
+
+def packed(values: Vector) -> dict[str, Any]:
+    """Returns an array as plotly.js reads it without parsing: four bytes a value, NaN for a gap."""
+    array = np.ascontiguousarray(values, dtype="<f4")
+    shape = {"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {}
+    return {"dtype": "f4", "bdata": base64.b64encode(array.tobytes()).decode("ascii"), **shape}
+
+
+def _num_bins(columns: Mapping[Phase, Vector]) -> int:
+    return max((len(times) for times in columns.values()), default=0)
+
+
+def _area(color: str) -> dict[str, Any]:
+    """An opaque area in steps: plotly would let what lies below shine through."""
+    line = {"width": 0, "shape": "hv"}
+    return {"mode": "lines", "stackgroup": "step", "line": line, "fillcolor": color}
+
+
+def signed_ms(change_ns: float) -> str:
+    """Returns `+1.2 ms`, or `-1.2 ms`, or `0 ms`."""
+    if not change_ns:
+        return "0 ms"
+    return f"{'+' if change_ns > 0 else '-'}{format_ms(abs(change_ns))}"
+
+
+def _intervals(rows: Sequence[GainRow], labels: Sequence[str], *, kept: bool) -> dict[str, Any]:
+    shown = [
+        (label, row.outcome, row.speedup, *(row.interval or (row.speedup, row.speedup)))
+        for row, label in zip(rows, labels, strict=True)
+        if row.kept is kept and row.speedup is not None
+    ]
+    color = BETTER if kept else NEUTRAL
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "kept" if kept else "not kept",
+        "x": [speedup for _, _, speedup, _, _ in shown],
+        "y": [label for label, _, _, _, _ in shown],
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - speedup for _, _, speedup, _, high in shown],
+            "arrayminus": [speedup - low for _, _, speedup, low, _ in shown],
+            "color": color,
+            "thickness": 2,
+            "width": 5,
+        },
+        "marker": {"symbol": "circle" if kept else "x", "size": 11 if kept else 9, "color": color},
+        "customdata": [
+            f"{format_gain(speedup, low, high)}, {escaped(outcome)}"
+            for _, outcome, speedup, low, high in shown
+        ],
+        "hovertemplate": "%{y}: %{customdata}<extra></extra>",
+    }
+
+
+def _steps_layout(unit: str, marks: Sequence[Mark]) -> dict[str, Any]:
+    layout = _layout(unit)
+    layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": ",d", "showgrid": False}
+    layout["hovermode"] = "x unified"
+    layout["shapes"] = [
+        _vertical(mark.step + 1, dash="solid" if mark.strong else "dot", width=2 if mark.strong else 1)
+        for mark in marks
+    ]
+    labelled = [mark for mark in marks if mark.strong][:MAX_LABELLED_MARKS]
+    layout["annotations"] = [
+        {
+            "x": mark.step + 1,
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "xanchor": "left",
+            "yshift": 13 * (index % 2),
+            "text": escaped(mark.label),
+            "showarrow": False,
+            "font": {"size": 11},
+        }
+        for index, mark in enumerate(labelled)
+    ]
+    if labelled:
+        layout["margin"]["t"] = 34
+    return layout
+
+
+def _vertical(at: float, *, dash: str, width: int = 1) -> dict[str, Any]:
+    line = {"color": NEUTRAL, "width": width, "dash": dash}
+    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def _layout(unit: str) -> dict[str, Any]:
+    return {
+        "uirevision": "keep",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 12, "color": NEUTRAL},
+        "margin": {"l": 52, "r": 12, "t": 12, "b": 40},
+        "showlegend": False,
+        "hoverlabel": {"font": {"family": FONT, "size": 12}, "namelength": -1},
+        "xaxis": {"zeroline": False, "automargin": True, "fixedrange": False},
+        "yaxis": {
+            "title": {"text": unit},
+            "rangemode": "tozero",
+            "zeroline": False,
+            "automargin": True,
+            "fixedrange": True,
+            "nticks": 6,
+        },
+    }
