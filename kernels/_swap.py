@@ -156,7 +156,7 @@ def support(optimizer: Optimizer) -> list[str]:
         found.append("its steps are done by kernels already")
     if not params:
         found.append("it has no parameters")
-    if not found and not disjoint(params):
+    if not any(found) and not disjoint(params):
         found.append("two parameters share memory")
     counts = [state["step"] for state in optimizer.state.values() if "step" in state]
     if not all(isinstance(count, torch.Tensor) and count.dtype is torch.float32 for count in counts):
