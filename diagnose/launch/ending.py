@@ -62,6 +62,8 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
         record.end(fate)
     except OSError as error:
         say(f"diagnose: {folder / 'run.json'} could not be rewritten: {error.strerror}.")
+    if settings.quiet and not settings.tunes and settings.json is None and settings.html is None:
+        return  # nobody will read it
     # Only now, with the script gone, is there time to import these.
     from diagnose.analysis.profile import load_profile
     from diagnose.rules import diagnosed

@@ -1,0 +1,89 @@
+"""What `gate` and `baseline` have in common: reading their options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diagnose.core.errors import DiagnoseError
+
+if TYPE_CHECKING:
+    from diagnose.gate.pairs import Asked
+
+PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+
+
+def training_command(words: list[str], option: str = "after --") -> tuple[str, ...]:
+    """Returns script and arguments of a training command; a leading `python` is understood.
+
+    Raises:
+        DiagnoseError: If there is none.
+    """
+    command = tuple(words[1:] if words and PYTHON.fullmatch(Path(words[0]).name) else words)
+    if not command or command == ("-m",):
+        raise DiagnoseError(
+            f"gate: no training command was given {option}.\n"
+            "For example: diagnose gate --ab main..HEAD -- train.py --epochs 1"
+        )
+    if command[0].startswith("-") and command[0] != "-m":
+        raise DiagnoseError(f"gate: {command[0]} stands where the script should: only `-m MODULE` may.")
+    return command
+
+
+def share(text: str) -> float:
+    """Reads `3%` or `0.03`.
+
+    Raises:
+        DiagnoseError: If it is neither, or not a part of something.
+    """
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100 if "%" in text else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise DiagnoseError(
+            f"gate: --max-drop {text}: give a percentage, such as 3%, or a part, such as 0.03."
+        )
+    return value
+
+
+def asked_of(
+    metric: str, max_drop: str, steps: int | None, warmup: int | None, budget: float | None
+) -> Asked:
+    """Returns what the options ask for.
+
+    Raises:
+        DiagnoseError: If the metric is none, or the drop.
+    """
+    from diagnose.gate.pairs import Asked
+    from diagnose.gate.result import Metric
+
+    names = [each.value for each in Metric]
+    if metric not in names:
+        raise DiagnoseError(
+            f"gate: --metric {metric}: there is no such metric. There are: {', '.join(names)}."
+        )
+    return Asked(
+        metric=Metric(metric),
+        max_drop=share(max_drop),
+        steps=steps,
+        warmup=warmup,
+        budget_s=None if budget is None else 60 * budget,
+    )
+
+
+def folder_for_runs(run_dir: Path | None, name: str) -> Path:
+    """Makes the folder that one gate keeps its runs in; no other gate has it."""
+    import time
+
+    from diagnose.launch import run_folder
+
+    root = run_dir or Path(".diagnose") / "gates"
+    try:
+        return run_folder.create(root, run_folder.folder_name(time.localtime(), name))
+    except OSError as error:
+        raise DiagnoseError(
+            f"gate: cannot make a folder for the runs in {root}: {error.strerror}."
+        ) from error

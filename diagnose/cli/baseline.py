@@ -1,0 +1,124 @@
+"""`diagnose baseline`: what `diagnose gate --baseline` compares with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._gate import asked_of, folder_for_runs, training_command
+from diagnose.cli._output import Json, as_json, put, show
+from diagnose.core.errors import DiagnoseError
+
+Place = Annotated[
+    Path | None,
+    typer.Option("--place", metavar="PATH", help="File or folder. [default: .diagnose/baselines]"),
+]
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb and its three own."""
+    verbs = typer.Typer(help="Records and shows what diagnose gate --baseline compares with.")
+    verbs.command("update", context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(
+        update
+    )
+    verbs.command("show")(show_one)
+    verbs.command("list")(list_all)
+    app.add_typer(verbs, name="baseline", no_args_is_help=True)
+
+
+def update(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[--] SCRIPT [ARGS]", help="The training command, or -m MODULE."),
+    ] = None,
+    place: Place = None,
+    branch: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Record this branch. [default: the main branch alone]"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=20, metavar="N", help="Steps to measure in each run. [default: found]")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Steps to leave out first. [default: found]")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Time for all runs together.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder to keep the runs in. [default: .diagnose/gates]")
+    ] = None,
+) -> None:
+    """Measures the training command and adds the job to the baseline of this kind of machine.
+
+    Nothing is recorded where the command fails, or off the main branch.
+    """
+    from diagnose.gate.baseline import FOLDER
+    from diagnose.gate.update import current_branch, record_job
+
+    command = training_command(list(words or ()))
+    asked = asked_of("samples_per_s", "3%", steps, warmup, budget)
+    recorded = branch or current_branch(Path.cwd())
+    folder = folder_for_runs(run_dir, "baseline")
+    path, jobs = record_job(
+        command,
+        asked,
+        place or FOLDER,
+        folder,
+        branch=recorded,
+        progress=lambda text: print(f"baseline: {text}", file=sys.stderr, flush=True),
+    )
+    show(f"{path} holds {jobs} job{'s' if jobs != 1 else ''} now; commit it.\n")
+
+
+def show_one(
+    name: Annotated[
+        str | None, typer.Argument(metavar="KEY|PATH", help="Which baseline. [default: the only one]")
+    ] = None,
+    place: Place = None,
+    json: Json = None,
+) -> None:
+    """Shows the jobs of one baseline, and what drop it would find."""
+    from diagnose.gate.as_baseline import baseline_json, baseline_text
+    from diagnose.gate.baseline import FOLDER, load
+
+    path = _path(name, place or FOLDER)
+    baseline = load(path)
+    if json is not None:
+        put(as_json(baseline_json(path, baseline)), json)
+    else:
+        show(baseline_text(path, baseline))
+
+
+def list_all(place: Place = None, json: Json = None) -> None:
+    """Lists the baselines: one for each kind of machine and work."""
+    from diagnose.gate.as_baseline import baseline_json, baselines_text
+    from diagnose.gate.baseline import FOLDER, load
+
+    folder = place or FOLDER
+    paths = sorted(folder.glob("*.json")) if folder.is_dir() else [folder] if folder.is_file() else []
+    found = [(path, load(path)) for path in paths]
+    if json is not None:
+        put(as_json({"schema": 1, "baselines": [baseline_json(*each) for each in found]}), json)
+    elif not found:
+        print(f"There are no baselines in {folder}.\nRecord one: diagnose baseline update -- train.py")
+    else:
+        show(baselines_text(found))
+
+
+def _path(name: str | None, place: Path) -> Path:
+    if name is None:
+        paths = sorted(place.glob("*.json")) if place.is_dir() else [place]
+        if len(paths) != 1 or not paths[0].is_file():
+            raise DiagnoseError(
+                f"baseline: {place} holds {len([path for path in paths if path.is_file()])} baselines; "
+                "say which. List them: diagnose baseline list"
+            )
+        return paths[0]
+    for path in (Path(name), place / f"{name}.json"):
+        if path.is_file():
+            return path
+    raise DiagnoseError(f"baseline: there is no baseline {name!r}.\nList them: diagnose baseline list")

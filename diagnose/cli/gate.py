@@ -1,0 +1,243 @@
+"""`diagnose gate`: fails a change that made training slower, and says so only when it can be believed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from diagnose.cli._gate import asked_of, folder_for_runs, training_command
+from diagnose.cli._output import STDOUT, Json, as_json, put, show
+from diagnose.core.errors import DiagnoseError
+
+if TYPE_CHECKING:
+    from diagnose.gate.pairs import Asked
+    from diagnose.gate.result import GateResult
+
+WIDEST = 100
+INTERRUPTED = 130  # as a shell has it for Ctrl-C
+OUR_BUG = 70  # EX_SOFTWARE of sysexits.h; Python's own 1 would read as a regression
+EXIT_CODES = (
+    "Exit codes: 0 pass; 1 regression; 2 wrong call; 3 cannot tell (too noisy, too few steps); "
+    "4 no baseline, or one of another machine; 5 the training command failed; "
+    "70 an error of diagnose itself."
+)
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(
+        "gate",
+        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+        epilog=EXIT_CODES,
+    )(gate)
+
+
+def gate(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[--] SCRIPT [ARGS]", help="The training command, or -m MODULE."),
+    ] = None,
+    ab: Annotated[
+        str | None,
+        typer.Option("--ab", metavar="BASE..HEAD", help="Compare two commits, in git worktrees."),
+    ] = None,
+    base_cmd: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="Compare two commands: the one before.")
+    ] = None,
+    head_cmd: Annotated[str | None, typer.Option(metavar="COMMAND", help="The one after.")] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Compare with earlier jobs: .diagnose/baselines, or a file there."
+        ),
+    ] = None,
+    max_drop: Annotated[str, typer.Option(metavar="SHARE", help="The drop that is still allowed.")] = "3%",
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="METRIC",
+            help="samples_per_s, tokens_per_s, step_ms, cpu_ms, instructions, peak_memory or startup.",
+        ),
+    ] = "samples_per_s",
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Time for all runs together.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=20, metavar="N", help="Steps to measure in each run. [default: found]")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Steps to leave out first. [default: found]")
+    ] = None,
+    inconclusive: Annotated[
+        str | None, typer.Option(metavar="pass|fail", help="Exit 0 or 1 where it cannot tell. [default: 3]")
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH", help="Show a path that git does not hold, such as data, to both commits."
+        ),
+    ] = None,
+    allow_machine_mismatch: Annotated[
+        bool,
+        typer.Option("--allow-machine-mismatch", help="Show another machine's baseline; never passes."),
+    ] = False,
+    json: Json = None,
+    junit: Annotated[Path | None, typer.Option(metavar="PATH", help="Write a JUnit file.")] = None,
+    gitlab: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write a code quality report for GitLab.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder to keep the runs in. [default: .diagnose/gates]")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the call and say what would be done; run nothing.")
+    ] = False,
+) -> None:
+    """Says whether a change made training slower: pass, regression, or cannot tell.
+
+    Runs both versions in turn, 7 to 20 times each, and compares neighbouring runs.
+
+    In GitHub Actions it also annotates the lines to blame and writes the step's summary.
+    """
+    if inconclusive not in (None, "pass", "fail"):
+        raise DiagnoseError(f"gate: --inconclusive is pass or fail, not {inconclusive!r}.")
+    asked = asked_of(metric, max_drop, steps, warmup, budget)
+    ways = [ab is not None, base_cmd is not None or head_cmd is not None, baseline is not None]
+    if sum(ways) != 1:
+        raise DiagnoseError(
+            "gate: say what to compare with, in one way: --ab BASE..HEAD, --base-cmd and --head-cmd, "
+            "or --baseline PATH."
+        )
+    if ways[1]:
+        if base_cmd is None or head_cmd is None or words:
+            raise DiagnoseError("gate: --base-cmd and --head-cmd go together, and without another command.")
+        commands = (
+            training_command(shlex.split(base_cmd), "as --base-cmd"),
+            training_command(shlex.split(head_cmd), "as --head-cmd"),
+        )
+    else:
+        commands = (training_command(list(words or ())),) * 2
+    for path in (junit, gitlab, Path(json) if json not in (None, STDOUT) else None):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise DiagnoseError(f"gate: cannot write {path}: there is no folder {path.absolute().parent}.")
+    if dry_run:
+        _plan(ab, commands, baseline, asked)
+        return
+    try:
+        folder = folder_for_runs(run_dir, "gate")
+        if baseline is not None:
+            result = _with_history(commands[1], asked, baseline, folder, allow_machine_mismatch)
+        else:
+            result = _versions(ab or "", commands, tuple(link or ()), asked, folder)
+        _report(result, json, junit, gitlab, folder)
+    except KeyboardInterrupt:
+        print("\ngate: interrupted; nothing was judged", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except DiagnoseError:
+        raise
+    except Exception:  # noqa: BLE001 - keeps its traceback, but not Python's exit code
+        traceback.print_exc()
+        sys.exit(OUR_BUG)
+    _exit(result, inconclusive)
+
+
+def _versions(
+    ab: str,
+    commands: tuple[tuple[str, ...], tuple[str, ...]],
+    links: tuple[str, ...],
+    asked: Asked,
+    folder: Path,
+) -> GateResult:
+    from diagnose.gate.compare_commits import GateRequest, Plumbing, compare_versions
+
+    request = GateRequest(
+        asked=asked, commits=ab, commands=commands, links=links, cwd=Path.cwd(), folder=folder
+    )
+    return compare_versions(request, Plumbing(progress=_progress))
+
+
+def _with_history(
+    command: tuple[str, ...], asked: Asked, place: Path, folder: Path, allow_mismatch: bool
+) -> GateResult:
+    from diagnose.gate.compare_commits import Plumbing
+    from diagnose.gate.compare_history import compare_with_history
+    from diagnose.gate.result import Side
+
+    side = Side(label="head", name="this version", root=Path.cwd(), command=command)
+    plumbing = Plumbing(progress=_progress)
+    return compare_with_history(
+        side, asked, place, folder, allow_mismatch=allow_mismatch, plumbing=plumbing
+    )
+
+
+def _progress(text: str) -> None:
+    print(f"gate: {text}", file=sys.stderr, flush=True)
+
+
+def _plan(
+    ab: str | None, commands: tuple[tuple[str, ...], ...], baseline: Path | None, asked: Asked
+) -> None:
+    """Says what would be done, after checking what can be checked without running anything."""
+    from diagnose.gate.statistics import MAX_PAIRS, MIN_PAIRS
+    from diagnose.gate.worktrees import repository_of, resolve_range, uncommitted
+
+    lines = []
+    if ab is not None:
+        repository = repository_of(Path.cwd())
+        for label, (name, commit) in zip(("base", "head"), resolve_range(repository, ab), strict=True):
+            lines.append(f"{label}: {name} ({commit[:12]}) in a worktree of its own")
+        changed = uncommitted(repository)
+        lines += [changed] if changed else []
+    if baseline is not None:
+        lines.append(f"baseline: {baseline}{'' if baseline.exists() else ' (not there yet)'}")
+    else:
+        lines.append(f"{MIN_PAIRS} to {MAX_PAIRS} pairs of runs in the order base, head, head, base")
+    lines += [f"command: {shlex.join(each)}" for each in dict.fromkeys(commands)]
+    lines.append(f"fails where {asked.metric.label} is more than {asked.max_drop:.1%} worse")
+    show("\n".join(lines) + "\n")
+
+
+def _report(
+    result: GateResult, json: str | None, junit: Path | None, gitlab: Path | None, folder: Path
+) -> None:
+    from diagnose.gate import as_github
+    from diagnose.gate.as_gitlab import to_gitlab
+    from diagnose.gate.as_json import to_json
+    from diagnose.gate.as_junit import to_junit
+    from diagnose.gate.as_text import gate_text
+    from diagnose.report import Terminal
+
+    answer = as_json(to_json(result))
+    (folder / "gate.json").write_text(answer, encoding="utf-8")
+    stream = sys.stderr if json == STDOUT else sys.stdout
+    text = gate_text(result, Terminal.of(stream, widest=WIDEST))
+    if as_github.is_github():
+        text += "".join(f"{line}\n" for line in as_github.workflow_commands(result))
+        step = os.environ.get("GITHUB_STEP_SUMMARY")
+        if step:
+            as_github.append_summary(result, Path(step))
+    if stream is sys.stdout:
+        show(text)
+    else:
+        stream.write(text)
+    if json is not None:
+        put(answer, json)
+    if junit is not None:
+        put(to_junit(result), str(junit))
+    if gitlab is not None:
+        put(to_gitlab(result), str(gitlab))
+
+
+def _exit(result: GateResult, inconclusive: str | None) -> NoReturn:
+    from diagnose.gate.result import Verdict
+
+    code = result.verdict.exit_code
+    if result.verdict is Verdict.INCONCLUSIVE and inconclusive is not None:
+        code = 0 if inconclusive == "pass" else 1
+    raise typer.Exit(code)

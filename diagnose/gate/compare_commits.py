@@ -1,0 +1,243 @@
+"""`diagnose gate --ab`: two versions, side by side, from worktrees to verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.gate.fingerprint import fingerprint_of
+from diagnose.gate.imports import foreign_sources
+from diagnose.gate.measure import RunPlan, measured_run
+from diagnose.gate.noise import advice, causes
+from diagnose.gate.pairs import Asked, MeasureRun, Paired, Progress, judge, run_pairs
+from diagnose.gate.result import (
+    Failure,
+    GateResult,
+    Judgement,
+    MeasuredRun,
+    Metric,
+    Reason,
+    Side,
+    TrainingFailed,
+    Verdict,
+)
+from diagnose.gate.worktrees import moved_path, repository_of, resolve_range, uncommitted, worktrees
+
+Measure = Callable[[Side, str, Path, RunPlan], MeasuredRun]
+Explain = Callable[[GateResult], tuple[Reason, ...]]
+
+BESIDE = (Metric.CPU_MS, Metric.INSTRUCTIONS, Metric.PEAK_MEMORY)
+"""Judged beside the metric asked for. Neighbours disturb the first two less than the clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateRequest:
+    """What to compare, and where to keep the runs.
+
+    Attributes:
+        asked: What to judge and how long to try.
+        commits: `BASE..HEAD`; empty for two commands.
+        commands: The training commands of base and head; the same one twice for two commits.
+        links: Paths that git does not hold and both worktrees need.
+        cwd: Where the user stands; the command runs in the same folder of each worktree.
+        folder: Where the runs are kept.
+    """
+
+    asked: Asked
+    commits: str = ""
+    commands: tuple[tuple[str, ...], tuple[str, ...]]
+    links: tuple[str, ...] = ()
+    cwd: Path
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plumbing:
+    """What a test may put in place of the real thing.
+
+    Attributes:
+        measure: Makes one run.
+        explain: Attributes a loss, while the worktrees still stand.
+        progress: Told of each pair.
+    """
+
+    measure: Measure = measured_run
+    explain: Explain | None = None
+    progress: Progress = field(default=lambda text: None)
+
+
+def compare_versions(request: GateRequest, plumbing: Plumbing | None = None) -> GateResult:
+    """Runs both versions in turn and judges them.
+
+    Raises:
+        DiagnoseError: If the commits or the folders are not there.
+    """
+    plumbing = plumbing or Plumbing()
+    with sigterm_unwinds():
+        if not request.commits:
+            sides = tuple(
+                Side(label=label, name=" ".join(command), root=request.cwd, command=command)
+                for label, command in zip(("base", "head"), request.commands, strict=True)
+            )
+            return _compared(request, sides, plumbing, ())
+        repository = repository_of(request.cwd)
+        (base, base_hash), (head, head_hash) = resolve_range(repository, request.commits)
+        notes = [note for note in (uncommitted(repository),) if note]
+        if base_hash == head_hash:
+            notes.append(f"{base} and {head} are the same commit: this measures the machine, not a change")
+        with worktrees(repository, (base_hash, head_hash), request.links) as roots:
+            inside = request.cwd.resolve().relative_to(repository.resolve())
+            sides = tuple(
+                _side(label, name, commit, root, inside, repository, command)
+                for label, name, commit, root, command in zip(
+                    ("base", "head"),
+                    (base, head),
+                    (base_hash, head_hash),
+                    roots,
+                    request.commands,
+                    strict=True,
+                )
+            )
+            return _compared(request, sides, plumbing, tuple(notes), repository)
+
+
+def _side(
+    label: str, name: str, commit: str, root: Path, inside: Path, repository: Path, command: tuple[str, ...]
+) -> Side:
+    folder = root / inside
+    if not folder.is_dir():
+        raise DiagnoseError(
+            f"gate: {name} has no folder {inside}; run the gate where both versions have one."
+        )
+    path = os.environ.get("PYTHONPATH", "")
+    environment = {"PYTHONPATH": moved_path(path, repository, root)} if path else {}
+    return Side(
+        label=label, name=name, commit=commit, root=folder, command=command, environment=environment
+    )
+
+
+def _compared(
+    request: GateRequest,
+    sides: Sequence[Side],
+    plumbing: Plumbing,
+    notes: tuple[str, ...],
+    repository: Path | None = None,
+) -> GateResult:
+    begun = time.monotonic()
+    made: list[MeasuredRun] = []
+    result = GateResult(
+        verdict=Verdict.INCONCLUSIVE,
+        metric=request.asked.metric,
+        max_drop=request.asked.max_drop,
+        sides=tuple(sides),
+        notes=notes,
+        folder=request.folder,
+    )
+    try:
+        paired = run_pairs(
+            _measure(sides, plumbing.measure, request.folder, made, repository),
+            request.asked,
+            progress=plumbing.progress,
+        )
+    except TrainingFailed as failure:
+        return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
+    result = _concluded(result, paired, sides[1])
+    if result.verdict is Verdict.REGRESSION and plumbing.explain is not None:
+        result = replace(result, why=plumbing.explain(result))
+    return replace(result, wall_s=time.monotonic() - begun)
+
+
+def failed(result: GateResult, failure: TrainingFailed) -> GateResult:
+    """Returns the result of a gate whose training command failed."""
+    return replace(
+        result,
+        verdict=Verdict.FAILED,
+        failure=Failure(
+            run=failure.run,
+            reason=failure.reason,
+            exit_code=failure.exit_code,
+            signal=failure.signal,
+            last_lines=failure.last_lines,
+        ),
+    )
+
+
+def _measure(
+    sides: Sequence[Side],
+    measure: Measure,
+    folder: Path,
+    made: list[MeasuredRun],
+    repository: Path | None,
+) -> MeasureRun:
+    def run(side: int, name: str, plan: RunPlan) -> MeasuredRun:
+        measured = measure(sides[side], name, folder, plan)
+        if repository is not None and not made:
+            foreign = foreign_sources(measured.folder, repository)
+            if foreign:
+                raise DiagnoseError(
+                    f"gate: the run in a worktree used {foreign[0]}, of the working copy: both versions\n"
+                    "would run the same code (an editable installation?). Import from the worktree:\n"
+                    f"PYTHONPATH={Path(foreign[0]).parents[1]} diagnose gate ... (moved to each worktree)"
+                )
+        made.append(measured)
+        return measured
+
+    return run
+
+
+def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
+    judgement = paired.judgement
+    beside = tuple(
+        judged
+        for metric in BESIDE
+        if metric is not judgement.metric
+        and (judged := judge(paired.pairs, metric, result.max_drop, last=True)) is not None
+    )
+    notes = (*result.notes, *_of_another_metric(result.metric, judgement))
+    found = causes(paired.runs) if judgement.verdict is Verdict.INCONCLUSIVE else ()
+    words: tuple[str, ...] = ()
+    if judgement.verdict is Verdict.INCONCLUSIVE:
+        words = tuple(filter(None, (paired.stopped or judgement.reason, *found)))
+    print_ = fingerprint_of(paired.runs[-1].folder, head.command) if paired.runs else None
+    return replace(
+        result,
+        verdict=judgement.verdict,
+        metric=judgement.metric,
+        judgement=judgement,
+        pairs=paired.pairs,
+        runs=paired.runs,
+        beside=beside,
+        causes=words,
+        advice=advice(found, judgement.metric, beside, paired.stopped) if words else "",
+        notes=tuple(notes),
+        fingerprint={"hard": print_.hard, "soft": print_.soft} if print_ is not None else {},
+    )
+
+
+def _of_another_metric(asked: Metric, judgement: Judgement) -> tuple[str, ...]:
+    if asked is judgement.metric:
+        return ()
+    return (f"no batch size could be read, so {judgement.metric.label} is judged, not {asked.label}",)
+
+
+@contextlib.contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP, by which CI systems cancel a job, end the gate as Ctrl-C does: tidily."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

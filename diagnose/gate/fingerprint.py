@@ -1,0 +1,196 @@
+"""What makes figures of two runs comparable: the machine, the software, and the work of a step."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diagnose.store.reader import RankLog
+from diagnose.store.runs import rank_files, read_manifest
+
+Facts = Mapping[str, Any]
+
+RUNNER_IMAGE = ("ImageOS", "ImageVersion", "CI_RUNNER_DESCRIPTION", "NODE_NAME")
+"""Variables in which GitHub, GitLab and Jenkins name the machine that a job was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """On what, and of what, figures were taken.
+
+    Attributes:
+        hard: Facts that must agree for figures to be compared.
+        soft: Facts whose difference is worth a warning.
+    """
+
+    hard: Facts = field(default_factory=dict)
+    soft: Facts = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Twelve hexadecimal digits that stand for the hard facts: the name of a baseline's file."""
+        text = json.dumps(self.hard, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def fingerprint_of(run: Path, command: tuple[str, ...]) -> Fingerprint:
+    """Describes this machine, and what one run on it did."""
+    from diagnose.analysis.profile import read_logs
+
+    logs, _ = read_logs(run) if rank_files(run) else ([], [])
+    return Fingerprint(
+        hard={**machine_facts(), **_work(run, logs, command)},
+        soft=soft_facts(),
+    )
+
+
+def machine_facts() -> dict[str, Any]:
+    """Returns the hard facts of the machine and the software on it."""
+    torch_version, cuda = _torch()
+    return {
+        "cpu": _cpu_model(),
+        "cpus": _cpus(),
+        "gpus": _gpus("name"),
+        "gpu_power_limit_w": _gpus("power"),
+        "gpu_mig": _gpus("mig"),
+        "torch": _minor(torch_version),
+        "cuda": _minor(cuda),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+    }
+
+
+def soft_facts() -> dict[str, Any]:
+    """Returns what may differ between runs that are compared, with a warning."""
+    return {
+        "torch": _torch()[0],
+        "driver": next(iter(_gpus("driver")), ""),
+        "kernel": platform.release(),
+        "host": re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", platform.node()),
+        "ram_gib": _ram_gib(),
+        "runner": " ".join(os.environ[name] for name in RUNNER_IMAGE if os.environ.get(name)),
+    }
+
+
+def differences(before: Facts, now: Facts) -> tuple[str, ...]:
+    """Says in words in what two sets of facts differ."""
+    names = dict.fromkeys((*before, *now))
+    return tuple(
+        f"{name}: {_words(before.get(name))} then, {_words(now.get(name))} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    )
+
+
+def _work(run: Path, logs: list[RankLog], command: tuple[str, ...]) -> dict[str, Any]:
+    from diagnose.core.ledger import COLUMNS
+
+    steps = logs[0].steps if logs else None
+    samples = steps[:, COLUMNS.index("samples")] if steps is not None and len(steps) else None
+    usual = sorted(samples.tolist())[len(samples) // 2] if samples is not None else 0
+    device = str(logs[0].meta.get("device", "cpu")) if logs else str(read_manifest(run).get("device", ""))
+    return {
+        "command": " ".join(command),
+        "samples_per_step": int(usual),
+        "world_size": max(1, len(logs)),
+        "device": device,
+    }
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " + ".join(map(str, value)) or "none"
+    return str(value) if value not in (None, "") else "none"
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _torch() -> tuple[str, str]:
+    """Returns the versions of torch and of its CUDA, without the seconds that importing it takes."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "", ""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return version, ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return version, ""
+    found = re.search(r"^cuda[^=]*=\s*'([^']+)'", text, re.MULTILINE)
+    return version, found[1] if found else ""
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpus() -> float:
+    """Returns the CPUs that this process may use: its affinity, and its container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for path in (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")):
+        with contextlib.suppress(OSError, ValueError):
+            fields = path.read_text().split()
+            period = fields[1] if len(fields) > 1 else (path.parent / "cpu.cfs_period_us").read_text()
+            if fields[0] not in ("max", "-1"):
+                return min(float(allowed), round(int(fields[0]) / int(period), 2))
+    return float(allowed)
+
+
+def _gpus(what: str) -> list[Any]:
+    """Returns a fact of each GPU as NVML tells it; none where there is no NVML."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        facts = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            try:
+                facts.append(_gpu(pynvml, handle, what))
+            except pynvml.NVMLError:
+                facts.append("unknown")
+        return facts
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any, what: str) -> Any:
+    if what == "name":
+        name = nvml.nvmlDeviceGetName(handle)
+        return name.decode() if isinstance(name, bytes) else str(name)
+    if what == "power":
+        return round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+    if what == "mig":
+        return nvml.nvmlDeviceGetMigMode(handle)[0]
+    version = nvml.nvmlSystemGetDriverVersion()
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+def _ram_gib() -> int:
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,297 @@
+"""One short run of a training command, and its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import diagnose
+from diagnose.analysis.profile import read_logs, step_times
+from diagnose.analysis.signals import host_stats
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.phases import Phase
+from diagnose.core.units import NS_PER_MS, NS_PER_S
+from diagnose.gate.instructions import count_of, counting
+from diagnose.gate.result import MachineState, MeasuredRun, Metric, Side, TrainingFailed
+from diagnose.gate.steps import MIN_STEPS, MIN_WARMUP, find_warmup, usual_cost
+from diagnose.store.reader import RankLog
+from diagnose.store.runs import read_manifest
+
+START = """
+import ctypes, sys
+sys.path[:] = [{package!r}, *filter(None, sys.path)]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15)
+from diagnose.cli.main import main
+main()
+"""
+"""Starts our own command in a folder that may hold modules of any name, even ours: `python -m` would prefer
+them. And asks Linux for SIGTERM when the gate dies, however it dies: no run outlives it."""
+
+LAST_LINES = 12
+"""Lines of a failed command's stderr that are shown: a traceback's end, with the lines that matter."""
+
+LAST_BYTES = 16_384
+
+KEPT_SETTINGS = ("DIAGNOSE_NPROC_PER_NODE",)
+"""Settings of `diagnose run` that the gate's runs inherit; any other would make them something else."""
+
+GRACE_S = 5.0
+"""So long a run that is out of time may take to end by itself."""
+
+LEAST_CPU_S = 1.0
+"""CPU readings come twice a second: over less time they say little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """How long one run is.
+
+    Attributes:
+        steps: Steps to measure, after the warm-up.
+        warmup: Leading steps to leave out.
+        finds_warmup: Whether to look for the warm-up in the run, which then lasts a little longer.
+        timeout_s: When to give the run up; `None` for never.
+    """
+
+    steps: int = 200
+    warmup: int = MIN_WARMUP
+    finds_warmup: bool = False
+    timeout_s: float | None = None
+
+
+class OutOfTime(Exception):
+    """A run took longer than there was time for."""
+
+
+def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+    """Runs a command until it has done the steps of the plan, and reads what it recorded.
+
+    Args:
+        side: What to run, and where.
+        name: The run's name.
+        folder: Where to put the run's folder, and what the command prints.
+        plan: How long to run.
+
+    Raises:
+        TrainingFailed: If the command ends with an error.
+        OutOfTime: If it does not end in time. Its process is gone then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    started_ns = time.perf_counter_ns()
+    counts = folder / f"{name}.perf"
+    code, peak_bytes = _run(
+        [*counting(counts), *_command(side, name, folder, plan)], side, folder / name, plan.timeout_s
+    )
+    wall_s = (time.perf_counter_ns() - started_ns) / NS_PER_S
+    run_folder = folder / name
+    if code != 0:
+        raise _failed(name, code, _last_lines(folder / f"{name}.stderr.txt"))
+    logs, notes = read_logs(run_folder)
+    instructions = count_of(counts)
+    measured = figures_of(
+        logs, None if plan.finds_warmup else plan.warmup, started_ns + _own_startup_ns(run_folder)
+    )
+    figures = dict(measured.figures)
+    if figures:  # a run that never trained has nothing to be judged by
+        figures[Metric.PEAK_MEMORY] = float(peak_bytes)
+        if instructions is not None:
+            figures[Metric.INSTRUCTIONS] = instructions
+    return MeasuredRun(
+        name=name,
+        folder=run_folder,
+        root=side.root,
+        figures=figures,
+        mean_samples_per_s=measured.mean_samples_per_s,
+        num_steps=measured.num_steps,
+        warmup=measured.warmup,
+        step_s=measured.step_s,
+        startup_s=figures.get(Metric.STARTUP, wall_s),
+        wall_s=wall_s,
+        machine=_machine(logs, measured.warmup),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the steps of a run say."""
+
+    figures: Mapping[Metric, float]
+    mean_samples_per_s: float | None = None
+    num_steps: int = 0
+    warmup: int = 0
+    step_s: float = 0.0
+
+
+def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> Figures:
+    """Computes a run's figures from its ranks' records.
+
+    Rates are those of all ranks together; times are those of the first.
+
+    Args:
+        logs: The ranks that recorded steps.
+        warmup: Leading steps to leave out; `None` to find how many, `MIN_WARMUP` at least.
+        started_ns: When the script's process began, on the clock of the records.
+    """
+    if not logs:
+        return Figures(figures={})
+    steps = logs[0].steps
+    times = step_times(steps).astype(np.float64)
+    compiled = steps[:, COLUMNS.index(Phase.COMPILE.value)] > 0
+    figures = {Metric.STARTUP: (int(steps[0, COLUMNS.index("end_ns")]) - started_ns) / NS_PER_S}
+    if warmup is None:
+        warmup = max(MIN_WARMUP, find_warmup(times, compiled))
+    num_steps = max(0, len(times) - warmup)
+    if num_steps < MIN_STEPS:
+        return Figures(figures=figures, num_steps=num_steps, warmup=warmup)
+    usual_ns = float(usual_cost(times[warmup:]))
+    figures[Metric.STEP_MS] = usual_ns / NS_PER_MS
+    for metric, column in ((Metric.SAMPLES_PER_S, "samples"), (Metric.TOKENS_PER_S, "tokens")):
+        rate = _usual_rate(logs, warmup, column)
+        if rate is not None:
+            figures[metric] = rate
+    cpu_ms = _cpu_ms(logs, warmup)
+    if cpu_ms is not None:
+        figures[Metric.CPU_MS] = cpu_ms
+    samples = steps[warmup:, COLUMNS.index("samples")].sum()
+    return Figures(
+        figures=figures,
+        mean_samples_per_s=float(samples) * NS_PER_S / float(times[warmup:].sum()) if samples else None,
+        num_steps=num_steps,
+        warmup=warmup,
+        step_s=usual_ns / NS_PER_S,
+    )
+
+
+def _usual_rate(logs: Sequence[RankLog], warmup: int, column: str) -> float | None:
+    rate = 0.0
+    for log in logs:
+        rows = log.steps[warmup:]
+        amounts = rows[:, COLUMNS.index(column)].astype(np.float64)
+        known = amounts > 0
+        if known.sum() < MIN_STEPS:
+            return None
+        rate += NS_PER_S / float(usual_cost(step_times(rows).astype(np.float64)[known] / amounts[known]))
+    return rate
+
+
+def _cpu_ms(logs: Sequence[RankLog], warmup: int) -> float | None:
+    """Returns the CPU time per step of the ranks and their workers together."""
+    total_ms = 0.0
+    for log in logs:
+        rows = [row for row in log.vitals if row[1] >= warmup and "cpu_ns" in row[2]]
+        if len(rows) < 2 or rows[-1][0] - rows[0][0] < LEAST_CPU_S * NS_PER_S:
+            return None
+        (_, first_step, first), (_, last_step, last) = rows[0], rows[-1]
+        if last_step - first_step < MIN_STEPS:
+            return None
+        used_ns = sum(last.get(key, 0) - first.get(key, 0) for key in ("cpu_ns", "child_cpu_ns"))
+        total_ms += used_ns / NS_PER_MS / (last_step - first_step)
+    return total_ms
+
+
+def _machine(logs: Sequence[RankLog], warmup: int) -> MachineState:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    if not logs:
+        return MachineState(load=load)
+    host = host_stats(logs[0], warmup)
+    own = len(logs) > 1  # other ranks on this machine count as foreign to the first
+    return MachineState(
+        load=load,
+        cpus=host.cpus,
+        foreign_cpus=None if own else host.foreign_cpus,
+        stolen_cpus=host.stolen_cpus,
+        throttled_share=host.throttled_share,
+    )
+
+
+def _command(side: Side, name: str, folder: Path, plan: RunPlan) -> list[str]:
+    package = str(Path(diagnose.__file__).parents[1])
+    options = ["--quiet", "--run-dir", str(folder), "--name", name]
+    warmup = MIN_WARMUP if plan.finds_warmup else plan.warmup
+    options += ["--stop-after", str(warmup + plan.steps), "--warmup", str(warmup)]
+    return [sys.executable, "-c", START.format(package=package), "run", *options, *side.command]
+
+
+def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) -> tuple[int, int]:
+    """Runs to the end; returns the exit code, as of `subprocess`, and the largest process's peak memory."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DIAGNOSE_") or name in KEPT_SETTINGS
+    }
+    environment |= {"DIAGNOSE_TUNE": "no", "DIAGNOSE_DRY_RUN": "no", **side.environment}
+    with (
+        open(f"{prefix}.stdout.txt", "wb") as stdout,
+        open(f"{prefix}.stderr.txt", "wb") as stderr,
+        subprocess.Popen(
+            command,
+            cwd=side.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            return _wait(process, timeout_s)
+        finally:
+            if process.returncode is None:
+                _end(process)
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> tuple[int, int]:
+    """Waits as `Popen.wait` does, but keeps what the kernel says of the memory that was used."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        blocking = 0 if deadline is None else os.WNOHANG
+        pid, status, usage = os.wait4(process.pid, blocking)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            kib = 1 if sys.platform == "darwin" else 1024
+            return process.returncode, usage.ru_maxrss * kib
+        if deadline is not None and time.monotonic() > deadline:
+            raise OutOfTime
+        time.sleep(0.05)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE_S)
+            return
+
+
+def _own_startup_ns(folder: Path) -> int:
+    """Time between the start of our process and that of the script's."""
+    return round(float(read_manifest(folder).get("startup_s") or 0.0) * NS_PER_S)
+
+
+def _failed(name: str, code: int, last_lines: tuple[str, ...]) -> TrainingFailed:
+    if code < 0:
+        reason = f"{name} was ended by signal {-code} ({signal.Signals(-code).name})"
+        return TrainingFailed(name, reason, exit_code=None, signal=-code, last_lines=last_lines)
+    reason = f"{name} ended with exit code {code}"
+    return TrainingFailed(name, reason, exit_code=code, signal=None, last_lines=last_lines)
+
+
+def _last_lines(path: Path) -> tuple[str, ...]:
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - LAST_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return tuple(lines[-LAST_LINES:])

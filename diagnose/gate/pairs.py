@@ -1,0 +1,273 @@
+"""Runs of base and head in turn, until they tell or the time is over."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from diagnose.gate.measure import OutOfTime, RunPlan
+from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, Verdict
+from diagnose.gate.statistics import MAX_ERROR, MAX_PAIRS, MIN_PAIRS, Decision, State, decide
+from diagnose.gate.steps import MIN_STEPS
+
+MEASURED_S = 3.0
+"""Each run measures at least so long, however short its steps: a neighbour's burst lasts seconds."""
+
+LEAST_STEPS = 40
+"""Steps that a run is never cut below to fit a budget."""
+
+STEPS = 200
+"""Steps that a run measures where neither the user nor the length of a step says otherwise."""
+
+PLANNED_PAIRS = 13
+"""Pairs that the runs' length is fitted to a budget for: what a machine with some noise needs."""
+
+BASE, HEAD = 0, 1
+NAMES = ("base", "head")
+
+MeasureRun = Callable[[int, str, RunPlan], MeasuredRun]
+"""Makes one run of the base (0) or the head (1), under a name, by a plan."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user wants judged.
+
+    Attributes:
+        metric: The metric; samples/s becomes the step time where no batch size can be read.
+        max_drop: The drop that is still allowed.
+        steps: Steps to measure in each run; `None` to choose.
+        warmup: Leading steps to leave out; `None` to find how many.
+        budget_s: Time for all runs together; `None` for as long as it takes.
+        max_pairs: Pairs to make at most.
+    """
+
+    metric: Metric = Metric.SAMPLES_PER_S
+    max_drop: float = 0.03
+    steps: int | None = None
+    warmup: int | None = None
+    budget_s: float | None = None
+    max_pairs: int = MAX_PAIRS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """What the pairs came to.
+
+    Attributes:
+        runs: All runs in order, with the two rehearsals and any run whose partner was never made.
+        stopped: Why no further pair was made, where the pairs do not suffice.
+    """
+
+    pairs: tuple[Pair, ...]
+    runs: tuple[MeasuredRun, ...]
+    judgement: Judgement
+    stopped: str = ""
+
+
+def run_pairs(
+    measure: MeasureRun,
+    asked: Asked,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    progress: Progress = lambda text: None,
+) -> Paired:
+    """Makes pairs in the order base, head, head, base, so that a drift of the machine favours neither.
+
+    Before them one rehearsal of each, which is not judged: it shows the warm-up and the length of a step,
+    and fills the caches of files, byte code and compilers.
+
+    Raises:
+        TrainingFailed: If a run does not end well.
+    """
+    job = _Job(measure=measure, asked=asked, clock=clock, begun=clock())
+    plan = RunPlan(steps=asked.steps or STEPS, warmup=asked.warmup or 0, finds_warmup=asked.warmup is None)
+    pairs: list[Pair] = []
+    metric, judgement, stopped = asked.metric, None, ""
+    try:
+        rehearsals = [job.run(side, 0, plan) for side in (BASE, HEAD)]
+        metric = _judged_metric(metric, rehearsals)
+        plan = fitted(plan, rehearsals, asked, job.left_s())
+        progress(_progress_of_plan(plan, rehearsals))
+        while len(pairs) < asked.max_pairs:
+            number = len(pairs) + 1
+            order = (BASE, HEAD) if number % 2 else (HEAD, BASE)
+            made = {side: job.run(side, number, plan) for side in order}
+            pairs.append(Pair(base=made[BASE], head=made[HEAD], base_first=order[0] == BASE))
+            judgement = judge(pairs, metric, asked.max_drop, last=number == asked.max_pairs)
+            progress(_progress(judgement, number))
+            if judgement is None or judgement.verdict is not Verdict.INCONCLUSIVE or judgement.reason:
+                break
+    except _Stopped as stop:
+        stopped = str(stop)
+        judgement = judge(pairs, metric, asked.max_drop, last=True)
+    if judgement is None:
+        judgement = _no_judgement(metric, asked.max_drop, stopped)
+    return Paired(pairs=tuple(pairs), runs=tuple(job.runs), judgement=judgement, stopped=stopped)
+
+
+class _Stopped(Exception):
+    """No further run is worth making; says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """The runs made so far, and the time that is left for others."""
+
+    measure: MeasureRun
+    asked: Asked
+    clock: Callable[[], float]
+    begun: float
+    runs: list[MeasuredRun] = field(default_factory=list)
+
+    def left_s(self) -> float | None:
+        budget_s = self.asked.budget_s
+        return None if budget_s is None else budget_s - (self.clock() - self.begun)
+
+    def run(self, side: int, number: int, plan: RunPlan) -> MeasuredRun:
+        left_s = self.left_s()
+        if left_s is not None and left_s < max((run.wall_s for run in self.runs), default=0.0):
+            raise _Stopped(self._out_of_budget())
+        try:
+            run = self.measure(side, f"{NAMES[side]}-{number:02d}", replace(plan, timeout_s=left_s))
+        except OutOfTime as error:
+            raise _Stopped(self._out_of_budget()) from error
+        self.runs.append(run)
+        useless = why_useless(run)
+        if useless:
+            raise _Stopped(useless)
+        return run
+
+    def _out_of_budget(self) -> str:
+        assert self.asked.budget_s is not None
+        return f"the budget of {self.asked.budget_s / 60:g} min was used up by {len(self.runs)} runs"
+
+
+def judge(pairs: Sequence[Pair], metric: Metric, max_drop: float, *, last: bool) -> Judgement | None:
+    """Judges one metric by the pairs in which both runs have it.
+
+    Returns:
+        `None` without such a pair. The verdict is `INCONCLUSIVE` with a reason where the pairs cannot tell,
+        and without one where more of them may.
+    """
+    both = [
+        (pair.base.figures[metric], pair.head.figures[metric])
+        for pair in pairs
+        if min(pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)) > 0
+    ]
+    if not both:
+        return None
+    sign = -1.0 if metric.more_is_better else 1.0
+    logs = [sign * math.log(head / base) for base, head in both]
+    decision = decide(logs, log_of(max_drop, metric), last=last)
+    verdict = {State.PASS: Verdict.PASS, State.REGRESSION: Verdict.REGRESSION}
+    return Judgement(
+        metric=metric,
+        verdict=verdict.get(decision.state, Verdict.INCONCLUSIVE),
+        max_drop=max_drop,
+        drop=drop_of(decision.estimate, metric),
+        low=drop_of(decision.low, metric),
+        high=drop_of(decision.high, metric),
+        error=decision.error,
+        detectable=drop_of(decision.detectable, metric),
+        p=decision.p,
+        pairs=decision.pairs,
+        base=statistics.median(base for base, _ in both),
+        head=statistics.median(head for _, head in both),
+        reason=_reason(decision),
+    )
+
+
+def log_of(drop: float, metric: Metric) -> float:
+    """Returns a drop as the logarithm of the costs' ratio: 3 % fewer per second take 3.05 % more time."""
+    return -math.log1p(-drop) if metric.more_is_better else math.log1p(drop)
+
+
+def drop_of(log: float, metric: Metric) -> float:
+    """The reverse of `log_of`."""
+    return -math.expm1(-log) if metric.more_is_better else math.expm1(log)
+
+
+def why_useless(run: MeasuredRun) -> str:
+    """Says why no figure can be taken from a run; empty where one can."""
+    if not run.figures:
+        return f"no optimizer step was seen in {run.name} ({run.wall_s:.0f} s)"
+    if run.num_steps < MIN_STEPS:
+        return (
+            f"{run.name} had {run.num_steps + run.warmup} steps; after a warm-up of {run.warmup}, "
+            f"{MIN_STEPS} or more must be left to measure"
+        )
+    return ""
+
+
+def fitted(plan: RunPlan, rehearsals: Sequence[MeasuredRun], asked: Asked, left_s: float | None) -> RunPlan:
+    """Fits the runs that count to what the rehearsals showed: warm-up, length of a step, time left.
+
+    From here on every run measures the same steps, so that both versions see the same data.
+    """
+    warmup = max(run.warmup for run in rehearsals)
+    steps = plan.steps
+    if asked.steps is None:
+        step_s = min(run.step_s for run in rehearsals)
+        steps = max(steps, math.ceil(MEASURED_S / step_s))
+        if left_s is not None:
+            startup_s = max(run.startup_s for run in rehearsals)
+            affordable = int((left_s / (2 * PLANNED_PAIRS) - startup_s) / step_s) - warmup
+            steps = max(LEAST_STEPS, min(steps, affordable))
+    return replace(plan, steps=steps, warmup=warmup, finds_warmup=False)
+
+
+def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
+    if metric is Metric.SAMPLES_PER_S and any(metric not in run.figures for run in runs):
+        return Metric.STEP_MS
+    return metric
+
+
+def _reason(decision: Decision) -> str:
+    if decision.state is not State.INCONCLUSIVE:
+        return ""
+    if decision.pairs < MIN_PAIRS:
+        return f"{decision.pairs} pairs of runs; {MIN_PAIRS} are needed at least"
+    return (
+        f"the pairs scatter too much: standard error {decision.error:.1%} after {decision.pairs} pairs, "
+        f"{MAX_ERROR:.1%} is the most that can be judged"
+    )
+
+
+def _no_judgement(metric: Metric, max_drop: float, stopped: str) -> Judgement:
+    nan = math.nan
+    return Judgement(
+        metric=metric,
+        verdict=Verdict.INCONCLUSIVE,
+        max_drop=max_drop,
+        drop=nan,
+        low=nan,
+        high=nan,
+        error=nan,
+        detectable=nan,
+        p=nan,
+        pairs=0,
+        base=nan,
+        head=nan,
+        reason=stopped or f"{metric.label} could not be measured",
+    )
+
+
+def _progress(judgement: Judgement | None, number: int) -> str:
+    if judgement is None:
+        return f"pair {number}: not measured"
+    change = f"{-judgement.drop:+.1%} ({-judgement.high:+.1%} to {-judgement.low:+.1%})"
+    return f"pair {number}: {judgement.metric.label} {change}"
+
+
+def _progress_of_plan(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> str:
+    run_s = max(run.startup_s + (plan.warmup + plan.steps) * run.step_s for run in rehearsals)
+    return (
+        f"warm-up {plan.warmup} steps, then {plan.steps} measured, about {run_s:.0f} s a run; "
+        f"{MIN_PAIRS} to {MAX_PAIRS} pairs"
+    )

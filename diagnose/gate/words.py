@@ -1,0 +1,80 @@
+"""The gate's result in sentences and figures, as every output that people read has them."""
+
+from __future__ import annotations
+
+import math
+
+from diagnose.core.units import format_bytes, format_rate
+from diagnose.gate.result import GateResult, Judgement, Metric, Verdict
+
+
+def headline(result: GateResult) -> str:
+    """Returns the verdict with the figure it rests on, in one sentence."""
+    judgement = result.judgement
+    if result.failure is not None:
+        return f"{result.verdict.label}: {result.failure.reason}"
+    if judgement is None or math.isnan(judgement.drop):
+        cause = result.causes[0] if result.causes else "nothing was measured"
+        return f"{result.verdict.label}: {cause}"
+    return f"{result.verdict.label}: {change(judgement)}; allowed: {format_percent(judgement.max_drop)}"
+
+
+def change(judgement: Judgement) -> str:
+    """Returns `samples/s is 4.1 % lower (3.2 to 5.0)`."""
+    drop, low, high = judgement.drop, judgement.low, judgement.high
+    worse = drop >= 0
+    down = worse == judgement.metric.more_is_better
+    if not worse:
+        drop, low, high = -drop, -high, -low
+    interval = f"{100 * low:.1f} to {100 * high:.1f}"
+    return (
+        f"{judgement.metric.label} is {format_percent(drop)} {'lower' if down else 'higher'} ({interval})"
+    )
+
+
+def figures(judgement: Judgement) -> str:
+    """Returns `412 before, 395 now`."""
+    return (
+        f"{amount(judgement.base, judgement.metric)} before, {amount(judgement.head, judgement.metric)} now"
+    )
+
+
+def amount(value: float, metric: Metric) -> str:
+    """Returns a metric's value with its unit."""
+    if math.isnan(value):
+        return "?"
+    if metric.more_is_better:
+        return f"{format_rate(value)}/s"
+    if metric in (Metric.STEP_MS, Metric.CPU_MS):
+        return f"{format_rate(value)} ms"
+    if metric is Metric.PEAK_MEMORY:
+        return format_bytes(value)
+    if metric is Metric.STARTUP:
+        return f"{value:.1f} s"
+    return f"{value:.4g}"
+
+
+def sensitivity(judgement: Judgement) -> str:
+    """Says what drop would have been found."""
+    return (
+        f"{judgement.pairs} pairs; a drop of {format_percent(judgement.detectable)} "
+        "would be found in 95 of 100 cases"
+    )
+
+
+def judged_beside(judgement: Judgement) -> str:
+    """Returns what another metric says, with its own verdict."""
+    words = {Verdict.PASS: "within the limit", Verdict.REGRESSION: "beyond the limit"}
+    verdict = words.get(judgement.verdict, "cannot tell")
+    return f"{change(judgement)}: {verdict}"
+
+
+def format_percent(share: float) -> str:
+    """Returns a share in percent with one decimal, signed only below 0: `4.1 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def version_words(result: GateResult) -> str:
+    """Returns which versions were compared: `main (1a2b3c4d) and HEAD (5e6f7a8b)`."""
+    names = [f"{side.name} ({side.commit[:8]})" if side.commit else side.name for side in result.sides]
+    return " and ".join(names)
