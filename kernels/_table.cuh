@@ -17,6 +17,9 @@
 constexpr int THREADS = 256;
 constexpr int LANES = 32;
 constexpr int WARPS = THREADS / LANES;
+// Blocks per multiprocessor for which registers are kept free: 80 registers a thread for one dtype pair, 128 where
+// several share a kernel.
+constexpr int RESIDENT = (PAIRS & (PAIRS - 1)) == 0 ? 3 : 2;
 
 struct Row {
     void* p;

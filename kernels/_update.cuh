@@ -1,16 +1,20 @@
 // Applies an optimizer's formula to every element of the table.
 //
-// A formula is a struct `Op` with
-//     static constexpr bool ORDERED: whether it sums over elements, so that the split among threads must not
-//         depend on alignment;
+// A formula is a struct `Op`, derived from Elementwise, with
 //     static void prepare(const Group&, float step, float* scalars): eight numbers per group and step, in double;
 //     Op(const Launch&, const Row&, int row, const float* scalars);
-//     update<P, G, S, V, ALIGNED>(row, i): the elements i to i + V - 1, for the dtypes of p, g and the states;
-//     finish(launch, item, shared): called once per chunk by all of its threads.
+//     update<P, G, S, V, ALIGNED>(row, i): the elements i to i + V - 1, for the dtypes of p, g and the states.
 #pragma once
 #include "_table.cuh"
 
 constexpr int NUM_SCALARS = 8;
+
+struct Elementwise {
+    static constexpr bool ORDERED = false;  // sums over elements: who takes which must not depend on alignment
+    static constexpr bool QUANTIZED = false;  // takes whole chunks: chunk<P, G>(row, chunk, lane, lanes)
+    // Called once per chunk by all of its threads.
+    __device__ __forceinline__ void finish(const Launch&, const Item&, double*) const {}
+};
 
 template <class T>
 constexpr bool IS_BF16 = false;
@@ -94,31 +98,45 @@ struct Dice {
     u64 offset;
     u32 row;
 
-    __device__ __forceinline__ Random eight(long long i) const {  // for the elements i to i + 7, i a multiple of 8
-        const u64 block = static_cast<u64>(i) >> 3;
+    __device__ __forceinline__ Dice(const Launch& launch, int index)
+        : seed(launch.control->seed), offset(launch.control->offset), row(static_cast<u32>(index)) {}
+
+    // One call of the generator is enough for eight elements from a multiple of 8.
+    __device__ __forceinline__ Random eight(u64 block) const {
         return philox(static_cast<u32>(block), static_cast<u32>(block >> 32), row, static_cast<u32>(offset), seed);
     }
-    __device__ __forceinline__ static u32 pick(const Random& random, int k) {
-        const u32 word = k < 4 ? (k < 2 ? random.words[0] : random.words[1]) : (k < 6 ? random.words[2] : random.words[3]);
-        return (word >> (k % 2 * 16)) & 0xffffu;
+
+    // 16 random bits for each of the elements i to i + V - 1.
+    template <int V>
+    __device__ __forceinline__ void roll(long long i, u32 (&bits)[V]) const {
+        static_assert(V == 1 || V == 8, "");
+        const u64 block = static_cast<u64>(i) >> 3;
+        const int from = static_cast<int>(i & 7);
+        const Random random = eight(block);
+        u32 words[8] = {random.words[0], random.words[1], random.words[2], random.words[3]};
+        if (V > 1 && from != 0) {
+            const Random next = eight(block + 1);
+            words[4] = next.words[0], words[5] = next.words[1], words[6] = next.words[2], words[7] = next.words[3];
+        }
+        // Shifts instead of a variable index, which would put the words into memory.
+#pragma unroll
+        for (int k = 0; k < 6; ++k) words[k] = from & 4 ? words[k + 2] : words[k];
+#pragma unroll
+        for (int k = 0; k < 5; ++k) words[k] = from & 2 ? words[k + 1] : words[k];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) words[k] = from & 1 ? words[k] >> 16 | words[k + 1] << 16 : words[k];
+#pragma unroll
+        for (int k = 0; k < V; ++k) bits[k] = words[k / 2] >> (k % 2 * 16) & 0xffffu;
     }
 };
 
 template <int V, bool ALIGNED>
 __device__ __forceinline__ void write_by_chance(void* array, long long i, const float (&x)[V], const Dice& dice) {
+    u32 bits[V];
+    dice.roll(i, bits);
     Bf16 rounded[V];
-    if (V == 8 && i % 8 == 0) {
-        const Random random = dice.eight(i);
 #pragma unroll
-        for (int k = 0; k < V; ++k) rounded[k] = narrow_by_chance(x[k], Dice::pick(random, k));
-    } else {
-        Random random = dice.eight(i);
-#pragma unroll
-        for (int k = 0; k < V; ++k) {
-            if (k > 0 && (i + k) % 8 == 0) random = dice.eight(i + k);
-            rounded[k] = narrow_by_chance(x[k], Dice::pick(random, static_cast<int>((i + k) % 8)));
-        }
-    }
+    for (int k = 0; k < V; ++k) rounded[k] = narrow_by_chance(x[k], bits[k]);
     write<Bf16, V, ALIGNED>(array, i, rounded);
 }
 
@@ -187,33 +205,41 @@ __device__ __forceinline__ void update_chunk(Op& op, const Row& row, const Chunk
     for (int k = head + vectors * V + lane; k < count; k += lanes) op.template update<P, G, S, 1, false>(row, start + k);
 }
 
+template <class P, class G, class S, class Op>
+__device__ __forceinline__ void run_chunk(Op& op, const Row& row, const Chunk& chunk, int lane, int lanes) {
+    if constexpr (Op::QUANTIZED)
+        op.template chunk<P, G>(row, chunk, lane, lanes);
+    else
+        update_chunk<P, G, S>(op, row, chunk, lane, lanes);
+}
+
 // The bodies of all dtype pairs that may occur; a row's pair is the same for all threads of its chunk.
 template <class Op>
-__device__ __forceinline__ void update_pair(Op& op, const Row& row, const Chunk& chunk, int lane, int lanes) {
+__device__ __forceinline__ void run_pair(Op& op, const Row& row, const Chunk& chunk, int lane, int lanes) {
     switch (row.pair) {
         case 0:
-            if constexpr ((PAIRS >> 0) & 1) update_chunk<float, float, float>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 0) & 1) run_chunk<float, float, float>(op, row, chunk, lane, lanes);
             break;
         case 1:
-            if constexpr ((PAIRS >> 1) & 1) update_chunk<float, Bf16, float>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 1) & 1) run_chunk<float, Bf16, float>(op, row, chunk, lane, lanes);
             break;
         case 2:
-            if constexpr ((PAIRS >> 2) & 1) update_chunk<Bf16, Bf16, Bf16>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 2) & 1) run_chunk<Bf16, Bf16, Bf16>(op, row, chunk, lane, lanes);
             break;
         case 3:
-            if constexpr ((PAIRS >> 3) & 1) update_chunk<F16, F16, F16>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 3) & 1) run_chunk<F16, F16, F16>(op, row, chunk, lane, lanes);
             break;
         case 4:
-            if constexpr ((PAIRS >> 4) & 1) update_chunk<float, F16, float>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 4) & 1) run_chunk<float, F16, float>(op, row, chunk, lane, lanes);
             break;
         case 5:
-            if constexpr ((PAIRS >> 5) & 1) update_chunk<Bf16, Bf16, float>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 5) & 1) run_chunk<Bf16, Bf16, float>(op, row, chunk, lane, lanes);
             break;
         case 6:
-            if constexpr ((PAIRS >> 6) & 1) update_chunk<F16, F16, float>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 6) & 1) run_chunk<F16, F16, float>(op, row, chunk, lane, lanes);
             break;
         case 7:
-            if constexpr ((PAIRS >> 7) & 1) update_chunk<Bf16, float, float>(op, row, chunk, lane, lanes);
+            if constexpr ((PAIRS >> 7) & 1) run_chunk<Bf16, float, float>(op, row, chunk, lane, lanes);
             break;
     }
 }
@@ -242,7 +268,7 @@ __device__ __forceinline__ void update_all(const Launch& launch, float (*scalars
         const Chunk chunk = launch.chunks[item.chunk()];
         const Row row = launch.rows[chunk.row];  // a copy: what is stored might alias the table
         Op op(launch, row, chunk.row, scalars[item.large ? 0 : threadIdx.x / LANES]);
-        if (row.g != nullptr) update_pair(op, row, chunk, item.lane(), item.lanes());
+        if (row.g != nullptr) run_pair(op, row, chunk, item.lane(), item.lanes());
         op.finish(launch, item, shared);
     }
 }

@@ -39,7 +39,7 @@ struct LambScalars {
     }
 };
 
-struct LambMoments {
+struct LambMoments : Elementwise {
     static constexpr bool ORDERED = true;
 
     LambScalars with;
@@ -87,9 +87,7 @@ struct LambMoments {
     }
 };
 
-struct LambUpdate {
-    static constexpr bool ORDERED = false;
-
+struct LambUpdate : Elementwise {
     LambScalars with;
     float step_size;
     u32 flags;
@@ -103,7 +101,7 @@ struct LambUpdate {
         : with(scalars),
           step_size(with.lr * static_cast<float>(launch.workspace[2 * (launch.num_large + launch.num_small) + index])),
           flags(launch.groups[row.group].flags),
-          dice{launch.control->seed, launch.control->offset, static_cast<u32>(index)} {}
+          dice(launch, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) const {
@@ -115,8 +113,6 @@ struct LambUpdate {
         for (int k = 0; k < V; ++k) p[k] = fmaf(-step_size, with.way(p[k], m[k], v[k]), p[k]);
         write_parameter<P, V, ALIGNED>(row, i, p, flags, dice);
     }
-
-    __device__ __forceinline__ void finish(const Launch&, const Item&, double*) const {}
 };
 
 __device__ __forceinline__ float trust_ratio(const Group& group, double squared_p, double squared_way) {
@@ -126,7 +122,7 @@ __device__ __forceinline__ float trust_ratio(const Group& group, double squared_
     return group.flags & TRUST_CLIP && ratio > 1.0f ? 1.0f : ratio;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lamb_moments(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) lamb_moments(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ double sums[WARPS];
     __shared__ u32 last;
@@ -149,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lamb_moments(const __grid_
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lamb_update(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) lamb_update(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
     if (is_skipped(launch)) return;

@@ -4,9 +4,7 @@
 // Bytes per element, fp32: reads p, g, m (12), writes p, m (8); all bf16: 10. From sm_75.
 #include "_update.cuh"
 
-struct Lion {
-    static constexpr bool ORDERED = false;
-
+struct Lion : Elementwise {
     float decay, weight1, weight2, lr;
     u32 flags;
     GradientScale scale;
@@ -27,7 +25,7 @@ struct Lion {
           lr(scalars[3]),
           flags(launch.groups[row.group].flags),
           scale(launch),
-          dice{launch.control->seed, launch.control->offset, static_cast<u32>(index)} {}
+          dice(launch, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) const {
@@ -48,11 +46,9 @@ struct Lion {
         write_parameter<P, V, ALIGNED>(row, i, p, flags, dice);
         if constexpr (MAY_HAVE<HAS_ZERO_GRAD>) zero_gradient<G, V, ALIGNED>(row, i, flags);
     }
-
-    __device__ __forceinline__ void finish(const Launch&, const Item&, double*) const {}
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) lion(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) lion(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
     if (is_skipped(launch)) return;

@@ -5,9 +5,7 @@
 // bf16: half of that. From sm_75.
 #include "_update.cuh"
 
-struct Sgd {
-    static constexpr bool ORDERED = false;
-
+struct Sgd : Elementwise {
     float lr, momentum, keep, weight_decay;
     bool first;
     u32 flags;
@@ -30,7 +28,7 @@ struct Sgd {
           first(scalars[4] == 1.0f),
           flags(launch.groups[row.group].flags),
           scale(launch),
-          dice{launch.control->seed, launch.control->offset, static_cast<u32>(index)} {}
+          dice(launch, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) const {
@@ -57,11 +55,9 @@ struct Sgd {
         write_parameter<P, V, ALIGNED>(row, i, p, flags, dice);
         if constexpr (MAY_HAVE<HAS_ZERO_GRAD>) zero_gradient<G, V, ALIGNED>(row, i, flags);
     }
-
-    __device__ __forceinline__ void finish(const Launch&, const Item&, double*) const {}
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) sgd(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sgd(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
     if (is_skipped(launch)) return;

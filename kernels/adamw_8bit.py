@@ -1,0 +1,55 @@
+"""AdamW with moments of one byte each, in one launch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diagnose.kernels._structs import Feature, GroupFlag
+from diagnose.kernels.base import Arrays, Kernel, Settings, one_variant_per_pair
+
+BLOCK_ELEMENTS = 256
+"""Elements that share a scale."""
+
+_TOP = np.float32(0.96875)  # the largest code: 31/32
+_SMALLEST = np.float32(2.0**-120)  # a block whose largest element is less is stored as zeros
+
+
+class AdamW8bit(Kernel):
+    """Takes one step of AdamW on decoded moments and codes them again.
+
+    Tolerance is that of the parameters. A moment comes back within one part in 32 of itself, or of what its
+    block's largest allows: 2^-12 of it for `m`, 2^-19 for the root of `v`.
+    """
+
+    entries = ("adamw_8bit",)
+    arrays = ("p", "g", "m", "v")
+    variants = one_variant_per_pair(copy=Feature.COPY, stochastic=Feature.STOCHASTIC)
+    tolerance: ClassVar = {"rtol": 1.3e-6, "atol": 1e-6}
+
+    def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:
+        """See `Kernel.reference`; `m` and `v` go in and come out decoded."""
+        p, g = arrays["p"], arrays["g"] * settings.clip_coef
+        if settings.flags & GroupFlag.MAXIMIZE:
+            g = -g
+        if settings.flags & GroupFlag.DECOUPLED:
+            p = p * (1 - settings.lr * settings.weight_decay)
+        elif settings.weight_decay:
+            g = g + settings.weight_decay * p
+        m = settings.beta1 * arrays["m"] + (1 - settings.beta1) * g
+        v = settings.beta2 * arrays["v"] + (1 - settings.beta2) * g * g
+        root = np.sqrt(v / (1 - settings.beta2**settings.step))
+        way = m / (1 - settings.beta1**settings.step) / (root + settings.eps)
+        return {"p": p - settings.lr * way, "m": m, "v": v}
+
+
+def code_values(*, signed: bool) -> NDArray[np.float32]:
+    """What each of the 256 codes stands for, in parts of its block's scale: of `m` if signed, else of the root
+    of `v`."""
+    binades, codes = (7, np.arange(128)) if signed else (15, np.arange(256))
+    even = codes * 2.0 ** -(binades + 4)
+    normal = (1 + codes % 16 / 16) * 2.0 ** (codes // 16 - 1 - binades)
+    values = np.where(codes < 16, even, normal).astype(np.float32)
+    return np.concatenate([values, -values]) if signed else values
