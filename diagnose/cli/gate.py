@@ -62,7 +62,8 @@ def gate(
         str,
         typer.Option(
             metavar="METRIC",
-            help="samples_per_s, tokens_per_s, step_ms, cpu_ms, instructions, peak_memory or startup.",
+            help="samples_per_s, mean_samples_per_s (with every stall), tokens_per_s, step_ms, cpu_ms, "
+            "instructions, peak_memory or startup.",
         ),
     ] = "samples_per_s",
     budget: Annotated[
@@ -155,11 +156,12 @@ def _versions(
     folder: Path,
 ) -> GateResult:
     from diagnose.gate.compare_commits import GateRequest, Plumbing, compare_versions
+    from diagnose.gate.why import explain
 
     request = GateRequest(
         asked=asked, commits=ab, commands=commands, links=links, cwd=Path.cwd(), folder=folder
     )
-    return compare_versions(request, Plumbing(progress=_progress))
+    return compare_versions(request, Plumbing(progress=_progress, explain=explain))
 
 
 def _with_history(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from diagnose.analysis.idioms import SYNC, SYNCHRONIZE
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
@@ -31,8 +32,8 @@ WEIGHTY_SHARE = 0.05
 """Phases below this part of the step say nothing of whether all grew alike: they are mostly fixed cost."""
 
 ALIKE = 2.0
-"""Phases grew alike when the one that grew most, relative to itself, grew at most twice as much as that which
-grew least. A fault in one phase leaves the others where they are."""
+"""Phases grew alike when the one that grew most, relative to itself, did so at most twice as much as the
+one that grew least. A fault in one phase leaves the others where they are."""
 
 MIN_ALIKE = 3
 """Two phases that grow alike may be forward and backward of a larger model."""
@@ -85,7 +86,11 @@ def attribute(before: Runs, after: Runs) -> Why:
         return Why(kind=Kind.CANNOT_TELL, reason=reason, num_pairs=num_pairs, step=step)
     phases = _phases(ones, others, step)
     kind, named = _named(phases, step)
-    grown, hot = _lines(ones, others, Matching(before.root, after.root, _renamed(before, after)), step)
+    lines = _lines(ones, others, Matching(before.root, after.root, _renamed(before, after)))
+    grown = [
+        each for each in lines if each.growth.is_certain and each.growth.ns >= MIN_LINE_PART * step.ns > 0
+    ]
+    hot = [each for each in lines if each.after_ns >= MIN_HOT_SHARE * (step.before_ns + step.ns)]
     return Why(
         kind=kind,
         reason=_reason(step, phases) if kind is Kind.CANNOT_TELL else "",
@@ -93,8 +98,9 @@ def attribute(before: Runs, after: Runs) -> Why:
         step=step,
         phases=tuple(named),
         shrank=tuple(each for each in phases[::-1] if each.growth.high_ns < 0 and each.part <= -MIN_PART),
-        lines=tuple(grown[:MAX_LINES]),
-        hot_diff=tuple(hot[:MAX_LINES]),
+        lines=tuple(sorted(grown, key=lambda each: -each.growth.ns)[:MAX_LINES]),
+        new_waits=tuple([each for each in hot if each.growth.before_ns == 0 and _waits(each)][:MAX_LINES]),
+        hot_diff=tuple([each for each in hot if each.in_diff][:MAX_LINES]),
         findings=tuple(_new_findings(ones, others, after.root)),
         facts=fact_changes(ones, others),
     )
@@ -168,10 +174,12 @@ def _renamed(before: Runs, after: Runs) -> dict[str, str]:
     return {one: other} if one != other and one.endswith(".py") and other.endswith(".py") else {}
 
 
-def _lines(
-    ones: Sequence[Profile], others: Sequence[Profile], matching: Matching, step: Growth
-) -> tuple[list[LineGrowth], list[LineGrowth]]:
-    """Returns the lines that grew, and those of the diff that take time, the largest first."""
+def _waits(line: LineGrowth) -> bool:
+    return line.phase in (Phase.COMMUNICATION, Phase.COMPILE) or bool({SYNC, SYNCHRONIZE} & {*line.idiom})
+
+
+def _lines(ones: Sequence[Profile], others: Sequence[Profile], matching: Matching) -> list[LineGrowth]:
+    """Returns every sampled line of either side, the most costly in the second first."""
     shown: dict[LineKey, SourceLine] = {}
     gone: set[LineKey] = set()
 
@@ -185,37 +193,29 @@ def _lines(
     def after_key(line: SourceLine) -> LineKey:
         return (matching.place_after(line.file), line.line, line.in_worker)
 
-    # The first version's own numbers of lines that are gone must not meet other lines of the second.
-    sides = [
-        [_times(profile, after_key, shown) for profile in others],
-        [_times(profile, before_key, shown, skip=gone) for profile in ones],
-    ]
-    after, before = sides
-    grown, hot = [], []
+    after = [_times(profile, after_key, shown) for profile in others]
+    # The first version's own number of a line that is gone must not meet another line of the second.
+    before = [_times(profile, before_key, shown, skip=gone) for profile in ones]
+    found = []
     for key in {key for times in (*before, *after) for key in times}:
         file, number, in_worker = key
         line = shown[key]
         took = [times.get(key, 0.0) for times in after]
-        change = LineGrowth(
-            phase=line.phase,
-            file=file,
-            line=number,
-            function=line.function,
-            text=line.text,
-            growth=growth([times.get(key, 0.0) for times in before], took),
-            after_ns=statistics.median(took),
-            in_worker=in_worker,
-            in_diff=matching.in_diff(file, number),
-            idiom=line.idiom,
+        found.append(
+            LineGrowth(
+                phase=line.phase,
+                file=file,
+                line=number,
+                function=line.function,
+                text=line.text,
+                growth=growth([times.get(key, 0.0) for times in before], took),
+                after_ns=statistics.median(took),
+                in_worker=in_worker,
+                in_diff=matching.in_diff(file, number),
+                idiom=line.idiom,
+            )
         )
-        if change.growth.is_certain and change.growth.ns >= MIN_LINE_PART * step.ns > 0:
-            grown.append(change)
-        if change.in_diff and change.after_ns >= MIN_HOT_SHARE * (step.before_ns + step.ns):
-            hot.append(change)
-    return (
-        sorted(grown, key=lambda each: (-each.growth.ns, each.file, each.line)),
-        sorted(hot, key=lambda each: (-each.after_ns, each.file, each.line)),
-    )
+    return sorted(found, key=lambda each: (-each.after_ns, each.file, each.line))
 
 
 def _times(

@@ -138,6 +138,8 @@ class Why:
             kind is `EVENLY`.
         shrank: Phases that certainly took less time.
         lines: Source lines that certainly grew, the largest growth first.
+        new_waits: Lines that wait for a device or for other ranks, or compile, and that the first version
+            does not have; the most costly first.
         hot_diff: Lines of the diff that the second version spends time on, the most costly first,
             whether or not they grew.
         findings: New faults, the most costly first.
@@ -151,6 +153,7 @@ class Why:
     phases: tuple[PhaseGrowth, ...] = ()
     shrank: tuple[PhaseGrowth, ...] = ()
     lines: tuple[LineGrowth, ...] = ()
+    new_waits: tuple[LineGrowth, ...] = ()
     hot_diff: tuple[LineGrowth, ...] = ()
     findings: tuple[NewFinding, ...] = ()
     facts: tuple[FactChange, ...] = ()

@@ -130,10 +130,10 @@ def statements(text: str) -> dict[int, int]:
 
 def relative(file: str, root: Path) -> str:
     """Returns a path relative to `root`, with `/`; as it is where it lies elsewhere or is none."""
-    try:
-        return Path(file).relative_to(root).as_posix()
-    except ValueError:
-        return file
+    for top in (root, root.resolve()):  # the interpreter may have resolved a link in the path
+        if Path(file).is_relative_to(top):
+            return Path(file).relative_to(top).as_posix()
+    return file
 
 
 def read(path: Path) -> str | None:

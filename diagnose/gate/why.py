@@ -1,0 +1,171 @@
+"""Why a gate's head is slower: Profiles to sentences, each with its place and its part of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from diagnose.analysis.profile import load_profile
+from diagnose.core.units import NS_PER_MS, format_ms, format_share
+from diagnose.gate.attribution import Runs, attribute
+from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
+from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Reason
+from diagnose.rules import diagnosed
+
+OF_STEPS = {
+    Metric.SAMPLES_PER_S,
+    Metric.TOKENS_PER_S,
+    Metric.STEP_MS,
+    Metric.CPU_MS,
+    Metric.INSTRUCTIONS,
+}
+"""Metrics whose loss is in the steps, so that the phases of a step can explain it."""
+
+
+def explain(result: GateResult) -> tuple[Reason, ...]:
+    """Attributes a gate's loss. The sources of both sides must still be there.
+
+    Returns:
+        What explains the loss, the most telling first. Where nothing does, one reason says so.
+    """
+    return tuple(reasons(why_of(result.pairs), result.metric))
+
+
+def why_of(pairs: tuple[Pair, ...]) -> Why:
+    """Reads the runs of the pairs and attributes the difference."""
+    return attribute(_runs([pair.base for pair in pairs]), _runs([pair.head for pair in pairs]))
+
+
+def _runs(runs: list[MeasuredRun]) -> Runs:
+    root = _top(runs[0].root) if runs else Path()
+    return Runs(root=root, profiles=tuple(diagnosed(load_profile(run.folder)) for run in runs))
+
+
+def _top(folder: Path) -> Path:
+    """Returns the top folder of the working copy that a folder lies in; itself where there is none."""
+    absolute = folder.absolute()
+    return next((each for each in (absolute, *absolute.parents) if (each / ".git").exists()), absolute)
+
+
+def reasons(why: Why, metric: Metric) -> Iterator[Reason]:
+    """Puts an attribution into sentences."""
+    if metric in OF_STEPS:
+        yield from _of_phases(why)
+        yield from (_of_line(line, why) for line in why.lines)
+    else:
+        yield Reason(kind="phase", text=f"{metric.label} is not time of the steps: no phase can explain it")
+        why = replace(why, hot_diff=())
+    yield from map(_of_finding, why.findings)
+    for fact in why.facts:
+        yield Reason(kind="event", text=f"{fact.name}: {fact.before} before, {fact.after} now")
+    named = {(line.file, line.line) for line in why.lines}
+    for line in (*why.new_waits, *why.hot_diff):
+        if (line.file, line.line) not in named:
+            named.add((line.file, line.line))
+            yield _of_hot_line(line, why)
+
+
+def _of_phases(why: Why) -> Iterator[Reason]:
+    if why.kind is Kind.CANNOT_TELL:
+        yield Reason(kind="phase", text=f"cannot tell which phase lost the time: {why.reason}")
+        return
+    if why.kind is Kind.EVENLY:
+        parts = [each.growth.ns / each.growth.before_ns for each in why.phases]
+        yield Reason(
+            kind="phase",
+            text=(
+                f"every phase of weight took {format_share(min(parts))} to "
+                f"{format_share(max(parts))} longer: "
+                "not one part of the code but the process as a whole, such as its threads, its "
+                "libraries, a tracer, or the size of the work"
+            ),
+            lost_share=sum(each.part for each in why.phases),
+        )
+        return
+    for each in (*why.phases, *why.shrank):
+        yield Reason(kind="phase", text=phase_words(each), lost_share=each.part)
+
+
+def phase_words(each: PhaseGrowth) -> str:
+    """Returns `forward took 1.92 ms (1.80 to 2.05) longer per step, 96 % of the loss`."""
+    if each.growth.ns < 0:
+        less = replace(
+            each.growth, ns=-each.growth.ns, low_ns=-each.growth.high_ns, high_ns=-each.growth.low_ns
+        )
+        return f"{each.phase.label} took {interval(less)} less per step"
+    before = f" (it took {format_ms(each.growth.before_ns)})" if each.growth.before_ns else " (it is new)"
+    return (
+        f"{each.phase.label} took {interval(each.growth)} longer per step{before}, "
+        f"{format_share(each.part)} of the loss"
+    )
+
+
+def interval(growth: Growth) -> str:
+    """Returns `1.92 ms (1.80 to 2.05)`."""
+    digits = 3 if growth.ns < NS_PER_MS else 2
+    low, high = (f"{ns / NS_PER_MS:.{digits}f}" for ns in (growth.low_ns, growth.high_ns))
+    return f"{growth.ns / NS_PER_MS:.{digits}f} ms ({low} to {high})"
+
+
+def _of_line(line: LineGrowth, why: Why) -> Reason:
+    origin = "new or changed here" if line.in_diff else "not changed itself"
+    per = "per batch, in the loader's workers" if line.in_worker else f"per step, in {line.phase.label}"
+    return Reason(
+        kind="line",
+        text=f"{_code(line)}took {interval(line.growth)} longer {per}; {origin}{_purpose(line)}",
+        file=_place(line.file),
+        line=line.line,
+        lost_share=None if line.in_worker else line.growth.ns / why.step.ns,
+    )
+
+
+def _of_hot_line(line: LineGrowth, why: Why) -> Reason:
+    """Says of a line that it is where it may matter, not that it is to blame."""
+    takes = format_ms(line.after_ns)
+    share = format_share(line.after_ns / (why.step.before_ns + why.step.ns))
+    where = f"{takes} per batch, in the workers" if line.in_worker else f"{takes} per step ({share})"
+    what = "changed here, in the hot path" if line.in_diff else "new in the hot path"
+    return Reason(
+        kind="diff" if line.in_diff else "event",
+        text=f"{_code(line)}{what}: takes {where}{_purpose(line)}",
+        file=_place(line.file),
+        line=line.line,
+    )
+
+
+def _of_finding(finding: NewFinding) -> Reason:
+    (before, asked_before), (after, asked_after) = finding.before, finding.after
+    counts = f"in {after} of {asked_after} runs, before in {before} of {asked_before}"
+    return Reason(
+        kind="finding",
+        text=f"new fault {finding.rule}: {finding.summary} ({counts})",
+        file=_place(finding.file),
+        line=finding.line if _place(finding.file) else 0,
+    )
+
+
+def _code(line: LineGrowth) -> str:
+    """Returns the line's source, so that the sentence makes sense without the file."""
+    place = "" if _place(line.file) else f"{line.file}:{line.line} "
+    return f"{place}`{line.text}` in {line.function} " if line.text else f"{place}{line.function} "
+
+
+def _place(file: str) -> str:
+    """Returns a path that an annotation can point to: one in the repository."""
+    return "" if Path(file).is_absolute() or file.startswith("<") else file
+
+
+def _purpose(line: LineGrowth) -> str:
+    words = {
+        "sync": "it waits for the device",
+        "synchronize": "it waits for the device",
+        "log": "it logs",
+        "wait": "it sleeps or waits for a process",
+        "save": "it saves",
+        "collect": "it collects garbage",
+    }
+    found = next((words[idiom] for idiom in line.idiom if idiom in words), "")
+    if not found and line.phase.value == "communication":
+        found = "it waits for other ranks"
+    return f" ({found})" if found else ""
