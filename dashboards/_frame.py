@@ -41,8 +41,8 @@ def frame(pages: Mapping[str, Page], source: Any) -> Any:
             dcc.Link("diagnose", href="/", className="brand"),
             html.Span(id="where", className="where"),
             dmc.ColorSchemeToggle(
-                lightIcon="Light",
-                darkIcon="Dark",
+                lightIcon="Dark mode",
+                darkIcon="Light mode",
                 variant="subtle",
                 color="gray",
                 size="lg",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from diagnose.core.phases import Phase
-from diagnose.core.units import NS_PER_MS, format_gain, format_ms
+from diagnose.core.units import NS_PER_MS, format_gain, format_ms, format_rate
 from diagnose.report._charts import (
     Chart,
     GainRow,
@@ -46,6 +46,8 @@ STROKES = ((LINE, "solid"), (WORSE, "dash"), (NEUTRAL, "dot"), (BETTER, "dashdot
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
 SHADES = [[0.0, "#fdf6ef"], [0.25, "#f6c9a0"], [0.5, "#e8965a"], [0.75, "#b9562a"], [1.0, "#5e1f10"]]
 """One hue from pale to dark: the order survives without seeing the colour, and in print."""
+USUAL_QUANTILE, HEADROOM, OUTLIER = 0.97, 1.3, 1.6
+"""An axis ends a little above all but the highest 3 % of the bins, where the highest would stand out."""
 MAX_LABELLED_MARKS = 12
 """More labels than this run into each other; the lines stay."""
 
@@ -89,6 +91,7 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
         if np.any(times)
     ]
     layout = _steps_layout("ms per step", chart.marks)
+    _cut(layout, np.sum([np.asarray(times) for times in chart.phase_ms.values()], axis=0), "ms")
     if lone:
         layout |= {"barmode": "stack", "bargap": 0.7}
         layout["xaxis"] |= {"tickvals": [chart.first + 1]}
@@ -108,7 +111,11 @@ def step_line(chart: StepLine) -> dict[str, Any]:
         "marker": {"color": LINE, "size": 8},
         "hovertemplate": f"%{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
     }
-    return {"data": [trace], "layout": _steps_layout(escaped(chart.unit), chart.marks)}
+    layout = _steps_layout(escaped(chart.unit), chart.marks)
+    _cut(layout, chart.values, chart.unit)
+    if len(chart.values) == 1:
+        layout["xaxis"] |= {"tickvals": [chart.first + 1]}
+    return {"data": [trace], "layout": layout}
 
 
 def time_lines(chart: TimeLines) -> dict[str, Any]:
@@ -259,6 +266,30 @@ def packed(values: Vector) -> dict[str, Any]:
     array = np.ascontiguousarray(values, dtype="<f4")
     shape = {"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {}
     return {"dtype": "f4", "bdata": base64.b64encode(array.tobytes()).decode("ascii"), **shape}
+
+
+def _cut(layout: dict[str, Any], heights: Vector, unit: str) -> None:
+    """Cuts the axis off above nearly all bins where a few, as the first step's, would flatten the rest."""
+    known = heights[np.isfinite(heights)] if np.ndim(heights) else np.zeros(0)
+    if not len(known):
+        return
+    usual, highest = HEADROOM * float(np.quantile(known, USUAL_QUANTILE)), float(known.max())
+    if not highest > OUTLIER * usual > 0:
+        return
+    layout["yaxis"] |= {"range": [0, usual], "rangemode": "normal"}
+    layout["annotations"].append(
+        {
+            "x": 1,
+            "y": 1,
+            "xref": "paper",
+            "yref": "paper",
+            "xanchor": "right",
+            "yanchor": "top",
+            "text": f"cut off; the highest is {format_rate(highest)} {escaped(unit)}",
+            "showarrow": False,
+            "font": {"size": 11},
+        }
+    )
 
 
 def _num_bins(columns: Mapping[Phase, Vector]) -> int:

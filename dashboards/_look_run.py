@@ -1,0 +1,215 @@
+"""What the pages of one run have in common: how it stands, and the words that come first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dash
+from dash import Input, Output, State, dcc, html
+from diagnose.dashboards._look_blocks import Component, empty
+from diagnose.dashboards._snapshot import Snapshot
+from diagnose.dashboards._source import Source
+from diagnose.dashboards.base import View
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.liveness import State as Alive
+from diagnose.core.profile import Profile
+from diagnose.core.trial import Tuning
+from diagnose.report._charts import Mark
+from diagnose.report._faults import gain, headline, lost, lost_share, no_fault
+from diagnose.report._tuning_words import verdict
+from diagnose.report._wording import (
+    coverage,
+    failure,
+    likely_reason,
+    nothing_measured,
+    outcome,
+    plural,
+    printable,
+    too_few,
+    what_to_do_without_steps,
+)
+from diagnose.report.summary import sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a reader should know first.
+
+    Attributes:
+        tone: `good`, `alarm`, or empty.
+        first: The one sentence.
+        more: What follows it.
+        code: What to paste.
+    """
+
+    tone: str
+    first: str
+    more: tuple[str, ...] = ()
+    code: str = ""
+
+
+def verdict_of(snap: Snapshot) -> Verdict:
+    """Says in words what is known of the run."""
+    profile = snap.profile
+    if profile is None:
+        waiting = snap.analysis or "being analysed"
+        return Verdict(
+            tone="", first=sentence(waiting), more=(f"{plural(snap.num_steps, 'step')} so far.",)
+        )
+    failed = failure(profile) if snap.over else None
+    more = []
+    if failed and profile.steps.measured > 0:
+        more.append(sentence(coverage(profile)))
+    reason = likely_reason(profile.run) if failed else None
+    if reason:
+        more.append(sentence(reason))
+    found = _findings(profile)
+    if failed:
+        return Verdict(
+            tone="alarm", first=sentence(f"the {failed}"), more=(*more, *found.lines, *found.more)
+        )
+    tuned = snap.tuning or profile.tuning
+    if tuned is not None and tuned.kept:
+        return Verdict(tone="good", first=sentence(verdict(tuned)), more=(*found.lines, *found.more))
+    tried = (sentence(verdict(tuned)),) if tuned is not None and _has_words(tuned) else ()
+    return Verdict(
+        tone="good" if found.healthy else "",
+        first=found.lines[0],
+        more=(*found.lines[1:], *found.more, *tried),
+        code=found.code,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    lines: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    code: str = ""
+    healthy: bool = False
+
+
+def _findings(profile: Profile) -> _Found:
+    if profile.steps.measured <= 0:
+        advice, code = what_to_do_without_steps(profile)
+        return _Found(lines=(sentence(nothing_measured(profile)),), more=(advice,), code=code)
+    doubt = too_few(profile)
+    if doubt:
+        return _Found(lines=(sentence(doubt),))
+    nothing = no_fault(profile)
+    if nothing or not profile.findings:
+        return _Found(lines=(sentence(nothing or "no rule was asked"),), healthy=bool(nothing))
+    top = profile.findings[0]
+    cost = f"It costs {lost(top)} per step, {lost_share(top, profile)} of it; without it training would be "
+    others = len(profile.findings) - 1
+    rest = (f"{plural(others, 'more finding')} below.",) if others else ()
+    return _Found(lines=(f"{headline(top)}.", f"{cost}{gain(top, profile)} as fast."), more=rest)
+
+
+def _has_words(tuning: Tuning) -> bool:
+    return bool(tuning.trials or tuning.errors or tuning.frozen or tuning.undone)
+
+
+def verdict_box(snap: Snapshot) -> Component:
+    """Shows the words that come first."""
+    words = verdict_of(snap)
+    code = [html.P(html.Code(words.code))] if words.code else []
+    return html.Div(
+        [html.P(printable(words.first), className="first"), *map(_line, words.more), *code],
+        className=f"verdict {words.tone}".strip(),
+        role="status",
+    )
+
+
+def _line(text: str) -> Component:
+    return html.P(printable(text))
+
+
+def badge(snap: Snapshot) -> Component:
+    """Says how the run stands, in words and colour."""
+    state = snap.liveness.state
+    if state is Alive.RUNNING:
+        return html.Span(printable(snap.words), className="badge live")
+    if state is Alive.ENDED:
+        ended = outcome(snap.profile.run) if snap.profile is not None else ""
+        if ended in ("ok", ""):
+            return html.Span("ended", className="badge")
+        return html.Span(printable(ended), className="badge alarm")
+    return html.Span(printable(snap.words), className="badge warn")
+
+
+def title(snap: Snapshot, name: str) -> Component:
+    """Returns the head of a page: which run it is about and how it stands."""
+    ranks = f" · {snap.world_size} ranks" if snap.world_size > 1 else ""
+    command = " ".join((snap.script, *snap.argv))
+    under = f"{snap.id} · {snap.started[:19].replace('T', ' ')} · {plural(snap.num_steps, 'step')}{ranks}"
+    return html.Div(
+        [
+            html.P(name, className="eyebrow"),
+            html.Div([html.H1(html.Code(printable(command))), badge(snap)], className="row"),
+            html.P(printable(under), className="under"),
+            *(html.P(printable(note), className="alarm") for note in snap.notes),
+        ],
+        className="title",
+    )
+
+
+def marks(snap: Snapshot) -> tuple[Mark, ...]:
+    """Returns what tuning and control did, as charts draw it."""
+    return tuple(Mark(step=mark.step, label=mark.label, strong=mark.strong) for mark in snap.marks)
+
+
+def body(name: str) -> Component:
+    """Returns the part of a page that `refreshed` fills, empty until the first tick."""
+    return html.Div([dcc.Store(id=f"{name}-drawn"), html.Div(id=f"{name}-body")])
+
+
+def refreshed(
+    app: dash.Dash,
+    source: Source,
+    name: str,
+    draw: Callable[[Snapshot], Sequence[Component]],
+    key: Callable[[Snapshot], Sequence[Any]],
+) -> None:
+    """Draws the page again on a tick, but only where what it shows is no longer what it showed.
+
+    Args:
+        app: The app to register with.
+        source: Where snapshots come from.
+        name: The page, as the URL has it.
+        draw: Makes the body of the page.
+        key: What the body depends on.
+    """
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output(f"{name}-body", "children"),
+        Output(f"{name}-drawn", "data"),
+        Input("tick", "n_intervals"),
+        Input("view", "data"),
+        State(f"{name}-drawn", "data"),
+    )
+    def refresh(_: int, view: dict[str, Any] | None, drawn: str | None) -> tuple[Any, Any]:
+        if not view or view.get("page") != name or not view.get("run"):
+            return dash.no_update, dash.no_update
+        try:
+            snap = source.run(view["run"]).snapshot()
+        except DiagnoseError as error:
+            return empty("This run cannot be shown", str(error)), dash.no_update
+        parts = (snap.id, snap.analysed_steps, snap.profile is None, snap.over, *key(snap))
+        stamp = hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
+        if stamp == drawn:
+            return dash.no_update, dash.no_update
+        return [title(snap, _heading(name)), *draw(snap)], stamp
+
+
+def _heading(name: str) -> str:
+    return name.replace("-", " ").capitalize()
+
+
+def run_of(view: View) -> str:
+    """Returns the run that the page is about; the frame has checked that there is one."""
+    assert view.run is not None
+    return view.run

@@ -1,0 +1,116 @@
+"""What the gate remembers: throughput over commits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from dash import html
+from diagnose.dashboards._baselines import Baseline, Entry, baselines_beside
+from diagnose.dashboards._look_blocks import empty, panel, shown
+from diagnose.dashboards._source import Source
+from diagnose.dashboards.base import Page, View
+
+from diagnose.analysis.steps_in_history import level_changes
+from diagnose.core.units import format_rate
+from diagnose.report._charts import Levels
+from diagnose.report._comparison import signed_share
+from diagnose.report.base import Block, Column, Paragraph, Row, Table
+
+SHORT_HASH = 9
+MAX_ROWS = 50
+
+
+class GateHistory(Page):
+    """Samples/s over commits, machine by machine, and where the level changed."""
+
+    title = "Gate history"
+    order = 60
+    of_run = False
+
+    def layout(self, view: View, source: Source) -> Any:
+        """See `Page`."""
+        head = html.Div([html.P("Gate", className="eyebrow"), html.H1("History")], className="title")
+        known = baselines_beside(source.root)
+        if not known:
+            words = "The gate keeps what each commit was measured at, one file per kind of machine, under"
+            place = source.root.parent / "baselines"
+            hint = f"{words} `{place}`. Nothing is there yet. On the main branch, record the first:"
+            return html.Div([head, empty("No baselines yet", hint, "diagnose baseline update -- train.py")])
+        return html.Div([head, *map(_machine, known)])
+
+
+def _machine(baseline: Baseline) -> Any:
+    if baseline.trouble:
+        words = Paragraph(text=f"{baseline.key}.json cannot be shown: {baseline.trouble}.", alarm=True)
+        return panel(baseline.key, *shown([words]))
+    if not baseline.entries:
+        words = Paragraph(text="No entry with samples/s.")
+        return panel(baseline.key, *shown([words]), note=baseline.machine)
+    entries = baseline.entries
+    changes = level_changes([entry.samples_per_s for entry in entries])
+    drawn = Levels(
+        title="Samples per second of each commit; the table below has the figures",
+        unit="samples/s",
+        labels=[_name(entry) for entry in entries],
+        values=[entry.samples_per_s for entry in entries],
+        singles=[entry.runs for entry in entries],
+        changes=changes,
+    )
+    blocks: list[Block] = [drawn, *_levels(entries, changes), _table(entries, changes)]
+    return panel(baseline.key, *shown(blocks), note=baseline.machine)
+
+
+def _levels(entries: tuple[Entry, ...], changes: list[int]) -> list[Paragraph]:
+    """Says each change of level in words."""
+    edges = [0, *changes, len(entries)]
+    rates = [entry.samples_per_s for entry in entries]
+    levels = [_median(rates[one:other]) for one, other in pairwise(edges)]
+    if not changes:
+        return [Paragraph(text="No lasting change of level.")]
+    return [
+        Paragraph(
+            text=f"From {_name(entries[at])} on, {format_rate(after)} samples/s, "
+            f"{signed_share(after / before - 1)} against the {format_rate(before)} before.",
+            alarm=after < before,
+        )
+        for at, (before, after) in zip(changes, pairwise(levels), strict=True)
+    ]
+
+
+def _table(entries: tuple[Entry, ...], changes: list[int]) -> Table:
+    newest = list(reversed(list(enumerate(entries))))[:MAX_ROWS]
+    return Table(
+        caption="Newest first.",
+        columns=(
+            Column(title="commit", code=True),
+            Column(title="branch", code=True),
+            Column(title="measured"),
+            Column(title="runs", number=True),
+            Column(title="samples/s", number=True),
+            Column(title=""),
+        ),
+        rows=tuple(
+            Row(
+                cells=(
+                    _name(entry),
+                    entry.branch,
+                    entry.when[:16].replace("T", " "),
+                    f"{len(entry.runs)}",
+                    format_rate(entry.samples_per_s),
+                    "new level" if index in changes else "",
+                )
+            )
+            for index, entry in newest
+        ),
+    )
+
+
+def _name(entry: Entry) -> str:
+    return entry.commit[:SHORT_HASH] or entry.when[:16]
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

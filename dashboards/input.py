@@ -1,0 +1,164 @@
+"""Where a batch comes from, and how long the loop waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
+from diagnose.dashboards._look_run import body, marks, refreshed
+from diagnose.dashboards._snapshot import Snapshot
+from diagnose.dashboards._source import Source
+from diagnose.dashboards.base import Page, View
+
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Loader
+from diagnose.core.units import format_duration, format_share
+from diagnose.report._charts import StepLine
+from diagnose.report._wording import short_path
+from diagnose.report.base import Column, Fact, Facts, Row, Table
+from diagnose.report.input import Input as InputSection
+
+NAME = "input"
+MAX_LINES = 15
+
+
+class InputPipeline(Page):
+    """The loaders, their workers, how long each stage takes, and the lines that it is spent in."""
+
+    title = "Input"
+    order = 30
+
+    def layout(self, view: View, source: Source) -> Any:
+        """See `Page`."""
+        return body(NAME)
+
+    def callbacks(self, app: Any, source: Source) -> None:
+        """See `Page`."""
+        refreshed(app, source, NAME, _draw, lambda snap: ())
+
+
+def _draw(snap: Snapshot) -> list[Component]:
+    profile = snap.profile
+    if profile is None:
+        return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
+    if profile.steps.measured <= 0:
+        return [empty("No step was measured", "Without steps nothing is known of how their data came.")]
+    made = shown([Facts(items=tuple(_headline(profile)), headline=True)])
+    waits = snap.overview.phase_ms.get(Phase.DATA_WAIT)
+    if waits is not None and np.nansum(waits):
+        made.append(
+            panel(
+                "Waiting for data, step by step",
+                chart(
+                    StepLine(
+                        title="Milliseconds per step spent waiting for the next batch, over the steps",
+                        unit="ms waited per step",
+                        first=snap.overview.first,
+                        width=snap.overview.width,
+                        values=waits,
+                        marks=marks(snap),
+                    ),
+                    height=220,
+                ),
+            )
+        )
+    section = InputSection()
+    blocks = section.blocks(profile)
+    if blocks:
+        made.append(panel(section.title, *shown(blocks)))
+    if profile.program.loaders:
+        made.append(panel("Loaders", *shown([_loaders(profile.program.loaders)])))
+    lines = _lines(profile)
+    if lines is not None:
+        made.append(panel("Lines that make a batch", *shown([lines])))
+    if not blocks and not profile.program.loaders:
+        made.append(
+            empty("No DataLoader was seen", "The loop builds its batches itself; see the lines above.")
+        )
+    return made
+
+
+def _headline(profile: Profile) -> list[Fact]:
+    share = profile.share(Phase.DATA_WAIT)
+    if share is None:
+        return [Fact(label="waiting for data", value="not measured")]
+    waited = format_duration(profile.phase_time_ns[Phase.DATA_WAIT])
+    facts = [Fact(label="waiting for data", value=waited, detail=f"per step, {format_share(share)} of it")]
+    stats = profile.input
+    if stats.burst_share and stats.burst_ns is not None:
+        often = f"in {format_share(stats.burst_share)} of the steps"
+        if stats.burst_period:
+            often += f", every {stats.burst_period:,} steps"
+        facts.append(
+            Fact(label="in bursts", value=format_duration(stats.burst_ns), detail=f"per step, {often}")
+        )
+    workers = stats.workers
+    if workers is not None and workers.tail_batches and workers.longest_ns is not None:
+        detail = f"{format_share(workers.tail_batches)} of the batches take over twice the median"
+        facts.append(Fact(label="slowest batch", value=format_duration(workers.longest_ns), detail=detail))
+    return facts
+
+
+def _loaders(loaders: tuple[Loader, ...]) -> Table:
+    return Table(
+        caption="Every DataLoader that fed a training step, as the script made it.",
+        columns=(
+            Column(title="dataset", code=True),
+            Column(title="samples", number=True),
+            Column(title="batch", number=True),
+            Column(title="workers", number=True),
+            Column(title="prefetch", number=True),
+            Column(title="persistent"),
+            Column(title="pinned"),
+            Column(title="epochs", number=True),
+            Column(title="made at", code=True),
+        ),
+        rows=tuple(
+            Row(
+                cells=(
+                    loader.dataset,
+                    "" if loader.dataset_length is None else f"{loader.dataset_length:,}",
+                    "" if loader.batch_size is None else f"{loader.batch_size:,}",
+                    f"{loader.num_workers}",
+                    "" if loader.prefetch_factor is None else f"{loader.prefetch_factor}",
+                    "yes" if loader.persistent_workers else "no",
+                    "yes" if loader.pin_memory else "no",
+                    f"{loader.epochs:,}",
+                    f"{short_path(loader.file)}:{loader.line}" if loader.file else "",
+                ),
+                source=loader.call,
+            )
+            for loader in loaders
+        ),
+    )
+
+
+def _lines(profile: Profile) -> Table | None:
+    lines = [line for line in profile.where if line.in_worker or line.phase is Phase.DATA_WAIT]
+    if not lines:
+        return None
+    return Table(
+        caption="Sampled. Shares are of the step; in a worker, of the workers' busy time.",
+        columns=(
+            Column(title="line", code=True),
+            Column(title="function", code=True),
+            Column(title="where"),
+            Column(title="share", number=True),
+        ),
+        rows=tuple(
+            Row(
+                cells=(
+                    f"{short_path(line.file)}:{line.line}",
+                    line.function,
+                    "worker" if line.in_worker else "training thread",
+                    format_share(line.share),
+                ),
+                phase=Phase.DATA_WAIT,
+                share=line.share,
+                source=line.text,
+            )
+            for line in lines[:MAX_LINES]
+        ),
+    )

@@ -1,0 +1,54 @@
+"""The kernels of a deep window: which run, how long, and how far from what the device could do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diagnose.dashboards._look_blocks import Component, empty, panel, shown
+from diagnose.dashboards._look_run import body, refreshed
+from diagnose.dashboards._snapshot import Snapshot
+from diagnose.dashboards._source import Source
+from diagnose.dashboards.base import Page, View
+
+from diagnose.report.base import Column, Row, Table
+
+NAME = "kernels"
+
+
+class Kernels(Page):
+    """The device, the optimizers that launch its kernels, and the deep window, where one was taken."""
+
+    title = "Kernels"
+    order = 50
+
+    def layout(self, view: View, source: Source) -> Any:
+        """See `Page`."""
+        return body(NAME)
+
+    def callbacks(self, app: Any, source: Source) -> None:
+        """See `Page`."""
+        refreshed(app, source, NAME, _draw, lambda snap: ())
+
+
+def _draw(snap: Snapshot) -> list[Component]:
+    words = (
+        "A deep window records every kernel of a few steps. None was taken in this run, so nothing is"
+        " known of single kernels here; the phases on the overview are measured all the same."
+    )
+    made = [empty("No deep window was taken", words)]
+    profile = snap.profile
+    if profile is not None and profile.program.optimizers:
+        table = Table(
+            caption="What launches kernels beside the model itself.",
+            columns=(
+                Column(title="optimizer", code=True),
+                Column(title="tensors", number=True),
+                Column(title="elements", number=True),
+            ),
+            rows=tuple(
+                Row(cells=(each.kind, f"{each.num_tensors:,}", f"{each.num_elements:,}"))
+                for each in profile.program.optimizers
+            ),
+        )
+        made.append(panel("Optimizers", *shown([table])))
+    return made
