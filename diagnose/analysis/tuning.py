@@ -17,8 +17,9 @@ KINDS = (
     "dropped",
     "frozen",
     "tuning_error",
+    "command",
 )
-"""The events that are tuning's own, no event of the script."""
+"""The events that are tuning's own, and commands to it: no event of the script."""
 
 
 def tuning_of(log: RankLog) -> Tuning | None:
@@ -35,7 +36,7 @@ def tuning_of(log: RankLog) -> Tuning | None:
     tuned = None
     if holds and not undone:
         after = states[holds[-1] + 1 :]
-        tuned = (states[holds[0]]["step"], after[0]["step"] if after else len(log.steps))
+        tuned = (states[holds[-1]]["step"], after[0]["step"] if after else len(log.steps))
     frozen = details.get("frozen", [{"reason": "", "in_force": ()}])[0]
     confirmations = details.get("confirmation", [])
     return Tuning(

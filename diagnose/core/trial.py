@@ -125,8 +125,8 @@ class Tuning:
     """What tuning did in one run.
 
     Attributes:
-        state: What it was doing last: `observing`, `trying`, `confirming`, `holding`, `frozen` or
-            `ended`.
+        state: What it was doing last: `observing`, `trying`, `confirming`, `holding`, `paused`,
+            `frozen` or `ended`.
         diagnosed: Whether the script lived long enough for the rules to be asked.
         trials: Every action that was thought of, in order.
         confirmation: All kept actions on against all off; `None` if nothing was kept, or the script ended

@@ -73,6 +73,7 @@ class Inbox:
         self._event = event
         self._hand_over = hand_over
         self._seen_ns = 0
+        self._pid = os.getpid()
 
     def look(self) -> None:
         """Takes the commands that have come since the last look. Costs one question to the file system."""
@@ -80,7 +81,7 @@ class Inbox:
             changed_ns = os.stat(self._folder).st_mtime_ns
         except OSError:
             return
-        if changed_ns == self._seen_ns:
+        if changed_ns == self._seen_ns or os.getpid() != self._pid:  # a fork takes none
             return
         self._seen_ns = changed_ns
         names = sorted(name for name in os.listdir(self._folder) if NAME.fullmatch(name))
@@ -88,9 +89,14 @@ class Inbox:
             self._take(self._folder / name)
 
     def _take(self, path: Path) -> None:
-        command, problem = _parsed(path)
+        mine = path.with_name(f".{path.stem}.{self._pid}")
+        try:
+            path.rename(mine)
+        except OSError:  # another process of the script was quicker, or it cannot be taken away
+            return
+        command, problem = _parsed(mine)
         with contextlib.suppress(OSError):
-            path.unlink()
+            mine.unlink()
         if command is None:
             self._event("command", command="unknown", argument="", state="refused", reason=problem)
             return

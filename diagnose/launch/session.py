@@ -54,6 +54,7 @@ class Session:
         self._flusher: Any = None
         self._span_ns = 0.0
         self._tuning: LiveTuning | None = None
+        self._takes_commands = False
         self._finished = False
 
     # -- beginning
@@ -129,10 +130,22 @@ class Session:
     def _begin(self) -> None:
         """The first training event in this process."""
         self._sampler.start()
+        self._take_commands()
         self._flusher.start()
         if "multiprocessing.util" in sys.modules and sys.modules["multiprocessing"].parent_process():
             # A child of multiprocessing may leave without running atexit; its own finalizers do run.
             sys.modules["multiprocessing.util"].Finalize(None, self.finish, exitpriority=100)
+
+    def _take_commands(self) -> None:
+        """Lets a dashboard control this process: the first rank, which decides for all."""
+        if int(os.environ.get("RANK") or 0):
+            return
+        from diagnose.launch.control import Inbox
+
+        tuning = self._tuning
+        inbox = Inbox(self.folder, self._recorder.event, tuning.command if tuning is not None else None)
+        self._recorder.flushed.append(inbox.look)
+        self._takes_commands = True
 
     def _state(self) -> dict[str, Any]:
         """What is known of this session besides its records."""
@@ -140,6 +153,7 @@ class Session:
             "notes": [*self._off, *self._recorder.notes, *filter(None, [self._sampler.missing])],
             "startup_ns": self.startup_ns + self._flusher.setup_ns,
             "span_ns": self._span_ns,
+            "takes_commands": self._takes_commands,
         }
 
     def _forked(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from diagnose.launch.interrupts import interrupts_wait
 
 if TYPE_CHECKING:
+    from diagnose.core.command import Command
     from diagnose.hooks._recorder import Recorder
     from diagnose.tuner.installed import Installed
     from diagnose.tuner.world import Numerics
@@ -54,6 +56,7 @@ class LiveTuning:
             local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
             unmeasured=recorder.unmeasured,
         )
+        self._commands: deque[Command] = deque()
         world = World(
             job=self._job,
             actions=discover(actions, Action),
@@ -63,6 +66,7 @@ class LiveTuning:
             tell=self._tell,
             stop=self.detach,
             ranks=self._ranks,
+            commands=self._commands,
         )
         policy = Policy(
             allowed=frozenset(map(Safety, asked["allow"])),
@@ -80,6 +84,17 @@ class LiveTuning:
         self._look()
         self._controller.finish()
         self._ranks.close()
+
+    def command(self, command: Command) -> str:
+        """Takes a command for the next time that nothing is being tried; returns why it cannot.
+
+        Called in the flusher's thread.
+        """
+        state = self._controller.state
+        if state in ("ended", "frozen"):
+            return "tuning has ended" if state == "ended" else "tuning has stopped"
+        self._commands.append(command)
+        return ""
 
     def detach(self) -> None:
         """Takes this object out of the hooks; nothing is left to tune."""

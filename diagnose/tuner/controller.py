@@ -20,6 +20,7 @@ from diagnose.tuner.agreement import RankFailed, RanksLost, switch, until
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.diagnosis import Diagnosis
 from diagnose.tuner.kept import Kept
+from diagnose.tuner.orders import Orders
 from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest
 from diagnose.tuner.policy import Candidate, Lead, Policy, candidates
 from diagnose.tuner.trying import Attempt, put_in_force
@@ -57,14 +58,16 @@ class Controller:
         reuse: Settings of an earlier run to put in force at once, instead of trials.
 
     Attributes:
-        state: What is being done: `observing`, `trying`, `confirming`, `holding`, `frozen`, `ended`.
+        state: What is being done: `observing`, `trying`, `confirming`, `holding`, `paused`,
+            `frozen`, `ended`.
     """
 
     def __init__(self, world: World, policy: Policy, reuse: Sequence[Kept] | None = None) -> None:
         self.state = ""
         self._world = world
-        self._policy = policy
         self._changes = Changes(world)
+        self._orders = Orders(world, policy, self._changes, self._enter)
+        self._orders.tries = reuse is None
         self._attempt: Attempt | None = None
         self._done: set[str] = set()
         self._diagnosis: Diagnosis | None = None
@@ -118,6 +121,17 @@ class Controller:
 
     def _tune(self) -> Plan[None]:
         first = yield from self._observe(WARMUP_STEPS)
+        while True:
+            yield from self._seek(first)
+            yield from self._confirm_and_hold()
+            again = self._orders.reopen()
+            if not again:
+                return
+            self._done -= again
+            first = yield from self._observe(1)
+
+    def _seek(self, first: int) -> Plan[None]:
+        """Tries what the findings lead to, as long as something helps."""
         later = iter(LOOK_AGAIN_STEPS)
         while True:
             leads = yield from self._diagnose(first)
@@ -126,20 +140,25 @@ class Controller:
                 yield from until(
                     self._world, "the budget", lambda: self._spending.affordable(self._world.clock())
                 )
+                if self._orders.wait():
+                    yield from self._orders.obey(self.state)
+                    ahead = self._ahead(leads)  # what is allowed may have changed
+                if not ahead:
+                    break
                 trial = yield from self._try(ahead[0])
                 kept, measured = trial.outcome is Outcome.KEPT, measured or trial.measured is not None
             if kept:
                 first = yield from self._observe(
                     max(each.action.settle_steps for each in self._changes.kept)
                 )
-            elif measured or self._changes.kept or self._policy.dry_run:
+            elif measured or self._changes.kept or self._orders.policy.dry_run:
                 break
             else:
-                for _ in range(next(later, 0)):
-                    yield
+                yield from self._orders.let_pass(next(later, 0), self.state, until_reopened=True)
+                if self._orders.reopened:
+                    break
                 if self._step.number >= first + sum(LOOK_AGAIN_STEPS):
                     break
-        yield from self._confirm_and_hold()
 
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
         self._enter("observing")
@@ -148,7 +167,9 @@ class Controller:
         self._enter("trying")
         for each in wanted:
             first_step = self._step.number
-            reason = yield from put_in_force(self._world, self._policy, self._changes, each, self._spending)
+            reason = yield from put_in_force(
+                self._world, self._orders.policy, self._changes, each, self._spending
+            )
             action = self._world.actions.get(each.action)
             self._tell(
                 Trial(
@@ -169,8 +190,7 @@ class Controller:
         for _ in range(max(warmup, 1)):
             yield
         first, begun = self._step.number, self._world.clock()
-        for _ in range(OBSERVED_STEPS):
-            yield
+        yield from self._orders.let_pass(OBSERVED_STEPS, self.state)
         yield from until(self._world, "the observation", lambda: self._world.clock() - begun >= OBSERVED_NS)
         return first
 
@@ -194,30 +214,33 @@ class Controller:
 
     def _ahead(self, leads: Sequence[Lead]) -> list[Candidate]:
         in_force = [installed.name for installed in self._changes.kept]
-        return candidates(leads, self._world.actions, self._policy, self._done, in_force)
+        return candidates(leads, self._world.actions, self._orders.policy, self._done, in_force)
 
     def _try(self, candidate: Candidate) -> Plan[Trial]:
         """Tries one action."""
         self._done.add(candidate.name)
         self._attempt = Attempt(
-            self._world, self._policy, self._changes, self._spending, lambda: self._step.number
+            self._world, self._orders.policy, self._changes, self._spending, lambda: self._step.number
         )
         trial = yield from self._attempt.run(candidate, lambda: self._enter("trying"))
         self._attempt = None
+        if trial.outcome is Outcome.NOT_ALLOWED:
+            self._orders.without_leave[candidate.name] = trial.safety
         if candidate.asked or trial.measured is not None or trial.outcome is Outcome.NOT_TRIED:
             self._tell(trial)
         return trial
 
     def _confirm_and_hold(self) -> Plan[None]:
         """Measures what is kept, all together: at once, and then now and again."""
-        if not self._changes.kept:
+        if not self._changes.kept or self._orders.reopened:
             return
         self._enter("confirming")
         yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
         while self._changes.kept:
             self._enter("holding")
-            for _ in range(RECHECK_STEPS):
-                yield
+            yield from self._orders.let_pass(RECHECK_STEPS, self.state, until_reopened=True)
+            if self._orders.reopened or not self._changes.kept:
+                return
             yield from self._measure_kept("recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST)
 
     def _measure_kept(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[None]:
@@ -272,6 +295,7 @@ class Controller:
         if error:
             self._world.tell("tuning_error", {"error": error})
         self._world.tell("frozen", {"reason": reason, "in_force": self._changes.in_force()})
+        self._orders.refuse(f"tuning has stopped: {reason}")
         self._enter("frozen")
 
     def _end(self, error: str) -> None:
@@ -280,6 +304,7 @@ class Controller:
         for text in filter(None, [error, *self._changes.undo()]):
             self._world.tell("tuning_error", {"error": text})
         self._close_diagnosis()
+        self._orders.refuse("tuning has ended")
         self._enter("ended")
         self._world.stop()
 

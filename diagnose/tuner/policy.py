@@ -62,12 +62,14 @@ class Policy:
         only: Names of the only actions to try; empty means all.
         skip: Names of actions not to try.
         dry_run: Predict, and change nothing.
+        forbidden: Classes that the user took back while the job ran.
     """
 
     allowed: frozenset[Safety] = frozenset()
     only: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
     dry_run: bool = False
+    forbidden: frozenset[Safety] = frozenset()
 
     def wanted(self, name: str) -> bool:
         """Whether the user wants the action to be thought of at all."""
@@ -75,6 +77,8 @@ class Policy:
 
     def allows(self, safety: Safety) -> bool:
         """Whether an action of this safety may be tried."""
+        if safety in self.forbidden:
+            return False
         return safety not in ASKED_FOR or safety in self.allowed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from time import perf_counter_ns
 from typing import Any, Protocol, TypeVar
 
 from diagnose.actions.base import Action
+from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.tuner.agreement import Alone, Ranks
 from diagnose.tuner.diagnosis import Diagnosis
@@ -68,6 +70,7 @@ class World:
         stop: Called when nothing is left to be done at step ends.
         clock: Nanoseconds.
         ranks: The processes that train together, this one among them.
+        commands: What a person has asked for since; on rank 0. Another thread adds to it.
     """
 
     job: Job
@@ -79,6 +82,7 @@ class World:
     stop: Callable[[], None]
     clock: Callable[[], int] = perf_counter_ns
     ranks: Ranks = field(default_factory=Alone)
+    commands: deque[Command] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
