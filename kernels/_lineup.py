@@ -13,6 +13,7 @@ from diagnose.kernels._algorithms import Algorithm
 from diagnose.kernels._layout import fits
 from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
 from diagnose.kernels._table import Table
+from torch.autograd.graph import increment_version
 
 _ROW_STATES = ("m", "v", "v_max")
 
@@ -158,6 +159,7 @@ class Lineup:
                 found_inf=found_inf,
                 clip_coef=clip_coef,
             )
+        increment_version([member.param for member in self.members if member.index in grads])
 
     def adopt(self, counts: Sequence[torch.Tensor | float]) -> None:
         """Takes over how many steps each member has taken, without waiting for the device where it is known

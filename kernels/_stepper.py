@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,21 @@ Params = list[tuple[int, torch.Tensor]]
 
 Grads = Mapping[int, torch.Tensor]
 """Gradients by the parameters' places."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """What is still to be done to the gradients of a step.
+
+    Attributes:
+        grad_scale: What they are to be divided by.
+        clip_coef: What they are then to be multiplied by.
+        torch_unscales: Whether torch's own step of this optimizer divides by itself.
+    """
+
+    grad_scale: torch.Tensor | None
+    clip_coef: torch.Tensor | None
+    torch_unscales: bool
 
 
 class Stepper:
@@ -48,16 +64,25 @@ class Stepper:
         self.scaling_is_ours = False
         self.left: list[str] = []
 
-    def step(self, clip_coef: torch.Tensor | None = None) -> list[dict[str, Any]]:
+    def step(
+        self, *, clip_coef: torch.Tensor | None = None, grad_scale: torch.Tensor | None = None
+    ) -> list[dict[str, Any]]:
         """Updates the parameters.
 
         Args:
             clip_coef: What the gradients are still to be multiplied by.
+            grad_scale: What they are still to be divided by before that, unless the optimizer holds it.
 
         Returns:
             What is left for torch's own step, which its caller now has to do: groups with these parameters.
         """
         groups = self._optimizer.param_groups
+        given = getattr(self._optimizer, "grad_scale", None)
+        factors = Factors(
+            grad_scale=grad_scale if given is None else given,
+            clip_coef=clip_coef,
+            torch_unscales=given is not None and not self.scaling_is_ours,
+        )
         params = [(number, param) for number, group in enumerate(groups) for param in group["params"]]
         grads = {index: grad for index, (_, param) in enumerate(params) if (grad := param.grad) is not None}
         taken: set[int] = set()
@@ -68,10 +93,10 @@ class Stepper:
         else:
             self.release()
         rest = {index: params[index] for index in grads if index not in taken}
-        if rest and not self._prepare_for_torch([grads[index] for index in rest], clip_coef):
+        if rest and not self._prepare_for_torch([grads[index] for index in rest], factors):
             return []
         if taken:
-            self._launch({index: grads[index] for index in taken}, clip_coef)
+            self._launch({index: grads[index] for index in taken}, factors)
         return [
             {**group, "params": left}
             for number, group in enumerate(groups)
@@ -196,7 +221,7 @@ class Stepper:
             if (grad := grads.get(member.index)) is not None and member.takes(grad)
         }
 
-    def _prepare_for_torch(self, grads: list[torch.Tensor], clip_coef: torch.Tensor | None) -> bool:
+    def _prepare_for_torch(self, grads: list[torch.Tensor], factors: Factors) -> bool:
         """Does to gradients what torch's own step expects to be done.
 
         Returns:
@@ -204,29 +229,27 @@ class Stepper:
         """
         if not self.left:
             self.left = ["a gradient lies in memory in another order than its parameter"]
-        if self.scaling_is_ours and (found_inf := getattr(self._optimizer, "found_inf", None)) is not None:
-            if found_inf.item():
-                return False
-            grad_scale = getattr(self._optimizer, "grad_scale", None)
-            if grad_scale is not None:
-                inverse = grad_scale.double().reciprocal().float()
-                for grad in grads:
-                    grad.mul_(inverse.to(grad.device))
-        if clip_coef is not None:
+        found_inf = getattr(self._optimizer, "found_inf", None) if self.scaling_is_ours else None
+        if found_inf is not None and found_inf.item():
+            return False
+        if factors.grad_scale is not None and not factors.torch_unscales:
+            inverse = factors.grad_scale.double().reciprocal().float()
             for grad in grads:
-                grad.mul_(clip_coef.to(grad.device))
+                grad.mul_(inverse.to(grad.device))
+        if factors.clip_coef is not None:
+            for grad in grads:
+                grad.mul_(factors.clip_coef.to(grad.device))
         return True
 
-    def _launch(self, grads: Grads, clip_coef: torch.Tensor | None) -> None:
-        grad_scale = getattr(self._optimizer, "grad_scale", None)
+    def _launch(self, grads: Grads, factors: Factors) -> None:
         found_inf = getattr(self._optimizer, "found_inf", None)
         for lineup in self._lineups:
             lineup.step(
                 grads,
                 self._structs(lineup.place),
-                grad_scale=_at(lineup.place, grad_scale),
+                grad_scale=_at(lineup.place, factors.grad_scale),
                 found_inf=_at(lineup.place, found_inf),
-                clip_coef=_at(lineup.place, clip_coef),
+                clip_coef=_at(lineup.place, factors.clip_coef),
                 unscale_in_memory=self.unscales_in_memory,
             )
 

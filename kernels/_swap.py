@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from diagnose.kernels._algorithms import ALGORITHMS, group_refusals
+from diagnose.kernels._clip import CLIPPING, Pending, versions, warn_touched
 from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import disjoint, fits
 from diagnose.kernels._stepper import Stepper
@@ -40,7 +41,7 @@ class Swap:
         optimizer: The optimizer.
         clip: What becomes of gradient clipping: see `swap`.
         stepper: What does its steps.
-        pending_coef: What its gradients are still to be multiplied by at the next step.
+        pending: What its next step has still to do to its gradients.
     """
 
     def __init__(self, optimizer: Optimizer, clip: ClipLevel, allow: Sequence[str]):
@@ -48,12 +49,10 @@ class Swap:
         self.clip = clip
         self.stepper = Stepper(optimizer, ALGORITHMS[type(optimizer)])
         self.stepper.stochastic = "stochastic-rounding" in allow
-        self.pending_coef: torch.Tensor | None = None
-        if clip == "deferred":
-            self.stepper.unscales_in_memory = False
-            if not getattr(optimizer, AMP, False) and not _watched_by_accelerate(optimizer):
-                self.stepper.scaling_is_ours = True
-                setattr(optimizer, AMP, True)
+        self.pending: Pending | None = None
+        self.stepper.unscales_in_memory = clip != "deferred"
+        if clip != "off":
+            CLIPPING.add(self)
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_state_dict_post_hook(self._as_torch_saves),
@@ -63,14 +62,61 @@ class Swap:
         """Takes the kernels away: torch goes on from the same state."""
         for handle in self._handles:
             handle.remove()
+        grads = self._grads()
+        if self.pending is not None and self.pending.is_of(grads):
+            self.pending.carry_out(grads)
+        self.pending = None
+        CLIPPING.discard(self)
         if self.stepper.scaling_is_ours:
             delattr(self.optimizer, AMP)
         self.stepper.release()
 
+    def defer(
+        self,
+        grads: Sequence[torch.Tensor],
+        outcome_4: torch.Tensor,
+        *,
+        coef: torch.Tensor | None = None,
+        grad_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Notes what the next step has to do to these gradients, beside what is noted for them already."""
+        noted = self.pending if self.pending is not None and self.pending.is_of(grads) else None
+        self.pending = Pending(
+            versions=versions(grads),
+            coef=coef,
+            grad_scale=grad_scale if grad_scale is not None else noted and noted.grad_scale,
+            outcome_4=outcome_4,
+        )
+
+    def due(self) -> Pending | None:
+        """What this step has to do to its gradients, if they are those that it was noted for."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return None
+        grads = self._grads()
+        if not pending.is_of(grads):
+            return None
+        if not pending.is_untouched(grads):
+            warn_touched(type(self.optimizer).__name__)
+            self.clip = "exact"
+        return pending
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return None
+        if (
+            self.clip == "deferred"
+            and not getattr(optimizer, AMP, False)
+            and not _is_accelerated(optimizer)
+        ):
+            # From the next step on, so that this one has shown by whom it is called.
+            self.stepper.scaling_is_ours = True
+            setattr(optimizer, AMP, True)
         return (StandIn(self), *args[1:]), kwargs
+
+    def _grads(self) -> list[torch.Tensor]:
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        return [param.grad for param in params if param.grad is not None]
 
     def _as_torch_saves(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         return {**saved, "state": self.stepper.saved(saved["state"])}
@@ -88,8 +134,11 @@ class StandIn:
         mine = vars(self)
         if mine["_left"] is None:
             swap: Swap = mine["_swap"]
-            coef, swap.pending_coef = swap.pending_coef, None
-            mine["_left"] = swap.stepper.step(coef)
+            pending = swap.due()
+            mine["_left"] = swap.stepper.step(
+                clip_coef=pending.coef if pending else None,
+                grad_scale=pending.grad_scale if pending else None,
+            )
         left: list[dict[str, Any]] = mine["_left"]
         return left
 
@@ -176,17 +225,8 @@ def _why_not(param: torch.Tensor) -> str:
     return ""
 
 
-def _watched_by_accelerate(optimizer: Optimizer) -> bool:
-    """Whether an `AcceleratedOptimizer` with a scaler holds it: that learns of a skipped step from whether
-    `step` was called."""
-    import gc
-    import sys
-
-    module = sys.modules.get("accelerate.optimizer")
-    if module is None:
-        return False
-    holders = [holder for holder in gc.get_referrers(optimizer) if isinstance(holder, dict)]
-    return any(
-        isinstance(owner, module.AcceleratedOptimizer) and getattr(owner, "scaler", None) is not None
-        for owner in gc.get_referrers(*holders)
-    ) or any(isinstance(owner, module.AcceleratedOptimizer) for owner in gc.get_referrers(optimizer))
+def _is_accelerated(optimizer: Optimizer) -> bool:
+    """Whether this step was called by an `AcceleratedOptimizer` with a scaler. That learns from whether
+    `step` is called whether it was skipped, and a step that takes scaled gradients always is."""
+    step = vars(optimizer).get("step")
+    return getattr(step, "__module__", "").startswith("accelerate.")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from diagnose.kernels._clip import CLIPPING
 from diagnose.kernels._device import standing_in
 
 from tests.emulated import EmulatedDevice
@@ -53,4 +54,8 @@ def kernels_on_cpu(seed: int = 0) -> Iterator[CpuDevice]:
     """Lets the emulated device take the part of a GPU."""
     device = CpuDevice(seed)
     with standing_in(CPU, device):
-        yield device
+        try:
+            yield device
+        finally:
+            for swap in list(CLIPPING.swaps):
+                swap.remove()

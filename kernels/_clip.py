@@ -1,0 +1,271 @@
+"""Clipping and unscaling of gradients by kernels, wherever the script does it.
+
+`clip_grad_norm_` looks its two halves up in its module when it is called, so that replacing them reaches
+every script, also one that imported the function long before. What does not fit goes to torch's own halves.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from diagnose.kernels._device import why_none
+from diagnose.kernels._layout import fits
+from diagnose.kernels._structs import PAIRS, Group, Row
+from diagnose.kernels._table import TORCH_EPSILON, Table
+from torch.amp import grad_scaler
+from torch.autograd.graph import increment_version
+from torch.nn.utils import clip_grad
+
+from diagnose.hooks.base import replaced
+
+if TYPE_CHECKING:
+    from diagnose.kernels._swap import Swap
+
+TABLES = 4
+"""So many lists of gradients are remembered: a script clips one, a GAN two."""
+
+_ANY_PAIR = {grad: pair for (_, grad, _), pair in reversed(PAIRS.items())}
+"""One that has gradients of a type; these kernels look at nothing else of it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """What a step has still to do to gradients that the script takes for clipped or unscaled.
+
+    Attributes:
+        versions: Counts of changes to each gradient when this was noted, by address.
+        coef: What they are to be multiplied by.
+        grad_scale: What they are to be divided by first.
+        outcome_4: Of the kernel that measured them.
+    """
+
+    versions: dict[int, int]
+    coef: torch.Tensor | None = None
+    grad_scale: torch.Tensor | None = None
+    outcome_4: torch.Tensor
+
+    def is_of(self, grads: Sequence[torch.Tensor]) -> bool:
+        """Whether these are its gradients."""
+        return {grad.data_ptr() for grad in grads} == self.versions.keys()
+
+    def is_untouched(self, grads: Sequence[torch.Tensor]) -> bool:
+        """Whether nobody has changed them."""
+        return versions(grads) == self.versions
+
+    def carry_out(self, grads: Sequence[torch.Tensor]) -> None:
+        """Does it in memory."""
+        for grad in grads:
+            if self.grad_scale is not None:
+                grad.mul_(self.grad_scale.double().reciprocal().float())
+            if self.coef is not None:
+                grad.mul_(self.coef)
+
+
+def versions(grads: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Counts of changes to each tensor, by its address."""
+    return {grad.data_ptr(): grad._version for grad in grads}
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """A norm that was given to the script, with what it was measured by."""
+
+    norm: torch.Tensor
+    outcome_4: torch.Tensor
+    addresses: list[int]
+    table: Table
+    max_norm: float
+
+
+class Clipping:
+    """The replaced functions of torch, in place while there is a swap that asks for it."""
+
+    def __init__(self) -> None:
+        self.swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
+        self._patches = ExitStack()
+        self._tables: dict[Any, Table] = {}
+        self._last: Measured | None = None
+        self._max_norm = math.inf
+
+    def add(self, swap: Swap) -> None:
+        """Clips for a swap from now on."""
+        if not self.swaps:
+            replace = self._patches.enter_context
+            replace(replaced(clip_grad, "_get_total_norm", self._norm_for))
+            replace(replaced(clip_grad, "_clip_grads_with_norm_", self._clip_for))
+            replace(replaced(grad_scaler.GradScaler, "_unscale_grads_", self._unscale_for))
+        self.swaps.add(swap)
+
+    def discard(self, swap: Swap) -> None:
+        """Does so no more."""
+        self.swaps.discard(swap)
+        if not self.swaps:
+            self._patches.close()
+            self._tables.clear()
+            self._last = None
+
+    def _norm_for(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @torch.no_grad()
+        def get_total_norm(
+            tensors: torch.Tensor | Iterable[torch.Tensor],
+            norm_type: float = 2.0,
+            error_if_nonfinite: bool = False,
+            foreach: bool | None = None,
+        ) -> torch.Tensor:
+            grads = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            measured = None
+            if float(norm_type) == 2.0 and foreach is not False and not error_if_nonfinite:
+                measured = self._measure(grads)
+            self._last = measured
+            if measured is None:
+                return original(grads, norm_type, error_if_nonfinite, foreach)
+            return measured.norm
+
+        return get_total_norm
+
+    def _clip_for(self, original: Callable[..., None]) -> Callable[..., None]:
+        @torch.no_grad()
+        def clip_grads_with_norm_(
+            parameters: torch.Tensor | Iterable[torch.Tensor],
+            max_norm: float,
+            total_norm: torch.Tensor,
+            foreach: bool | None = None,
+        ) -> None:
+            params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            grads = [param.grad for param in params if param.grad is not None]
+            last, self._last = self._last, None
+            addresses = [grad.data_ptr() for grad in grads]
+            if last is None or last.norm is not total_norm or last.addresses != addresses:
+                original(params, max_norm, total_norm, foreach)
+                return
+            self._max_norm = float(max_norm)
+            coef = last.outcome_4[1]
+            if self._max_norm != last.max_norm:
+                coef = torch.clamp(self._max_norm / (last.outcome_4[0] + TORCH_EPSILON), max=1.0)
+            swap = self._deferring(grads)
+            if swap is not None:
+                swap.defer(grads, last.outcome_4, coef=coef)
+            else:
+                last.table.run("scale", "scale", clip_coef=coef)
+                increment_version(grads)
+
+        return clip_grads_with_norm_
+
+    def _unscale_for(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @torch.no_grad()
+        def unscale_grads_(
+            scaler: Any, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+        ) -> dict[torch.device, torch.Tensor]:
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            grads = [param.grad for param in params if param.grad is not None]
+            swap = self._deferring(grads)
+            fp16 = any(grad.dtype is torch.float16 for grad in grads)
+            if swap is None or swap.optimizer is not optimizer or (fp16 and not allow_fp16):
+                result: dict[torch.device, torch.Tensor] = original(
+                    scaler, optimizer, inv_scale, found_inf, allow_fp16
+                )
+                return result
+            # `allow_fp16` says that it only looks for infinities, before a step that is to unscale.
+            grad_scale = None if allow_fp16 else scaler._scale
+            table = self._table(grads)
+            outcome_4 = self._run(table, grads, grad_scale)
+            if grad_scale is not None:
+                swap.defer(grads, outcome_4, grad_scale=grad_scale)
+            return {table.place: outcome_4[2]}
+
+        return unscale_grads_
+
+    def _measure(self, grads: list[torch.Tensor]) -> Measured | None:
+        """The norm of gradients by a kernel, or `None` where torch has to measure it."""
+        deferring = self._deferring(grads)
+        if why_unfit(grads, any_dtype=deferring is not None):
+            return None
+        table = self._table(grads)
+        pending = deferring.pending if deferring is not None else None
+        if pending is not None and pending.is_of(grads) and pending.is_untouched(grads):
+            outcome_4 = pending.outcome_4
+        else:
+            outcome_4 = self._run(table, grads, None)
+        return Measured(
+            norm=outcome_4[0].to(grads[0].dtype),
+            outcome_4=outcome_4,
+            addresses=[grad.data_ptr() for grad in grads],
+            table=table,
+            max_norm=self._max_norm,
+        )
+
+    def _run(
+        self, table: Table, grads: list[torch.Tensor], grad_scale: torch.Tensor | None
+    ) -> torch.Tensor:
+        outcome_4 = torch.empty(4, dtype=torch.float32, device=table.place)
+        table.point_to([grad.data_ptr() for grad in grads])
+        table.run(
+            "norm", "gradient_norm", grad_scale=grad_scale, outcome_4=outcome_4, max_norm=self._max_norm
+        )
+        return outcome_4
+
+    def _table(self, grads: list[torch.Tensor]) -> Table:
+        key = (grads[0].device, tuple((grad.numel(), grad.dtype) for grad in grads))
+        table = self._tables.pop(key, None)
+        if table is None:
+            rows = [Row(count=grad.numel(), pair=_ANY_PAIR[grad.dtype]) for grad in grads]
+            table = Table(grads[0].device, rows, [Group()])
+        self._tables[key] = table
+        if len(self._tables) > TABLES:
+            del self._tables[next(iter(self._tables))]
+        return table
+
+    def _deferring(self, grads: Sequence[torch.Tensor]) -> Swap | None:
+        """The swap that defers what is to be done to exactly these gradients."""
+        wanted = {id(grad) for grad in grads}
+        for swap in self.swaps:
+            if swap.clip == "deferred" and not why_unfit(grads, any_dtype=True):
+                params = [param for group in swap.optimizer.param_groups for param in group["params"]]
+                if {id(param.grad) for param in params if param.grad is not None} == wanted:
+                    return swap
+        return None
+
+
+def why_unfit(grads: Sequence[torch.Tensor], *, any_dtype: bool) -> str:
+    """Why torch clips these gradients itself, in words; empty if kernels can.
+
+    Args:
+        grads: The gradients.
+        any_dtype: Whether those of 16 bits are taken too. Torch computes their norm and coefficient in 16
+            bits, kernels in 32.
+    """
+    if not grads:
+        return "there are none"
+    known = _ANY_PAIR if any_dtype else (torch.float32,)
+    if any(type(grad) is not torch.Tensor or grad.dtype not in known for grad in grads):
+        return "a gradient is of another type"
+    if len({grad.device for grad in grads}) != 1:
+        return "gradients are on several devices"
+    if any(grad.requires_grad for grad in grads):
+        return "a gradient is to be differentiated"
+    if not all(grad.is_contiguous() or fits([grad]) for grad in grads):
+        return "a gradient has gaps in memory"
+    if len({grad.data_ptr() for grad in grads if grad.numel()}) != sum(grad.numel() > 0 for grad in grads):
+        return "gradients share memory"
+    return why_none(grads[0].device)
+
+
+CLIPPING = Clipping()
+"""Of this process: the functions replaced are torch's, and there is one torch."""
+
+
+def warn_touched(optimizer: str) -> None:
+    """Says that the script did what deferring does not allow."""
+    warnings.warn(
+        f"kernels: a gradient of {optimizer} was changed between clipping, which was deferred, and the "
+        "step; from now on clipping is not deferred.",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,346 @@
+"""Clipping and unscaling by kernels, as scripts call it, and what they see of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from diagnose.kernels._swap import swap, unswap
+from torch import nn
+from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
+
+from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+
+LAUNCHES = ("gradient_norm", "scale", "adamw")
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    with kernels_on_cpu() as device:
+        yield device
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """The parameters in another order than the model's, in groups, as scripts have them."""
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    return torch.optim.AdamW([{"params": rest, "weight_decay": 0.0}, {"params": decay}], lr=1e-2)
+
+
+def backward(model: nn.Module, number: int) -> None:
+    image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
+    model(image).square().mean().backward()
+
+
+def grads_of(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def launched(device: CpuDevice) -> list[str]:
+    """Without those that only tell the table where gradients are."""
+    return [entry for entry in device.launched if entry != "patch"]
+
+
+def test_gradients_that_need_no_clipping_are_not_written_and_keep_every_bit(device: CpuDevice) -> None:
+    model = network()
+    swap(adamw(model))
+    backward(model, 0)
+    before = grads_of(model)
+    for max_norm in (1e3, 1e3, 1e4):
+        norm = clip_grad_norm_(model.parameters(), max_norm)
+        expected = torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in before]).double())
+        torch.testing.assert_close(norm.double(), expected, rtol=3e-7, atol=0)
+    assert all(torch.equal(a, b) for a, b in zip(grads_of(model), before, strict=True))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_clipped_gradients_are_those_of_torchs_formula_bit_for_bit(
+    repeated: bool, device: CpuDevice
+) -> None:
+    """The first time the limit becomes known after the norm was measured; then it is known before."""
+    model = network()
+    swap(adamw(model))
+    backward(model, 0)
+    if repeated:
+        clip_grad_norm_(model.parameters(), 1e-2)
+        model.zero_grad()
+        backward(model, 1)
+    before = grads_of(model)
+    norm = clip_grad_norm_(model.parameters(), 1e-2)
+    coef = torch.clamp(1e-2 / (norm + 1e-6), max=1.0)
+    assert coef < 1
+    assert all(torch.equal(a, b * coef) for a, b in zip(grads_of(model), before, strict=True))
+
+
+def test_a_step_with_clipping_is_three_launches_and_two_where_it_is_deferred(device: CpuDevice) -> None:
+    for clip, expected in (("exact", list(LAUNCHES)), ("deferred", ["gradient_norm", "adamw"])):
+        model = network()
+        optimizer = adamw(model)
+        swap(optimizer, clip=clip)  # type: ignore[arg-type]
+        for _ in range(3):
+            device.launched.clear()
+            backward(model, 0)
+            clip_grad_norm_(model.parameters(), 1e-2)
+            optimizer.step()
+            assert launched(device) == expected
+        unswap(optimizer)
+
+
+@pytest.mark.parametrize("max_norm", [1e-2, 1e3])
+@pytest.mark.parametrize("clip", ["off", "exact", "deferred"])
+def test_training_with_clipping_is_torchs(clip: Any, max_norm: float, device: CpuDevice) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        if on:
+            swap(optimizer, clip=clip)
+        norms = []
+        for number in range(4):
+            optimizer.zero_grad()
+            backward(model, number)
+            norms.append(clip_grad_norm_(model.parameters(), max_norm))
+            optimizer.step()
+        ends.append([*norms, *(p.detach() for p in model.parameters())])
+    torch.testing.assert_close(ends[1], ends[0], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+def test_unscaling_clipping_and_skipping_together_are_torchs(clip: Any, device: CpuDevice) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+        if on:
+            swap(optimizer, clip=clip)
+        norms = []
+        for number in range(6):
+            optimizer.zero_grad()
+            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
+            scaler.scale(model(image).square().mean()).backward()
+            if number == 3:
+                model[0].weight.grad[1, 1] = float("inf")
+            scaler.unscale_(optimizer)
+            norms.append(clip_grad_norm_(model.parameters(), 1e-2))
+            if on and clip == "deferred":
+                device.launched.clear()
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append([*norms, torch.tensor(scaler.get_scale()), *(p.detach() for p in model.parameters())])
+    torch.testing.assert_close(ends[1], ends[0], rtol=2e-5, atol=2e-6)
+    if clip == "deferred":
+        assert launched(device) == ["adamw"]
+
+
+def test_deferred_unscaling_and_clipping_read_the_gradients_twice_and_write_them_never(
+    device: CpuDevice,
+) -> None:
+    model = network()
+    optimizer = adamw(model)
+    swap(optimizer, clip="deferred")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        device.launched.clear()
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 50)).square().mean()).backward()
+        before = grads_of(model)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1e-2)
+        scaler.step(optimizer)
+        scaler.update()
+        assert launched(device) == ["gradient_norm", "adamw"]
+        assert all(torch.equal(a, b) for a, b in zip(grads_of(model), before, strict=True))
+
+
+def test_gradients_changed_after_deferred_clipping_end_the_deferring_with_a_warning(
+    device: CpuDevice,
+) -> None:
+    model = network()
+    optimizer = adamw(model)
+    taken = swap(optimizer, clip="deferred")
+    backward(model, 0)
+    clip_grad_norm_(model.parameters(), 1e-2)
+    for p in model.parameters():
+        p.grad.add_(1e-3)
+    with pytest.warns(RuntimeWarning, match="a gradient of AdamW was changed between clipping"):
+        optimizer.step()
+    assert taken.clip == "exact"
+    device.launched.clear()
+    clip_grad_norm_(model.parameters(), 1e-2)
+    assert launched(device) == ["gradient_norm", "scale"]
+
+
+def test_what_was_deferred_for_other_gradients_is_void(device: CpuDevice) -> None:
+    """The script clipped, and then did not step."""
+    ends = []
+    for clipped in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        swap(optimizer, clip="deferred")
+        backward(model, 0)
+        kept = [p.grad for p in model.parameters()]
+        if clipped:
+            clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.zero_grad()
+        backward(model, 1)
+        optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+        del kept
+        unswap(optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_what_is_deferred_when_kernels_go_is_done_in_memory(device: CpuDevice) -> None:
+    model = network()
+    optimizer = adamw(model)
+    swap(optimizer, clip="deferred")
+    backward(model, 0)
+    norm = clip_grad_norm_(model.parameters(), 1e-2)
+    assert norm > 1e-2
+    unswap(optimizer)
+    clipped = torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in grads_of(model)]))
+    torch.testing.assert_close(clipped, torch.tensor(1e-2), rtol=1e-3, atol=0)
+
+
+def test_a_parameter_that_is_left_to_torch_gets_its_deferred_clipping_too(device: CpuDevice) -> None:
+    ends = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(9))]
+        optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+        if on:
+            swap(optimizer, clip="deferred")
+        for number in range(3):
+            torch.manual_seed(number)
+            params[0].grad = torch.randn(5, 6).t()
+            params[1].grad = torch.randn(9)
+            clip_grad_norm_(params, 0.5)
+            optimizer.step()
+        ends.append([p.detach() for p in params])
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-6, atol=1e-7)
+    assert launched(device) == ["gradient_norm", "sgd"] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"norm_type": 1.0}, {"norm_type": float("inf")}, {"foreach": False}, {"error_if_nonfinite": True}],
+    ids=str,
+)
+def test_what_the_kernels_do_not_know_is_torchs_own(options: dict[str, Any], device: CpuDevice) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        if on:
+            swap(optimizer)
+        backward(model, 0)
+        ends.append([clip_grad_norm_(model.parameters(), 1e-2, **options), *grads_of(model)])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert launched(device) == []
+
+
+@pytest.mark.parametrize("kind", ["bf16", "shared", "none", "gaps", "differentiable"])
+def test_gradients_that_the_kernels_cannot_clip_exactly_are_clipped_by_torch(
+    kind: str, device: CpuDevice
+) -> None:
+    ends = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+        params = [nn.Parameter(torch.zeros(8, dtype=dtype)) for _ in range(2)]
+        optimizer = torch.optim.AdamW(params)
+        if on:
+            swap(optimizer)
+        if kind != "none":
+            for p in params:
+                p.grad = torch.randn(8).to(dtype)
+        if kind == "shared":
+            params[0].grad = params[1].grad
+        if kind == "gaps":
+            params[0].grad = torch.randn(16)[::2]
+        if kind == "differentiable":
+            params[0].grad = torch.randn(8, requires_grad=True) * 1
+        norm = clip_grad_norm_(params, 0.1)
+        ends.append([norm.detach(), *(p.grad.detach().clone() for p in params if p.grad is not None)])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert launched(device) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
+    value: float, device: CpuDevice
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        if on:
+            swap(adamw(model))
+        backward(model, 0)
+        model[0].weight.grad[0, 0] = value
+        ends.append([clip_grad_norm_(model.parameters(), 1.0), *grads_of(model)])
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_halves_used_alone_are_torchs(device: CpuDevice) -> None:
+    model = network()
+    optimizer = adamw(model)
+    backward(model, 0)
+    swap(optimizer)
+    norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
+    clip_grad._clip_grads_with_norm_(model.parameters(), 1e-2, norm * 2)
+    total = torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in grads_of(model)]))
+    torch.testing.assert_close(total, torch.tensor(5e-3), rtol=1e-3, atol=0)
+    assert launched(device) == ["gradient_norm"], "another norm than the one that was measured"
+
+
+def test_norms_that_the_script_keeps_stay_what_they_were(device: CpuDevice) -> None:
+    model = network()
+    swap(adamw(model))
+    kept, then = [], []
+    for number in range(3):
+        model.zero_grad()
+        backward(model, number)
+        kept.append(clip_grad_norm_(model.parameters(), 1.0))
+        then.append(kept[-1].item())
+    assert [norm.item() for norm in kept] == then
+    assert len(set(then)) == 3
+
+
+def test_an_update_counts_as_a_change_so_that_autograd_notices_a_stale_graph(device: CpuDevice) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    swap(optimizer)
+    loss = (weight * weight).sum()
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_torchs_functions_are_back_when_the_last_swap_is_gone(device: CpuDevice) -> None:
+    before = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
+    one, other = adamw(network()), adamw(network())
+    swap(one)
+    swap(other)
+    assert clip_grad._get_total_norm is not before[0]
+    unswap(one)
+    assert clip_grad._get_total_norm is not before[0]
+    unswap(other)
+    assert (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_) == before
+
+
+def test_an_empty_generator_warns_as_in_torch(device: CpuDevice) -> None:
+    swap(adamw(network()))
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        assert clip_grad_norm_((p for p in ()), 1.0) == 0
+    assert "empty generator" in str(given[0].message)
