@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
-
 from diagnose.kernels._structs import Feature, GroupFlag
 from diagnose.kernels.base import Arrays, Kernel, Settings, one_variant_per_pair
+from numpy.typing import NDArray
 
 BLOCK_ELEMENTS = 256
 """Elements that share a scale."""
@@ -46,8 +45,7 @@ class AdamW8bit(Kernel):
 
 
 def code_values(*, signed: bool) -> NDArray[np.float32]:
-    """What each of the 256 codes stands for, in parts of its block's scale: of `m` if signed, else of the root
-    of `v`."""
+    """What each of the 256 codes stands for in parts of its block's scale, of `m` or of the root of `v`."""
     binades, codes = (7, np.arange(128)) if signed else (15, np.arange(256))
     even = codes * 2.0 ** -(binades + 4)
     normal = (1 + codes % 16 / 16) * 2.0 ** (codes // 16 - 1 - binades)

@@ -55,7 +55,12 @@ def library_path(
     text = (folder / f"{stem}.cu").read_text(encoding="utf-8")
     shared = b"".join(path.read_bytes() for path in (HEADER, *sorted(folder.glob("*.cuh"))))
     wrapper = f'#include "{folder / stem}.cu"\n' + "".join(ENTRY.format(name=e) for e in entries_of(text))
-    flags = (*FLAGS, *(SANITIZERS if sanitized else ()), *(f"-D{name}={value}" for name, value in defines))
+    flags = (
+        *FLAGS,
+        f"-I{KERNELS}",
+        *(SANITIZERS if sanitized else ()),
+        *(f"-D{name}={value}" for name, value in defines),
+    )
     key = hashlib.sha256(shared + text.encode() + wrapper.encode() + repr(flags).encode()).hexdigest()[:24]
     library = CACHE / f"{stem}-{key}.so"
     if not library.exists():
