@@ -84,7 +84,7 @@ def append_summary(result: GateResult, path: Path) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    text = summary(result).encode("utf-8")
+    text = summary(result).encode("utf-8", "replace")
     room = MOST_BYTES - (path.stat().st_size if path.exists() else 0)
     if len(text) <= room:
         with path.open("ab") as file:
@@ -110,7 +110,7 @@ def _code(lines: tuple[str, ...]) -> list[str]:
 
 
 def _cut(text: str, most_bytes: int) -> str:
-    data = text.encode("utf-8")
+    data = text.encode("utf-8", "replace")
     if len(data) <= most_bytes:
         return text
     end = "\n\n... cut: the rest is in the JSON report\n"

@@ -68,7 +68,6 @@ def _run(run: MeasuredRun, result: GateResult) -> dict[str, Any]:
         "name": run.name,
         "pair": number,
         "figures": {metric.value: value for metric, value in run.figures.items()},
-        "mean_samples_per_s": run.mean_samples_per_s,
         "steps": run.num_steps,
         "warmup": run.warmup,
         "wall_s": run.wall_s,

@@ -20,11 +20,11 @@ def to_junit(result: GateResult) -> str:
         "tests": "1",
         "failures": str(len(case.findall("failure"))),
         "errors": str(len(case.findall("error"))),
-        "skipped": str(len(case.findall("skipped"))),
         "time": f"{result.wall_s:.3f}",
     }
+    skipped = str(len(case.findall("skipped")))
     suites = ElementTree.Element("testsuites", {"name": SUITE, **counts})
-    suite = ElementTree.SubElement(suites, "testsuite", {"name": SUITE, **counts})
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": SUITE, **counts, "skipped": skipped})
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(result):
         ElementTree.SubElement(properties, "property", {"name": _clean(name), "value": _clean(value)})

@@ -28,7 +28,7 @@ def gate_text(result: GateResult, terminal: Terminal) -> str:
         lines += _wrapped(text, terminal, f"  {name + ':':<11} ")
     if result.failure is not None:
         lines += ["", "  The end of its stderr:"]
-        lines += [f"    {line}" for line in result.failure.last_lines]
+        lines += [f"    {_printable(line.expandtabs())}" for line in result.failure.last_lines]
     if result.why:
         lines += ["", terminal.paint("Where it was lost", "bold")]
         for reason in result.why[:MOST_REASONS]:
@@ -37,13 +37,14 @@ def gate_text(result: GateResult, terminal: Terminal) -> str:
         if len(result.why) > MOST_REASONS:
             lines.append(f"  ... and {len(result.why) - MOST_REASONS} more in the JSON report")
     if result.folder is not None and result.runs:
-        lines += ["", f"  The runs are in {result.folder}; look at two with: diagnose compare A B"]
-    return terminal.encoded("\n".join(_printable(line) for line in lines)) + "\n"
+        place = _printable(str(result.folder))
+        lines += ["", f"  The runs are in {place}; look at two with: diagnose compare A B"]
+    return terminal.encoded("\n".join(lines)) + "\n"
 
 
 def _wrapped(text: str, terminal: Terminal, first: str) -> list[str]:
     return textwrap.wrap(
-        " ".join(text.split()),
+        _printable(" ".join(text.split())),
         width=terminal.width,
         initial_indent=first,
         subsequent_indent=" " * len(first) if first.strip() else "    ",
@@ -53,13 +54,5 @@ def _wrapped(text: str, terminal: Terminal, first: str) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """Shows control characters, of which file names and stderr may hold any, instead of obeying them.
-
-    Save for the colours, which are ours.
-    """
-    shown = []
-    for part in text.split("\033["):
-        shown.append(
-            "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in part)
-        )
-    return "\033[".join(shown)
+    """Shows control characters, of which file names and stderr may hold any, instead of obeying them."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -33,7 +33,7 @@ from diagnose.gate.worktrees import moved_path, repository_of, resolve_range, un
 Measure = Callable[[Side, str, Path, RunPlan], MeasuredRun]
 Explain = Callable[[GateResult], tuple[Reason, ...]]
 
-BESIDE = (Metric.CPU_MS, Metric.INSTRUCTIONS, Metric.PEAK_MEMORY)
+BESIDE = (Metric.CPU_MS, Metric.INSTRUCTIONS, Metric.MEAN_SAMPLES_PER_S, Metric.PEAK_MEMORY)
 """Judged beside the metric asked for. Neighbours disturb the first two less than the clock."""
 
 

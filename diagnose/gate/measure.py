@@ -111,7 +111,6 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
         folder=run_folder,
         root=side.root,
         figures=figures,
-        mean_samples_per_s=measured.mean_samples_per_s,
         num_steps=measured.num_steps,
         warmup=measured.warmup,
         step_s=measured.step_s,
@@ -127,7 +126,6 @@ class Figures:
     """What the steps of a run say."""
 
     figures: Mapping[Metric, float]
-    mean_samples_per_s: float | None = None
     num_steps: int = 0
     warmup: int = 0
     step_s: float = 0.0
@@ -163,10 +161,11 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> 
     cpu_ms = _cpu_ms(logs, warmup)
     if cpu_ms is not None:
         figures[Metric.CPU_MS] = cpu_ms
-    samples = steps[warmup:, COLUMNS.index("samples")].sum()
+    samples = float(steps[warmup:, COLUMNS.index("samples")].sum())
+    if samples and len(logs) == 1:
+        figures[Metric.MEAN_SAMPLES_PER_S] = samples * NS_PER_S / float(times[warmup:].sum())
     return Figures(
         figures=figures,
-        mean_samples_per_s=float(samples) * NS_PER_S / float(times[warmup:].sum()) if samples else None,
         num_steps=num_steps,
         warmup=warmup,
         step_s=usual_ns / NS_PER_S,

@@ -40,6 +40,7 @@ class Metric(str, Enum):
 
     SAMPLES_PER_S = "samples_per_s"
     TOKENS_PER_S = "tokens_per_s"
+    MEAN_SAMPLES_PER_S = "mean_samples_per_s"
     STEP_MS = "step_ms"
     CPU_MS = "cpu_ms"
     INSTRUCTIONS = "instructions"
@@ -49,7 +50,7 @@ class Metric(str, Enum):
     @property
     def more_is_better(self) -> bool:
         """Whether a larger figure is a gain."""
-        return self in (Metric.SAMPLES_PER_S, Metric.TOKENS_PER_S)
+        return self in (Metric.SAMPLES_PER_S, Metric.TOKENS_PER_S, Metric.MEAN_SAMPLES_PER_S)
 
     @property
     def label(self) -> str:
@@ -57,6 +58,7 @@ class Metric(str, Enum):
         return {
             "samples_per_s": "samples/s",
             "tokens_per_s": "tokens/s",
+            "mean_samples_per_s": "samples/s with every stall",
             "step_ms": "step time",
             "cpu_ms": "CPU time per step",
             "instructions": "instructions of the whole run",
@@ -93,7 +95,6 @@ class MeasuredRun:
         folder: The run's folder, as of `diagnose run`.
         root: The folder it ran in; its source files lie there.
         figures: Each metric that could be measured: per second, milliseconds, bytes, seconds, or a count.
-        mean_samples_per_s: With every stall counted in full; what people call the throughput.
         num_steps: Measured steps.
         warmup: Leading steps left out.
         step_s: What a usual step took.
@@ -105,7 +106,6 @@ class MeasuredRun:
     folder: Path
     root: Path
     figures: Mapping[Metric, float]
-    mean_samples_per_s: float | None = None
     num_steps: int = 0
     warmup: int = 0
     step_s: float = 0.0

@@ -43,6 +43,9 @@ CERTAIN = 4.0
 HOPELESS = 2.0
 """The test gives up early where the error after the last pair would still be this many times too large."""
 
+HOPELESS_FROM = 13
+"""Pairs from which on it may. With fewer, one wild pair alone makes the interval wide."""
+
 Z_975 = 1.96
 """Standard errors that half a 95 % interval is wide."""
 
@@ -119,7 +122,7 @@ def _state(logs: Sequence[float], limit: float, estimate: float, error: float, *
         if estimate > limit + CERTAIN * error and chance_of_excess(beyond) <= LOOK_LEVEL:
             return State.REGRESSION
         at_the_end = error * math.sqrt(pairs / MAX_PAIRS)
-        hopeless = pairs > MIN_PAIRS and at_the_end > HOPELESS * MAX_ERROR
+        hopeless = pairs >= HOPELESS_FROM and at_the_end > HOPELESS * MAX_ERROR
         return State.INCONCLUSIVE if last or hopeless else State.GO_ON
     if chance_of_excess(beyond) <= LOOK_LEVEL:
         return State.REGRESSION
