@@ -34,7 +34,7 @@ def bisect_text(found: Bisection, terminal: Terminal) -> str:
         share = f", {part:.0%} of all that was lost" if part is not None else ""
         lines += _wrapped(f"against its parent: {words.change(found.parent)}{share}", terminal, "  ")
     rest = [line for line in found.reason.splitlines() if found.ending is Ending.FAILED][1:]
-    lines += [f"    {line}" for line in rest]
+    lines += [f"    {_printable(line)}" for line in rest]
     if found.odds is not None:
         lines += ["", "  odds   pairs  commit"]
         ranked = sorted(range(len(found.commits)), key=lambda index: -found.odds.of[index])  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def bisect_text(found: Bisection, terminal: Terminal) -> str:
             place = f"{reason.file}:{reason.line}: " if reason.file else ""
             lines += _wrapped(place + reason.text, terminal, "  - ")
     lines += ["", *(f"  {line}" for line in next_steps(found))]
-    return terminal.encoded("\n".join(map(_printable, lines))) + "\n"
+    return terminal.encoded("\n".join(lines)) + "\n"
 
 
 def headline(found: Bisection) -> str:
@@ -151,18 +151,17 @@ def _part_of_loss(found: Bisection) -> float | None:
 
 
 def _named(commit: Commit) -> str:
-    return f"{commit.hash[:9]} {commit.subject}".rstrip()
+    return f"{commit.hash[:9]} {_printable(commit.subject)}".rstrip()
 
 
-def _printable(line: str) -> str:
-    """Shows control characters, of which a commit's message may hold any; save for our colours."""
-    parts = ("".join(c if c.isprintable() else repr(c)[1:-1] for c in part) for part in line.split("\033["))
-    return "\033[".join(parts)
+def _printable(text: str) -> str:
+    """Shows control characters, of which a commit's message or a file's name may hold any."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _wrapped(text: str, terminal: Terminal, first: str) -> list[str]:
     return textwrap.wrap(
-        " ".join(text.split()),
+        _printable(" ".join(text.split())),
         width=terminal.width,
         initial_indent=first,
         subsequent_indent=" " * len(first) or "  ",

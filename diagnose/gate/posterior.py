@@ -21,7 +21,7 @@ of imports. Four tenths of a percent is what builds of the same code differ by."
 MIN_SCATTER = 0.003
 """Pairs never scatter less than this, however alike the first few came out."""
 
-TAILS = 4.0
+TAILS = 3.0
 """Degrees of freedom of the t distribution that pairs scatter by: a neighbour's burst is no proof."""
 
 

@@ -1,0 +1,103 @@
+"""`diagnose bisect`: finds the commit that made training slower, though every measurement errs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._gate import asked_of, folder_for_runs, training_command
+from diagnose.cli._output import STDOUT, Json, as_json, put, show
+from diagnose.core.errors import DiagnoseError
+
+WIDEST = 100
+INTERRUPTED = 130  # as a shell has it for Ctrl-C
+EXIT_CODES = (
+    "Exit codes: 0 a commit was found; 2 wrong call; 3 cannot tell, or nothing was lost between the two; "
+    "5 the training command failed on the first or the last commit."
+)
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(
+        "bisect",
+        context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+        epilog=EXIT_CODES,
+    )(bisect)
+
+
+def bisect(
+    commits: Annotated[
+        str, typer.Argument(metavar="GOOD..BAD", help="A fast commit and a later, slow one.")
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[--] SCRIPT [ARGS]", help="The training command, or -m MODULE."),
+    ] = None,
+    max_drop: Annotated[
+        str, typer.Option(metavar="SHARE", help="The least loss that is worth searching for.")
+    ] = "3%",
+    metric: Annotated[str, typer.Option(metavar="METRIC", help="As of diagnose gate.")] = "samples_per_s",
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999, metavar="ODDS", help="Odds at which a commit is named.")
+    ] = 0.95,
+    budget: Annotated[
+        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Time for all runs together.")
+    ] = None,
+    max_pairs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Pairs to measure at most between the two ends.")
+    ] = 100,
+    steps: Annotated[
+        int | None, typer.Option(min=20, metavar="N", help="Steps to measure in each run. [default: found]")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Steps to leave out first. [default: found]")
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH", help="Show a path that git does not hold, such as data, to each commit."
+        ),
+    ] = None,
+    json: Json = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder to keep the runs in. [default: .diagnose/gates]")
+    ] = None,
+) -> None:
+    """Finds the commit that made training slower, with its odds, and says what in it did.
+
+    Measures pairs of the first commit and one in between, each time the one whose answer is most open.
+    One wrong answer does not mislead it: a commit is measured again until its odds suffice.
+    """
+    from diagnose.gate.as_bisect import bisect_text, to_json
+    from diagnose.gate.bisect import bisect as search
+    from diagnose.gate.bisection import BisectRequest
+    from diagnose.report import Terminal
+
+    words = list(words or ())
+    asked = asked_of(metric, max_drop, steps, warmup, budget)
+    if json not in (None, STDOUT) and not Path(json).absolute().parent.is_dir():
+        raise DiagnoseError(f"bisect: cannot write {json}: there is no such folder.")
+    request = BisectRequest(
+        asked=asked,
+        commits=commits,
+        command=training_command(words),
+        links=tuple(link or ()),
+        confidence=confidence,
+        max_pairs=max_pairs,
+        cwd=Path.cwd(),
+        folder=folder_for_runs(run_dir, "bisect").absolute(),
+    )
+    try:
+        found = search(request, progress=lambda text: print(f"bisect: {text}", file=sys.stderr, flush=True))
+    except KeyboardInterrupt:
+        print("\nbisect: interrupted; nothing was found", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if json is not None:
+        put(as_json(to_json(found)), json)
+    if json != STDOUT:
+        show(bisect_text(found, Terminal.of(sys.stdout, widest=WIDEST)))
+    raise typer.Exit(found.ending.exit_code)

@@ -1,0 +1,246 @@
+"""Which commit lost the speed, found by measurements that err."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.gate.as_bisect import bisect_text, to_json
+from diagnose.gate.bisect import bisect, row_of_commits
+from diagnose.gate.bisection import Bisection, BisectRequest, Ending
+from diagnose.gate.measure import RunPlan
+from diagnose.gate.pairs import Asked
+from diagnose.gate.posterior import CannotRun, Odds, scatter_of, search
+from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed, Verdict
+from diagnose.report import Terminal
+
+DROP = 0.05
+
+
+def searched(
+    seed: int,
+    num_commits: int,
+    scatter: float = 0.015,
+    *,
+    tails: bool = False,
+    num_broken: int = 0,
+    max_pairs: int = 100,
+) -> tuple[int, Odds]:
+    """A search among simulated commits; returns the one to find, and what was found."""
+    chance = random.Random(seed)
+    culprit = chance.randrange(num_commits)
+    own = [chance.gauss(0, 0.002) for _ in range(num_commits)]
+    broken = set(chance.sample(range(num_commits - 1), num_broken))
+
+    def noise() -> float:
+        burst = chance.uniform(-6, 6) * scatter if tails and chance.random() < 0.1 else 0.0
+        return chance.gauss(0, scatter) + burst
+
+    def measure(index: int) -> float:
+        if index in broken:
+            raise CannotRun
+        return own[index] + (DROP if index >= culprit else 0.0) + noise()
+
+    found = search(
+        num_commits,
+        measure,
+        ends=[DROP + noise() for _ in range(10)],
+        confidence=0.95,
+        may_go_on=lambda odds: odds.num_pairs < max_pairs,
+    )
+    return culprit, found
+
+
+@pytest.mark.parametrize("num_commits", [2, 9, 40])
+@pytest.mark.parametrize("tails", [False, True], ids=["normal", "heavy tails"])
+def test_the_commit_named_is_the_right_one_in_95_of_100(num_commits: int, tails: bool) -> None:
+    found = [searched(seed, num_commits, tails=tails) for seed in range(100)]
+    right = sum(culprit in odds.suspects()[0] for culprit, odds in found)
+    assert right >= 95
+
+
+def test_commits_that_do_not_run_are_not_told_from_the_next_that_does() -> None:
+    found = [searched(seed, 12, num_broken=4) for seed in range(60)]
+    assert sum(culprit in odds.suspects()[0] for culprit, odds in found) >= 57
+    assert any(len(odds.suspects()[0]) > 1 for _, odds in found)
+    assert all(not set(odds.pairs) & odds.skipped for _, odds in found)
+
+
+def test_fewer_pairs_are_needed_than_commits() -> None:
+    pairs = [searched(seed, 100, 0.01)[1].num_pairs for seed in range(30)]
+    assert sum(pairs) / len(pairs) < 20
+
+
+def test_one_wrong_answer_does_not_mislead_the_search() -> None:
+    """A plain bisection of 16 commits that believes the first answer, here a lie, never recovers."""
+    asked: list[int] = []
+
+    def measure(index: int) -> float:
+        asked.append(index)
+        is_slow = index >= 12
+        return (0.0 if is_slow else DROP) if len(asked) == 1 else (DROP if is_slow else 0.0)
+
+    ends = [DROP + wobble for wobble in (-0.02, -0.01, -0.01, 0.0, 0.0, 0.01, 0.01, 0.02)]
+    odds = search(16, measure, ends=ends, confidence=0.95)
+    assert odds.suspects()[0] == range(12, 13)
+    assert len(asked) > len(set(asked)), "some commit was asked again"
+
+
+def test_a_search_that_is_stopped_names_its_odds() -> None:
+    _, odds = searched(1, 40, 0.05, max_pairs=2)
+    assert odds.num_pairs == 2
+    assert odds.suspects()[1] < 0.95
+    assert sum(odds.of) == pytest.approx(1)
+
+
+def test_one_commit_needs_no_search() -> None:
+    odds = search(1, lambda index: 1 / 0, ends=[DROP] * 7, confidence=0.95)
+    assert odds.suspects() == (range(1), 1.0)
+
+
+def test_when_none_between_runs_all_are_suspects_together() -> None:
+    def measure(index: int) -> float:
+        raise CannotRun
+
+    odds = search(5, measure, ends=[DROP] * 7, confidence=0.95)
+    assert odds.suspects() == (range(5), pytest.approx(1.0))
+
+
+def test_the_scatter_is_that_of_pairs_around_their_own_commit() -> None:
+    chance = random.Random(3)
+    groups = [[level + chance.gauss(0, 0.02) for _ in range(5)] for level in range(200)]
+    assert scatter_of(groups) == pytest.approx(0.02, rel=0.15)
+
+
+def git(repository: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", *words],
+        cwd=repository,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+COSTS = (100, 100, 100, None, 100, 112, 112, 112, None, 112)
+"""What a step takes in each commit, in milliseconds; `None` does not run. The sixth lost the speed."""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("toy")
+    git(top, "init", "-q", "-b", "main")
+    for number, cost in enumerate(COSTS):
+        script = "raise SystemExit(7)\n" if cost is None else f"print({cost})\n"
+        (top / "train.py").write_text(script + f"# {number}\n")
+        git(top, "add", ".")
+        git(top, "commit", "-q", "-m", f"change {number} \033[31m%s::error")
+    return top
+
+
+def quick_run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+    """Runs the commit's script, without torch: it prints what its steps take, and a little chance."""
+    done = subprocess.run(
+        [sys.executable, "-S", *side.command], cwd=side.root, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise TrainingFailed(
+            name, f"{name} exited with {done.returncode}", exit_code=7, signal=None, last_lines=("boom",)
+        )
+    step_ms = float(done.stdout) * random.Random(name).gauss(1, 0.01)
+    return MeasuredRun(
+        name=name,
+        folder=folder / name,
+        root=side.root,
+        figures={Metric.STEP_MS: step_ms},
+        num_steps=200,
+        warmup=20,
+        step_s=step_ms / 1000,
+    )
+
+
+def request(repository: Path, commits: str, folder: Path) -> BisectRequest:
+    asked = Asked(metric=Metric.STEP_MS, steps=200, warmup=20)
+    return BisectRequest(
+        asked=asked, commits=commits, command=("train.py",), cwd=repository, folder=folder / "runs"
+    )
+
+
+def test_the_slow_commit_of_a_repository_is_found(repository: Path, tmp_path: Path) -> None:
+    before = git(repository, "worktree", "list"), git(repository, "status", "--porcelain")
+    found = bisect(request(repository, "main~9..main", tmp_path), measure=quick_run)
+    assert found.ending is Ending.FOUND
+    (index,) = found.suspects
+    assert found.commits[index].subject.startswith("change 5 ")
+    assert found.parent is not None
+    assert found.parent.verdict is Verdict.REGRESSION
+    assert found.parent.drop == pytest.approx(0.12, abs=0.03)
+    assert found.why, "without records of steps it says that it cannot tell"
+    assert (git(repository, "worktree", "list"), git(repository, "status", "--porcelain")) == before
+
+
+def test_the_text_obeys_no_commit_message(repository: Path, tmp_path: Path) -> None:
+    found = bisect(request(repository, "main~5..main~4", tmp_path), measure=quick_run)
+    text = bisect_text(found, Terminal())
+    assert text.startswith("FOUND: ")
+    assert "lost the speed (odds 100.0%)" in " ".join(text.split())
+    assert "\033" not in text
+    assert "\\x1b[31m" in text
+    answer = json.loads(json.dumps(to_json(found), allow_nan=False))
+    assert answer["suspects"] == [found.commits[0].hash]
+    assert (answer["verdict"], answer["exit_code"]) == ("found", 0)
+
+
+def test_without_a_loss_nothing_is_searched(repository: Path, tmp_path: Path) -> None:
+    found = bisect(request(repository, "main~9..main~7", tmp_path), measure=quick_run)
+    assert (found.ending, found.odds) == (Ending.NO_LOSS, None)
+    assert found.ending.exit_code == 3
+    assert "NO LOSS TO SEARCH FOR" in bisect_text(found, Terminal())
+
+
+def test_a_last_commit_that_does_not_run_is_said_with_its_words(repository: Path, tmp_path: Path) -> None:
+    found = bisect(request(repository, "main~9..main~1", tmp_path), measure=quick_run)
+    assert found.ending is Ending.FAILED
+    assert "boom" in bisect_text(found, Terminal())
+
+
+@pytest.mark.parametrize(
+    "commits, words",
+    [
+        ("main..main~3", "no ancestor"),
+        ("main..main", "one and the same"),
+        ("main..nowhere", "no commit 'nowhere'"),
+        ("--output=x..main", "no commit"),
+    ],
+)
+def test_a_row_that_is_none_is_refused(repository: Path, commits: str, words: str) -> None:
+    with pytest.raises(DiagnoseError, match=words):
+        row_of_commits(repository, commits)
+
+
+def test_a_suspect_that_is_no_slower_than_its_parent_is_not_named(repository: Path, tmp_path: Path) -> None:
+    """The pairs beside the parent have the last word: here the machine fools the search, then stops."""
+
+    def fooled(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        run = quick_run(replace(side, command=("-c", "print(100)")), name, folder, plan)
+        subject = git(repository, "log", "-1", "--format=%s", side.commit)
+        slow = int(subject.split()[1]) >= 2 and not is_beside_parent()
+        return replace(run, figures={Metric.STEP_MS: run.figures[Metric.STEP_MS] * (1.2 if slow else 1)})
+
+    said: list[str] = []
+
+    def is_beside_parent() -> bool:
+        return any("beside its parent" in line for line in said)
+
+    asked = request(repository, "main~9..main~5", tmp_path)
+    found: Bisection = bisect(asked, measure=fooled, progress=said.append)
+    assert found.ending is Ending.CANNOT_TELL
+    assert "not slower than its parent" in found.reason
