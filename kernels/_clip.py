@@ -89,6 +89,7 @@ class Clipping:
 
     def __init__(self) -> None:
         self.swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
+        self._ends: dict[int, Any] = {}
         self._patches = ExitStack()
         self._tables: dict[Any, Table] = {}
         self._last: Measured | None = None
@@ -96,17 +97,24 @@ class Clipping:
 
     def add(self, swap: Swap) -> None:
         """Clips for a swap from now on."""
-        if not self.swaps:
+        if not self._ends:
             replace = self._patches.enter_context
             replace(replaced(clip_grad, "_get_total_norm", self._norm_for))
             replace(replaced(clip_grad, "_clip_grads_with_norm_", self._clip_for))
             replace(replaced(grad_scaler.GradScaler, "_unscale_grads_", self._unscale_for))
         self.swaps.add(swap)
+        self._ends[id(swap)] = end = weakref.finalize(swap, self._end, id(swap))
+        end.atexit = False
 
     def discard(self, swap: Swap) -> None:
-        """Does so no more."""
+        """Does so no more. What a script drops together with its optimizer is discarded by itself."""
         self.swaps.discard(swap)
-        if not self.swaps:
+        if (end := self._ends.get(id(swap))) is not None:
+            end()
+
+    def _end(self, key: int) -> None:
+        self._ends.pop(key, None)
+        if not self._ends:
             self._patches.close()
             self._tables.clear()
             self._last = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm
+from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import fits
 from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
 from diagnose.kernels._table import Table
@@ -79,6 +80,9 @@ def why_misfit(param: torch.Tensor, grad: torch.Tensor, moments: Sequence[torch.
     """Why a parameter cannot be updated by a kernel in this step, in words; empty if it can."""
     if any(tensor.layout is not torch.strided for tensor in (param, grad)):
         return "a gradient is sparse"
+    nowhere = why_none(param.device)
+    if nowhere:
+        return nowhere
     dtypes = {moment.dtype for moment in moments} or {param.dtype}
     if len(dtypes) != 1 or (param.dtype, grad.dtype, *dtypes) not in PAIRS:
         state = " and ".join(sorted(map(str, dtypes)))

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
-from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import disjoint
 from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
 from diagnose.kernels._structs import Group, GroupFlag
@@ -143,7 +142,7 @@ class Stepper:
             like = param if grad is None else grad
             if grad is None and param not in state:
                 continue
-            reason = why_none(param.device) or why_misfit(param, like, self._moments(number, param))
+            reason = why_misfit(param, like, self._moments(number, param))
             if not reason and grad is not None:
                 self._create(groups[number], param)
             names = self._algorithm.moments(groups[number])

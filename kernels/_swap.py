@@ -7,7 +7,7 @@ and gives back what is left for torch to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -104,6 +104,10 @@ class Swap:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return None
+        if optimizer is not self.optimizer:  # a copy of it, as the tuner makes to compare updates
+            twin = Stepper(optimizer, ALGORITHMS[type(optimizer)])
+            twin.stochastic = self.stepper.stochastic
+            return (StandIn(optimizer, twin, lambda: None), *args[1:]), kwargs
         if (
             self.clip == "deferred"
             and not getattr(optimizer, AMP, False)
@@ -112,7 +116,7 @@ class Swap:
             # From the next step on, so that this one has shown by whom it is called.
             self.stepper.scaling_is_ours = True
             setattr(optimizer, AMP, True)
-        return (StandIn(self), *args[1:]), kwargs
+        return (StandIn(optimizer, self.stepper, self.due), *args[1:]), kwargs
 
     def _grads(self) -> list[torch.Tensor]:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
@@ -123,33 +127,36 @@ class Swap:
 
 
 class StandIn:
-    """What torch's own `step` takes for the optimizer, for one step."""
+    """What torch's own `step` takes for the optimizer, for one step.
 
-    def __init__(self, swap: Swap) -> None:
-        vars(self).update(_swap=swap, _left=None)
+    Args:
+        optimizer: The optimizer.
+        stepper: What steps it.
+        due: What is still to be done to its gradients.
+    """
+
+    def __init__(self, optimizer: Optimizer, stepper: Stepper, due: Callable[[], Pending | None]) -> None:
+        vars(self).update(_optimizer=optimizer, _stepper=stepper, _due=due, _left=None)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Launches the kernels; the groups of what they have left to torch."""
-        mine = vars(self)
-        if mine["_left"] is None:
-            swap: Swap = mine["_swap"]
-            pending = swap.due()
-            mine["_left"] = swap.stepper.step(
-                clip_coef=pending.coef if pending else None,
-                grad_scale=pending.grad_scale if pending else None,
+        own = vars(self)
+        if own["_left"] is None:
+            pending = own["_due"]()
+            own["_left"] = own["_stepper"].step(
+                clip_coef=pending and pending.coef, grad_scale=pending and pending.grad_scale
             )
-        left: list[dict[str, Any]] = mine["_left"]
+        left: list[dict[str, Any]] = own["_left"]
         return left
 
     def __getattr__(self, name: str) -> Any:
-        swap: Swap = vars(self)["_swap"]
-        if name in ("grad_scale", "found_inf") and swap.stepper.scaling_is_ours:
+        if name in ("grad_scale", "found_inf") and vars(self)["_stepper"].scaling_is_ours:
             return None
-        return getattr(swap.optimizer, name)
+        return getattr(vars(self)["_optimizer"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(vars(self)["_swap"].optimizer, name, value)
+        setattr(vars(self)["_optimizer"], name, value)
 
 
 def swap(optimizer: Optimizer, *, clip: ClipLevel = "exact", allow: Sequence[str] = ()) -> Swap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +52,8 @@ def launched(device: CpuDevice) -> list[str]:
 
 def test_gradients_that_need_no_clipping_are_not_written_and_keep_every_bit(device: CpuDevice) -> None:
     model = network()
-    swap(adamw(model))
+    optimizer = adamw(model)
+    swap(optimizer)
     backward(model, 0)
     before = grads_of(model)
     for max_norm in (1e3, 1e3, 1e4):
@@ -67,7 +69,8 @@ def test_clipped_gradients_are_those_of_torchs_formula_bit_for_bit(
 ) -> None:
     """The first time the limit becomes known after the norm was measured; then it is known before."""
     model = network()
-    swap(adamw(model))
+    optimizer = adamw(model)
+    swap(optimizer)
     backward(model, 0)
     if repeated:
         clip_grad_norm_(model.parameters(), 1e-2)
@@ -282,8 +285,9 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
     ends = []
     for on in (False, True):
         model = network()
+        optimizer = adamw(model)
         if on:
-            swap(adamw(model))
+            swap(optimizer)
         backward(model, 0)
         model[0].weight.grad[0, 0] = value
         ends.append([clip_grad_norm_(model.parameters(), 1.0), *grads_of(model)])
@@ -304,7 +308,8 @@ def test_the_halves_used_alone_are_torchs(device: CpuDevice) -> None:
 
 def test_norms_that_the_script_keeps_stay_what_they_were(device: CpuDevice) -> None:
     model = network()
-    swap(adamw(model))
+    optimizer = adamw(model)
+    swap(optimizer)
     kept, then = [], []
     for number in range(3):
         model.zero_grad()
@@ -338,8 +343,16 @@ def test_torchs_functions_are_back_when_the_last_swap_is_gone(device: CpuDevice)
     assert (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_) == before
 
 
-def test_an_empty_generator_warns_as_in_torch(device: CpuDevice) -> None:
+def test_they_are_back_too_when_the_script_drops_its_optimizer(device: CpuDevice) -> None:
+    before = clip_grad._get_total_norm
     swap(adamw(network()))
+    gc.collect()
+    assert clip_grad._get_total_norm is before
+
+
+def test_an_empty_generator_warns_as_in_torch(device: CpuDevice) -> None:
+    optimizer = adamw(network())
+    swap(optimizer)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         assert clip_grad_norm_((p for p in ()), 1.0) == 0

@@ -14,6 +14,9 @@ import torch
 from diagnose.kernels._swap import AMP, CannotSwap, StandIn, support, swap, swap_of, unswap
 from torch import nn
 
+from diagnose.actions._shadow import compare_update
+from diagnose.actions.fused_optimizer import FusedOptimizer
+from diagnose.core.job import Job
 from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -527,6 +530,46 @@ def test_on_a_cpu_it_says_why_not() -> None:
 
 def test_the_stand_in_passes_on_what_is_set_on_it(device: CpuDevice) -> None:
     optimizer = MAKERS["adamw"](network().parameters())
-    stand_in = StandIn(swap(optimizer))
+    stand_in = StandIn(optimizer, swap(optimizer).stepper, lambda: None)
     stand_in._need_device_dtype_check_for_fused = False
     assert vars(optimizer)["_need_device_dtype_check_for_fused"] is False
+
+
+def test_the_tuners_action_uses_them_where_they_can_be_used(device: CpuDevice) -> None:
+    model = network()
+    optimizer = MAKERS["adamw"](model.parameters())
+    step(model, optimizer, 0)
+    action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
+    action.check(job)
+    before = action.state(job)
+    with action.apply(job, None):
+        step(model, optimizer, 1)
+        saved = optimizer.state_dict()
+        assert saved["param_groups"][0]["fused"] is None
+    action.verify_undone(job, before)
+    assert "adamw" in device.launched
+    launched = len(device.launched)
+    step(model, optimizer, 2)
+    assert len(device.launched) == launched
+
+
+def test_the_tuners_numerics_check_sees_them_and_leaves_the_training_alone(device: CpuDevice) -> None:
+    model = network()
+    optimizer = MAKERS["adamw"](model.parameters())
+    step(model, optimizer, 0)
+    before = everything(model, optimizer)
+    action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
+    verdict = compare_update(job, action.apply(job, None), action.safety)
+    assert verdict.ok, verdict.reason
+    assert device.launched.count("adamw") == 1
+    assert_equal(everything(model, optimizer), before)
+
+
+def test_the_action_leaves_to_torch_what_kernels_cannot_do(device: CpuDevice) -> None:
+    model = network().double()
+    optimizer = MAKERS["adamw"](model.parameters())
+    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), None):
+        assert swap_of(optimizer) is None
+        model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+    assert device.launched == []

@@ -1,4 +1,4 @@
-"""Lets torch update all tensors of an optimizer in one call, and the optimizer does not show it."""
+"""Updates all tensors of an optimizer in one call, and the optimizer does not show it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from diagnose.kernels._layout import fits
+from diagnose.kernels._swap import support, swap
 
 CLASSES = (Adam, AdamW, SGD, Adagrad)
 """Those that torch can fuse; a subclass may compute anything."""
@@ -22,16 +25,16 @@ CHECKED = "_need_device_dtype_check_for_fused"
 """What torch notes on an optimizer after its first fused step."""
 
 
-def implementation(device: str) -> Callable[[Optimizer], AbstractContextManager[None]]:
-    """Returns what steps the optimizers of one device in a faster way while its context is open.
-
-    This is the one place that knows of several: kernels of our own go in here.
-    """
-    return fused_by_torch if device == "cpu" else fused_on_device
+def implementation(optimizer: Optimizer) -> Callable[[Optimizer], AbstractContextManager[None]]:
+    """Returns what steps an optimizer in a faster way while its context is open."""
+    if not support(optimizer):
+        return by_kernels
+    on_cpu = optimizer.param_groups[0]["params"][0].device.type == "cpu"
+    return fused_by_torch if on_cpu else fused_on_device
 
 
 def why_not(optimizer: Optimizer) -> str:
-    """Returns why an optimizer cannot be fused, in words; empty if it can."""
+    """Returns why an optimizer cannot be stepped in a faster way, in words; empty if it can."""
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     name, groups = type(optimizer).__name__, optimizer.param_groups
@@ -39,12 +42,14 @@ def why_not(optimizer: Optimizer) -> str:
     devices = {p.device.type for p in params}
     if type(optimizer) not in CLASSES:
         return f"torch has no fused {name}"
+    if any(group.get("capturable") for group in groups):
+        return f"{name} is capturable: a CUDA graph may hold its steps"
+    if not support(optimizer):
+        return ""
     if all(group["fused"] for group in groups):
         return f"{name} is fused already"
     if any(group.get("differentiable") for group in groups):
         return f"{name} is differentiable, which a fused step is not"
-    if any(group.get("capturable") for group in groups):
-        return f"{name} is capturable: a CUDA graph may hold its steps"
     if len(devices) != 1 or not devices <= set(_get_fused_kernels_supported_devices()):
         return f"torch has no fused step on {' and '.join(sorted(devices))}"
     if any(type(p) not in (torch.nn.Parameter, torch.Tensor) for p in params):
@@ -55,6 +60,16 @@ def why_not(optimizer: Optimizer) -> str:
     if not all(isinstance(step, torch.Tensor) and step.dtype is torch.float32 for step in steps):
         return "some parameters count their steps in another type than float32"
     return ""
+
+
+@contextmanager
+def by_kernels(optimizer: Optimizer) -> Iterator[None]:
+    """Lets kernels of our own step one optimizer while open, and clip wherever the script does."""
+    taken = swap(optimizer)
+    try:
+        yield
+    finally:
+        taken.remove()
 
 
 @contextmanager
@@ -127,6 +142,7 @@ class _Flags:
         if optimizer.state is not self._state:
             self._state, self._steps, self._fits = optimizer.state, 0, True
         if self._fits and (self._steps < LOOK_STEPS or not self._steps % LOOK_EVERY):
+            # Measured with a gradient of another layout, torch's fused step on a CPU computes garbage.
             self._fits = all(map(fits, tensors_together(optimizer)))
         self._steps += 1
         if self._fits:
@@ -149,22 +165,6 @@ def tensors_together(optimizer: Optimizer) -> Iterator[list[torch.Tensor]]:
                 state = optimizer.state.get(p, {}).values()
                 alike = [s for s in state if isinstance(s, torch.Tensor) and s.shape == p.shape]
                 yield [p, p.grad, *alike]
-
-
-def fits(together: list[torch.Tensor]) -> bool:
-    """Whether tensors lie alike in memory, without gaps. Torch's fused step on a CPU walks through memory
-    and pairs elements by place: measured with a gradient of another layout, it computes garbage."""
-    first = together[0]
-    if any(tensor.layout is not torch.strided for tensor in together):
-        return False
-    span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride(), strict=True))
-    if first.numel() and span != first.numel():
-        return False
-    return len({_strides(tensor) for tensor in together}) == 1
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
 
 
 def _move_steps(optimizer: Optimizer, device: str | None) -> None:

@@ -18,9 +18,11 @@ from diagnose.core.trial import Safety
 class FusedOptimizer(Action):
     """
     ## What it does
-    Lets torch's fused implementation step each Adam, AdamW, SGD and Adagrad of the loop: one call updates
-    all tensors, instead of ten calls for each. The flags in the optimizer's groups change during a step
-    only, so a checkpoint holds the script's own, and one that the script loads does not end it.
+    Lets a fused implementation step each Adam, AdamW, SGD and Adagrad of the loop: one call updates all
+    tensors, instead of ten calls for each. On an NVIDIA GPU this is one kernel launch of our own, which
+    also serves optimizers that torch fuses already, and gradients are clipped in two. On a CPU, and for
+    what our kernels do not know, it is torch's fused step. State and checkpoints stay as the script's own
+    implementation has them, and loading a checkpoint does not end it.
 
     ## When it takes effect
     At the next step.
@@ -30,8 +32,10 @@ class FusedOptimizer(Action):
     step of few large tensors is bound by memory already.
 
     ## Hazards
-    A step in which a gradient lies in memory in another order than its parameter is left to the script's
-    own implementation; this is looked at in the first steps and every fiftieth one.
+    Where torch's fused step is used, a step in which a gradient lies in memory in another order than its
+    parameter is left to the script's own implementation; this is looked at in the first steps and every
+    fiftieth one. Our kernels look at every step, and leave such a parameter alone to it. They are compiled
+    at first use, in less than a second, and then kept on the disk.
     """
 
     safety = Safety.ROUNDING
@@ -47,8 +51,7 @@ class FusedOptimizer(Action):
         """See `Action.apply`."""
         with ExitStack() as stack:
             for optimizer in _eligible(job):
-                device = optimizer.param_groups[0]["params"][0].device.type
-                stack.enter_context(implementation(device)(optimizer))
+                stack.enter_context(implementation(optimizer)(optimizer))
             yield
 
     def state(self, job: Job) -> Any:
