@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from diagnose.cli._gate import asked_of, folder_for_runs, training_command
 from diagnose.cli._output import STDOUT, Json, as_json, put, show
@@ -20,10 +21,25 @@ EXIT_CODES = (
 )
 
 
+class OptionsOnBothSides(TyperCommand):
+    """Takes our options before and after GOOD..BAD, and leaves alone whatever follows the script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts GOOD..BAD behind the options that follow it, where parsing ends at the script."""
+        if args and not args[0].startswith("-"):
+            _, rest, _ = self.make_parser(ctx).parse_args(list(args[1:]))
+            ours = args[1 : len(args) - len(rest)]
+            if ours and ours[-1] == "--":
+                ours.pop()
+            args = [*ours, "--", args[0], *rest]
+        return list(super().parse_args(ctx, args))
+
+
 def command(app: typer.Typer) -> None:
     """Adds the verb."""
     app.command(
         "bisect",
+        cls=OptionsOnBothSides,
         context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
         epilog=EXIT_CODES,
     )(bisect)
@@ -78,6 +94,8 @@ def bisect(
     from diagnose.report import Terminal
 
     words = list(words or ())
+    if words[:1] == ["--"]:  # it stands behind GOOD..BAD, where parsing has ended
+        words.pop(0)
     asked = asked_of(metric, max_drop, steps, warmup, budget)
     if json not in (None, STDOUT) and not Path(json).absolute().parent.is_dir():
         raise DiagnoseError(f"bisect: cannot write {json}: there is no such folder.")
