@@ -27,11 +27,11 @@ class OptionsOnBothSides(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Puts GOOD..BAD behind the options that follow it, where parsing ends at the script."""
         if args and not args[0].startswith("-"):
-            _, rest, _ = self.make_parser(ctx).parse_args(list(args[1:]))
-            ours = args[1 : len(args) - len(rest)]
-            if ours and ours[-1] == "--":
-                ours.pop()
-            args = [*ours, "--", args[0], *rest]
+            end = 1
+            while end < len(args) and args[end].startswith("--") and args[end] != "--":
+                takes_value = "=" not in args[end] and args[end] != "--help"  # all of ours but that do
+                end += 2 if takes_value else 1
+            args = [*args[1:end], args[0], *args[end:]]
         return list(super().parse_args(ctx, args))
 
 
