@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OLD_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench
+.PHONY: help demo test browser lint bench
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -21,8 +21,19 @@ help:
 demo: .venv/.installed
 	$(BIN)/diagnose run examples/image_classifier.py
 
-test: .venv/.installed
+test: .venv/.installed browser
 	$(BIN)/python -m pytest $(ARGS)
+
+# The dashboard is tested in a real browser. Without one those tests are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "make: installing chromium, in which the dashboard is tested"; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null || \
+			echo "make: chromium could not be installed: the dashboard's pages will NOT be tested" >&2; \
+	else \
+		echo "make: no chromium, and no root and apt-get to install it: the dashboard's pages will NOT be tested" >&2; \
+	fi
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -57,7 +57,7 @@ def frame(pages: Mapping[str, Page], source: Any) -> Any:
             html.A("Skip to the page", href="#page", className="skip"),
             dmc.AppShellHeader(header),
             dmc.AppShellNavbar(
-                html.Nav(_links(pages, None, ""), id="pages", **{"aria-label": "Pages"}), p="xs"
+                html.Div(_links(pages, None, ""), id="pages"), p="xs", **{"aria-label": "Pages"}
             ),
             dmc.AppShellMain(html.Div(id="page", className="content", tabIndex=-1)),
         ],
@@ -79,6 +79,7 @@ def frame(pages: Mapping[str, Page], source: Any) -> Any:
 
 def register(app: Dash) -> None:
     """Registers the navigation, which follows the page, and the menu of narrow windows."""
+    app.index_string = app.index_string.replace("<html>", '<html lang="en">')
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("pages", "children"), Output("where", "children"), Input("view", "data")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import dash
-from dash import Input, Output, State, dcc, html
+import dash_mantine_components as dmc
+from dash import Input, Output, State, html
 from diagnose.dashboards._look_blocks import Component, panel
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
@@ -32,9 +33,13 @@ def control_panel() -> Component:
     ]
     classes = html.Div(
         [
-            html.Label("Fixes that are", htmlFor="control-class", className="detail"),
-            dcc.Dropdown(
-                safeties, ASKED_FOR[0].value, id="control-class", clearable=False, className="short"
+            dmc.Select(
+                data=safeties,
+                value=ASKED_FOR[0].value,
+                id="control-class",
+                label="Fixes that are",
+                allowDeselect=False,
+                className="short",
             ),
             html.Button("Allow", id={"kind": "ask", "what": "allow"}, n_clicks=0, className="ask"),
             html.Button("Forbid", id={"kind": "ask", "what": "forbid"}, n_clicks=0, className="ask"),
@@ -43,8 +48,9 @@ def control_panel() -> Component:
     )
     undo = html.Div(
         [
-            html.Label("In force", htmlFor="control-action", className="detail"),
-            dcc.Dropdown([], None, id="control-action", placeholder="nothing yet", className="short"),
+            dmc.Select(
+                data=[], id="control-action", label="In force", placeholder="nothing yet", className="short"
+            ),
             html.Button("Undo", id={"kind": "ask", "what": "undo"}, n_clicks=0, className="ask"),
         ],
         className="asked",

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import dash
+import dash_mantine_components as dmc
 from dash import Input, Output, State, dcc, html
 from diagnose.dashboards._analyst import Compared
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
@@ -21,6 +22,8 @@ from diagnose.report._wording import printable
 from diagnose.report.base import Paragraph
 from diagnose.report.summary import sentence
 
+MAX_OPTIONS = 100
+"""More than anyone scrolls through; typing finds the others."""
 TONES = {Outcome.FASTER: "good", Outcome.SLOWER: "alarm", Outcome.CANNOT_TELL: ""}
 
 
@@ -98,12 +101,15 @@ def _made(source: Source, a: str, b: str) -> tuple[str, Any]:
 
 
 def _chooser(side: str, label: str, options: list[dict[str, str]], value: str | None) -> Component:
-    return html.Div(
-        [
-            html.Label(label, htmlFor=f"compare-{side}", className="detail"),
-            dcc.Dropdown(options, value, id=f"compare-{side}", className="chooser", clearable=False),
-        ],
-        className="labelled",
+    return dmc.Select(
+        data=options,
+        value=value,
+        id=f"compare-{side}",
+        label=label,
+        searchable=True,
+        limit=MAX_OPTIONS,
+        placeholder="type to search",
+        className="chooser",
     )
 
 

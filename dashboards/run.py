@@ -100,7 +100,7 @@ class Run(Page):
             Output("run-throughput", "figure"),
             Output("run-charts", "hidden"),
             Output("control", "hidden"),
-            Output("control-action", "options"),
+            Output("control-action", "data"),
             Output("control-log", "children"),
             Output("run-drawn", "data"),
             Input("tick", "n_intervals"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash
+import dash_mantine_components as dmc
 from dash import Input, Output, State, dcc, html
 from diagnose.dashboards._look_blocks import Component, empty, tabs
 from diagnose.dashboards._source import RunRow, Source
@@ -78,10 +79,16 @@ class Runs(Page):
             Input("view", "data"),
             Input("runs-search", "value"),
             State("runs-drawn", "data"),
-            State({"kind": "runs-pick", "run": dash.ALL}, "value"),
+            State({"kind": "runs-pick", "run": dash.ALL}, "checked"),
+            State({"kind": "runs-pick", "run": dash.ALL}, "id"),
         )
         def refresh(
-            _: int, view: dict[str, Any] | None, search: str | None, drawn: str | None, picked: list[Any]
+            _: int,
+            view: dict[str, Any] | None,
+            search: str | None,
+            drawn: str | None,
+            picked: list[bool],
+            boxes: list[dict[str, str]],
         ) -> Any:
             if not view or view.get("page") != "runs":
                 return dash.no_update, dash.no_update, dash.no_update
@@ -92,7 +99,7 @@ class Runs(Page):
             key = repr((rows, len(every)))
             if key == drawn:
                 return dash.no_update, dash.no_update, dash.no_update
-            chosen = {run for value in picked for run in value or ()}
+            chosen = set(_picked(picked, boxes))
             shown = f"{len(rows):,} of {len(every):,}" if len(rows) < len(every) else f"{len(every):,}"
             count = f"{shown} under {source.root}, newest first"
             if not rows:
@@ -100,10 +107,12 @@ class Runs(Page):
             return _table(rows[:MAX_ROWS], chosen), count, key
 
         @app.callback(  # type: ignore[untyped-decorator]
-            Output("runs-compare", "children"), Input({"kind": "runs-pick", "run": dash.ALL}, "value")
+            Output("runs-compare", "children"),
+            Input({"kind": "runs-pick", "run": dash.ALL}, "checked"),
+            State({"kind": "runs-pick", "run": dash.ALL}, "id"),
         )
-        def pick(values: list[Any]) -> Any:
-            runs = [run for value in values for run in value or ()]
+        def pick(picked: list[bool], boxes: list[dict[str, str]]) -> Any:
+            runs = _picked(picked, boxes)
             if len(runs) < 2:
                 return html.Span(
                     "Pick two runs to compare them." if not runs else "Pick one more.", className="note"
@@ -112,6 +121,10 @@ class Runs(Page):
             return dcc.Link(
                 "Compare the two", href=href("compare", a=runs[-1], b=runs[0]), className="button"
             )
+
+
+def _picked(picked: list[bool], boxes: list[dict[str, str]]) -> list[str]:
+    return [box["run"] for box, is_picked in zip(boxes, picked, strict=True) if is_picked]
 
 
 def _filtered(rows: tuple[RunRow, ...], state: str, search: str) -> list[RunRow]:
@@ -161,10 +174,11 @@ def _table(rows: list[RunRow], chosen: set[str]) -> Component:
 
 
 def _row(row: RunRow, chosen: set[str]) -> Component:
-    pick = dcc.Checklist(
-        [{"label": html.Span(f"compare {row.id}", className="unseen"), "value": row.id}],
-        value=[row.id] if row.id in chosen else [],
+    pick = dmc.Checkbox(
         id={"kind": "runs-pick", "run": row.id},
+        checked=row.id in chosen,
+        size="xs",
+        **{"aria-label": f"compare {row.id}"},
     )
     tuned = [" ", html.Span("tuned", className="badge calm")] if row.tuned else []
     ranks = f" · {row.world_size} ranks" if row.world_size > 1 else ""

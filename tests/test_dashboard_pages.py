@@ -1,0 +1,364 @@
+"""The pages of the dashboard in a real browser, on real runs and on a job that trains meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from diagnose.core.units import NS_PER_MS, format_duration, format_gain, format_part, format_speedup
+from tests.running import DIAGNOSE, REPOSITORY, SCRIPTS, environment, run, write
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="NO BROWSER: the dashboard's pages are NOT tested here; install chromium, or make test as root",
+)
+ARGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SHOTS = Path(os.environ.get("DIAGNOSE_SCREENSHOTS") or REPOSITORY / "build" / "screenshots")
+"""Where each test leaves what it saw, for people to look at."""
+
+HOSTILE = "<img src=x onerror=alert(1)>.py"
+SERIOUS = ("serious", "critical")
+SLOW_MS = 30_000
+expect.set_options(timeout=SLOW_MS)
+WIDTHS = (390, 1024, 1920)
+
+CRASH = """
+import time, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(60):
+    time.sleep(0.003)  # the wait
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+raise ValueError("<b>enough</b>")
+"""
+LIVE = """
+import sys, time, torch
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.full((8,), float(index))
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = DataLoader(Slow(), batch_size=4, shuffle=True)
+    while not Path("stop").exists():
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+"""
+PAGES = {
+    "/": "Runs",
+    "/run/live": "Where each step goes",
+    "/run/live/before-after": "What tuning did",
+    "/run/live/input": "Loaders",
+    "/run/live/kernels": "No deep window was taken",
+    "/gate-history": "No baselines yet",
+    "/run/ranks/ranks": "How late each rank is",
+    "/compare?a=crash&b=ranks": "Metric by metric",
+}
+
+
+@dataclass(slots=True)
+class Site:
+    """A dashboard that serves, and what it serves."""
+
+    address: str
+    folder: Path
+    live: subprocess.Popen[str]
+    problems: list[str] = field(default_factory=list)
+
+
+def stopped(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    runs = ("--run-dir", str(folder / ".diagnose" / "runs"), "--quiet")
+    jobs = (
+        (*runs, "--name", "live", "--tune", write(folder / "live.py", LIVE)),
+        (*runs, "--name", "crash", write(folder / HOSTILE, CRASH)),
+        (*runs, "--name", "ranks", "--nproc-per-node", "2", SCRIPTS / "two_ranks.py", "80"),
+    )
+    serve = (sys.executable, "-m", "diagnose", "dashboard", "--port", "0", "--no-open", *runs[:2])
+    options = {"cwd": folder, "env": environment(OMP_NUM_THREADS="1"), "text": True}
+    started = [
+        subprocess.Popen(
+            [*DIAGNOSE, *map(str, job)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options
+        )
+        for job in jobs
+    ]
+    server = subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
+    assert server.stderr is not None
+    try:
+        told = next((line for line in server.stderr if "http://" in line), "")
+        address = re.search(r"http://127\.0\.0\.1:\d+", told)
+        assert address, "it says where it serves"
+        yield Site(address=address[0], folder=folder, live=started[0])
+    finally:
+        (folder / "stop").touch()
+        for job in started:
+            job.wait(timeout=60)
+        stopped(server)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGS))
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def tab(site: Site, browser: Browser) -> Iterator[Page]:
+    """One tab for all tests: loading the libraries anew for each would take most of the time."""
+    context = browser.new_context(viewport={"width": 1024, "height": 900}, color_scheme="light")
+    opened = context.new_page()
+    opened.set_default_timeout(SLOW_MS)
+    opened.on("console", lambda said: site.problems.append(said.text) if said.type == "error" else None)
+    opened.on("pageerror", lambda error: site.problems.append(str(error)))
+    opened.on("dialog", lambda dialog: site.problems.append(f"dialog {dialog.message}"))
+    opened.on("request", lambda request: _stays_here(request.url, site))
+    opened.goto(site.address)
+    yield opened
+    context.close()
+
+
+@pytest.fixture
+def page(site: Site, tab: Page) -> Iterator[Page]:
+    """The tab; the test fails if the browser complained, or asked anybody else for anything."""
+    site.problems.clear()
+    yield tab
+    assert site.problems == []
+
+
+def _stays_here(url: str, site: Site) -> None:
+    if urlparse(url).scheme in ("http", "https", "ws") and not url.startswith(site.address):
+        site.problems.append(f"request to {url}")
+
+
+def go(page: Page, address: str) -> None:
+    """Goes to an address of the site as a click on a link does, without loading everything again."""
+    page.evaluate(
+        "to => { history.pushState({}, '', to); dispatchEvent(new Event('_dashprivate_pushstate')); }",
+        address,
+    )
+
+
+def shoot(page: Page, name: str) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+
+
+def barriers(page: Page) -> list[str]:
+    """What keeps people with a screen reader, a keyboard or weak eyes out, as far as axe can see it."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
+        for each in found
+        if each["impact"] in SERIOUS
+        for node in each["nodes"]
+    ]
+
+
+def name_of(address: str) -> str:
+    return re.sub(r"[^a-z]+", "-", address).strip("-") or "runs"
+
+
+@pytest.mark.parametrize("address, words", PAGES.items(), ids=map(name_of, PAGES))
+def test_a_page_opens_by_its_address_without_barriers_and_fits_a_phone(
+    site: Site, page: Page, address: str, words: str
+) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, address)
+    expect(page.locator("#page")).to_contain_text(words)
+    shoot(page, f"{name_of(address)}-1024-light")
+    assert barriers(page) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    for _ in range(100):  # the menu slides out
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        if wide <= 390:
+            break
+        time.sleep(0.05)
+    assert wide <= 390, "nothing sticks out at the side"
+
+
+def test_a_live_run_moves_by_itself(site: Site, page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, "/run/live")
+    expect(page.locator(".badge.live")).to_contain_text("running")
+    expect(page.locator("#run-ledger .main-svg").first).to_be_visible()
+    under = page.locator("#run-title .under")
+    before = under.inner_text()
+    expect(under).not_to_have_text(before)
+
+
+def test_the_verdict_the_finding_and_the_line_to_blame_are_shown(page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, "/run/crash")
+    expect(page.locator(".verdict")).to_contain_text("The script failed with ValueError after 60 steps.")
+    expect(page.locator(".finding").first).to_contain_text("time.sleep(0.003)")
+    blamed = page.locator(".excerpt li.blamed")
+    expect(blamed).to_contain_text("time.sleep(0.003)  # the wait")
+    shoot(page, "run-crash-1024-light")
+
+
+def test_a_hostile_name_is_only_text(page: Page) -> None:
+    go(page, "/run/crash")
+    expect(page.locator("h1")).to_contain_text(HOSTILE)
+    assert (
+        page.locator("#page img[src=x]").count() == 0
+        and page.locator("#page b:text('enough')").count() == 0
+    )
+    go(page, "/")
+    expect(page.locator("table.runs")).to_contain_text(HOSTILE)
+    assert page.locator("#page img[src=x]").count() == 0
+
+
+def test_no_chart_offers_to_upload_itself(page: Page) -> None:
+    go(page, "/run/crash")
+    expect(page.locator("#run-ledger .main-svg").first).to_be_visible()
+    page.locator("#run-ledger").hover()
+    assert page.locator("[data-title*='Share'], [data-title*='Cloud'], .modebar-btn").count() == 0
+
+
+def test_runs_are_searched_filtered_and_picked_for_a_comparison(site: Site, page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, "/")
+    rows = page.locator("table.runs tbody tr")
+    expect(rows).to_have_count(3)
+    page.get_by_label("Search").fill("onerror")
+    expect(rows).to_have_count(1)
+    page.get_by_label("Search").fill("no such run")
+    expect(page.locator("#page")).to_contain_text("No run matches")
+    page.get_by_label("Search").fill("")
+    expect(rows).to_have_count(3)
+    page.get_by_text("Running", exact=True).click()
+    expect(rows).to_have_count(1)
+    assert page.url.endswith("state=running"), "what is chosen is in the address"
+    page.get_by_text("All", exact=True).click()
+    expect(rows).to_have_count(3)
+    for name in ("crash", "ranks"):
+        page.get_by_label(f"compare {name}").check()
+    page.get_by_role("link", name="Compare the two").click()
+    expect(page.locator(".verdict")).to_contain_text("two single runs must differ by")
+
+
+def test_the_keyboard_reaches_the_pages_and_skips_to_the_content(site: Site, page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    page.goto(f"{site.address}/run/crash")
+    expect(page.locator(".finding").first).to_be_visible()
+    focused = "document.activeElement.textContent"
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(focused))
+    assert reached[0] == "Skip to the page"
+    assert {"diagnose", "Runs", "Overview", "Input"} <= set(reached)
+    page.get_by_role("link", name="Input").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("nav [aria-current=page]")).to_have_text("Input")
+    assert page.url.endswith("/run/crash/input")
+
+
+def test_dark_is_one_key_away_and_stays(site: Site, page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, "/run/crash")
+    scheme = "document.documentElement.dataset.mantineColorScheme"
+    assert page.evaluate(scheme) == "light", "as the system has it"
+    page.get_by_label("Switch between dark and light").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(scheme) == "dark"
+    page.reload()
+    expect(page.locator(".finding").first).to_be_visible()
+    assert page.evaluate(scheme) == "dark"
+    shoot(page, "run-crash-1024-dark")
+    assert barriers(page) == []
+    page.get_by_label("Switch between dark and light").click()
+
+
+def test_an_address_that_leads_nowhere_says_so(page: Page) -> None:
+    go(page, "/run/..%2f..%2fetc")
+    expect(page.locator("#page")).to_contain_text("Nothing here")
+    go(page, "/no-such-page")
+    expect(page.locator("#page")).to_contain_text("Nothing here")
+
+
+def test_before_and_after_agree_with_the_json_to_the_digit(site: Site, page: Page) -> None:
+    (site.folder / "stop").touch()
+    site.live.wait(timeout=60)
+    ended = run(
+        *(sys.executable, "-m", "diagnose", "report", "live", "--json", "-"),
+        *("--run-dir", site.folder / ".diagnose" / "runs"),
+        cwd=site.folder,
+    )
+    report = json.loads(ended.stdout)
+    go(page, "/run/live/before-after")
+    expect(page.locator("#page")).to_contain_text("ended")
+    body = page.locator("#page")
+    assert report["trials"], "the job lived long enough for a trial"
+    for trial in report["trials"]:
+        expect(body).to_contain_text(trial["action"])
+        if trial["predicted_speedup"] is not None:
+            expect(body).to_contain_text(format_speedup(trial["predicted_speedup"]))
+        if trial["measured_speedup"] is not None:
+            expect(body).to_contain_text(format_gain(trial["measured_speedup"], *trial["ci"]))
+    confirmed = report["confirmation"]
+    if confirmed:
+        value, _, interval = format_gain(confirmed["speedup"], *confirmed["ci"]).partition(" (")
+        expect(page.locator(".kpis")).to_contain_text(value)
+        expect(page.locator(".kpis")).to_contain_text(interval.rstrip(")"))
+        for step_ms in confirmed["step_ms"]:
+            expect(page.locator(".kpis")).to_contain_text(format_duration(step_ms * NS_PER_MS))
+        step_ms = sum(phase["ms_per_step"] for phase in report["phases"])
+        wait_ms = next(p["ms_per_step"] for p in report["phases"] if p["name"] == "data_wait")
+        expect(body).to_contain_text(format_part(wait_ms * NS_PER_MS, step_ms * NS_PER_MS))
+    shoot(page, "run-live-before-after-ended-1024-light")
+
+
+@pytest.mark.extended
+def test_every_page_is_photographed_in_both_schemes_at_three_widths(site: Site, page: Page) -> None:
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for address, words in PAGES.items():
+            go(page, address)
+            expect(page.locator("#page")).to_contain_text(words)
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": 900})
+                time.sleep(0.3)  # plotly draws anew
+                shoot(page, f"{name_of(address)}-{width}-{scheme}")
