@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.finding import Gain
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -78,6 +78,7 @@ class Change(Action):
     touches: str = "nothing"  # type: ignore[misc]
     unasked: bool = False  # type: ignore[misc]
     refuses: str = ""
+    not_before: int = 0
     gives_up: str = ""
     fails_on: str = ""
     leaves_trace: bool = False
@@ -89,6 +90,8 @@ class Change(Action):
         self._call("check")
         if self.refuses:
             raise CannotApply(self.refuses)
+        if self.machine.steps < self.not_before:
+            raise NotYet("it is too early")
 
     def values(self, job: Job) -> Sequence[int | None]:
         return self.choices
@@ -447,6 +450,37 @@ def test_an_action_named_by_the_user_is_tried_without_a_finding():
     train(machine, controller(machine, actions, [], policy=Policy(only=frozenset({"named"}))), 500)
     (trial,) = machine.trials()
     assert (trial["action"], trial["outcome"], trial["predicted"]) == ("named", "kept", None)
+
+
+def test_what_cannot_be_tried_yet_is_tried_when_it_can():
+    machine = Machine()
+    control = controller(machine, [Change(machine, "early", factor=0.5, not_before=700)])
+    train(machine, control, 650)
+    assert machine.trials() == []
+    train(machine, control, 400)
+    assert machine.outcomes() == {"early": "kept"}
+
+
+def test_what_could_not_be_tried_to_the_end_is_refused_with_its_reason():
+    machine = Machine()
+    actions = [Change(machine, "good", factor=0.5), Change(machine, "early", not_before=10**9)]
+    control = controller(machine, actions)
+    train(machine, control, 900)
+    control.finish()
+    assert machine.outcomes() == {"good": "kept", "early": "refused"}
+    assert machine.trials()[-1]["reason"] == "it is too early"
+
+
+def test_what_comes_to_be_wrong_while_something_is_kept_is_found():
+    machine = Machine()
+    actions = [Change(machine, "first", factor=0.5), Change(machine, "second", factor=0.5)]
+    leads = [lead("first")]
+    control = controller(machine, actions, leads)
+    train(machine, control, 2000)
+    leads.append(lead("second"))
+    train(machine, control, 3500)
+    assert machine.outcomes() == {"first": "kept", "second": "kept"}
+    assert [kind for kind, _ in machine.told].count("confirmation") == 2
 
 
 def test_what_only_a_trial_can_tell_is_tried_last():

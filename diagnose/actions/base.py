@@ -14,6 +14,10 @@ class CannotApply(Exception):
     """A precondition does not hold; the message says which, in words for the user."""
 
 
+class NotYet(CannotApply):
+    """A precondition does not hold yet, and may later: the tuner looks again."""
+
+
 class Action:
     """One fix that can be applied to a running job between two steps, and undone between two others.
 

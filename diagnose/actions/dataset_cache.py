@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from diagnose.actions._loader_choice import available_bytes, sources
 from diagnose.actions._loader_samples import Remembering, Samples
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.core.units import format_bytes
@@ -51,7 +51,7 @@ class DatasetCache(Action):
         """See `Action.check`."""
         epochs = max((known["epochs"] for known in job.facts.get("loaders", ())), default=0)
         if epochs < 2:
-            raise CannotApply("no sample has come a second time yet: the script is in its first epoch")
+            raise NotYet("no sample has come a second time yet: the script is in its first epoch")
         _cache(job)
 
     @contextmanager

@@ -40,6 +40,8 @@ class Outcome(Enum):
     """Never tried: it needs the user's leave."""
     NOT_TRIED = "not_tried"
     """Never tried: a dry run."""
+    NOT_YET = "not_yet"
+    """Not tried so far: a precondition may come to hold. Never recorded: if it does not, it is refused."""
     CANNOT_TELL = "cannot_tell"
     """Measured as long as was worth it, without a verdict: undone."""
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from diagnose.actions.base import CannotApply
+from diagnose.actions.base import CannotApply, NotYet
 from diagnose.core.units import NS_PER_MS
 from diagnose.tuner.installed import Installed
 
@@ -22,7 +22,7 @@ POLL_NS = 500 * NS_PER_MS
 MAX_POLL_STEPS = 500
 """Ranks that wait for a time or a process ask each other about so often: an exchange takes 1 to 5 ms."""
 
-DONE, REFUSED, FAILED = "done", "refused", "failed"
+DONE, REFUSED, NOT_YET, FAILED = "done", "refused", "not yet", "failed"
 
 
 class RanksLost(Exception):
@@ -87,7 +87,8 @@ def together(world: World, about: str, work: Callable[[], Any], *, dear: bool = 
         What `work` returned on each rank.
 
     Raises:
-        CannotApply: If some rank refuses; says which, unless all refuse for the same reason.
+        CannotApply: If some rank refuses; says which, unless all refuse for the same reason. `NotYet` if
+            none refuses for good.
         RankFailed: If some rank raised anything else.
         RanksLost: See `Ranks.exchange`.
     """
@@ -97,11 +98,11 @@ def together(world: World, about: str, work: Callable[[], Any], *, dear: bool = 
     try:
         outcome = [DONE, work()]
     except CannotApply as refusal:
-        outcome = [REFUSED, str(refusal)]
+        outcome = [NOT_YET if isinstance(refusal, NotYet) else REFUSED, str(refusal)]
     except Exception:  # noqa: BLE001 (what fails on one rank ends the tuning on all)
         outcome = [FAILED, traceback.format_exc(limit=-4).strip()]
     outcomes = ranks.exchange(about, outcome, dear=dear)
-    for kind, error in ((FAILED, RankFailed), (REFUSED, CannotApply)):
+    for kind, error in ((FAILED, RankFailed), (REFUSED, CannotApply), (NOT_YET, NotYet)):
         said = {rank: text for rank, (told, text) in enumerate(outcomes) if told == kind}
         if said:
             raise error(_whose(said, ranks.num))

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from diagnose.actions.base import CannotApply
 from diagnose.core.finding import Gain
 from diagnose.core.trial import Measured, Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
-from diagnose.tuner.agreement import RankFailed, RanksLost, switch, until
+from diagnose.tuner.agreement import RankFailed, RanksLost, until
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.diagnosis import Diagnosis
+from diagnose.tuner.holding import is_early, measure_kept
+from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.orders import Orders
-from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest
 from diagnose.tuner.policy import Candidate, Lead, Policy, candidates
 from diagnose.tuner.trying import Attempt, put_in_force
-from diagnose.tuner.windows import measure, settle
+from diagnose.tuner.windows import settle
 from diagnose.tuner.world import Plan, Spending, Step, World
 
 WARMUP_STEPS = 5
@@ -41,6 +41,12 @@ DOUBT_PAIRS = 6
 LOOK_AGAIN_STEPS = (200, 800, 3200)
 """Where the findings led to no trial the rules are asked again after so many more steps: some faults, such
 as full garbage collections, come rarely."""
+
+LOOK_LATER = 4
+"""While something is kept the rules are asked again, each time after so many times as many steps."""
+
+LOOK_STEPS = 100
+"""So often an action is looked at that could not be tried yet."""
 
 RECHECK_STEPS = 500
 RECHECK_PAIRS = 2
@@ -70,6 +76,9 @@ class Controller:
         self._orders.tries = reuse is None
         self._attempt: Attempt | None = None
         self._done: set[str] = set()
+        self._postponed: dict[str, Trial] = {}
+        self._confirmed: list[Installed] = []
+        self._look_at = sum(LOOK_AGAIN_STEPS)
         self._diagnosis: Diagnosis | None = None
         self._resumed_ns = world.clock()
         self._spending = Spending(self._resumed_ns)
@@ -121,14 +130,11 @@ class Controller:
 
     def _tune(self) -> Plan[None]:
         first = yield from self._observe(WARMUP_STEPS)
-        while True:
-            yield from self._seek(first)
-            yield from self._confirm_and_hold()
-            again = self._orders.reopen()
-            if not again:
-                return
-            self._done -= again
+        yield from self._seek(first)
+        while (yield from self._confirm_and_hold()):
+            self._done -= self._orders.reopen()
             first = yield from self._observe(1)
+            yield from self._seek(first)
 
     def _seek(self, first: int) -> Plan[None]:
         """Tries what the findings lead to, as long as something helps."""
@@ -151,7 +157,7 @@ class Controller:
                 first = yield from self._observe(
                     max(each.action.settle_steps for each in self._changes.kept)
                 )
-            elif measured or self._changes.kept or self._orders.policy.dry_run:
+            elif measured or self._changes.kept or self._postponed or self._orders.policy.dry_run:
                 break
             else:
                 yield from self._orders.let_pass(next(later, 0), self.state, until_reopened=True)
@@ -226,53 +232,54 @@ class Controller:
         self._attempt = None
         if trial.outcome is Outcome.NOT_ALLOWED:
             self._orders.without_leave[candidate.name] = trial.safety
-        if candidate.asked or trial.measured is not None or trial.outcome is Outcome.NOT_TRIED:
+        if trial.outcome is Outcome.NOT_YET:
+            if candidate.asked:
+                self._postponed[candidate.name] = replace(trial, outcome=Outcome.REFUSED)
+        elif candidate.asked or trial.measured is not None or trial.outcome is Outcome.NOT_TRIED:
             self._tell(trial)
         return trial
 
-    def _confirm_and_hold(self) -> Plan[None]:
-        """Measures what is kept, all together: at once, and then now and again."""
-        if not self._changes.kept or self._orders.reopened:
-            return
-        self._enter("confirming")
-        yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
-        while self._changes.kept:
-            self._enter("holding")
-            yield from self._orders.let_pass(RECHECK_STEPS, self.state, until_reopened=True)
-            if self._orders.reopened or not self._changes.kept:
-                return
-            yield from self._measure_kept("recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST)
+    def _confirm_and_hold(self) -> Plan[bool]:
+        """Measures what is kept, all together: at once, and then now and again.
+
+        Returns:
+            Whether there may be something new to try; else nothing is left to be done.
+        """
+        if self._orders.reopened:
+            return True
+        kept = list(self._changes.kept)
+        if kept and kept != self._confirmed:
+            self._enter("confirming")
+            yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
+            self._confirmed = list(self._changes.kept)
+        while self._changes.kept or self._postponed:
+            self._enter("holding" if self._changes.kept else "observing")
+            for _ in range(RECHECK_STEPS // LOOK_STEPS):
+                yield from self._orders.let_pass(LOOK_STEPS, self.state, until_reopened=True)
+                if self._orders.reopened or self._looks_again():
+                    return True
+            if self._changes.kept:
+                yield from self._measure_kept("recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST)
+        return False
+
+    def _looks_again(self) -> bool:
+        """Whether enough steps have passed for the findings to be others, or a postponed action can be
+        tried now."""
+        if not self._orders.tries or self._orders.policy.dry_run:
+            return False
+        come = [name for name in self._postponed if not is_early(self._world, name)]
+        for name in come:
+            del self._postponed[name]
+        self._done -= set(come)
+        due = self._step.number >= self._look_at
+        if due:
+            self._look_at *= LOOK_LATER
+        return due or bool(come)
 
     def _measure_kept(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[None]:
-        world, kept, test = self._world, self._changes.kept, PairedTest()
-        try:
-            switch(world, kept, False)
-            yield from measure(world, kept, test, self._spending, pairs)
-            measured = test.measured(CONFIRM_CONFIDENCE)
-            assert measured is not None
-            if not enough(measured):
-                yield from measure(world, kept, test, self._spending, pairs + DOUBT_PAIRS)
-                measured = test.measured(CONFIRM_CONFIDENCE)
-                assert measured is not None
-        except CannotApply:
-            self._put_back()
-            return
-        world.tell(kind, asdict(measured))
-        if measured.high < 1:
-            self._changes.remove(*kept)
-            slower = f"{1 / measured.speedup:.2f} times slower with all changes than without"
-            world.tell("undone", {"reason": f"steps came to be {slower}"})
-        else:
-            self._put_back()
-
-    def _put_back(self) -> None:
-        """Puts what is kept in force again; drops what gave itself up."""
-        for installed in list(self._changes.kept):
-            try:
-                switch(self._world, [installed], True)
-            except CannotApply as refusal:
-                self._changes.remove(installed)
-                self._world.tell("dropped", {"action": installed.name, "reason": str(refusal)})
+        yield from measure_kept(
+            self._world, self._changes, self._spending, kind=kind, pairs=(pairs, DOUBT_PAIRS), enough=enough
+        )
 
     # -- the end
 
@@ -316,8 +323,9 @@ class Controller:
     def _cut_off(self, why: str) -> None:
         trial = self._attempt.cut_off(why) if self._attempt is not None else None
         self._attempt = None
-        if trial is not None:
-            self._tell(trial)
+        for each in filter(None, [trial, *self._postponed.values()]):
+            self._tell(each)
+        self._postponed.clear()
 
     # -- telling
 

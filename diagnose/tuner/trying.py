@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
@@ -78,7 +78,8 @@ class Attempt:
         except CannotApply as refusal:
             self._candidate = None
             self._changes.remove(*self._changes.tried)
-            return self._trial(candidate, Outcome.REFUSED, str(refusal), test)
+            outcome = Outcome.NOT_YET if isinstance(refusal, NotYet) else Outcome.REFUSED
+            return self._trial(candidate, outcome, str(refusal), test)
         self._candidate = None
         trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best.value)
         if trial.outcome is Outcome.KEPT:

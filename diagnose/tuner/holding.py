@@ -1,0 +1,76 @@
+"""What is done with kept changes while training goes on, and with actions that could not be tried yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from diagnose.actions.base import CannotApply, NotYet
+from diagnose.core.trial import Measured
+from diagnose.tuner.agreement import switch, together
+from diagnose.tuner.changes import Changes
+from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest
+from diagnose.tuner.windows import measure
+from diagnose.tuner.world import Plan, Spending, World
+
+
+def measure_kept(
+    world: World,
+    changes: Changes,
+    spending: Spending,
+    *,
+    kind: str,
+    pairs: tuple[int, int],
+    enough: Callable[[Measured], bool],
+) -> Plan[None]:
+    """Measures what is kept, all on against all off; undoes it where steps have come to be slower.
+
+    Args:
+        world: The process.
+        changes: What is kept; in force at first, and in the end unless it is undone.
+        spending: Gets what it costs.
+        kind: What the measurement is recorded as.
+        pairs: Pairs of windows, and how many more where the first ones are not enough.
+        enough: Whether they are.
+    """
+    kept, test = changes.kept, PairedTest()
+    try:
+        switch(world, kept, False)
+        yield from measure(world, kept, test, spending, pairs[0])
+        measured = test.measured(CONFIRM_CONFIDENCE)
+        assert measured is not None
+        if not enough(measured):
+            yield from measure(world, kept, test, spending, sum(pairs))
+            measured = test.measured(CONFIRM_CONFIDENCE)
+            assert measured is not None
+    except CannotApply:
+        _put_back(world, changes)
+        return
+    world.tell(kind, asdict(measured))
+    if measured.high < 1:
+        changes.remove(*kept)
+        slower = f"{1 / measured.speedup:.2f} times slower with all changes than without"
+        world.tell("undone", {"reason": f"steps came to be {slower}"})
+    else:
+        _put_back(world, changes)
+
+
+def _put_back(world: World, changes: Changes) -> None:
+    """Puts what is kept in force again; drops what gave itself up."""
+    for installed in list(changes.kept):
+        try:
+            switch(world, [installed], True)
+        except CannotApply as refusal:
+            changes.remove(installed)
+            world.tell("dropped", {"action": installed.name, "reason": str(refusal)})
+
+
+def is_early(world: World, name: str) -> bool:
+    """Whether an action that could not be tried yet still cannot, and still may later."""
+    try:
+        together(world, f"looking at {name} again", lambda: world.actions[name].check(world.job))
+    except NotYet:
+        return True
+    except CannotApply:
+        return False  # its trial will say why
+    return False
