@@ -23,6 +23,9 @@ MAX_VITALS = 1200
 MAX_EVENTS = 5000
 """Events of tuning and commands that are read: a run has some dozens."""
 
+MAX_DAMAGES = 3
+"""Kinds of damage that are told; more of them say no more."""
+
 Rows = npt.NDArray[np.int64]
 
 
@@ -63,6 +66,7 @@ class RankTail:
         self._oldest: int | None = None  # steps before this one have not been read yet
         self._stamp: tuple[int, ...] = ()
         self._torn = 0
+        self._damaged: dict[str, None] = {}  # in the order in which it was met
 
     @property
     def unread_steps(self) -> int:
@@ -166,7 +170,8 @@ class RankTail:
             self.vitals = [*self.vitals[:-1:2], self.vitals[-1]]
 
     def _say(self, damaged: list[str]) -> None:
-        words = list(dict.fromkeys(damaged))
+        self._damaged.update(dict.fromkeys(damaged))
+        words = list(self._damaged)[:MAX_DAMAGES]
         if self._torn:
             words.append(f"{self._torn} steps are damaged and left out")
         self.words = f"{self.path.name}: {'; '.join(words)}" if words else ""

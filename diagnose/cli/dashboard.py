@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,15 +32,16 @@ def dashboard(
     socket_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Shows the runs in a browser, those that train now among them, until Ctrl-C."""
-    from diagnose.dashboards._serving import serve, serve_child
     from diagnose.store.runs import resolve_run
 
-    root = root_of_runs(run_dir)
+    root, name = root_of_runs(run_dir), None
+    if run is not None:
+        folder = resolve_run(run, root).absolute()
+        root, name = folder.parent, folder.name
+    # Only now: a wrong name is told before a second's imports.
+    from diagnose.dashboards._serving import serve, serve_child
+
     if socket_fd is not None:
         serve_child(root, socket_fd)
         return
-    name = None
-    if run is not None:
-        folder = resolve_run(run, root).absolute()
-        root, name = Path(folder.parent), folder.name
     serve(root, name, host, PORT if port is None else port, any_port=port is None, opens=not no_open)
