@@ -1,0 +1,155 @@
+"""Kernels under no optimizer of torch's, driven by a table: masters, 8-bit moments, LAMB, the norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
+from diagnose.kernels._table import Table
+from diagnose.kernels.adamw_8bit import BLOCK_ELEMENTS
+from optimizer_clock import Pipeline
+from optimizer_contenders import BETAS, DECAY, EPS, LAMB_MAX_NORM, LR, Work
+from torch import Tensor
+
+COPY_IS_BF16 = 1
+"""Of a row's flags."""
+
+
+def group(flags: GroupFlag) -> Group:
+    """The settings that all contenders have."""
+    return Group(lr=LR, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=DECAY, flags=int(flags))
+
+
+def masters_by_kernel(work: Work) -> Pipeline:
+    """fp32 masters of bf16 parameters: the norm, then one update that clips and writes the bf16 copy."""
+    weights = [param.detach().float() for param in work.params]
+    m, v = zeros_like(weights, torch.float32), zeros_like(weights, torch.float32)
+    rows = [
+        Row(
+            p=weight.data_ptr(),
+            m=m[index].data_ptr(),
+            v=v[index].data_ptr(),
+            copy=work.params[index].data_ptr(),
+            count=weight.numel(),
+            pair=PAIRS[torch.float32, torch.bfloat16, torch.float32],
+            flags=COPY_IS_BF16,
+        )
+        for index, weight in enumerate(weights)
+    ]
+    table = Table(work.device, rows, [group(GroupFlag.DECOUPLED)])
+    defines = {"PAIRS": 1 << rows[0].pair, "FEATURES": int(Feature.COPY)}
+    outcome_4 = torch.zeros(4, device=work.device)
+
+    def step() -> None:
+        table.point_to(addresses(work.grads))
+        table.run("norm", "gradient_norm", outcome_4=outcome_4, max_norm=work.max_norm)
+        table.run("adamw", "adamw", defines, clip_coef=outcome_4[1])
+
+    return Pipeline(step=holding(step, table, weights, m, v), weights=weights)
+
+
+def bytes_by_kernel(work: Work) -> Pipeline:
+    """AdamW with moments of one byte each."""
+    params = work.params
+    codes_m, codes_v = zeros_like(params, torch.uint8), zeros_like(params, torch.uint8)
+    scales_m, scales_v = scales_of(params), scales_of(params)
+    rows = [
+        Row(
+            p=param.data_ptr(),
+            m=codes_m[index].data_ptr(),
+            v=codes_v[index].data_ptr(),
+            v_max=scales_m[index].data_ptr(),
+            v_scales=scales_v[index].data_ptr(),
+            count=param.numel(),
+            pair=PAIRS[param.dtype, work.grads[index].dtype, torch.float32],
+        )
+        for index, param in enumerate(params)
+    ]
+    table = Table(work.device, rows, [group(GroupFlag.DECOUPLED)])
+    defines = {"PAIRS": 1 << rows[0].pair, "FEATURES": 0}
+
+    def step() -> None:
+        table.point_to(addresses(work.grads))
+        table.run("adamw_8bit", "adamw_8bit", defines)
+
+    return Pipeline(step=holding(step, table, codes_m, codes_v, scales_m, scales_v), weights=params)
+
+
+def lamb_by_kernel(work: Work) -> Pipeline:
+    """LAMB with the clipping that belongs to it."""
+    params = work.params
+    m, v = zeros_like(params, torch.float32), zeros_like(params, torch.float32)
+    rows = [
+        Row(
+            p=param.data_ptr(),
+            m=m[index].data_ptr(),
+            v=v[index].data_ptr(),
+            count=param.numel(),
+            pair=PAIRS[torch.float32, torch.float32, torch.float32],
+        )
+        for index, param in enumerate(params)
+    ]
+    table = Table(work.device, rows, [group(GroupFlag(0))])
+    defines = {"PAIRS": 1, "FEATURES": 0}
+    outcome_4 = torch.zeros(4, device=work.device)
+
+    def step() -> None:
+        table.point_to(addresses(work.grads))
+        table.run("norm", "gradient_norm", outcome_4=outcome_4, max_norm=LAMB_MAX_NORM, clip_epsilon=0.0)
+        for entry in ("lamb_moments", "lamb_update"):
+            table.run("lamb", entry, defines, clip_coef=outcome_4[1])
+
+    return Pipeline(step=holding(step, table, m, v), weights=params)
+
+
+def norm_by_kernel(work: Work) -> Pipeline:
+    """The norm of all gradients."""
+    rows = [Row(count=grad.numel(), pair=PAIRS[(grad.dtype,) * 3]) for grad in work.grads]
+    table = Table(work.device, rows, [Group()])
+    outcome_4 = torch.zeros(4, device=work.device)
+
+    def step() -> None:
+        table.point_to(addresses(work.grads))
+        table.run("norm", "gradient_norm", outcome_4=outcome_4, max_norm=work.max_norm)
+
+    return Pipeline(step=holding(step, table), weights=[outcome_4[:1]])
+
+
+def norm_by_torch(work: Work) -> Pipeline:
+    """Likewise, as `clip_grad_norm_` finds it."""
+    from torch.nn.utils import get_total_norm
+
+    found: list[Tensor] = []
+
+    def step() -> None:
+        found[:] = [get_total_norm(work.grads).reshape(1)]
+
+    return Pipeline(step=step, weights=found)
+
+
+def addresses(grads: list[Tensor]) -> list[int]:
+    """Where the gradients are: looked up at each step, as under a live optimizer."""
+    return list(map(Tensor.data_ptr, grads))
+
+
+def zeros_like(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """States before the first step."""
+    return [torch.zeros_like(tensor, dtype=dtype) for tensor in tensors]
+
+
+def scales_of(tensors: list[Tensor]) -> list[Tensor]:
+    """One for each block of elements."""
+    return [
+        torch.zeros(-(-tensor.numel() // BLOCK_ELEMENTS), device=tensor.device, dtype=torch.float32)
+        for tensor in tensors
+    ]
+
+
+def holding(step: Callable[[], None], *held: object) -> Callable[[], object]:
+    """Keeps alive what the rows point to."""
+
+    def inner(kept: tuple[object, ...] = held) -> None:
+        step()
+
+    return inner
