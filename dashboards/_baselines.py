@@ -39,12 +39,14 @@ class Baseline:
 
     Attributes:
         key: Name of the file.
-        machine: What the measurements hold for, in words.
+        command: What was run; empty where the file does not say.
+        machine: What else the measurements hold for, in words.
         entries: Oldest first.
         trouble: Why the file cannot be read; empty when it can.
     """
 
     key: str
+    command: str = ""
     machine: str = ""
     entries: tuple[Entry, ...] = ()
     trouble: str = ""
@@ -63,12 +65,17 @@ def _baseline(path: Path) -> Baseline:
         stored = json.loads(path.read_text(encoding="utf-8"))
         entries = tuple(filter(None, map(_entry, stored["entries"])))
         hard = stored.get("fingerprint", {}).get("hard", {})
-        machine = ", ".join(f"{name} {value}" for name, value in hard.items() if _is_short(value))
+        command = str(hard.get("command") or "")
+        machine = ", ".join(
+            f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
+            for name, value in hard.items()
+            if name != "command" and _is_short(value)
+        )
     except OSError as error:
         return Baseline(key=path.stem, trouble=error.strerror or "the file cannot be read")
     except (ValueError, TypeError, KeyError, AttributeError):
         return Baseline(key=path.stem, trouble="this is not the JSON of a baseline")
-    return Baseline(key=path.stem, machine=machine, entries=entries)
+    return Baseline(key=path.stem, command=command, machine=machine, entries=entries)
 
 
 def _entry(stored: Mapping[str, Any]) -> Entry | None:
@@ -87,8 +94,10 @@ def _entry(stored: Mapping[str, Any]) -> Entry | None:
 
 def _rate(stored: Mapping[str, Any]) -> float | None:
     value = stored.get("metrics", stored).get("samples_per_s")
-    return float(value) if isinstance(value, int | float) and 0 < value < float("inf") else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        return None
+    return float(value)
 
 
 def _is_short(value: Any) -> bool:
-    return isinstance(value, str | int | float) and len(str(value)) < 40
+    return isinstance(value, str | int | float) and 0 < len(str(value)) < 40

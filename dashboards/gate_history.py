@@ -41,12 +41,14 @@ class GateHistory(Page):
 
 
 def _machine(baseline: Baseline) -> Any:
+    name = baseline.command or baseline.key
+    machine = f"{baseline.key}.json: {baseline.machine}"
     if baseline.trouble:
         words = Paragraph(text=f"{baseline.key}.json cannot be shown: {baseline.trouble}.", alarm=True)
         return panel(baseline.key, *shown([words]))
     if not baseline.entries:
         words = Paragraph(text="No entry with samples/s.")
-        return panel(baseline.key, *shown([words]), note=baseline.machine)
+        return panel(name, *shown([words]), note=machine)
     entries = baseline.entries
     changes = level_changes([entry.samples_per_s for entry in entries])
     drawn = Levels(
@@ -58,7 +60,7 @@ def _machine(baseline: Baseline) -> Any:
         changes=changes,
     )
     blocks: list[Block] = [drawn, *_levels(entries, changes), _table(entries, changes)]
-    return panel(baseline.key, *shown(blocks), note=baseline.machine)
+    return panel(name, *shown(blocks), note=machine)
 
 
 def _levels(entries: tuple[Entry, ...], changes: list[int]) -> list[Paragraph]:

@@ -178,6 +178,7 @@ def _row(row: RunRow, chosen: set[str]) -> Component:
         id={"kind": "runs-pick", "run": row.id},
         checked=row.id in chosen,
         size="xs",
+        radius="sm",
         **{"aria-label": f"compare {row.id}"},
     )
     tuned = [" ", html.Span("tuned", className="badge calm")] if row.tuned else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,8 @@ MIN_CHANGE = 0.03
 """A smaller change of level is none that a gate would stop, and noise of a quiet machine comes near it."""
 
 MIN_DEVIATIONS = 3.0
-"""And the change is so many robust standard deviations of the measurements around their levels."""
+"""And the change is so many robust standard deviations of a measurement from the one before it: a change
+of level is one such difference among many, and does not pass for noise."""
 
 MAD_TO_SIGMA = 1.4826
 
@@ -29,21 +31,21 @@ def level_changes(values: Sequence[float]) -> list[int]:
         values: Positive measurements, oldest first.
     """
     logs = np.log(np.asarray(values, dtype=float))
-    return sorted(_divide(logs, 0))
+    if len(logs) < 2 * MIN_ENTRIES:
+        return []
+    scatter = MAD_TO_SIGMA * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
+    return _divide(logs, max(math.log1p(MIN_CHANGE), MIN_DEVIATIONS * scatter), 0)
 
 
-def _divide(logs: npt.NDArray[np.float64], offset: int) -> list[int]:
+def _divide(logs: npt.NDArray[np.float64], least: float, offset: int) -> list[int]:
     splits = range(MIN_ENTRIES, len(logs) - MIN_ENTRIES + 1)
     if not splits:
         return []
     split = min(splits, key=lambda at: _spread(logs[:at]) + _spread(logs[at:]))
     before, after = logs[:split], logs[split:]
-    change = abs(float(np.median(after) - np.median(before)))
-    rests = np.concatenate([before - np.median(before), after - np.median(after)])
-    scatter = MAD_TO_SIGMA * float(np.median(np.abs(rests)))
-    if change < max(np.log1p(MIN_CHANGE), MIN_DEVIATIONS * scatter):
+    if abs(float(np.median(after) - np.median(before))) < least:
         return []
-    return [*_divide(before, offset), offset + split, *_divide(after, offset + split)]
+    return [*_divide(before, least, offset), offset + split, *_divide(after, least, offset + split)]
 
 
 def _spread(logs: npt.NDArray[np.float64]) -> float:

@@ -200,7 +200,8 @@ def gains(chart: Gains) -> dict[str, Any]:
     layout["yaxis"] |= {"showgrid": False, "type": "category", "automargin": True, "rangemode": "normal"}
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": labels, "range": [-0.6, len(rows) - 0.4]}
     layout["shapes"] = [_vertical(1.0, dash="solid")]
-    layout["height"] = 90 + 34 * len(rows)
+    layout["height"] = 130 + 34 * len(rows)
+    layout["margin"]["b"] = 52
     layout["hovermode"] = "closest"
     layout["showlegend"] = True
     layout["legend"] = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
