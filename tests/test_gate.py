@@ -112,6 +112,34 @@ def test_runs_alternate_so_that_a_drift_favours_neither(gate: Callable[..., Any]
     assert len(names) == 2 + 2 * 7
 
 
+def test_a_repository_may_have_any_name_and_any_hooks(gate: Callable[..., Any], tmp_path: Path) -> None:
+    odd = repository(tmp_path / "dépôt 'x' $(touch oops) ; \"", stand_in(10), stand_in(12))
+    hook = odd / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\ntouch hooked; exit 1\n")
+    hook.chmod(0o755)
+    assert gate("gate", "--ab", "HEAD~1..HEAD", "--", "train.py", cwd=odd).exit_code == 1
+    assert git(odd, "worktree", "list").count("\n") == 0
+    assert not list(tmp_path.rglob("oops"))
+    assert not list(tmp_path.rglob("hooked"))
+
+
+def test_reasons_that_cannot_be_found_do_not_cost_the_verdict(tmp_path: Path) -> None:
+    for name, step_ms in (("old.py", 10), ("new.py", 12)):
+        (tmp_path / name).write_text(stand_in(step_ms))
+    request = compare_commits.GateRequest(
+        asked=Asked(), commands=(("old.py",), ("new.py",)), cwd=tmp_path, folder=tmp_path / "runs"
+    )
+
+    def explain(found: GateResult) -> tuple[Reason, ...]:
+        raise KeyError("a bug")
+
+    plumbing = compare_commits.Plumbing(measure=measured_stand_in, explain=explain)
+    found = compare_commits.compare_versions(request, plumbing)
+    assert found.verdict is Verdict.REGRESSION
+    assert found.notes[0].startswith("the loss could not be attributed, a bug of ours: KeyError")
+
+
 def test_two_commands_are_compared_without_git(gate: Callable[..., Any], tmp_path: Path) -> None:
     for name, step_ms in (("old.py", 10), ("new.py", 12)):
         (tmp_path / name).write_text(stand_in(step_ms))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -216,18 +217,20 @@ def _report(
     from diagnose.report import Terminal
 
     answer = as_json(to_json(result))
-    (folder / "gate.json").write_text(answer, encoding="utf-8")
     stream = sys.stderr if json == STDOUT else sys.stdout
     text = gate_text(result, Terminal.of(stream, widest=WIDEST))
     if as_github.is_github():
         text += "".join(f"{line}\n" for line in as_github.workflow_commands(result))
         step = os.environ.get("GITHUB_STEP_SUMMARY")
         if step:
-            as_github.append_summary(result, Path(step))
+            with contextlib.suppress(OSError):
+                as_github.append_summary(result, Path(step))
     if stream is sys.stdout:
         show(text)
     else:
         stream.write(text)
+    with contextlib.suppress(OSError):  # beside the runs, for later; the verdict stands without
+        (folder / "gate.json").write_text(answer, encoding="utf-8")
     if json is not None:
         put(answer, json)
     if junit is not None:

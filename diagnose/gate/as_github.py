@@ -66,7 +66,7 @@ def summary(result: GateResult) -> str:
         rows.append((judgement.metric.label, words.figures(judgement)))
         rows.append(("certainty", words.sensitivity(judgement)))
     rows += [(f"beside: {each.metric.label}", words.judged_beside(each)) for each in result.beside]
-    rows += [("because", cause) for cause in result.causes]
+    rows += [("because", cause) for cause in result.causes if cause not in words.headline(result)]
     rows += [("to do", result.advice)] if result.advice else []
     rows += [("note", note) for note in result.notes]
     lines += ["| | |", "|---|---|", *(f"| {_text(name)} | {_text(text)} |" for name, text in rows)]

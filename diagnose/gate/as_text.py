@@ -21,7 +21,7 @@ def gate_text(result: GateResult, terminal: Terminal) -> str:
         rows.append((judgement.metric.label, words.figures(judgement)))
         rows.append(("certainty", words.sensitivity(judgement)))
     rows += [("beside", words.judged_beside(each)) for each in result.beside if each.pairs]
-    rows += [("because", cause) for cause in result.causes]
+    rows += [("because", cause) for cause in result.causes if cause not in words.headline(result)]
     rows += [("to do", result.advice)] if result.advice else []
     rows += [("note", note) for note in result.notes]
     for name, text in rows:

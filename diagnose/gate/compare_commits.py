@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -150,8 +151,17 @@ def _compared(
         return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
     result = _concluded(result, paired, sides[1])
     if result.verdict is Verdict.REGRESSION and plumbing.explain is not None:
-        result = replace(result, why=plumbing.explain(result))
+        result = _explained(result, plumbing.explain)
     return replace(result, wall_s=time.monotonic() - begun)
+
+
+def _explained(result: GateResult, explain: Explain) -> GateResult:
+    try:
+        return replace(result, why=explain(result))
+    except Exception as error:  # noqa: BLE001 - a fault of ours in the reasons must not lose the verdict
+        detail = traceback.format_exc(limit=-2).strip()
+        note = f"the loss could not be attributed, a bug of ours: {type(error).__name__}\n{detail}"
+        return replace(result, notes=(*result.notes, note))
 
 
 def failed(result: GateResult, failure: TrainingFailed) -> GateResult:

@@ -248,6 +248,8 @@ def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) 
         finally:
             if process.returncode is None:
                 _end(process)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it left behind would disturb the next run
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> tuple[int, int]:

@@ -55,11 +55,13 @@ def amount(value: float, metric: Metric) -> str:
 
 
 def sensitivity(judgement: Judgement) -> str:
-    """Says what drop would have been found."""
-    return (
-        f"{judgement.pairs} pairs; a drop of {format_percent(judgement.detectable)} "
-        "would be found in 95 of 100 cases"
-    )
+    """Says how sure a loss is; where none was found, which one would have been."""
+    of = "jobs in the baseline" if math.isnan(judgement.p) else "pairs"
+    if judgement.verdict is Verdict.REGRESSION and not math.isnan(judgement.p):
+        chance = f"{100 * judgement.p:.2g} %" if judgement.p >= 1e-4 else "less than 0.01 %"
+        return f"{judgement.pairs} {of}; equal versions would look like this in {chance} of cases"
+    found = format_percent(judgement.detectable)
+    return f"{judgement.pairs} {of}; a drop of {found} would be found in 95 of 100 cases"
 
 
 def judged_beside(judgement: Judgement) -> str:

@@ -151,17 +151,17 @@ def git(folder: Path, *arguments: str) -> str:
     """
     done = _git(folder, *arguments)
     if done.returncode != 0:
-        words = done.stderr.strip().splitlines()
-        raise DiagnoseError(f"gate: git {arguments[0]} failed in {folder}: {words[-1] if words else '?'}")
+        raise DiagnoseError(f"gate: git {arguments[0]} failed in {folder}:\n{done.stderr.strip()}")
     return done.stdout.rstrip("\n")
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # A gate in a git hook must not use the hook's index and work tree.
+    # A gate in a git hook must not use the hook's index and work tree; nor do hooks of the user's belong to
+    # a worktree of ours.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         return subprocess.run(
-            ["git", *arguments],
+            ["git", "-c", f"core.hooksPath={os.devnull}", *arguments],
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -188,6 +188,8 @@ def _check_link(repository: Path, link: str) -> None:
 
 def _link(repository: Path, root: Path, link: str) -> None:
     place = root / link
+    if place.is_dir() and not any(place.iterdir()):
+        place.rmdir()  # a submodule, which git leaves empty in a new worktree
     if place.exists():
         raise DiagnoseError(f"gate: --link {link}: git holds it, so each version already has its own.")
     place.parent.mkdir(parents=True, exist_ok=True)
