@@ -1,8 +1,8 @@
 // AdamW whose moments take one byte each, all tensors of an optimizer in one launch.
 //
-// Blocks of 256 elements share one fp32 scale per moment. A code is a small float: four leading fraction bits and
-// an exponent, so that coding and decoding are a few integer operations and no table. Of m the sign, 7 binades
-// and below them 16 even steps; of v the root, 15 binades and 16 even steps, and what is above 0 stays above 0.
+// Blocks of 256 elements share one fp32 scale per moment. A code is a small float, so that coding and decoding are
+// a few integer operations and no table: of m the sign, 7 binades of 16 steps and 16 even steps below; of the root
+// of v 7 binades of 32 steps and 32 below, and what is above 0 stays above 0.
 //
 // A warp takes a block, a thread eight neighbouring elements. Bytes per element: fp32 p and g: reads p, g, m, v
 // (10), writes p, m, v (6), scales 0.06; bf16 p and g: 10.06 in all. From sm_75.
@@ -10,40 +10,46 @@
 
 constexpr int BLOCK = 256;
 constexpr int EACH = BLOCK / LANES;
-constexpr float TOP = 0.96875f;  // the largest code is 31/32
+constexpr u32 BINADES = 7;
 constexpr float SMALLEST = 7.52316384526264e-37f;  // 2^-120: what is less has no finite reciprocal scale
 
-// Of 0 <= x <= TOP with the lowest binade from 2^-BINADES; to nearest, ties to even.
-template <int BINADES>
-__device__ __forceinline__ u32 encode(float x) {
-    constexpr u32 OFFSET = (127 - BINADES) * 16 - 16;
-    constexpr u32 LAST = (BINADES + 1) * 16 - 1;
-    constexpr float FINEST = static_cast<float>(1 << (BINADES + 4));
-    const u32 bits = __float_as_uint(x);
-    const u32 normal = ((bits + 0x3ffffu + ((bits >> 19) & 1u)) >> 19) - OFFSET;
-    const u32 below = __float_as_uint(x * FINEST + 8388608.0f) - 0x4b000000u;
-    const u32 code = bits < (127 - BINADES) << 23 ? below : normal;
-    return code < LAST ? code : LAST;
-}
+template <int FRACTION>
+struct Code {  // with FRACTION bits in each of the binades from 2^-BINADES to 1
+    static constexpr u32 STEPS = 1u << FRACTION;
+    static constexpr u32 LAST = (BINADES + 1) * STEPS - 1;
+    static constexpr u32 OFFSET = (126 - BINADES) * STEPS;
+    static constexpr u32 SHIFT = 23 - FRACTION;
+    static constexpr float FINEST = 1.0f / static_cast<float>(STEPS << BINADES);
+    static constexpr float TOP = 1.0f - 0.5f / static_cast<float>(STEPS);  // what the last code stands for
 
-template <int BINADES>
-__device__ __forceinline__ float decode(u32 code) {
-    constexpr u32 OFFSET = (127 - BINADES) * 16 - 16;
-    constexpr float STEP = 1.0f / static_cast<float>(1 << (BINADES + 4));
-    return code < 16 ? static_cast<float>(code) * STEP : __uint_as_float((code + OFFSET) << 19);
-}
+    // Of 0 <= x <= TOP; to nearest, ties to even.
+    __device__ __forceinline__ static u32 encode(float x) {
+        const u32 bits = __float_as_uint(x);
+        const u32 normal = ((bits + (1u << (SHIFT - 1)) - 1 + ((bits >> SHIFT) & 1u)) >> SHIFT) - OFFSET;
+        const u32 below = __float_as_uint(x * (1.0f / FINEST) + 8388608.0f) - 0x4b000000u;
+        const u32 code = bits < (127 - BINADES) << 23 ? below : normal;
+        return code < LAST ? code : LAST;
+    }
+
+    __device__ __forceinline__ static float decode(u32 code) {
+        return code < STEPS ? static_cast<float>(code) * FINEST : __uint_as_float((code + OFFSET) << SHIFT);
+    }
+};
+
+using CodeM = Code<4>;
+using CodeV = Code<5>;
 
 __device__ __forceinline__ float decode_m(u32 code, float scale) {
-    const float size = decode<7>(code & 127u) * scale;
+    const float size = CodeM::decode(code & 127u) * scale;
     return code & 128u ? -size : size;
 }
 
 __device__ __forceinline__ u32 encode_m(float m, float inverse) {
-    return encode<7>(__uint_as_float(magnitude_bits(m)) * inverse) | __float_as_uint(m) >> 31 << 7;
+    return CodeM::encode(__uint_as_float(magnitude_bits(m)) * inverse) | __float_as_uint(m) >> 31 << 7;
 }
 
 __device__ __forceinline__ u32 encode_root(float root, float inverse) {
-    const u32 code = encode<15>(root * inverse);
+    const u32 code = CodeV::encode(root * inverse);
     return code == 0 && root > 0.0f ? 1 : code;
 }
 
@@ -57,12 +63,13 @@ __device__ __forceinline__ float warp_largest(u32 bits) {
     return __uint_as_float(bits);
 }
 
+template <class C>
 struct Scale {
     float size;
     float inverse;
 
     __device__ __forceinline__ explicit Scale(float largest)
-        : size(largest < SMALLEST ? 0.0f : largest / TOP), inverse(largest < SMALLEST ? 0.0f : TOP / largest) {}
+        : size(largest < SMALLEST ? 0.0f : largest / C::TOP), inverse(largest < SMALLEST ? 0.0f : C::TOP / largest) {}
 };
 
 __device__ __forceinline__ void read_codes(const void* array, long long i, u32 (&codes)[2]) {
@@ -130,7 +137,7 @@ struct AdamW8bit : Elementwise {
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
             m[k] = decode_m(codes_m[k / 4] >> (k % 4 * 8) & 255u, old_m);
-            const float old_root = decode<15>(codes_v[k / 4] >> (k % 4 * 8) & 255u) * old_v;
+            const float old_root = CodeV::decode(codes_v[k / 4] >> (k % 4 * 8) & 255u) * old_v;
             float v = old_root * old_root;
             if (k < valid) adam.advance(p[k], g[k], m[k], v);
             root[k] = sqrtf(v);
@@ -140,7 +147,8 @@ struct AdamW8bit : Elementwise {
             largest_root = largest_root > magnitude_bits(root[k]) ? largest_root : magnitude_bits(root[k]);
         }
         // All lanes have read the scales once they have met here.
-        const Scale new_m(warp_largest(largest_m)), new_v(warp_largest(largest_root));
+        const Scale<CodeM> new_m(warp_largest(largest_m));
+        const Scale<CodeV> new_v(warp_largest(largest_root));
         codes_m[0] = codes_m[1] = codes_v[0] = codes_v[1] = 0;
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {

@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 BLOCK_ELEMENTS = 256
 """Elements that share a scale."""
 
-_TOP = np.float32(0.96875)  # the largest code: 31/32
-_SMALLEST = np.float32(2.0**-120)  # a block whose largest element is less is stored as zeros
-
 
 class AdamW8bit(Kernel):
     """Takes one step of AdamW on decoded moments and codes them again.
 
-    Tolerance is that of the parameters. A moment comes back within one part in 32 of itself, or of what its
-    block's largest allows: 2^-12 of it for `m`, 2^-19 for the root of `v`.
+    Tolerance is that of the parameters. `m` comes back within a 32nd of itself or 2^-12 of its block's
+    largest, the root of `v` within a 64th of itself or 2^-12 of its block's largest.
     """
 
     entries = ("adamw_8bit",)
@@ -46,8 +43,9 @@ class AdamW8bit(Kernel):
 
 def code_values(*, signed: bool) -> NDArray[np.float32]:
     """What each of the 256 codes stands for in parts of its block's scale, of `m` or of the root of `v`."""
-    binades, codes = (7, np.arange(128)) if signed else (15, np.arange(256))
-    even = codes * 2.0 ** -(binades + 4)
-    normal = (1 + codes % 16 / 16) * 2.0 ** (codes // 16 - 1 - binades)
-    values = np.where(codes < 16, even, normal).astype(np.float32)
+    codes, fraction = (np.arange(128), 4) if signed else (np.arange(256), 5)
+    steps, binades = 2**fraction, 7
+    even = codes * 2.0 ** -(binades + fraction)
+    normal = (1 + codes % steps / steps) * 2.0 ** (codes // steps - 1 - binades)
+    values = np.where(codes < steps, even, normal).astype(np.float32)
     return np.concatenate([values, -values]) if signed else values

@@ -54,10 +54,9 @@ def library_path(
     """Compiles `stem`.cu of `folder` for the CPU, unless that was done before, and returns the library."""
     text = (folder / f"{stem}.cu").read_text(encoding="utf-8")
     shared = b"".join(path.read_bytes() for path in (HEADER, *sorted(folder.glob("*.cuh"))))
-    wrapper = f'#include "{folder / stem}.cu"\n' + "".join(ENTRY.format(name=e) for e in entries_of(text))
+    wrapper = f'#include "{stem}.cu"\n' + "".join(ENTRY.format(name=e) for e in entries_of(text))
     flags = (
         *FLAGS,
-        f"-I{KERNELS}",
         *(SANITIZERS if sanitized else ()),
         *(f"-D{name}={value}" for name, value in defines),
     )
@@ -68,7 +67,8 @@ def library_path(
         # Under a name of its own first: other processes may compile the same.
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             built = Path(scratch) / library.name
-            command = ["g++", *flags, "-include", str(HEADER), "-x", "c++", "-", "-o", str(built)]
+            folders = [f"-I{folder}", f"-I{KERNELS}"]
+            command = ["g++", *flags, *folders, "-include", str(HEADER), "-x", "c++", "-", "-o", str(built)]
             done = subprocess.run(command, input=wrapper, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise EmulationError(f"{stem}.cu does not compile:\n{done.stderr}")

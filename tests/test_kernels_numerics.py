@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from diagnose.kernels._structs import PAIRS, Group, GroupFlag
-from diagnose.kernels.adamw_8bit import BLOCK_ELEMENTS, code_values
 from diagnose.kernels.base import Arrays, Kernel, Settings
 from emulated import EmulatedDevice
 from emulated_table import EmulatedTable, Tensors
@@ -391,12 +390,3 @@ def test_a_kernel_for_fewer_dtypes_and_features_gives_the_same_bits() -> None:
         table.run(EmulatedDevice(), kernel, defines=defines)
         rows.append(row)
     assert bits(rows[:1]) == bits(rows[1:])
-
-
-def test_codes_reach_from_the_finest_step_to_the_top() -> None:
-    for signed, finest in ((True, 2.0**-11), (False, 2.0**-19)):
-        values = code_values(signed=signed)
-        assert len(set(values.tolist())) == 256 - signed, "0 has two signs"
-        assert values.max() == np.float32(31 / 32)
-        assert values[1] == finest
-    assert BLOCK_ELEMENTS == 256

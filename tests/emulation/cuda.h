@@ -2,8 +2,9 @@
 //
 // Every CUDA thread is a fiber with a stack of its own. A fiber runs until it waits (at a barrier, in a shuffle)
 // or touches what other blocks can see (an atomic, a fence; by chance also at a wide access); then a scheduler
-// picks the next one at random, by a seed, among all blocks that are resident. A missing barrier, a race between
-// blocks or a misaligned wide access hence shows up as different results or as an error, and not on some days only.
+// picks the next one at random, by a seed, among all blocks that are resident, and lets some warps fall behind. A
+// missing barrier, a race between blocks or a misaligned wide access hence shows up as different results or as an
+// error, and not on some days only.
 // There is no memory model: what one fiber wrote, all others see.
 #pragma once
 
@@ -122,6 +123,8 @@ static Body body = nullptr;
 static void** arguments = nullptr;
 static uint64_t random_state = 1;
 static std::string error;
+static unsigned picks_left = 0;  // until another warp is the slow one
+static const Fiber* slow = nullptr;
 
 static inline uint64_t random_number() {  // xorshift64*
     random_state ^= random_state >> 12;
@@ -234,6 +237,22 @@ static std::string where_all_wait() {
     return text;
 }
 
+// One at random; but for some thousand picks at a time one warp is passed over wherever others can run, so that
+// the others get as far ahead of it as the barriers let them.
+static size_t next() {
+    if (picks_left-- == 0) {
+        picks_left = 1000 + static_cast<unsigned>(random_number() % 8000);
+        slow = runnable[random_number() % runnable.size()];
+    }
+    size_t pick = 0;
+    for (int tries = 0; tries < 8; ++tries) {
+        pick = random_number() % runnable.size();
+        const Fiber& fiber = *runnable[pick];
+        if (fiber.block != slow->block || fiber.thread / WARP != slow->thread / WARP) break;
+    }
+    return pick;
+}
+
 static void launch(Body to_run, unsigned grid, unsigned block, void** to_pass, uint64_t seed) {
     body = to_run;
     arguments = to_pass;
@@ -243,6 +262,7 @@ static void launch(Body to_run, unsigned grid, unsigned block, void** to_pass, u
     error.clear();
     runnable.clear();
     loaded = nullptr;
+    picks_left = 0;
     std::vector<unsigned> order(grid);
     for (unsigned i = 0; i < grid; ++i) {
         const unsigned j = static_cast<unsigned>(random_number() % (i + 1));
@@ -257,7 +277,7 @@ static void launch(Body to_run, unsigned grid, unsigned block, void** to_pass, u
         }
     }
     while (!runnable.empty() && error.empty()) {
-        const size_t pick = random_number() % runnable.size();
+        const size_t pick = next();
         Fiber* fiber = runnable[pick];
         runnable[pick] = runnable.back();
         runnable.pop_back();
