@@ -116,4 +116,7 @@ def test_an_installed_copy_imports_the_same_and_holds_every_file(unpacked: Build
     installed = {str(path.relative_to(site)) for path in site.glob("diagnose/**/*") if path.is_file()}
     assert installed - {name for name in installed if name.endswith(".pyc")} == shipped
     (entry_points,) = site.glob("*.dist-info/entry_points.txt")
-    assert entry_points.read_text() == "[console_scripts]\ndiagnose = diagnose.cli.main:main\n"
+    assert entry_points.read_text() == (
+        "[console_scripts]\ndiagnose = diagnose.cli.main:main\n\n"
+        "[pytest11]\ndiagnose = diagnose.gate.pytest_plugin\n"
+    )

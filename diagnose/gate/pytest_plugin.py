@@ -56,8 +56,9 @@ def diagnose_gate(request: pytest.FixtureRequest, tmp_path: Path) -> Gate:
     options = dict(marker.kwargs) if marker is not None else {}
     if marker is not None and (marker.args or set(options) - set(OPTIONS)):
         wrong = [*map(repr, marker.args), *sorted(set(options) - set(OPTIONS))]
-        raise pytest.UsageError(
-            f"{MARKER} does not take {', '.join(wrong)}; it takes {', '.join(OPTIONS)}, each by its name."
+        pytest.fail(
+            f"{MARKER} does not take {', '.join(wrong)}; it takes {', '.join(OPTIONS)}, each by its name.",
+            pytrace=False,
         )
     root = request.config.rootpath
 
@@ -75,7 +76,9 @@ def _judged(command: tuple[str, ...], options: dict[str, Any], root: Path, folde
 
     outcome = options.get("inconclusive", "skip")
     if outcome not in OUTCOMES:
-        raise pytest.UsageError(f"{MARKER}: inconclusive is one of {', '.join(OUTCOMES)}, not {outcome!r}.")
+        pytest.fail(
+            f"{MARKER}: inconclusive is one of {', '.join(OUTCOMES)}, not {outcome!r}.", pytrace=False
+        )
     folder.mkdir(parents=True, exist_ok=True)
     try:
         result = _compared(command, options, root, folder)
@@ -126,13 +129,15 @@ def _asked(options: dict[str, Any]) -> Asked:
     names = [metric.value for metric in Metric]
     metric, drop = options.get("metric", "samples_per_s"), options.get("max_drop", 0.03)
     if metric not in names:
-        raise pytest.UsageError(f"{MARKER}: there is no metric {metric!r}. There are: {', '.join(names)}.")
+        pytest.fail(
+            f"{MARKER}: there is no metric {metric!r}. There are: {', '.join(names)}.", pytrace=False
+        )
     try:
         share = float(drop.removesuffix("%")) / 100 if isinstance(drop, str) else float(drop)
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise pytest.UsageError(f"{MARKER}: max_drop is '3%' or 0.03, not {drop!r}.")
+        pytest.fail(f"{MARKER}: max_drop is '3%' or 0.03, not {drop!r}.", pytrace=False)
     budget = options.get("budget")
     return Asked(
         metric=Metric(metric),
@@ -153,8 +158,9 @@ def _command(
     code = getattr(what, "__code__", None)
     file = Path(code.co_filename) if code is not None else Path()
     if code is None or "<" in name or not file.is_relative_to(root) or arguments:
-        raise pytest.UsageError(
-            f"{MARKER}: {name or what!r} cannot be called in another process. Give it a function without "
-            f"arguments that is defined at the top of a file below {root}, or the path of a script."
+        pytest.fail(
+            f"{MARKER}: {name or repr(what)} cannot be called in another process. Give it a function "
+            f"without arguments that is defined at the top of a file below {root}, or the path of a script.",
+            pytrace=False,
         )
     return ("-m", "diagnose.gate.call", file.relative_to(root).as_posix(), name)
