@@ -108,6 +108,9 @@ class Live:
         tails, parts = self._ordered()
         if not tails:
             return Steps()
+        drawn = self._snapshot
+        if first <= 0 and last >= drawn.num_steps and max_bins >= MAX_BINS and drawn.filled_share == 1.0:
+            return drawn.overview
         bins = bins_between([tail.path for tail in tails], first, min(last, tails[0].num_steps), max_bins)
         return steps_of(bins, parts[0], tails[0].begun_ns or 0)
 
@@ -147,7 +150,7 @@ class Live:
                 unread = False
             self._ready.set()
             if unread:
-                self._closed.wait(0.005)  # a callback that waits for the interpreter gets it
+                self._closed.wait(FILL_S)  # half of the time is the callbacks' and the browser's
             elif monotonic() - self._looked_at > UNWATCHED_S:
                 self._looked.clear()
                 if monotonic() - self._looked_at > UNWATCHED_S:

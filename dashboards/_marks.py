@@ -20,6 +20,9 @@ from diagnose.store.tail import Event
 EVENTS = KINDS
 """The events that are read: tuning's own, and commands."""
 
+MAX_MARKS = 100
+"""More than this a chart neither shows nor sends in time: then the newest, without what comes often."""
+
 BAD_EVENT = (KeyError, TypeError, ValueError)
 """What a torn or foreign event raises; it is left out."""
 
@@ -48,6 +51,9 @@ def marks_of(events: Sequence[Event], begun_ns: int) -> tuple[Mark, ...]:
                     detail=event.detail,
                 )
             )
+    if len(marks) > MAX_MARKS:
+        telling = [mark for mark in marks if mark.kind not in ("recheck", "tuning")]
+        marks = telling[-MAX_MARKS:]
     return tuple(marks)
 
 

@@ -20,8 +20,8 @@ RECENT_STEPS = 512
 MAX_VITALS = 1200
 """Readings that are kept; when there are more, every second one is dropped."""
 
-MAX_EVENTS = 5000
-"""Events of tuning and commands that are read: a run has some dozens."""
+MAX_EVENTS = 1000
+"""Events of tuning and commands that are read at a time, and about how many are kept: a run has dozens."""
 
 MAX_DAMAGES = 3
 """Kinds of damage that are told; more of them say no more."""
@@ -65,6 +65,7 @@ class RankTail:
         self._kinds = kinds
         self._oldest: int | None = None  # steps before this one have not been read yet
         self._stamp: tuple[int, ...] = ()
+        self._last_event = 0
         self._torn = 0
         self._damaged: dict[str, None] = {}  # in the order in which it was met
 
@@ -108,6 +109,7 @@ class RankTail:
 
     def _read_new(self, file: Look) -> bool:
         self.meta = file.meta() or self.meta
+        more = False
         if self._oldest is None:
             chunks = self._newest(file)
             if not chunks:
@@ -122,11 +124,9 @@ class RankTail:
         if chunks:
             self.num_steps = max(self.num_steps, chunks[-1].first + chunks[-1].num_steps)
         if self._first:
-            if len(self.events) < MAX_EVENTS:
-                after = self.events[-1].number if self.events else 0
-                self.events += file.events_after(after, self._kinds, MAX_EVENTS)
+            more = self._read_events(file)
             self._read_vitals(file)
-        return len(chunks) == MAX_CHUNKS
+        return more or len(chunks) == MAX_CHUNKS
 
     def _newest(self, file: Look) -> list[Chunk]:
         """Returns the newest chunks that hold `RECENT_STEPS` steps, oldest first."""
@@ -160,6 +160,18 @@ class RankTail:
         if len(pieces) > 1 or not pieces:
             pieces = pieces or [self.recent[:0]]
             self.recent = np.concatenate(pieces)[-RECENT_STEPS:]
+
+    def _read_events(self, file: Look) -> bool:
+        """Reads new events; says whether there may be more."""
+        new = file.events_after(self._last_event, self._kinds, MAX_EVENTS)
+        if new:
+            self._last_event = new[-1].number
+            self.events += new
+        if len(self.events) >= 2 * MAX_EVENTS:
+            # What is measured again every few hundred steps makes a long run's events many; the newest do.
+            older, newest = self.events[:-MAX_EVENTS], self.events[-MAX_EVENTS:]
+            self.events = [event for event in older if event.kind != "recheck"] + newest
+        return len(new) == MAX_EVENTS
 
     def _read_vitals(self, file: Look) -> None:
         if not self.vitals:

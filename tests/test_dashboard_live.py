@@ -70,7 +70,9 @@ def follow(quick: None) -> Iterator[Callable[[Path], Live]]:
 def until(live: Live, holds: Callable[[Snapshot], bool]) -> Snapshot:
     end = time.monotonic() + WAIT_S
     while not holds(snapshot := live.snapshot()):
-        assert time.monotonic() < end, f"not in {WAIT_S} s: {snapshot}"
+        if time.monotonic() > end:
+            state = f"version {snapshot.version}, {snapshot.words}, {snapshot.num_steps} steps"
+            pytest.fail(f"not in {WAIT_S} s: {state}, {snapshot.notes}, {snapshot.analysis}", pytrace=False)
         time.sleep(0.01)
     return snapshot
 
@@ -554,3 +556,21 @@ def test_the_list_tells_what_is_known_without_reading_every_step(tmp_path: Path)
     assert rows["good"].samples_per_s == pytest.approx(32 / 0.0382, rel=0.02)
     assert (rows["empty"].num_steps, rows["empty"].step_ms) == (0, None)
     assert rows["bad"].note
+
+
+def test_a_run_that_is_measured_again_all_the_time_keeps_the_marks_that_tell(
+    tmp_path: Path, follow: Callable[[Path], Live]
+) -> None:
+    trial = Trial(action="loader-workers", value=2, safety=Safety.EXACT, outcome=Outcome.KEPT, reason="")
+    measured = {"speedup": 1.2, "low": 1.1, "high": 1.3, "pairs": 2, "detectable": 1.1}
+    again = {**measured, "without_ns": 2e6, "with_ns": 1e6}
+    events = [(38 * MS, 0, "tuning", {"state": "trying", "step": 0})]
+    events += [(40 * MS, 1, "trial", trial.as_record())]
+    events += [((100 + n) * MS, n, "recheck", again) for n in range(3000)]
+    events += [(5000 * MS, 3000, "undone", {"reason": "slower"})]
+    folder = manifest(tmp_path / "run")
+    record(folder, 3001, events=events)
+    undone = "undone"
+    snapshot = until(follow(folder), lambda now: any(mark.kind == undone for mark in now.marks))
+    assert [mark.kind for mark in snapshot.marks] == ["trial", "undone"]
+    assert snapshot.tuning is not None and snapshot.tuning.undone == "slower"

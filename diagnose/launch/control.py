@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -49,6 +48,8 @@ def send(run: Path, command: Command) -> None:
     Raises:
         OSError: If the folder cannot be written.
     """
+    import secrets  # only the sender needs it, not the job
+
     folder = run / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
