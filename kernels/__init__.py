@@ -1,1 +1,34 @@
-"""Fused CUDA optimizer kernels; imported as `diagnose.kernels`."""
+"""Fused CUDA optimizer kernels; imported as `diagnose.kernels`.
+
+`swap(optimizer)` lets kernels step a live optimizer of torch's, `unswap` takes them away again, `support`
+says in words why they cannot. `Adam`, `AdamW`, `SGD`, `Lion` and `Lamb` are optimizers that kernels step
+from the start. `info()` tells what was compiled. Importing this compiles nothing and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "Adam": "_optimizers",
+    "AdamW": "_optimizers",
+    "CannotSwap": "_swap",
+    "Lamb": "_optimizers",
+    "Lion": "_optimizers",
+    "SGD": "_optimizers",
+    "info": "_info",
+    "support": "_swap",
+    "swap": "_swap",
+    "unswap": "_swap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -84,6 +84,48 @@ ALGORITHMS: dict[type[Optimizer], Algorithm] = {
 """By the exact class: a subclass may compute anything."""
 
 
+def _lion_group(group: Mapping[str, Any]) -> Group:
+    beta1, beta2 = group["betas"]
+    flags = GroupFlag.MAXIMIZE if group["maximize"] else GroupFlag(0)
+    return Group(beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], flags=flags)
+
+
+def _lamb_group(group: Mapping[str, Any]) -> Group:
+    flags = GroupFlag.MAXIMIZE if group["maximize"] else GroupFlag(0)
+    if not group["bias_correction"]:
+        flags |= GroupFlag.NO_BIAS_CORRECTION
+    if not group["grad_averaging"]:
+        flags |= GroupFlag.NO_GRAD_AVERAGING
+    if group["use_nvlamb"]:
+        flags |= GroupFlag.ALWAYS_ADAPT
+    beta1, beta2 = group["betas"]
+    return Group(
+        beta1=beta1, beta2=beta2, eps=group["eps"], weight_decay=group["weight_decay"], flags=flags
+    )
+
+
+LION = Algorithm(
+    stem="lion",
+    entries=("lion",),
+    moments=lambda group: ("exp_avg",),
+    group=_lion_group,
+    counts_steps=False,
+)
+
+LAMB = Algorithm(
+    stem="lamb",
+    entries=("lamb_moments", "lamb_update"),
+    moments=lambda group: ("exp_avg", "exp_avg_sq"),
+    group=_lamb_group,
+)
+
+
+def algorithm_of(optimizer: Optimizer) -> Algorithm | None:
+    """How kernels step an optimizer of exactly this class: torch's, or one of ours, which says so."""
+    kind = type(optimizer)
+    return ALGORITHMS.get(kind) or vars(kind).get("algorithm")
+
+
 def group_struct(algorithm: Algorithm, group: Mapping[str, Any], place: torch.device) -> Group:
     """What the kernels read of a group. A learning rate that is a tensor on the device is read there."""
     struct = algorithm.group(group)

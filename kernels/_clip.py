@@ -119,6 +119,15 @@ class Clipping:
             self._tables.clear()
             self._last = None
 
+    def outcome(
+        self, grads: list[torch.Tensor], max_norm: float, epsilon: float = TORCH_EPSILON
+    ) -> torch.Tensor | None:
+        """What the kernel `norm` says of gradients: norm, factor that clips them, whether an infinity is
+        among them. `None` where it cannot."""
+        if why_unfit(grads, any_dtype=True):
+            return None
+        return self._run(self._table(grads), grads, None, max_norm, epsilon)
+
     def _norm_for(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @torch.no_grad()
         def get_total_norm(
@@ -183,7 +192,7 @@ class Clipping:
             # `allow_fp16` says that it only looks for infinities, before a step that is to unscale.
             grad_scale = None if allow_fp16 else scaler._scale
             table = self._table(grads)
-            outcome_4 = self._run(table, grads, grad_scale)
+            outcome_4 = self._run(table, grads, grad_scale, self._max_norm)
             if grad_scale is not None:
                 swap.defer(grads, outcome_4, grad_scale=grad_scale)
             return {table.place: outcome_4[2]}
@@ -200,7 +209,7 @@ class Clipping:
         if pending is not None and pending.is_of(grads) and pending.is_untouched(grads):
             outcome_4 = pending.outcome_4
         else:
-            outcome_4 = self._run(table, grads, None)
+            outcome_4 = self._run(table, grads, None, self._max_norm)
         return Measured(
             norm=outcome_4[0].to(grads[0].dtype),
             outcome_4=outcome_4,
@@ -210,12 +219,22 @@ class Clipping:
         )
 
     def _run(
-        self, table: Table, grads: list[torch.Tensor], grad_scale: torch.Tensor | None
+        self,
+        table: Table,
+        grads: list[torch.Tensor],
+        grad_scale: torch.Tensor | None,
+        max_norm: float,
+        epsilon: float = TORCH_EPSILON,
     ) -> torch.Tensor:
         outcome_4 = torch.empty(4, dtype=torch.float32, device=table.place)
         table.point_to([grad.data_ptr() for grad in grads])
         table.run(
-            "norm", "gradient_norm", grad_scale=grad_scale, outcome_4=outcome_4, max_norm=self._max_norm
+            "norm",
+            "gradient_norm",
+            grad_scale=grad_scale,
+            outcome_4=outcome_4,
+            max_norm=max_norm,
+            clip_epsilon=epsilon,
         )
         return outcome_4
 

@@ -112,6 +112,7 @@ class Gpu:
 
 
 _STAND_INS: dict[torch.device, Device] = {}
+_GPUS: dict[int, Gpu] = {}
 
 
 @contextmanager
@@ -152,14 +153,14 @@ def _why_no_gpu(index: int) -> str:
 
 def device_at(place: torch.device) -> Device:
     """What runs kernels on tensors at `place`, where `why_none` says nothing."""
-    return _STAND_INS.get(place) or _gpu(place.index)
-
-
-@functools.cache
-def _gpu(index: int) -> Gpu:
-    return Gpu(index)
+    found = _STAND_INS.get(place)
+    if found is not None:
+        return found
+    if place.index not in _GPUS:
+        _GPUS[place.index] = Gpu(place.index)
+    return _GPUS[place.index]
 
 
 def images() -> list[Image]:
     """What was built in this process, on all devices."""
-    return [image for index in range(torch.cuda.device_count()) for image in _gpu(index).images.values()]
+    return [image for gpu in _GPUS.values() for image in gpu.images.values()]

@@ -101,13 +101,21 @@ class Lineup:
         members: The parameters, in the order of the rows.
         place: The device.
         table: The rows.
+
+    Args:
+        algorithm: How they are updated.
+        members: The parameters.
+        groups: All groups of the optimizer.
+        seed: Of the random numbers by which some are rounded.
     """
 
-    def __init__(self, algorithm: Algorithm, members: Sequence[Member], groups: Sequence[Group]):
+    def __init__(
+        self, algorithm: Algorithm, members: Sequence[Member], groups: Sequence[Group], seed: int = 0
+    ) -> None:
         self.members = members
         self.place = members[0].param.device
         rows = [member.row() for member in members]
-        self.table = Table(self.place, rows, groups)
+        self.table = Table(self.place, rows, groups, seed=seed)
         self._algorithm = algorithm
         flags = GroupFlag(reduce(or_, (group.flags for group in groups)))
         features = [feature for flag, feature in _FEATURES.items() if flag in flags]
@@ -169,10 +177,11 @@ class Lineup:
         """Takes over how many steps each member has taken, without waiting for the device where it is known
         only there."""
         steps_N = self.table.steps_N
-        on_host = [count if isinstance(count, float) else 0.0 for count in counts]
+        known = [isinstance(count, float) or count.device.type == "cpu" for count in counts]
+        on_host = [float(count) if here else 0.0 for count, here in zip(counts, known, strict=True)]
         steps_N.copy_(torch.tensor(on_host))
-        for row, count in enumerate(counts):
-            if isinstance(count, torch.Tensor):
+        for row, (count, here) in enumerate(zip(counts, known, strict=True)):
+            if not here:
                 steps_N[row].copy_(count)
 
     def _look_up(self) -> list[int]:

@@ -87,8 +87,7 @@ class Stepper:
         taken: set[int] = set()
         self.left = [reason for group in groups for reason in group_refusals(group)]
         if not self.left:
-            self._line_up(params, grads)
-            taken = self._taken(grads)
+            taken = self._taken(grads) if self._line_up(params, grads) else taken
         else:
             self.release()
         rest = {index: params[index] for index in grads if index not in taken}
@@ -130,10 +129,17 @@ class Stepper:
                 group = self._optimizer.param_groups[member.group]
                 yield member, own_count(count, group, member.param)
 
-    def _line_up(self, params: Params, grads: Grads) -> None:
-        """Builds the tables unless they are current, and the states that torch would create now."""
+    def _line_up(self, params: Params, grads: Grads) -> bool:
+        """Builds the tables unless they are current, and the states that torch would create now.
+
+        Returns:
+            Whether they are current.
+        """
         if self._is_current(params, grads):
-            return
+            return True
+        if any(grad.is_cuda for grad in grads.values()) and torch.cuda.is_current_stream_capturing():
+            self.left.append("a CUDA graph is captured, and no step was made before with these tensors")
+            return False
         self.release()
         groups, state = self._optimizer.param_groups, self._optimizer.state
         members = []
@@ -165,8 +171,9 @@ class Stepper:
         if not disjoint([member.param for member in members]):
             self.left.append("two parameters share memory")
             members = []
+        seed = torch.initial_seed() if self.stochastic else 0
         self._lineups = [
-            Lineup(self._algorithm, some, self._structs(place))
+            Lineup(self._algorithm, some, self._structs(place), seed)
             for place, some in by_device(members).items()
         ]
         for lineup in self._lineups:
@@ -174,6 +181,7 @@ class Stepper:
         self._inside = {member.index for member in members}
         self._state = state
         self._params = [param for _, param in params]
+        return True
 
     def _is_current(self, params: Params, grads: Grads) -> bool:
         return (

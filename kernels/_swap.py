@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from diagnose.kernels._algorithms import ALGORITHMS, group_refusals
+from diagnose.kernels._algorithms import ALGORITHMS, Algorithm, algorithm_of, group_refusals
 from diagnose.kernels._clip import CLIPPING, Pending, versions, warn_touched
 from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import disjoint, fits
@@ -47,7 +47,7 @@ class Swap:
     def __init__(self, optimizer: Optimizer, clip: ClipLevel, allow: Sequence[str]):
         self.optimizer = optimizer
         self.clip = clip
-        self.stepper = Stepper(optimizer, ALGORITHMS[type(optimizer)])
+        self.stepper = Stepper(optimizer, _algorithm(optimizer))
         self.stepper.stochastic = "stochastic-rounding" in allow
         self.pending: Pending | None = None
         self.stepper.unscales_in_memory = clip != "deferred"
@@ -105,7 +105,7 @@ class Swap:
         if is_dynamo_compiling():
             return None
         if optimizer is not self.optimizer:  # a copy of it, as the tuner makes to compare updates
-            twin = Stepper(optimizer, ALGORITHMS[type(optimizer)])
+            twin = Stepper(optimizer, _algorithm(optimizer))
             twin.stochastic = self.stepper.stochastic
             return (StandIn(optimizer, twin, lambda: None), *args[1:]), kwargs
         if (
@@ -202,7 +202,7 @@ def support(optimizer: Optimizer) -> list[str]:
     """Why kernels cannot step an optimizer, in words; empty if they can."""
     name, groups = type(optimizer).__name__, optimizer.param_groups
     params = [param for group in groups for param in group["params"]]
-    if type(optimizer) not in ALGORITHMS:
+    if algorithm_of(optimizer) is None:
         known = ", ".join(sorted(each.__name__ for each in ALGORITHMS))
         return [f"there are kernels for {known}, not for {name} of {type(optimizer).__module__}"]
     found = [reason for group in groups for reason in group_refusals(group)]
@@ -218,6 +218,12 @@ def support(optimizer: Optimizer) -> list[str]:
     if not all(isinstance(count, torch.Tensor) and count.dtype is torch.float32 for count in counts):
         found.append("it counts steps in another type than float32")
     return list(filter(None, dict.fromkeys(found)))
+
+
+def _algorithm(optimizer: Optimizer) -> Algorithm:
+    found = algorithm_of(optimizer)
+    assert found is not None, "support() has looked"
+    return found
 
 
 def _why_not(param: torch.Tensor) -> str:

@@ -290,8 +290,8 @@ def test_more_pointers_than_one_launch_carries_are_all_written(device: CpuDevice
     def many() -> list[torch.Tensor]:
         return [nn.Parameter(torch.randn(2)) for _ in range(PATCH_VALUES + 30)]
 
-    assert_same_as_torch(many, steps=2)
-    assert device.launched.count("patch") >= 3
+    assert_same_as_torch(many, steps=1)
+    assert device.launched.count("patch") == 2
 
 
 def test_gradients_given_by_the_table_are_the_last_ones_and_only_those(device: CpuDevice) -> None:
