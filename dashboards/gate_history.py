@@ -15,6 +15,7 @@ from diagnose.analysis.steps_in_history import level_changes
 from diagnose.core.units import format_rate
 from diagnose.report._charts import Levels
 from diagnose.report._comparison import signed_share
+from diagnose.report._wording import short_path
 from diagnose.report.base import Block, Column, Paragraph, Row, Table
 
 SHORT_HASH = 9
@@ -34,7 +35,7 @@ class GateHistory(Page):
         known = baselines_beside(source.root)
         if not known:
             words = "The gate keeps what each commit was measured at, one file per kind of machine, under"
-            place = source.root.parent / "baselines"
+            place = short_path(str(source.root.parent / "baselines"))
             hint = f"{words} `{place}`. Nothing is there yet. On the main branch, record the first:"
             return html.Div([head, empty("No baselines yet", hint, "diagnose baseline update -- train.py")])
         return html.Div([head, *map(_machine, known)])

@@ -13,7 +13,7 @@ from diagnose.dashboards.base import RUN, Page, View, href
 
 from diagnose.core.liveness import State as Alive
 from diagnose.core.units import NS_PER_MS, format_duration, format_rate
-from diagnose.report._wording import printable
+from diagnose.report._wording import printable, short_path
 
 MAX_ROWS = 200
 """More rows than anyone reads; the search finds the others."""
@@ -101,7 +101,7 @@ class Runs(Page):
                 return dash.no_update, dash.no_update, dash.no_update
             chosen = set(_picked(picked, boxes))
             shown = f"{len(rows):,} of {len(every):,}" if len(rows) < len(every) else f"{len(every):,}"
-            count = f"{shown} under {source.root}, newest first"
+            count = f"{shown} under {short_path(str(source.root))}, newest first"
             if not rows:
                 return empty("No run matches", "Clear the search, or choose another filter."), count, key
             return _table(rows[:MAX_ROWS], chosen), count, key
@@ -223,6 +223,6 @@ def _standing(row: RunRow) -> list[Component]:
 def _none(source: Source) -> Component:
     return empty(
         "No runs yet",
-        f"There are no runs under {source.root}. Record one and it appears here while it trains:",
+        f"There are no runs under {short_path(str(source.root))}. Record one and it appears here at once:",
         "diagnose run train.py",
     )

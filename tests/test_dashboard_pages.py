@@ -93,6 +93,7 @@ class Site:
     """A dashboard that serves, and what it serves."""
 
     address: str
+    entrance: str
     folder: Path
     live: subprocess.Popen[str]
     problems: list[str] = field(default_factory=list)
@@ -124,9 +125,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     assert server.stderr is not None
     try:
         told = next((line for line in server.stderr if "http://" in line), "")
-        address = re.search(r"http://127\.0\.0\.1:\d+", told)
+        address = re.search(r"(http://127\.0\.0\.1:\d+)\S*", told)
         assert address, "it says where it serves"
-        yield Site(address=address[0], folder=folder, live=started[0])
+        yield Site(address=address[1], entrance=address[0], folder=folder, live=started[0])
     finally:
         (folder / "stop").touch()
         for job in started:
@@ -152,7 +153,8 @@ def tab(site: Site, browser: Browser) -> Iterator[Page]:
     opened.on("pageerror", lambda error: site.problems.append(str(error)))
     opened.on("dialog", lambda dialog: site.problems.append(f"dialog {dialog.message}"))
     opened.on("request", lambda request: _stays_here(request.url, site))
-    opened.goto(site.address)
+    opened.goto(site.entrance)
+    expect(opened.locator("#page")).to_contain_text("newest first")  # behind the door's redirection
     yield opened
     context.close()
 
@@ -226,6 +228,18 @@ def test_a_live_run_moves_by_itself(site: Site, page: Page) -> None:
     under = page.locator("#run-title .under")
     before = under.inner_text()
     expect(under).not_to_have_text(before)
+
+
+def test_a_command_reaches_the_job_and_its_answer_comes_back(page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, "/run/live")
+    page.get_by_role("button", name="Pause tuning").click()
+    expect(page.locator("#control-answer")).to_contain_text("Handed over")
+    expect(page.locator("#control-log li").first).to_contain_text("pause-tuning")
+    page.get_by_role("button", name="Resume tuning").click()
+    expect(page.locator("#control-log")).to_contain_text("resume-tuning")
+    page.get_by_role("button", name="Undo").click()
+    shoot(page, "run-live-control-1024-light")
 
 
 def test_the_verdict_the_finding_and_the_line_to_blame_are_shown(page: Page) -> None:
