@@ -386,9 +386,13 @@ def test_two_real_commits_to_an_exit_code(tmp_path: Path) -> None:
         TRAINING.format(work="torch.randn(400, 400) @ x.new_ones(400, 400)"),
     )
     call = ("gate", "--steps", "60", "--ab", "main~1..main", "--json", "out.json", "--", "train.py")
-    ended = run(*DIAGNOSE, *call, cwd=tmp_path)
-    assert ended.code == 1, ended.stdout
-    assert json.loads((tmp_path / "out.json").read_text())["drop"] > 0.2
+    ended = subprocess.run(
+        [*DIAGNOSE, *call], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1200
+    )
+    assert ended.returncode == 1, ended.stdout
+    answer = json.loads((tmp_path / "out.json").read_text())
+    assert answer["drop"] > 0.2
+    assert "train.py" in {reason["file"] for reason in answer["why"]}
 
 
 # -- pairs and plans

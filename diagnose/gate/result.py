@@ -62,7 +62,7 @@ class Metric(str, Enum):
             "step_ms": "step time",
             "cpu_ms": "CPU time per step",
             "instructions": "instructions of the whole run",
-            "peak_memory": "peak memory",
+            "peak_memory": "peak memory of the host",
             "startup": "time to the first step",
         }[self.value]
 
