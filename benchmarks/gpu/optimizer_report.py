@@ -39,8 +39,8 @@ def markdown(report: dict[str, Any]) -> list[str]:
         "Median and quartiles. GPU: between two events, the queue full. Wall: from an idle queue to an idle"
         " queue; host: of that, until the call came back. Bandwidth: bytes that the contender's passes come"
         " to, by count, over the GPU's time. Extra memory: the peak of one step. Off by: distance from"
-        " float64 in parts of the way. The last two columns: how much faster than this contender the fastest"
-        " of ours is, by the GPU's time and by the wall's; `cannot tell` where the quartiles overlap.",
+        " float64 in parts of the way. The last two columns: how much faster than this contender the"
+        " fastest of ours is, by the GPU's time and by the wall's; `cannot tell` where quartiles overlap.",
         "",
     ]
     if dry:

@@ -4,8 +4,8 @@
     python benchmarks/gpu/optimizers.py --out out --dry-run     # on a CPU: the logic alone, no times
 
 Correctness against float64 comes before timing; contenders take turns; the most telling cases come first,
-and what there was no time for is named. The process that measures is a child of this one: if a kernel breaks
-the device for it, or it hangs, the case is noted as failed and another child goes on with the rest.
+and what there was no time for is named. The process that measures is a child of this one: if a kernel
+breaks the device for it, or it hangs, the case is noted as failed and another child goes on with the rest.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""What the machine has that the other parts of `run.sh` depend on; compiles every kernel for its GPU.
+
+python benchmarks/gpu/environment.py --out out
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+TOOLS = ("nvcc", "g++", "compute-sanitizer", "ncu")
+LIBRARIES = ("apex", "bitsandbytes", "deepspeed", "flashoptim", "timm", "torchao", "triton", "pytest")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "nvidia-smi": output("nvidia-smi"),
+        "tools": {tool: shutil.which(tool) for tool in TOOLS},
+        "libraries": {name: version(name) for name in LIBRARIES},
+        "torch": guarded(torch_facts),
+        "compiler": guarded(compiler_facts),
+        "kernels": guarded(compiled_kernels),
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(found, indent=1)
+    (args.out / "environment.json").write_text(text + "\n", encoding="utf-8")
+    broken = [part for part in ("torch", "compiler", "kernels") if "error" in found[part]]
+    print(text)
+    print(f"no {' and no '.join(broken)}" if broken else f"{found['torch']['device']}: all kernels compile")
+    return int(bool(broken))
+
+
+def guarded(facts: Any) -> Any:
+    """What a function returns, or what it raised: each part is worth having without the others."""
+    try:
+        return facts()
+    except Exception as error:  # noqa: BLE001 - a report, which is to say what is broken
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def torch_facts() -> dict[str, Any]:
+    """Of torch and the GPU that it sees."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "device": properties.name,
+        "capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+    }
+
+
+def compiler_facts() -> dict[str, Any]:
+    """Of the NVRTC and the driver that the kernels use."""
+    from diagnose.kernels._driver import driver
+    from diagnose.kernels._nvrtc import nvrtc
+
+    return {"nvrtc": str(nvrtc()), "driver_serves": driver().version()}
+
+
+def compiled_kernels() -> dict[str, Any]:
+    """Each kernel compiled for the GPU: registers and bytes spilled by entry point, and its seconds."""
+    import torch
+    from diagnose.kernels._build import build
+    from diagnose.kernels._kernels import kernels
+
+    major, minor = torch.cuda.get_device_capability()
+    found: dict[str, Any] = {}
+    for name, kernel in kernels().items():
+        begun = time.perf_counter()
+        image = build(kernel.stem, kernel.source(), 10 * major + minor)
+        found[name] = {
+            "registers_and_spills": image.registers(),
+            "seconds": round(time.perf_counter() - begun, 3),
+            "from_cache": image.from_cache,
+        }
+    return found
+
+
+def output(*command: str) -> str:
+    """What a tool prints; why not, if it does not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout or done.stderr
+
+
+def version(name: str) -> str | None:
+    """Of an installed library."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
