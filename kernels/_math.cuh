@@ -12,6 +12,14 @@ typedef unsigned long long u64;
 #define CHECK_ALIGNED(pointer, num_bytes)
 #endif
 
+// Tells the compiler that a pointer that came out of the table points into global memory: plain loads and stores
+// instead of ones that look where they point to first.
+#ifdef __CUDA_ARCH__
+#define ASSUME_GLOBAL(pointer) __builtin_assume(__isGlobal(pointer))
+#else
+#define ASSUME_GLOBAL(pointer)
+#endif
+
 struct Bf16 {
     u16 bits;
 };

@@ -24,6 +24,7 @@ constexpr bool IS_BF16<Bf16> = true;
 template <class T, int V, bool ALIGNED>
 __device__ __forceinline__ void read(const void* array, long long i, float (&x)[V]) {
     const T* source = static_cast<const T*>(array) + i;
+    ASSUME_GLOBAL(source);
     if constexpr (V == 1 || !ALIGNED) {
 #pragma unroll
         for (int k = 0; k < V; ++k) x[k] = widen(source[k]);
@@ -57,6 +58,7 @@ __device__ __forceinline__ void read(const void* array, long long i, float (&x)[
 template <class T, int V, bool ALIGNED>
 __device__ __forceinline__ void write(void* array, long long i, const T (&x)[V]) {
     T* target = static_cast<T*>(array) + i;
+    ASSUME_GLOBAL(target);
     if constexpr (V == 1 || !ALIGNED) {
 #pragma unroll
         for (int k = 0; k < V; ++k) target[k] = x[k];

@@ -98,6 +98,12 @@ struct AdamW8bit : Elementwise {
 
     template <class P, class G>
     __device__ __forceinline__ void chunk(const Row& row, const Chunk& chunk, int lane, int lanes) const {
+        ASSUME_GLOBAL(row.p);
+        ASSUME_GLOBAL(row.g);
+        ASSUME_GLOBAL(row.m);
+        ASSUME_GLOBAL(row.v);
+        ASSUME_GLOBAL(row.v_max);
+        ASSUME_GLOBAL(row.v_scales);
         u64 low = reinterpret_cast<u64>(row.p) | reinterpret_cast<u64>(row.g) | reinterpret_cast<u64>(row.copy);
         low |= (reinterpret_cast<u64>(row.m) | reinterpret_cast<u64>(row.v)) * 2;  // 8 bytes at a time
         const bool aligned = low % 16 == 0;
