@@ -18,6 +18,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State as Alive
 from diagnose.core.profile import Profile
 from diagnose.core.trial import Tuning
+from diagnose.core.units import format_share
 from diagnose.report._charts import Mark
 from diagnose.report._faults import gain, headline, lost, lost_share, no_fault
 from diagnose.report._tuning_words import verdict
@@ -33,6 +34,9 @@ from diagnose.report._wording import (
     what_to_do_without_steps,
 )
 from diagnose.report.summary import sentence
+
+READING = html.P("Reading the run ...", className="reading", role="status")
+"""What a page shows until the first figures are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +153,21 @@ def title(snap: Snapshot, name: str) -> Component:
     return html.Div(
         [
             html.P(name, className="eyebrow"),
-            html.Div([html.H1(html.Code(printable(command))), badge(snap)], className="row"),
+            html.Div(
+                [html.H1(html.Code(printable(command))), badge(snap), *_filling(snap)], className="row"
+            ),
             html.P(printable(under), className="under"),
             *(html.P(printable(note), className="alarm") for note in snap.notes),
         ],
         className="title",
     )
+
+
+def _filling(snap: Snapshot) -> list[Component]:
+    """Says how much of a long run is still to be read: the newest part comes first."""
+    if not snap.num_steps or snap.filled_share >= 1:
+        return []
+    return [html.Span(f"history {format_share(snap.filled_share)} read", className="badge calm")]
 
 
 def marks(snap: Snapshot) -> tuple[Mark, ...]:
@@ -164,7 +177,7 @@ def marks(snap: Snapshot) -> tuple[Mark, ...]:
 
 def body(name: str) -> Component:
     """Returns the part of a page that `refreshed` fills, empty until the first tick."""
-    return html.Div([dcc.Store(id=f"{name}-drawn"), html.Div(id=f"{name}-body")])
+    return html.Div([dcc.Store(id=f"{name}-drawn"), html.Div(READING, id=f"{name}-body")])
 
 
 def refreshed(

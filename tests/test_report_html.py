@@ -227,6 +227,17 @@ CHARTS = (
 )
 
 
+def test_the_charts_of_a_long_run_are_sent_in_sixty_kilobytes() -> None:
+    bins = np.random.default_rng(0).random(600) * 100
+    charts = (
+        PhaseAreas(title="", first=0, width=2048, phase_ms=dict.fromkeys(Phase, bins)),
+        StepLine(title="", unit="samples/s", first=0, width=2048, values=bins),
+        TimeLines(title="", unit="CPUs", seconds=bins[:240], lines=dict.fromkeys("abc", bins[:240])),
+    )
+    sent = sum(len(json.dumps(figure(chart))) for chart in charts)
+    assert sent < 60_000, "one tick of the dashboard"
+
+
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: type(chart).__name__)
 def test_plotly_takes_every_figure_and_reads_no_name_as_markup(chart: Chart) -> None:
     made = figure(chart)

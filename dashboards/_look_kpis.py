@@ -1,0 +1,56 @@
+"""The figures of a run that its page begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from diagnose.dashboards._snapshot import Snapshot
+
+from diagnose.core.profile import Profile
+from diagnose.core.units import NS_PER_MS, format_bytes, format_duration, format_rate
+from diagnose.report._tuning_words import gain
+from diagnose.report.base import Fact
+from diagnose.report.summary import cost, figures
+
+NOW_STEPS = 100
+"""Newest steps that `now` is the mean of: enough to be calm, few enough to follow a change."""
+BEFORE_TUNING = ("samples/s", "tokens/s", "steps/s", "step time, median")
+
+
+def kpis(snap: Snapshot) -> list[Fact]:
+    """Returns how fast it goes now, how fast it went, and what it takes."""
+    facts = []
+    if not snap.over and len(snap.recent.step_ms):
+        newest = snap.recent.step_ms[-NOW_STEPS:]
+        rate = float(np.mean(snap.recent.samples_per_s[-NOW_STEPS:]))
+        mean_ns = float(np.mean(newest)) * NS_PER_MS
+        value = f"{format_rate(rate)} samples/s" if rate else format_duration(mean_ns)
+        facts.append(Fact(label="now", value=value, detail=f"mean of the newest {len(newest)} steps"))
+    if snap.profile is not None:
+        facts += _measured(snap.profile)
+    resident = snap.vitals.resident_bytes
+    if np.isfinite(resident).any():
+        now = float(resident[np.isfinite(resident)][-1])
+        peak = f"at most {format_bytes(float(np.nanmax(resident)))}"
+        facts.append(Fact(label="memory", value=format_bytes(now), detail=peak))
+    return facts
+
+
+def _measured(profile: Profile) -> list[Fact]:
+    """Returns the report's figures; of a tuned run they are those before it was tuned, and say so."""
+    facts = [*figures(profile), *cost(profile)]
+    tuning = profile.tuning
+    if tuning is None or not tuning.kept:
+        return facts
+    before = [
+        replace(fact, detail=", ".join(filter(None, (fact.detail, "before tuning"))))
+        if fact.label in BEFORE_TUNING
+        else fact
+        for fact in facts
+    ]
+    if tuning.confirmation is None:
+        return before
+    speedup, _, interval = gain(tuning.confirmation).partition(" (")
+    won = Fact(label="tuned to", value=speedup, detail=f"{interval.rstrip(')')}; confirmed on against off")
+    return [won, *before]
