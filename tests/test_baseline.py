@@ -95,7 +95,7 @@ def test_between_what_is_allowed_and_what_machines_do_it_cannot_tell() -> None:
         Verdict.REGRESSION,
     ]
     assert verdicts[1] is not None
-    assert re.search(r"only a drop of 1\d\.\d% is beyond chance", verdicts[1].reason)
+    assert re.search(r"only a drop of 1\d\.\d % is beyond chance", verdicts[1].reason)
 
 
 def test_too_short_a_history_and_too_few_runs_cannot_tell() -> None:
@@ -212,7 +212,7 @@ def test_a_history_is_recorded_and_judged_by(verbs: Callable[..., Any], tmp_path
         if number == 1:
             early = verbs("gate", "--baseline", ".diagnose/baselines", "--", "train.py")
             assert early.exit_code == 3
-            assert "holds 1 jobs; 10 are needed" in " ".join(early.stdout.split())
+            assert "holds 1 job; 10 are needed" in " ".join(early.stdout.split())
     (path,) = (tmp_path / ".diagnose" / "baselines").glob("*.json")
     written = json.loads(path.read_text())
     assert written["key"] == path.stem

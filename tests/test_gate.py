@@ -238,7 +238,7 @@ def test_a_dry_run_names_the_commits_and_runs_nothing(tmp_path: Path) -> None:
         f"head: main ({hashes[1]}) in a worktree of its own\n"
         "7 to 20 pairs of runs in the order base, head, head, base\n"
         "command: train.py -x\n"
-        "fails where samples/s is more than 3.0% worse\n"
+        "fails where samples/s is more than 3.0 % worse\n"
     )
     assert not (tmp_path / ".diagnose").exists()
 
@@ -465,7 +465,7 @@ def test_the_causes_of_noise_are_named_with_their_figures() -> None:
     assert causes(runs) == (
         "other processes used 1.5 CPUs where 2 were ours to use",
         "the machine's host gave 0.30 CPUs to other guests (steal)",
-        "the container's CPU quota was used up in 40% of its periods",
+        "the container's CPU quota was used up in 40 % of its periods",
     )
     assert causes([replace(runs[0], machine=MachineState(load=0.5, cpus=2, foreign_cpus=0.1))]) == ()
 

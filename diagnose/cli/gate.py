@@ -188,6 +188,7 @@ def _plan(
 ) -> None:
     """Says what would be done, after checking what can be checked without running anything."""
     from diagnose.gate.statistics import MAX_PAIRS, MIN_PAIRS
+    from diagnose.gate.words import format_percent
     from diagnose.gate.worktrees import repository_of, resolve_range, uncommitted
 
     lines = []
@@ -202,7 +203,7 @@ def _plan(
     else:
         lines.append(f"{MIN_PAIRS} to {MAX_PAIRS} pairs of runs in the order base, head, head, base")
     lines += [f"command: {shlex.join(each)}" for each in dict.fromkeys(commands)]
-    lines.append(f"fails where {asked.metric.label} is more than {asked.max_drop:.1%} worse")
+    lines.append(f"fails where {asked.metric.label} is more than {format_percent(asked.max_drop)} worse")
     show("\n".join(lines) + "\n")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from diagnose.gate.baseline import DEVIATIONS, LEAST_ENTRIES, Baseline
 from diagnose.gate.pairs import drop_of
 from diagnose.gate.result import Metric
-from diagnose.gate.words import amount
+from diagnose.gate.words import amount, format_percent
 
 SHOWN = (Metric.SAMPLES_PER_S, Metric.STEP_MS, Metric.CPU_MS, Metric.PEAK_MEMORY, Metric.STARTUP)
 WIDTH = 18
@@ -71,7 +71,7 @@ def _findable(baseline: Baseline, metric: Metric) -> str:
     drop = findable(baseline, metric)
     if drop is None:
         return f"{metric.label}: {LEAST_ENTRIES} jobs are needed before a gate can judge by this"
-    return f"{metric.label}: a drop of {drop:.1%} or more is beyond the scatter between jobs"
+    return f"{metric.label}: a drop of {format_percent(drop)} or more is beyond the scatter between jobs"
 
 
 def _cell(metrics: Any, metric: Metric) -> str:

@@ -17,6 +17,7 @@ from diagnose.gate.fingerprint import Fingerprint, differences
 from diagnose.gate.pairs import drop_of, log_of
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Verdict
 from diagnose.gate.statistics import Z_95, Z_975
+from diagnose.gate.words import format_percent
 
 SCHEMA = 1
 
@@ -106,7 +107,8 @@ def judge_by_history(
     verdict, reason = Verdict.PASS, ""
     if count < LEAST_ENTRIES:
         verdict = Verdict.INCONCLUSIVE
-        reason = f"the baseline holds {count} jobs; {LEAST_ENTRIES} are needed to know their scatter"
+        jobs = f"{count} job{'s' if count > 1 else ''}"
+        reason = f"the baseline holds {jobs}; {LEAST_ENTRIES} are needed to know their scatter"
     elif len(figures) < RUNS:
         verdict = Verdict.INCONCLUSIVE
         reason = f"{len(figures)} of {RUNS} runs could be measured"
@@ -116,7 +118,8 @@ def judge_by_history(
         verdict = Verdict.INCONCLUSIVE
         found = drop_of(threshold, metric)
         reason = (
-            f"jobs on this kind of machine differ too much: only a drop of {found:.1%} is beyond chance"
+            "jobs on this kind of machine differ too much: only a drop of "
+            f"{format_percent(found)} is beyond chance"
         )
     return Judgement(
         metric=metric,

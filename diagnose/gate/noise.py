@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from diagnose.core.units import format_share
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Verdict
 
 CROWDED_SHARE = 0.25
@@ -32,7 +33,7 @@ def causes(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
     if cpus and stolen is not None and stolen > STOLEN_SHARE * cpus:
         found.append(f"the machine's host gave {stolen:.2f} CPUs to other guests (steal)")
     if throttled is not None and throttled > THROTTLED_SHARE:
-        found.append(f"the container's CPU quota was used up in {throttled:.0%} of its periods")
+        found.append(f"the container's CPU quota was used up in {format_share(throttled)} of its periods")
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, Verdict
 from diagnose.gate.statistics import MAX_ERROR, MAX_PAIRS, MIN_PAIRS, Decision, State, decide
 from diagnose.gate.steps import MIN_STEPS
+from diagnose.gate.words import change, format_percent
 
 MEASURED_S = 3.0
 """Each run measures at least so long, however short its steps: a neighbour's burst lasts seconds."""
@@ -234,8 +235,8 @@ def _reason(decision: Decision) -> str:
     if decision.pairs < MIN_PAIRS:
         return f"{decision.pairs} pairs of runs; {MIN_PAIRS} are needed at least"
     return (
-        f"the pairs scatter too much: standard error {decision.error:.1%} after {decision.pairs} pairs, "
-        f"{MAX_ERROR:.1%} is the most that can be judged"
+        f"the pairs scatter too much: standard error {format_percent(decision.error)} after "
+        f"{decision.pairs} pairs, {format_percent(MAX_ERROR)} is the most that can be judged"
     )
 
 
@@ -261,8 +262,7 @@ def _no_judgement(metric: Metric, max_drop: float, stopped: str) -> Judgement:
 def _progress(judgement: Judgement | None, number: int) -> str:
     if judgement is None:
         return f"pair {number}: not measured"
-    change = f"{-judgement.drop:+.1%} ({-judgement.high:+.1%} to {-judgement.low:+.1%})"
-    return f"pair {number}: {judgement.metric.label} {change}"
+    return f"pair {number}: {change(judgement)}"
 
 
 def _progress_of_plan(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> str:
