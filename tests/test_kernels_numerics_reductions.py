@@ -113,6 +113,12 @@ def test_a_gradient_that_is_not_finite_is_found(index: int, dtype: torch.dtype, 
     assert found_inf == 1
 
 
+def test_the_norm_has_the_bits_that_were_written_down() -> None:
+    grads = [(torch.arange(size) * 7919 % 8191 - 4095).float() / 2048 for size in SIZES]
+    norm, coef, _, _ = outcome_of(grads)
+    assert (float(norm).hex(), float(coef).hex()) == ("0x1.71eea40000000p+7", "0x1.6250480000000p-8")
+
+
 def test_squares_beyond_fp32_are_not_taken_for_gradients_that_are_not_finite() -> None:
     _, _, found_inf, _ = outcome_of([torch.tensor([3e38, 1.0])])
     assert found_inf == 0
