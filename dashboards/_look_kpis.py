@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from diagnose.dashboards._snapshot import Snapshot
 
+from diagnose.core.liveness import State
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, format_bytes, format_duration, format_rate
 from diagnose.report._tuning_words import gain
@@ -21,7 +22,7 @@ BEFORE_TUNING = ("samples/s", "tokens/s", "steps/s", "step time, median")
 def kpis(snap: Snapshot) -> list[Fact]:
     """Returns how fast it goes now, how fast it went, and what it takes."""
     facts = []
-    if not snap.over and len(snap.recent.step_ms):
+    if snap.liveness.state is State.RUNNING and len(snap.recent):
         newest = snap.recent.step_ms[-NOW_STEPS:]
         rate = float(np.mean(snap.recent.samples_per_s[-NOW_STEPS:]))
         mean_ns = float(np.mean(newest)) * NS_PER_MS
