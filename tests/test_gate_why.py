@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from diagnose.gate.attribution import Runs, attribute, chance, growth
 from diagnose.gate.cause import Kind, Why
 from diagnose.gate.matching import match_texts
 from diagnose.rules import profile
+from tests.running import run, write
 
 MS = 1_000_000
 STEP_MS = {
@@ -293,3 +296,72 @@ def test_a_count_that_varies_from_run_to_run_is_no_change() -> None:
     before = [replace(run, events={"gc": 10 + number}) for number, run in enumerate(before)]
     after = [replace(run, events={"gc": 15 + number}) for number, run in enumerate(after)]
     assert attributed(before, after).facts == ()
+
+
+TRAIN = """\
+import time
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x).sum()
+
+def train(steps):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        loss = model(torch.ones(8, 64))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.002)
+"""
+SLOWER = TRAIN.replace(
+    "        return self.layer",
+    "        until = time.perf_counter() + 0.004\n"
+    "        while time.perf_counter() < until:\n"
+    "            pass\n"
+    "        return self.layer",
+)
+PAIRS = """\
+import importlib.util, json, sys
+from dataclasses import asdict
+from pathlib import Path
+import torch
+import diagnose
+from diagnose.gate.attribution import Runs, attribute
+
+torch.set_num_threads(1)
+sides = []
+for name in ("base", "head"):
+    spec = importlib.util.spec_from_file_location(name, Path(name, "train.py").absolute())
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sides.append((Path(name).absolute(), module.train, []))
+for number in range(10):
+    root, train, profiles = sides[(number + 1) // 2 % 2]  # base, head, head, base
+    diagnose.attach(run_dir=f"runs/{number}")
+    train(45)
+    profiles.append(diagnose.detach())
+why = attribute(*(Runs(root=root, profiles=tuple(profiles)) for root, _, profiles in sides))
+print(json.dumps(asdict(why)))
+"""
+
+
+def test_real_runs_lead_to_the_phase_and_the_line_that_grew(tmp_path: Path) -> None:
+    """Ten short runs, in one process so that torch is imported once."""
+    for side, text in (("base", TRAIN), ("head", SLOWER)):
+        write(tmp_path / side / "train.py", text)
+    ended = run(sys.executable, write(tmp_path / "pairs.py", PAIRS), cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    why = json.loads(ended.stdout.splitlines()[-1])
+    assert (why["kind"], why["num_pairs"]) == ("phases", 5)
+    assert why["phases"][0]["phase"] == "forward"
+    assert why["phases"][0]["growth"]["ns"] > 3 * MS
+    grown = [(line["file"], line["line"], line["in_diff"]) for line in why["lines"]]
+    assert grown, why
+    assert set(grown) <= {("train.py", 11, True), ("train.py", 12, True)}

@@ -160,7 +160,7 @@ def _command(
     if code is None or "<" in name or not file.is_relative_to(root) or arguments:
         pytest.fail(
             f"{MARKER}: {name or repr(what)} cannot be called in another process. Give it a function "
-            f"without arguments that is defined at the top of a file below {root}, or the path of a script.",
+            f"without arguments that stands at the top of a file below {root}, or the path of a script.",
             pytrace=False,
         )
     return ("-m", "diagnose.gate.call", file.relative_to(root).as_posix(), name)
