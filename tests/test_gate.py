@@ -179,6 +179,16 @@ def test_uncommitted_changes_are_not_measured_and_that_is_said(
     assert (tmp_path / "train.py").read_text() == stand_in(20)
 
 
+def test_a_fault_of_ours_does_not_exit_as_a_regression(
+    gate: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text(stand_in(10))
+    monkeypatch.setattr(compare_commits, "compare_versions", lambda *_: [][0])
+    ended = gate("gate", "--base-cmd", "a.py", "--head-cmd", "a.py")
+    assert ended.exit_code == 70
+    assert "IndexError" in ended.output
+
+
 # -- its options
 
 
@@ -195,6 +205,7 @@ def test_uncommitted_changes_are_not_measured_and_that_is_said(
         (["--ab", "HEAD..HEAD", "--link", "data", "--", "train.py"], "no such path"),
         (["--ab", "HEAD..HEAD", "--link", "/etc", "--", "train.py"], "no such path"),
         (["--base-cmd", "a.py", "--", "train.py"], "go together"),
+        (["--base-cmd", "a.py 'x", "--head-cmd", "a.py"], '--base-cmd "a.py \'x" cannot be read'),
         (["--ab", "HEAD..HEAD", "--junit", "no/such/x.xml", "--", "train.py"], "there is no folder"),
         (["--ab", "HEAD..HEAD", "--", "--steps", "3"], "--steps stands where the script should"),
     ],

@@ -1,15 +1,25 @@
-"""What `gate` and `baseline` have in common: reading their options."""
+"""What `gate` and `baseline` have in common: reading their options, and how they end."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from diagnose.core.errors import DiagnoseError
 
 if TYPE_CHECKING:
     from diagnose.gate.pairs import Asked
+
+INTERRUPTED = 130  # as a shell has it for Ctrl-C
+OUR_BUG = 70  # EX_SOFTWARE of sysexits.h
 
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 
@@ -29,6 +39,34 @@ def training_command(words: list[str], option: str = "after --") -> tuple[str, .
     if command[0].startswith("-") and command[0] != "-m":
         raise DiagnoseError(f"gate: {command[0]} stands where the script should: only `-m MODULE` may.")
     return command
+
+
+def quoted_command(text: str, option: str) -> tuple[str, ...]:
+    """Returns the training command in an option's text, which is quoted as for a shell.
+
+    Raises:
+        DiagnoseError: If a quotation is not closed, or there is no command.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise DiagnoseError(f"gate: {option} {text!r} cannot be read: {error}.") from error
+    return training_command(words, f"as {option}")
+
+
+@contextlib.contextmanager
+def own_exit_codes(verb: str) -> Iterator[None]:
+    """Keeps a fault of ours, and Ctrl-C, from ending with 1: that means a regression."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\n{verb}: interrupted; nothing was judged", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except (DiagnoseError, typer.Exit):
+        raise
+    except Exception:  # noqa: BLE001 - keeps its traceback, but not Python's exit code
+        traceback.print_exc()
+        sys.exit(OUR_BUG)
 
 
 def share(text: str) -> float:

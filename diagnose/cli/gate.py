@@ -6,13 +6,18 @@ import contextlib
 import os
 import shlex
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from diagnose.cli._gate import asked_of, folder_for_runs, training_command
+from diagnose.cli._gate import (
+    asked_of,
+    folder_for_runs,
+    own_exit_codes,
+    quoted_command,
+    training_command,
+)
 from diagnose.cli._output import STDOUT, Json, as_json, put, show
 from diagnose.core.errors import DiagnoseError
 
@@ -21,8 +26,6 @@ if TYPE_CHECKING:
     from diagnose.gate.result import GateResult
 
 WIDEST = 100
-INTERRUPTED = 130  # as a shell has it for Ctrl-C
-OUR_BUG = 70  # EX_SOFTWARE of sysexits.h; Python's own 1 would read as a regression
 EXIT_CODES = (
     "Exit codes: 0 pass; 1 regression; 2 wrong call; 3 cannot tell (too noisy, too few steps); "
     "4 no baseline, or one of another machine; 5 the training command failed; "
@@ -105,48 +108,50 @@ def gate(
 
     Runs both versions in turn, 7 to 20 times each, and compares neighbouring runs.
 
+    Several ranks: DIAGNOSE_NPROC_PER_NODE=8 diagnose gate ...
+
     In GitHub Actions it also annotates the lines to blame and writes the step's summary.
     """
     if inconclusive not in (None, "pass", "fail"):
         raise DiagnoseError(f"gate: --inconclusive is pass or fail, not {inconclusive!r}.")
-    asked = asked_of(metric, max_drop, steps, warmup, budget)
-    ways = [ab is not None, base_cmd is not None or head_cmd is not None, baseline is not None]
-    if sum(ways) != 1:
-        raise DiagnoseError(
-            "gate: say what to compare with, in one way: --ab BASE..HEAD, --base-cmd and --head-cmd, "
-            "or --baseline PATH."
-        )
-    if ways[1]:
-        if base_cmd is None or head_cmd is None or words:
-            raise DiagnoseError("gate: --base-cmd and --head-cmd go together, and without another command.")
-        commands = (
-            training_command(shlex.split(base_cmd), "as --base-cmd"),
-            training_command(shlex.split(head_cmd), "as --head-cmd"),
-        )
-    else:
-        commands = (training_command(list(words or ())),) * 2
-    for path in (junit, gitlab, Path(json) if json not in (None, STDOUT) else None):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise DiagnoseError(f"gate: cannot write {path}: there is no folder {path.absolute().parent}.")
-    if dry_run:
-        _plan(ab, commands, baseline, asked)
-        return
-    try:
+    with own_exit_codes("gate"):
+        asked = asked_of(metric, max_drop, steps, warmup, budget)
+        commands = _commands(words, ab, base_cmd, head_cmd, baseline)
+        for path in (junit, gitlab, Path(json) if json not in (None, STDOUT) else None):
+            if path is not None and not path.absolute().parent.is_dir():
+                where = path.absolute().parent
+                raise DiagnoseError(f"gate: cannot write {path}: there is no folder {where}.")
+        if dry_run:
+            _plan(ab, commands, baseline, asked)
+            return
         folder = folder_for_runs(run_dir, "gate")
         if baseline is not None:
             result = _with_history(commands[1], asked, baseline, folder, allow_machine_mismatch)
         else:
             result = _versions(ab or "", commands, tuple(link or ()), asked, folder)
         _report(result, json, junit, gitlab, folder)
-    except KeyboardInterrupt:
-        print("\ngate: interrupted; nothing was judged", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except DiagnoseError:
-        raise
-    except Exception:  # noqa: BLE001 - keeps its traceback, but not Python's exit code
-        traceback.print_exc()
-        sys.exit(OUR_BUG)
     _exit(result, inconclusive)
+
+
+def _commands(
+    words: list[str] | None,
+    ab: str | None,
+    base_cmd: str | None,
+    head_cmd: str | None,
+    baseline: Path | None,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the commands of base and head, once it is clear what is to be compared."""
+    two = base_cmd is not None or head_cmd is not None
+    if [ab is not None, two, baseline is not None].count(True) != 1:
+        raise DiagnoseError(
+            "gate: say what to compare with, in one way: --ab BASE..HEAD, --base-cmd and --head-cmd, "
+            "or --baseline PATH."
+        )
+    if not two:
+        return (training_command(list(words or ())),) * 2
+    if base_cmd is None or head_cmd is None or words:
+        raise DiagnoseError("gate: --base-cmd and --head-cmd go together, and without another command.")
+    return quoted_command(base_cmd, "--base-cmd"), quoted_command(head_cmd, "--head-cmd")
 
 
 def _versions(
