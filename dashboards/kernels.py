@@ -10,7 +10,9 @@ from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
-from diagnose.report.base import Column, Row, Table
+from diagnose.core.device import Device
+from diagnose.core.units import format_bytes, format_share
+from diagnose.report.base import Column, Fact, Facts, Row, Table
 
 NAME = "kernels"
 
@@ -37,6 +39,9 @@ def _draw(snap: Snapshot) -> list[Component]:
     )
     made = [empty("No deep window was taken", words)]
     profile = snap.profile
+    facts = _device(profile.device) if profile is not None else []
+    if facts:
+        made.append(panel("The device over the measured steps", *shown([Facts(items=tuple(facts))])))
     if profile is not None and profile.program.optimizers:
         table = Table(
             caption="What launches kernels beside the model itself.",
@@ -52,3 +57,28 @@ def _draw(snap: Snapshot) -> list[Component]:
         )
         made.append(panel("Optimizers", *shown([table])))
     return made
+
+
+def _device(device: Device) -> list[Fact]:
+    """Returns what the device itself said; what it was not asked is left out."""
+    shares = (
+        ("busy", device.busy_share, "of the time some kernel ran"),
+        ("on tensor cores", device.tensor_core_share, "of the kernel time"),
+        ("matrix products", device.matmul_share, "and convolutions, of the kernel time"),
+        ("layout conversions", device.layout_share, "of the kernel time"),
+        ("clock", device.clock_share, "of its highest, on average"),
+        ("throttled", device.throttle_share, "of the time, by power or heat"),
+    )
+    facts = [Fact(label="device", value=device.name)] if device.name else []
+    if device.num_kernels is not None:
+        facts.append(Fact(label="kernels", value=f"{device.num_kernels:,.0f}", detail="per step"))
+    facts += [
+        Fact(label=name, value=format_share(share), detail=of)
+        for name, share, of in shares
+        if share is not None
+    ]
+    if device.peak_bytes is not None:
+        facts.append(
+            Fact(label="memory", value=format_bytes(device.peak_bytes), detail="at most, by tensors")
+        )
+    return facts
