@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from diagnose.kernels._device import why_none
-from diagnose.kernels._layout import fits
+from diagnose.kernels._layout import disjoint, fits
 from diagnose.kernels._structs import PAIRS, Group, Row
 from diagnose.kernels._table import TORCH_EPSILON, Table
 from torch.amp import grad_scaler
@@ -239,7 +239,11 @@ class Clipping:
         return outcome_4
 
     def _table(self, grads: list[torch.Tensor]) -> Table:
-        key = (grads[0].device, tuple((grad.numel(), grad.dtype) for grad in grads))
+        key = (
+            grads[0].device,
+            tuple(map(torch.Tensor.numel, grads)),
+            tuple([grad.dtype for grad in grads]),
+        )
         table = self._tables.pop(key, None)
         if table is None:
             rows = [Row(count=grad.numel(), pair=_ANY_PAIR[grad.dtype]) for grad in grads]
@@ -271,15 +275,18 @@ def why_unfit(grads: Sequence[torch.Tensor], *, any_dtype: bool) -> str:
     if not grads:
         return "there are none"
     known = _ANY_PAIR if any_dtype else (torch.float32,)
-    if any(type(grad) is not torch.Tensor or grad.dtype not in known for grad in grads):
+    if set(map(type, grads)) != {torch.Tensor} or not {grad.dtype for grad in grads} <= set(known):
         return "a gradient is of another type"
     if len({grad.device for grad in grads}) != 1:
         return "gradients are on several devices"
     if any(grad.requires_grad for grad in grads):
         return "a gradient is to be differentiated"
-    if not all(grad.is_contiguous() or fits([grad]) for grad in grads):
+    if any(grad.layout is not torch.strided for grad in grads):
+        return "a gradient is sparse"
+    if not all(map(torch.Tensor.is_contiguous, grads)) and not all(fits([grad]) for grad in grads):
         return "a gradient has gaps in memory"
-    if len({grad.data_ptr() for grad in grads if grad.numel()}) != sum(grad.numel() > 0 for grad in grads):
+    addresses = list(map(torch.Tensor.data_ptr, grads))
+    if len(set(addresses)) != len(addresses) and not disjoint(grads):
         return "gradients share memory"
     return why_none(grads[0].device)
 

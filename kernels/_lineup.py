@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import or_
+from itertools import compress
+from operator import is_, or_
 from typing import Any
 
 import torch
@@ -60,10 +61,6 @@ class Member:
             pair=PAIRS[dtype, self.grad_dtype, state_dtype],
             **dict(zip(_ROW_STATES, addresses, strict=False)),
         )
-
-    def is_as_lined_up(self) -> bool:
-        """Whether the state still holds the tensors that the row points to."""
-        return all(self.state.get(name) is moment for name, moment in self.moments.items())
 
     def takes(self, grad: torch.Tensor) -> bool:
         """Whether the row can be updated with this gradient."""
@@ -125,21 +122,55 @@ class Lineup:
         }
         self._flags = [group.flags for group in groups]
         self._params = [member.param for member in members]
-        self._moments = [moment for member in members for moment in member.moments.values()]
+        self._indices = [member.index for member in members]
+        self._grad_dtypes = [member.grad_dtype for member in members]
+        self._strides = [member.stride for member in members]
+        self._counts = [row.count for row in rows]
+        held = [(member.state, *pair) for member in members for pair in member.moments.items()]
+        self._holders = [state for state, _, _ in held]
+        self._names = [name for _, name, _ in held]
+        self._moments = [moment for _, _, moment in held]
         self._addresses = self._look_up()
+        self._grads: list[int] = []
+        self._updated: list[torch.Tensor] = []
 
     def is_current(self, groups: Sequence[Group]) -> bool:
         """Whether the rows still say where parameters and states are. Looked at before each step: a stale
         address is silent corruption."""
         return (
             self._look_up() == self._addresses
-            and all(member.is_as_lined_up() for member in self.members)
+            and all(map(is_, map(dict.get, self._holders, self._names), self._moments))
             and [group.flags for group in groups] == self._flags
         )
 
+    def take(self, grads: Sequence[torch.Tensor | None]) -> set[int]:
+        """Looks at the gradients of this step and remembers those that the rows can be updated with.
+
+        Args:
+            grads: Of all parameters of the optimizer.
+
+        Returns:
+            The places, among all parameters, of those that will be updated.
+        """
+        own = [grads[index] for index in self._indices]
+        present = [grad for grad in own if grad is not None]
+        if len(present) == len(own) and self._all_fit(present):
+            self._grads, self._updated = list(map(torch.Tensor.data_ptr, present)), self._params
+            if 0 in self._grads:
+                self._grads = [address or _EMPTY_GRADIENT for address in self._grads]
+            return set(self._indices)
+        fitting = [
+            grad is not None and member.takes(grad) for member, grad in zip(self.members, own, strict=True)
+        ]
+        self._grads = [
+            grad.data_ptr() or _EMPTY_GRADIENT if fit and grad is not None else 0
+            for grad, fit in zip(own, fitting, strict=True)
+        ]
+        self._updated = list(compress(self._params, fitting))
+        return set(compress(self._indices, fitting))
+
     def step(
         self,
-        grads: Mapping[int, torch.Tensor],
         groups: Sequence[Group],
         *,
         grad_scale: torch.Tensor | None,
@@ -147,17 +178,18 @@ class Lineup:
         clip_coef: torch.Tensor | None,
         unscale_in_memory: bool,
     ) -> None:
-        """Updates the members that have a gradient.
+        """Updates the members whose gradients were taken.
 
         Args:
-            grads: Gradients by the parameters' places among all of the optimizer.
             groups: All groups of the optimizer.
             grad_scale: What the gradients are still multiplied by.
             found_inf: Unless it is zero, nothing is updated.
             clip_coef: What the gradients are still to be multiplied by.
             unscale_in_memory: Whether the gradients themselves are divided by `grad_scale`.
         """
-        self.table.point_to([_address(grads.get(member.index)) for member in self.members])
+        if not self._updated:
+            return
+        self.table.point_to(self._grads)
         self.table.set_groups(groups)
         if grad_scale is not None and unscale_in_memory:
             self.table.run("scale", "scale", grad_scale=grad_scale)
@@ -171,7 +203,16 @@ class Lineup:
                 found_inf=found_inf,
                 clip_coef=clip_coef,
             )
-        increment_version([member.param for member in self.members if member.index in grads])
+        increment_version(self._updated)
+
+    def _all_fit(self, grads: list[torch.Tensor]) -> bool:
+        """Whether each fits as the quick look tells that most do: a slower one may find more."""
+        return (
+            all(grad.layout is torch.strided for grad in grads)
+            and [grad.dtype for grad in grads] == self._grad_dtypes
+            and list(map(torch.Tensor.stride, grads)) == self._strides
+            and list(map(torch.Tensor.numel, grads)) == self._counts
+        )
 
     def adopt(self, counts: Sequence[torch.Tensor | float]) -> None:
         """Takes over how many steps each member has taken, without waiting for the device where it is known
@@ -188,10 +229,6 @@ class Lineup:
         return list(map(torch.Tensor.data_ptr, self._params)) + list(
             map(torch.Tensor.data_ptr, self._moments)
         )
-
-
-def _address(grad: torch.Tensor | None) -> int:
-    return 0 if grad is None else grad.data_ptr() or _EMPTY_GRADIENT
 
 
 def by_device(members: Iterable[Member]) -> dict[torch.device, list[Member]]:

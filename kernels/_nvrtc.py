@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -141,16 +142,20 @@ def candidates() -> Iterator[str]:
         if variable in os.environ:
             folders.append(Path(os.environ[variable]) / "lib64")
     folders.append(Path("/usr/local/cuda/lib64"))
+    built_for = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    torch_major = (built_for or "").partition(".")[0]
+    files: list[Path] = []
     for folder in folders:
-        files = [path for path in folder.glob("libnvrtc*.so*") if _LIBRARY.match(path.name)]
-        yield from (str(path) for path in sorted(files, key=_major, reverse=True))
-    yield from ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+        files += [path for path in sorted(folder.glob("libnvrtc*.so*")) if _LIBRARY.match(path.name)]
+    # Code of a newer compiler than torch's may ask for a newer driver than the one that torch runs on.
+    named = [Path(name) for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")]
+    yield from map(str, sorted([*files, *named], key=lambda path: _major(path) != torch_major))
 
 
 _LIBRARY = re.compile(r"libnvrtc(-[0-9a-f]{8})?\.so(\.\d+)*$")
 """Wheels of torch carry a hash in the name; `libnvrtc-builtins.so` is another library."""
 
 
-def _major(path: Path) -> tuple[int, str]:
+def _major(path: Path) -> str:
     number = re.search(r"\.so\.(\d+)", path.name)
-    return (int(number.group(1)) if number else 0, path.name)
+    return number.group(1) if number else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -13,11 +14,8 @@ from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
 from diagnose.kernels._structs import Group, GroupFlag
 from torch.optim import Optimizer
 
-Params = list[tuple[int, torch.Tensor]]
-"""Each parameter with the index of its group."""
-
-Grads = Mapping[int, torch.Tensor]
-"""Gradients by the parameters' places."""
+Grads = Sequence[torch.Tensor | None]
+"""The gradients of all parameters of an optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ class Stepper:
         self._lineups: list[Lineup] = []
         self._state: Any = None
         self._params: list[torch.Tensor] = []
-        self._inside: set[int] = set()
+        self._outside: list[tuple[int, Mapping[str, Any]]] = []
         self._unbegun: set[int] = set()
         self.unscales_in_memory = True
         self.stochastic = False
@@ -82,24 +80,20 @@ class Stepper:
             clip_coef=clip_coef,
             torch_unscales=given is not None and not self.scaling_is_ours,
         )
-        params = [(number, param) for number, group in enumerate(groups) for param in group["params"]]
-        grads = {index: grad for index, (_, param) in enumerate(params) if (grad := param.grad) is not None}
+        params = [param for group in groups for param in group["params"]]
+        grads = [param.grad for param in params]
         taken: set[int] = set()
         self.left = [reason for group in groups for reason in group_refusals(group)]
-        if not self.left:
-            taken = self._taken(grads) if self._line_up(params, grads) else taken
-        else:
+        if self.left:
             self.release()
-        rest = {index: params[index] for index in grads if index not in taken}
-        if rest and not self._prepare_for_torch([grads[index] for index in rest], factors):
+        elif self._line_up(params, grads):
+            taken = set().union(*(lineup.take(grads) for lineup in self._lineups))
+        rest = {index: grad for index, grad in enumerate(grads) if grad is not None and index not in taken}
+        if rest and not self._prepare_for_torch(list(rest.values()), factors):
             return []
         if taken:
-            self._launch({index: grads[index] for index in taken}, factors)
-        return [
-            {**group, "params": left}
-            for number, group in enumerate(groups)
-            if (left := [param for of, param in rest.values() if of == number])
-        ]
+            self._launch(factors)
+        return self._groups_of(rest) if rest else []
 
     def release(self) -> None:
         """Gives each parameter a count of steps as torch keeps it. The next step lines up anew."""
@@ -129,7 +123,7 @@ class Stepper:
                 group = self._optimizer.param_groups[member.group]
                 yield member, own_count(count, group, member.param)
 
-    def _line_up(self, params: Params, grads: Grads) -> bool:
+    def _line_up(self, params: list[torch.Tensor], grads: Grads) -> bool:
         """Builds the tables unless they are current, and the states that torch would create now.
 
         Returns:
@@ -137,18 +131,21 @@ class Stepper:
         """
         if self._is_current(params, grads):
             return True
-        if any(grad.is_cuda for grad in grads.values()) and torch.cuda.is_current_stream_capturing():
+        if (
+            any(grad is not None and grad.is_cuda for grad in grads)
+            and torch.cuda.is_current_stream_capturing()
+        ):
             self.left.append("a CUDA graph is captured, and no step was made before with these tensors")
             return False
         self.release()
         groups, state = self._optimizer.param_groups, self._optimizer.state
         members = []
-        for index, (number, param) in enumerate(params):
-            grad = grads.get(index)
+        numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
+        for index, (number, param, grad) in enumerate(zip(numbers, params, grads, strict=True)):
             like = param if grad is None else grad
             if grad is None and param not in state:
                 continue
-            reason = why_misfit(param, like, self._moments(number, param))
+            reason = why_misfit(param, like, self._moments(groups[number], param))
             if not reason and grad is not None:
                 self._create(groups[number], param)
             names = self._algorithm.moments(groups[number])
@@ -178,21 +175,24 @@ class Stepper:
         ]
         for lineup in self._lineups:
             self._adopt(lineup)
-        self._inside = {member.index for member in members}
+        inside = {member.index for member in members}
+        self._outside = [
+            (index, groups[number]) for index, number in enumerate(numbers) if index not in inside
+        ]
         self._state = state
-        self._params = [param for _, param in params]
+        self._params = params
         return True
 
-    def _is_current(self, params: Params, grads: Grads) -> bool:
+    def _is_current(self, params: list[torch.Tensor], grads: Grads) -> bool:
         return (
             self._optimizer.state is self._state
             and len(params) == len(self._params)
-            and all(param is before for (_, param), before in zip(params, self._params, strict=True))
+            and all(map(is_, params, self._params))
             and all(lineup.is_current(self._structs(lineup.place)) for lineup in self._lineups)
             and not any(
-                index not in self._inside
-                and not why_misfit(params[index][1], grad, self._moments(*params[index]))
-                for index, grad in grads.items()
+                (grad := grads[index]) is not None
+                and not why_misfit(params[index], grad, self._moments(group, params[index]))
+                for index, group in self._outside
             )
         )
 
@@ -219,14 +219,15 @@ class Stepper:
             lineup.adopt([float(id(member.state) not in self._unbegun) for member in lineup.members])
             self._unbegun.clear()
 
-    def _taken(self, grads: Grads) -> set[int]:
-        """The places of the parameters that the kernels update in this step."""
-        return {
-            member.index
-            for lineup in self._lineups
-            for member in lineup.members
-            if (grad := grads.get(member.index)) is not None and member.takes(grad)
-        }
+    def _groups_of(self, places: Container[int]) -> list[dict[str, Any]]:
+        """The groups, as if they held only the parameters at these places."""
+        found, index = [], 0
+        for group in self._optimizer.param_groups:
+            params = [param for place, param in enumerate(group["params"], index) if place in places]
+            index += len(group["params"])
+            if params:
+                found.append({**group, "params": params})
+        return found
 
     def _prepare_for_torch(self, grads: list[torch.Tensor], factors: Factors) -> bool:
         """Does to gradients what torch's own step expects to be done.
@@ -248,11 +249,10 @@ class Stepper:
                 grad.mul_(factors.clip_coef.to(grad.device))
         return True
 
-    def _launch(self, grads: Grads, factors: Factors) -> None:
+    def _launch(self, factors: Factors) -> None:
         found_inf = getattr(self._optimizer, "found_inf", None)
         for lineup in self._lineups:
             lineup.step(
-                grads,
                 self._structs(lineup.place),
                 grad_scale=_at(lineup.place, factors.grad_scale),
                 found_inf=_at(lineup.place, found_inf),
@@ -260,8 +260,8 @@ class Stepper:
                 unscale_in_memory=self.unscales_in_memory,
             )
 
-    def _moments(self, number: int, param: torch.Tensor) -> list[torch.Tensor]:
-        group, state = self._optimizer.param_groups[number], self._optimizer.state.get(param, {})
+    def _moments(self, group: Mapping[str, Any], param: torch.Tensor) -> list[torch.Tensor]:
+        state = self._optimizer.state.get(param, {})
         found = [state.get(name) for name in self._algorithm.moments(group)]
         return [moment for moment in found if isinstance(moment, torch.Tensor)]
 
