@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_run import body, refreshed
-from diagnose.dashboards._snapshot import Lateness, Snapshot
+from diagnose.dashboards._snapshot import Lateness, Snapshot, Vector
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
@@ -17,6 +17,8 @@ from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.ranks import Ranks as RanksSection
 
 NAME = "ranks"
+MAX_CELLS = 5_000
+"""Two maps of so many values are 54 KB; a screen does not resolve more."""
 
 
 class Ranks(Page):
@@ -108,5 +110,20 @@ def _headline(late: Lateness) -> list[Fact]:
     return [*facts, Fact(label="ranks", value=f"{len(late.ranks)}")]
 
 
-def _map(late: Lateness, values: Any, title: str) -> RankMap:
-    return RankMap(title=title, first=late.first, width=late.width, ranks=late.ranks, values_ms=values)
+def _map(late: Lateness, values: Vector, title: str) -> RankMap:
+    width = late.width
+    while values.size > MAX_CELLS:
+        values, width = _halved(values), 2 * width
+    return RankMap(title=title, first=late.first, width=width, ranks=late.ranks, values_ms=values)
+
+
+def _halved(values: Vector) -> Vector:
+    """Returns means of two bins each; NaN where neither was read."""
+    ranks, bins = values.shape
+    pairs = np.full((ranks, bins + bins % 2), np.nan)
+    pairs[:, :bins] = values
+    pairs = pairs.reshape(ranks, -1, 2)
+    known = np.isfinite(pairs)
+    counts = known.sum(axis=2)
+    sums = np.where(known, pairs, 0.0).sum(axis=2)
+    return np.divide(sums, counts, out=np.full(counts.shape, np.nan), where=counts > 0)
