@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from diagnose.dashboards._server import create_app, server_of
-from playwright.sync_api import Page, Route, sync_playwright
+from playwright.sync_api import Page, Request, sync_playwright
 
 from diagnose.analysis.profile import step_times
 from diagnose.core.ledger import COLUMNS
@@ -65,8 +65,8 @@ def main() -> None:
         f" {platform.python_version()}, load average {os.getloadavg()[0]:.1f} at the start;"
         f" {args.seconds} s per page. Printed by `benchmarks/dashboard.py`.",
         "",
-        "| steps | ranks | page | first paint (s) | slowest callback (ms) | p95 (ms) | KB a second |",
-        "|---:|---:|---|---:|---:|---:|---:|",
+        "| steps | ranks | page | first paint (s) | slowest callback (ms) | p95 (ms) | KB a tick | most |",
+        "|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
     for steps, ranks in SHAPES:
         with tempfile.TemporaryDirectory() as root, feed(Path(root) / "run", steps, ranks):
@@ -129,14 +129,18 @@ def opened(root: Path, path: str, steps: int, ranks: int, seconds: int) -> str:
         app.source.close()
     ticks = calls[first:]
     slowest: dict[int, float] = {}
-    for when, took_s, _ in ticks:
-        slowest[int(when)] = max(slowest.get(int(when), 0.0), took_s * 1000)
+    sent: dict[int, int] = {}
+    for when, took_s, num_bytes in ticks:
+        second = int(when)
+        slowest[second] = max(slowest.get(second, 0.0), took_s * 1000)
+        sent[second] = sent.get(second, 0) + num_bytes
     times_ms = sorted(slowest.values())
     page_name = path.removeprefix("/run/run").lstrip("/") or "run"
-    kilobytes = sum(call[2] for call in ticks) / 1000 / seconds
+    kilobytes = [num_bytes / 1000 for num_bytes in sent.values()]
+    late_ms = times_ms[math.ceil(0.95 * len(times_ms)) - 1]
     return (
         f"| {steps:,} | {ranks} | {page_name} | {painted_s:.1f} | {statistics.median(times_ms):.1f} |"
-        f" {times_ms[math.ceil(0.95 * len(times_ms)) - 1]:.1f} | {kilobytes:.0f} |"
+        f" {late_ms:.1f} | {statistics.median(kilobytes):.0f} | {max(kilobytes):.0f} |"
     )
 
 
@@ -159,7 +163,7 @@ def beside_a_job(pairs: int) -> str:
         process = subprocess.Popen([*command, *job], stderr=subprocess.DEVNULL)
         folder = Path(root) / "job"
         try:
-            times = stretches(folder, pairs)
+            times, cpus = stretches(folder, pairs)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
@@ -177,13 +181,16 @@ def beside_a_job(pairs: int) -> str:
     return (
         f"The job beside it: steps of {statistics.median(each_ms):.1f} ms took {typical:+.1%} longer with a"
         f" page open ({low:+.1%} to {high:+.1%}, 95 % over {pairs} pairs of {STRETCH_S:.0f} s each)."
+        f" The dashboard's processes used {cpus:.1%} of one CPU meanwhile, the first analysis included."
     )
 
 
-def stretches(folder: Path, pairs: int) -> list[tuple[float, float]]:
-    """Lets the dashboard go on and stops it in turn; returns when each pair of stretches began.
+def stretches(folder: Path, pairs: int) -> tuple[list[tuple[float, float]], float]:
+    """Lets the dashboard go on and stops it in turn.
 
-    Times are of `time.perf_counter`, which is also the clock of the steps.
+    Returns:
+        When each pair of stretches began, with and without, by `time.perf_counter`, which is also the clock
+        of the steps; and the CPUs that the dashboard used while it was let go on.
     """
     url = folder / "dashboard.url"
     while not url.exists() or not (folder / "rank0.sqlite").exists():
@@ -191,6 +198,7 @@ def stretches(folder: Path, pairs: int) -> list[tuple[float, float]]:
     asked = requests_of(url.read_text().strip())
     group = dashboard_group(folder)
     begun: list[tuple[float, float]] = []
+    before_s = cpu_s(group)
     for number in range(pairs):
         own: dict[bool, float] = {}
         for on in (True, False) if number % 2 else (False, True):
@@ -204,27 +212,38 @@ def stretches(folder: Path, pairs: int) -> list[tuple[float, float]]:
         begun.append((own[True], own[False]))
         print(f"pair {number + 1} of {pairs}", file=sys.stderr)
     os.killpg(group, signal.SIGCONT)
-    return begun
+    return begun, (cpu_s(group) - before_s) / (pairs * STRETCH_S)
+
+
+def cpu_s(group: int) -> float:
+    """Returns the CPU time of the processes of a group."""
+    total = 0
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = status.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def requests_of(address: str) -> list[tuple[str, bytes]]:
     """Returns what an open page asks for each second."""
-    found: dict[str, bytes] = {}
+    found: dict[str, tuple[str, bytes]] = {}
+
+    def see(request: Request) -> None:
+        body = request.post_data_buffer
+        if CALLBACK in request.url and body is not None and b"tick.n_intervals" in body:
+            output = re.search(rb'"output":\s*"([^"]*)"', body)
+            found[output[1].decode() if output else ""] = (request.url, body)
+
     with browser_page() as page:
-
-        def see(route: Route) -> None:
-            body = route.request.post_data_buffer
-            if body is not None:
-                output = re.search(rb'"output":"([^"]*)"', body)
-                found[output[1].decode() if output else ""] = body
-            route.continue_()
-
+        page.on("request", see)
         page.goto(address)
         page.wait_for_selector(".js-plotly-plot .main-svg", timeout=120_000)
-        page.route(f"**{CALLBACK}", see)
-        page.wait_for_timeout(4000)
-    root = address.partition("/run/")[0]
-    return [(root + CALLBACK, body) for body in found.values()]
+        page.wait_for_timeout(5000)
+    if not found:
+        raise SystemExit("the page asked for nothing in five seconds")
+    return list(found.values())
 
 
 def ask(address: str, body: bytes) -> None:
