@@ -1,10 +1,12 @@
-"""Toy repositories for tests of the gate, and a stand-in for a training of known step time."""
+"""What tests of the gate share: toy repositories, a stand-in for a training, the schema of JUnit."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 from diagnose.gate.measure import RunPlan
 from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed
@@ -84,3 +86,49 @@ def measured_stand_in(side: Side, name: str, folder: Path, plan: RunPlan) -> Mea
         startup_s=1.0,
         wall_s=0.1,
     )
+
+
+def scripted(figures: dict[str, float], *, wall_s: float = 1.0, steps: int = 200) -> Any:
+    """A measuring function that knows what each side's step takes, and notes the plans it was given."""
+    plans: list[RunPlan] = []
+
+    def measure(side: int, name: str, plan: RunPlan) -> MeasuredRun:
+        plans.append(plan)
+        step_ms = figures[name.partition("-")[0]]
+        return MeasuredRun(
+            name=name,
+            folder=Path(name),
+            root=Path(),
+            figures={Metric.STEP_MS: step_ms, Metric.STARTUP: 1.0},
+            num_steps=steps,
+            warmup=30,
+            step_s=step_ms / 1000,
+            startup_s=1.0,
+            wall_s=wall_s,
+        )
+
+    measure.plans = plans  # type: ignore[attr-defined]
+    return measure
+
+
+TESTSUITE = {"name", "tests", "failures", "errors", "time", "skipped"}
+IN_TESTCASE = ["skipped", "error", "failure", "system-out"]
+
+
+def check_junit(text: str) -> ElementTree.Element:
+    """Holds the file against the schema that Jenkins publishes (jenkins-junit.xsd), written out."""
+    root = ElementTree.fromstring(text)
+    assert (root.tag, set(root.attrib)) == ("testsuites", TESTSUITE - {"skipped"})
+    (suite,) = root
+    assert (suite.tag, set(suite.attrib)) == ("testsuite", TESTSUITE)
+    assert [child.tag for child in suite] == ["properties", "testcase"]
+    assert all(child.tag == "property" and set(child.attrib) == {"name", "value"} for child in suite[0])
+    case = suite[1]
+    assert set(case.attrib) == {"classname", "name", "time"}
+    places = [IN_TESTCASE.index(child.tag) for child in case]
+    assert places == sorted(places)
+    allowed = {"skipped": {"message"}, "error": {"message", "type"}, "failure": {"message", "type"}}
+    assert all(set(child.attrib) <= allowed.get(child.tag, set()) for child in case)
+    for kind, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        assert int(suite.attrib[count]) == len(case.findall(kind))
+    return case

@@ -1,0 +1,143 @@
+"""Pairs in turn, the time they may take, the machine they are made on, and worktrees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.gate import instructions
+from diagnose.gate.measure import RunPlan
+from diagnose.gate.noise import causes
+from diagnose.gate.pairs import Asked, run_pairs
+from diagnose.gate.result import MachineState, MeasuredRun, Metric, Verdict
+from diagnose.gate.worktrees import moved_path, parse_range, resolve_range, uncommitted, worktrees
+from tests.gates import commit, git, repository, scripted
+
+
+def test_without_a_batch_size_the_step_time_is_judged() -> None:
+    paired = run_pairs(scripted({"base": 10, "head": 11}), Asked())
+    assert paired.judgement.metric is Metric.STEP_MS
+    assert paired.judgement.verdict is Verdict.REGRESSION
+    assert paired.judgement.drop == pytest.approx(0.1)
+
+
+def test_all_runs_that_count_measure_the_same_steps_after_the_same_warm_up() -> None:
+    measure = scripted({"base": 10, "head": 10})
+    run_pairs(measure, Asked())
+    assert {plan.finds_warmup for plan in measure.plans[:2]} == {True}
+    counted = {(plan.steps, plan.warmup, plan.finds_warmup) for plan in measure.plans[2:]}
+    assert counted == {(300, 30, False)}, "3 s of steps of 10 ms"
+
+
+def test_a_budget_shortens_the_runs_and_then_ends_them() -> None:
+    now = [0.0]
+    measure = scripted({"base": 100, "head": 100}, wall_s=5.0)
+
+    def slow(side: int, name: str, plan: RunPlan) -> MeasuredRun:
+        now[0] += 5.0
+        return measure(side, name, plan)
+
+    paired = run_pairs(slow, Asked(budget_s=60.0), clock=lambda: now[0])
+    assert measure.plans[2].steps == 40, "never below what can be judged"
+    assert now[0] <= 60.0
+    assert paired.judgement.verdict is Verdict.INCONCLUSIVE
+    assert paired.stopped == "the budget of 1 min was used up by 12 runs"
+
+
+def test_too_short_a_run_stops_everything() -> None:
+    measure = scripted({"base": 10, "head": 10}, steps=5)
+    paired = run_pairs(measure, Asked())
+    assert len(measure.plans) == 1
+    assert paired.judgement.verdict is Verdict.INCONCLUSIVE
+    assert paired.stopped.startswith("base-00 had 35 steps")
+
+
+def test_the_causes_of_noise_are_named_with_their_figures() -> None:
+    busy = MachineState(load=9.0, cpus=2, foreign_cpus=1.5, stolen_cpus=0.3, throttled_share=0.4)
+    runs = [replace(scripted({"base": 10})(0, "base-01", RunPlan()), machine=busy)]
+    assert causes(runs) == (
+        "other processes used 1.5 CPUs where 2 were ours to use",
+        "the machine's host gave 0.30 CPUs to other guests (steal)",
+        "the container's CPU quota was used up in 40 % of its periods",
+    )
+    assert causes([replace(runs[0], machine=MachineState(load=0.5, cpus=2, foreign_cpus=0.1))]) == ()
+
+
+# -- worktrees
+
+
+def test_worktrees_hold_the_commits_and_the_links(tmp_path: Path) -> None:
+    hashes = [commit(repository(tmp_path / "repo"), text) for text in ("print(1)", "print(2)")]
+    (tmp_path / "repo" / "data").mkdir()
+    (tmp_path / "repo" / "data" / "big.bin").write_bytes(b"1")
+    with worktrees(tmp_path / "repo", hashes, ("data",)) as roots:
+        assert [(root / "train.py").read_text() for root in roots] == ["print(1)", "print(2)"]
+        assert all((root / "data" / "big.bin").read_bytes() == b"1" for root in roots)
+        assert len({len(str(root)) for root in roots}) == 1
+    assert not any(root.exists() for root in roots)
+    assert (tmp_path / "repo" / "data" / "big.bin").exists(), "a link is removed, not what it points to"
+
+
+def test_three_dots_compare_with_the_point_where_the_branch_began(tmp_path: Path) -> None:
+    repository(tmp_path, "print(1)")
+    began = git(tmp_path, "rev-parse", "HEAD")
+    git(tmp_path, "checkout", "--quiet", "-b", "topic")
+    topic = commit(tmp_path, "print(2)")
+    git(tmp_path, "checkout", "--quiet", "main")
+    tip = commit(tmp_path, "print(3)")
+    assert resolve_range(tmp_path, "main..topic") == (("main", tip), ("topic", topic))
+    assert resolve_range(tmp_path, "main...topic") == (("main", began), ("topic", topic))
+    assert parse_range("main..") == ("main", "HEAD")
+
+
+def test_a_commit_that_looks_like_an_option_is_a_name(tmp_path: Path) -> None:
+    repository(tmp_path, "print(1)")
+    with pytest.raises(DiagnoseError, match="there is no commit '--upload-pack=x'"):
+        resolve_range(tmp_path, "--upload-pack=x..HEAD")
+
+
+def test_import_paths_in_the_repository_move_to_the_worktree(tmp_path: Path) -> None:
+    repo, root = tmp_path / "repo", tmp_path / "base"
+    path = os.pathsep.join([str(repo / "src"), "/usr/lib/x", ""])
+    assert moved_path(path, repo, root) == os.pathsep.join([str(root / "src"), "/usr/lib/x", ""])
+
+
+def test_a_clean_repository_has_nothing_uncommitted(tmp_path: Path) -> None:
+    repository(tmp_path, "print(1)")
+    (tmp_path / "new.txt").write_text("untracked")
+    assert uncommitted(tmp_path) == ""
+    (tmp_path / "train.py").write_text("print(2)")
+    assert uncommitted(tmp_path).startswith("1 changed file ")
+
+
+# -- instructions
+
+
+def test_instructions_are_counted_where_perf_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "perf"
+    fake.write_text(
+        "#!/bin/sh\nout=/dev/stderr\n"
+        'while [ $# -gt 0 ]; do case "$1" in\n'
+        '-o) out="$2"; shift 2;; --|true) shift; break;; *) shift;; esac; done\n'
+        '[ $# -eq 0 ] || "$@"\necho "123456,,instructions:u,99,100.00,," > "$out"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    instructions._perf.cache_clear()
+    try:
+        counts = tmp_path / "counts.txt"
+        command = [*instructions.counting(counts), "touch", str(tmp_path / "made")]
+        assert command[0] == str(fake)
+        subprocess.run(command, check=True, timeout=30)
+        assert (tmp_path / "made").exists()
+        assert instructions.count_of(counts) == 123456
+        fake.write_text("#!/bin/sh\necho '<not supported>,,instructions:u,0,100.00,,' >&2\n")
+        instructions._perf.cache_clear()
+        assert instructions.counting(counts) == []
+    finally:
+        instructions._perf.cache_clear()

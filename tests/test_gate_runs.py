@@ -1,0 +1,155 @@
+"""Real runs: figures of one, and what becomes of those that fail, never end, or are killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
+from diagnose.gate.result import Metric, Side
+from tests.gates import git, repository
+from tests.running import environment, has_ended, run
+
+DIAGNOSE = (sys.executable, "-m", "diagnose")
+
+
+def test_a_real_command_that_fails_is_shown_with_the_end_of_its_stderr(tmp_path: Path) -> None:
+    script = "import sys; print('Schöne Grüße: it broke', file=sys.stderr); sys.exit(7)"
+    (tmp_path / "a.py").write_text(script)
+    command = ("gate", "--base-cmd", "a.py", "--head-cmd", "a.py", "--json", "-")
+    ended = run(*DIAGNOSE, *command, cwd=tmp_path)
+    assert ended.code == 5
+    answer = json.loads(ended.stdout)
+    assert answer["failure"]["exit_code"] == 7
+    assert answer["failure"]["last_lines"] == ["Schöne Grüße: it broke"]
+    assert "THE TRAINING COMMAND FAILED: base-00 ended with exit code 7" in ended.stderr
+
+
+def test_a_command_that_never_trains_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print('hello')")
+    ended = run(*DIAGNOSE, "gate", "--base-cmd", "a.py", "--head-cmd", "a.py", cwd=tmp_path)
+    assert ended.code == 3
+    assert "no optimizer step was seen" in ended.stdout
+    assert "diagnose.step()" in ended.stdout
+
+
+def sleeping_gate(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts a gate whose training sleeps; returns it, and the training's process, once that one runs."""
+    mark = folder / "pid.txt"
+    text = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    repository(folder, text, text)
+    process = subprocess.Popen(
+        [*DIAGNOSE, "gate", "--ab", "main~1..main", "--", "train.py"],
+        cwd=folder,
+        env=environment(TMPDIR=str(folder)),
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(600):
+        if mark.exists() and mark.read_text():
+            return process, int(mark.read_text())
+        time.sleep(0.05)
+    raise AssertionError("the training never began")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_gate_that_is_ended_leaves_no_process_and_no_worktree(tmp_path: Path, number: int) -> None:
+    process, training = sleeping_gate(tmp_path)
+    assert git(tmp_path, "worktree", "list").count("\n") == 2
+    process.send_signal(number)
+    codes = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
+    assert process.wait(timeout=30) == codes[signal.Signals(number)]
+    assert has_ended(training, within_s=20)
+    for _ in range(400):
+        if git(tmp_path, "worktree", "list").count("\n") == 0 and not list(
+            tmp_path.glob("diagnose-gate-*")
+        ):
+            return
+        time.sleep(0.05)
+    raise AssertionError(git(tmp_path, "worktree", "list"))
+
+
+def test_two_gates_at_once_do_not_meet(tmp_path: Path) -> None:
+    script = "import os, sys, time; print(os.getcwd(), file=sys.stderr); time.sleep(1); sys.exit(3)"
+    repository(tmp_path, script, script)
+    command = [*DIAGNOSE, "gate", "--ab", "main~1..main", "--json", "-", "--", "train.py"]
+    both = [
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        for _ in range(2)
+    ]
+    answers = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    assert [process.returncode for process in both] == [5, 5]
+    assert answers[0]["folder"] != answers[1]["folder"]
+    assert answers[0]["failure"]["last_lines"] != answers[1]["failure"]["last_lines"], "the same worktree"
+    assert git(tmp_path, "worktree", "list").count("\n") == 0
+
+
+def test_a_run_that_is_out_of_time_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import time; time.sleep(60)")
+    side = Side(label="base", name="a", root=tmp_path, command=("a.py",))
+    begun = time.monotonic()
+    with pytest.raises(OutOfTime):
+        measured_run(side, "base-00", tmp_path / "runs", RunPlan(timeout_s=1.0))
+    assert time.monotonic() - begun < 30
+
+
+TRAINING = """
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(1600, 64))
+for epoch in range(1000):
+    for (x,) in torch.utils.data.DataLoader(data, 16):
+        {work}
+        optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+"""
+
+
+def test_a_real_run_has_every_figure(tmp_path: Path) -> None:
+    """In a folder with modules that bear our names, which must not be taken for ours."""
+    (tmp_path / "diagnose.py").write_text("raise SystemExit('the wrong diagnose')")
+    (tmp_path / "train.py").write_text(TRAINING.format(work="__import__('time').sleep(0.004)"))
+    side = Side(label="head", name="a", root=tmp_path, command=("train.py",))
+    measured = measured_run(side, "head-00", tmp_path / "runs", RunPlan(steps=450, finds_warmup=True))
+    figures = measured.figures
+    assert set(figures) >= {
+        Metric.SAMPLES_PER_S,
+        Metric.MEAN_SAMPLES_PER_S,
+        Metric.STEP_MS,
+        Metric.CPU_MS,
+        Metric.PEAK_MEMORY,
+        Metric.STARTUP,
+    }
+    assert figures[Metric.SAMPLES_PER_S] == pytest.approx(16_000 / figures[Metric.STEP_MS], rel=0.01)
+    assert figures[Metric.STEP_MS] > 4
+    assert figures[Metric.CPU_MS] > 0
+    assert 50e6 < figures[Metric.PEAK_MEMORY] < 50e9
+    assert 0 < figures[Metric.STARTUP] < measured.wall_s
+    assert measured.warmup >= 20
+    assert measured.num_steps + measured.warmup == 470
+
+
+@pytest.mark.extended
+def test_two_real_commits_to_an_exit_code(tmp_path: Path) -> None:
+    repository(
+        tmp_path,
+        TRAINING.format(work="pass"),
+        TRAINING.format(work="torch.randn(400, 400) @ x.new_ones(400, 400)"),
+    )
+    call = ("gate", "--steps", "60", "--ab", "main~1..main", "--json", "out.json", "--", "train.py")
+    ended = subprocess.run(
+        [*DIAGNOSE, *call], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1200
+    )
+    assert ended.returncode == 1, ended.stdout
+    answer = json.loads((tmp_path / "out.json").read_text())
+    assert answer["drop"] > 0.2
+    assert "train.py" in {reason["file"] for reason in answer["why"]}
