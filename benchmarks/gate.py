@@ -48,6 +48,8 @@ PHASE_OF = {
 SIZES = (0.03, 0.05, 0.10)
 SCENES = ("as it is", "under load")
 MAX_DROP = 0.03
+SEED = 20261121
+"""Of the simulation: that which `gate_simulation.py` takes by itself."""
 
 LOAD = """
 import random, time
@@ -221,7 +223,7 @@ def page(rows: list[dict[str, Any]], trials: int) -> str:
             *attribution(rows),
         ]
     if trials:
-        text, _ = gate_simulation.table(trials, 20261121)
+        text, _ = gate_simulation.table(trials, SEED)
         lines += [
             "",
             "## Simulated runs",
@@ -229,6 +231,8 @@ def page(rows: list[dict[str, Any]], trials: int) -> str:
             f"`python benchmarks/gate_simulation.py --trials {trials}`",
             "",
             text,
+            "",
+            gate_simulation.history_table(20 * trials),
         ]
     return "\n".join(lines)
 

@@ -13,11 +13,13 @@ import pytest
 
 from diagnose.core.finding import Abstention, Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile, SourceLine, WorkerStats
+from diagnose.core.profile import InputStats, Profile, SourceLine, Throughput, WorkerStats
 from diagnose.core.program import Loader, Program
 from diagnose.gate.attribution import Runs, attribute, chance, growth
 from diagnose.gate.cause import Kind, Why
 from diagnose.gate.matching import match_texts
+from diagnose.gate.result import Metric
+from diagnose.gate.why import reasons
 from diagnose.rules import profile
 from tests.running import run, write
 
@@ -291,6 +293,29 @@ def test_what_was_set_otherwise_is_told() -> None:
     assert (fact.name, fact.before, fact.after) == ("loader workers", "4", "0")
 
 
+def test_a_smaller_batch_is_compared_by_the_same_samples() -> None:
+    """Half the samples in 60 % of the time: the step is shorter, and each sample takes longer."""
+    before, after = pairs_of(14, **{phase.value: -0.4 * ms for phase, ms in STEP_MS.items()})
+
+    def with_samples(run: Profile, samples: float) -> Profile:
+        steps_per_s = 1e9 / run.step_time_ns
+        rates = Throughput(samples_per_s=samples * steps_per_s, steps_per_s=steps_per_s)
+        return replace(run, throughput=rates)
+
+    before = [with_samples(run, 32) for run in before]
+    after = [with_samples(run, 16) for run in after]
+    why = attributed(before, after)
+    assert (why.kind, why.samples) == (Kind.EVENLY, 32)
+    assert why.step.ns == pytest.approx(0.2 * TOTAL_MS * MS, rel=0.1)
+    assert [(fact.before, fact.after) for fact in why.facts] == [("32", "16")]
+
+
+def test_a_run_without_steps_takes_its_pair_with_it() -> None:
+    before, after = pairs_of(15, 6, forward=10.0)
+    why = attributed([*before[:3], replace(before[3], phase_time_ns={}), *before[4:]], after)
+    assert (why.num_pairs, why.phases[0].phase) == (5, Phase.FORWARD)
+
+
 def test_a_count_that_varies_from_run_to_run_is_no_change() -> None:
     before, after = pairs_of(13, forward=10.0)
     before = [replace(run, events={"gc": 10 + number}) for number, run in enumerate(before)]
@@ -365,3 +390,44 @@ def test_real_runs_lead_to_the_phase_and_the_line_that_grew(tmp_path: Path) -> N
     grown = [(line["file"], line["line"], line["in_diff"]) for line in why["lines"]]
     assert grown, why
     assert set(grown) <= {("train.py", 11, True), ("train.py", 12, True)}
+
+
+def told(why: Why, metric: Metric = Metric.SAMPLES_PER_S) -> list[str]:
+    return [f"{reason.kind}: {reason.text}" for reason in reasons(why, metric)]
+
+
+def test_the_sentences_name_the_phase_the_line_and_the_fault(tmp_path: Path) -> None:
+    before, after = pairs_of(6, noise=(0.0, 0.0), forward=10.0)
+    base, head = tmp_path / "base", tmp_path / "head"
+    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
+    after = [version(head, AFTER, {(10, "step"): 34.0, (11, "step"): 40.0}, run) for run in after]
+    after = [replace(run, findings=(replace(FAULT, file=str(head / "train.py")),)) for run in after]
+    why = attributed(before, after, base, head)
+    assert told(why) == [
+        "phase: forward took 10.00 ms (10.00 to 10.00) longer per step (it took 25.0 ms), 100 % of the "
+        "loss",
+        "line: `loss = model(batch, slow=True)` in step took 10.00 ms (10.00 to 10.00) longer per step, in "
+        "forward; new or changed here",
+        "finding: new fault host-sync: The loop waits for the device. (in 10 of 10 runs, before in 0 of "
+        "10)",
+    ]
+    places = [(reason.file, reason.line) for reason in reasons(why, Metric.STEP_MS)]
+    assert places == [("", 0), ("train.py", 10), ("train.py", 7)]
+
+
+def test_what_is_not_time_of_the_steps_is_not_pinned_on_a_phase() -> None:
+    why = attributed(*pairs_of(16, forward=10.0))
+    assert told(why, Metric.PEAK_MEMORY) == [
+        f"phase: {Metric.PEAK_MEMORY.label} is not time of the steps: no phase can explain it"
+    ]
+
+
+def test_no_name_of_the_users_becomes_a_path_to_annotate_outside_the_repository() -> None:
+    before, after = pairs_of(17, forward=10.0)
+    line = SourceLine(
+        phase=Phase.FORWARD, file="/usr/lib/\x1b[31m.py", line=3, function="<lambda>", share=0.3, text="x"
+    )
+    after = [replace(run, where=(line,)) for run in after]
+    found = list(reasons(attributed(before, after), Metric.STEP_MS))
+    assert [reason.file for reason in found] == [""] * len(found)
+    assert any("/usr/lib/" in reason.text for reason in found)

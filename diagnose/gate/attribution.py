@@ -19,7 +19,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
-from diagnose.gate.facts import fact_changes
+from diagnose.gate.facts import fact_changes, for_same_samples
 from diagnose.gate.matching import Matching, relative
 
 MIN_PAIRS = 5
@@ -78,8 +78,12 @@ def attribute(before: Runs, after: Runs) -> Why:
         What could be told. That the second side is slower at all is for the gate to say: without a loss,
         nothing is named.
     """
-    num_pairs = min(len(before.profiles), len(after.profiles))
-    ones, others = before.profiles[:num_pairs], after.profiles[:num_pairs]
+    pairs = [
+        pair for pair in zip(before.profiles, after.profiles, strict=False) if all(map(_has_steps, pair))
+    ]
+    num_pairs = len(pairs)
+    ones, as_run = [one for one, _ in pairs], [other for _, other in pairs]
+    others, samples = for_same_samples(ones, as_run)
     step = growth([one.step_time_ns for one in ones], [other.step_time_ns for other in others])
     if num_pairs < MIN_PAIRS:
         reason = f"{num_pairs} pairs of runs have records; {MIN_PAIRS} are needed"
@@ -101,9 +105,14 @@ def attribute(before: Runs, after: Runs) -> Why:
         lines=tuple(sorted(grown, key=lambda each: -each.growth.ns)[:MAX_LINES]),
         new_waits=tuple([each for each in hot if each.growth.before_ns == 0 and _waits(each)][:MAX_LINES]),
         hot_diff=tuple([each for each in hot if each.in_diff][:MAX_LINES]),
-        findings=tuple(_new_findings(ones, others, after.root)),
-        facts=fact_changes(ones, others),
+        findings=tuple(_new_findings(ones, as_run, after.root)),
+        facts=fact_changes(ones, as_run),
+        samples=samples,
     )
+
+
+def _has_steps(profile: Profile) -> bool:
+    return profile.step_time_ns > 0
 
 
 def growth(before: Sequence[float], after: Sequence[float]) -> Growth:

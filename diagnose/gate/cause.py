@@ -144,6 +144,8 @@ class Why:
             whether or not they grew.
         findings: New faults, the most costly first.
         facts: Counts and settings that changed.
+        samples: Where the versions' steps differ in samples: the samples that all times are for, those of
+            the first version's step.
     """
 
     kind: Kind
@@ -157,3 +159,4 @@ class Why:
     hot_diff: tuple[LineGrowth, ...] = ()
     findings: tuple[NewFinding, ...] = ()
     facts: tuple[FactChange, ...] = ()
+    samples: float | None = None

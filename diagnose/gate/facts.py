@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes
@@ -107,6 +109,27 @@ def fact_changes(ones: Sequence[Profile], others: Sequence[Profile]) -> tuple[Fa
         if len(before) == len(ones) and len(after) == len(others) and _differ(before, after):
             found.append(FactChange(name=name, before=_words(name, before), after=_words(name, after)))
     return tuple(found)
+
+
+def for_same_samples(
+    ones: Sequence[Profile], others: Sequence[Profile]
+) -> tuple[list[Profile], float | None]:
+    """Returns the second side's runs with their times for as many samples as the first side's steps have.
+
+    Returns:
+        Also that number, where the sides differ in it; half a batch in half the time is no gain.
+    """
+    before = [value for value in map(_step_samples, ones) if isinstance(value, (int, float))]
+    after = [value for value in map(_step_samples, others) if isinstance(value, (int, float))]
+    if not before or not after or not min(after) or not _differ(before, after):
+        return list(others), None
+    samples = statistics.median(before)
+    ratio = samples / statistics.median(after)
+    scaled = [
+        replace(other, phase_time_ns={phase: ns * ratio for phase, ns in other.phase_time_ns.items()})
+        for other in others
+    ]
+    return scaled, samples
 
 
 def _differ(before: Sequence[Value], after: Sequence[Value]) -> bool:

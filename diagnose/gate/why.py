@@ -15,6 +15,7 @@ from diagnose.rules import diagnosed
 
 OF_STEPS = {
     Metric.SAMPLES_PER_S,
+    Metric.MEAN_SAMPLES_PER_S,
     Metric.TOKENS_PER_S,
     Metric.STEP_MS,
     Metric.CPU_MS,
@@ -83,20 +84,21 @@ def _of_phases(why: Why) -> Iterator[Reason]:
             lost_share=sum(each.part for each in why.phases),
         )
         return
+    unit = "step" if why.samples is None else f"{why.samples:g} samples"
     for each in (*why.phases, *why.shrank):
-        yield Reason(kind="phase", text=phase_words(each), lost_share=each.part)
+        yield Reason(kind="phase", text=phase_words(each, unit), lost_share=each.part)
 
 
-def phase_words(each: PhaseGrowth) -> str:
+def phase_words(each: PhaseGrowth, unit: str = "step") -> str:
     """Returns `forward took 1.92 ms (1.80 to 2.05) longer per step, 96 % of the loss`."""
     if each.growth.ns < 0:
         less = replace(
             each.growth, ns=-each.growth.ns, low_ns=-each.growth.high_ns, high_ns=-each.growth.low_ns
         )
-        return f"{each.phase.label} took {interval(less)} less per step"
+        return f"{each.phase.label} took {interval(less)} less per {unit}"
     before = f" (it took {format_ms(each.growth.before_ns)})" if each.growth.before_ns else " (it is new)"
     return (
-        f"{each.phase.label} took {interval(each.growth)} longer per step{before}, "
+        f"{each.phase.label} took {interval(each.growth)} longer per {unit}{before}, "
         f"{format_share(each.part)} of the loss"
     )
 
