@@ -99,7 +99,7 @@ class Guard:
         return self.loopback and is_loopback(request.remote_addr or "") and self._has_cookie()
 
     def _check(self) -> Response | None:
-        host = urlsplit(f"//{request.host}").hostname or ""
+        host, _ = _name_and_port(request.host)
         if not self._is_ours(host):
             return _refuse(
                 403,
@@ -129,7 +129,8 @@ class Guard:
             return True
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
         origin = request.headers.get("Origin")
-        return site == "same-origin" and (origin is None or urlsplit(origin).netloc == request.host)
+        ours = (f"http://{request.host}", f"https://{request.host}")
+        return site == "same-origin" and (origin is None or origin in ours)
 
     def _matches(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
@@ -140,7 +141,7 @@ class Guard:
     @property
     def _cookie(self) -> str:
         """The cookie's name: cookies know no ports, and there may be two dashboards."""
-        return f"{COOKIE}_{urlsplit(f'//{request.host}').port or 80}"
+        return f"{COOKIE}_{_name_and_port(request.host)[1]}"
 
     def _let_in(self) -> Response:
         """Sets the cookie, and goes on to the same address without the token.
@@ -156,6 +157,15 @@ class Guard:
         response = Response(page, mimetype="text/html")
         response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict")
         return response
+
+
+def _name_and_port(host: str) -> tuple[str, int]:
+    """Returns the two parts of a Host header; no name where it is not one."""
+    try:
+        parts = urlsplit(f"//{host}")
+        return parts.hostname or "", parts.port or 80
+    except ValueError:
+        return "", 80
 
 
 def _refuse(status: int, words: str) -> Response:

@@ -194,6 +194,22 @@ def test_only_this_machine_is_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
+@pytest.mark.parametrize(
+    "host", ["[::1", "localhost:x", "localhost:99999999", "\\", "a b", "[", "@", "x@localhost.e"]
+)
+@pytest.mark.parametrize("origin", ["http://[", "\\", ""])
+def test_a_host_that_is_none_is_refused_and_breaks_nothing(
+    app: DashboardApp, host: str, origin: str
+) -> None:
+    headers = {"Host": host, "Origin": origin}
+    for answer in (
+        client(app).get("/", headers=headers),
+        client(app).get(f"/?token={TOKEN}", headers=headers),
+        client(app).post("/_dash-update-component", json={}, headers=headers),
+    ):
+        assert answer.status_code in (400, 403)
+
+
 # -- what a browser is told
 
 
