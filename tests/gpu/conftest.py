@@ -1,0 +1,53 @@
+"""Every test here carries the marker `gpu`.
+
+With `KERNELS_ON_CPU=1` in the environment those that can are rehearsed on a CPU, by the emulated device:
+that shows that a test is right before it meets a GPU, and nothing of the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from diagnose.kernels._clip import CLIPPING
+
+from tests.kernels_on_cpu import CPU, kernels_on_cpu
+
+REHEARSAL = os.environ.get("KERNELS_ON_CPU") == "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not REHEARSAL and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def place() -> Iterator[torch.device]:
+    """Where the tensors of a test are."""
+    if not REHEARSAL:
+        yield from a_gpu()
+        return
+    with kernels_on_cpu():
+        yield CPU
+
+
+@pytest.fixture
+def gpu() -> Iterator[torch.device]:
+    """Likewise, for a test that says nothing on an emulated device."""
+    if REHEARSAL:
+        pytest.skip("needs a CUDA GPU: an emulated one has no streams, graphs or memory of its own")
+    yield from a_gpu()
+
+
+def a_gpu() -> Iterator[torch.device]:
+    """The current one. A test that failed leaves its kernels behind; the next must not meet them."""
+    try:
+        yield torch.device("cuda", torch.cuda.current_device())
+    finally:
+        for swap in list(CLIPPING.swaps):
+            swap.remove()
