@@ -15,7 +15,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.gate.as_bisect import bisect_text, to_json
 from diagnose.gate.bisect import bisect, row_of_commits
 from diagnose.gate.bisection import Bisection, BisectRequest, Ending
-from diagnose.gate.measure import RunPlan
+from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import Asked
 from diagnose.gate.posterior import CannotRun, Odds, scatter_of, search
 from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed, Verdict
@@ -197,6 +197,20 @@ def test_the_text_obeys_no_commit_message(repository: Path, tmp_path: Path) -> N
     answer = json.loads(json.dumps(to_json(found), allow_nan=False))
     assert answer["suspects"] == [found.commits[0].hash]
     assert (answer["verdict"], answer["exit_code"]) == ("found", 0)
+
+
+def test_a_commit_that_hangs_is_left_out(repository: Path, tmp_path: Path) -> None:
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        if git(repository, "log", "-1", "--format=%s", side.commit).startswith("change 2 "):
+            assert plan.timeout_s is not None
+            raise OutOfTime
+        return quick_run(side, name, folder, plan)
+
+    found = bisect(request(repository, "main~8..main~4", tmp_path), measure=run)
+    assert found.ending is Ending.FOUND
+    assert found.odds is not None
+    assert 0 in found.odds.skipped
+    assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
 
 
 def test_without_a_loss_nothing_is_searched(repository: Path, tmp_path: Path) -> None:

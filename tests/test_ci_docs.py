@@ -131,6 +131,7 @@ def filled(text: str, inputs: dict[str, str]) -> str:
 def test_no_input_of_the_action_becomes_part_of_its_script() -> None:
     for step in yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]:
         assert "${{" not in step["run"]
+    assert (ACTION.parent / "../../..").resolve() == REPOSITORY, "what its first step installs"
 
 
 def test_a_hostile_input_is_only_a_word(toy: Path) -> None:

@@ -13,7 +13,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bisection import BisectRequest, Commit
 from diagnose.gate.compare_commits import Measure
 from diagnose.gate.imports import foreign_sources
-from diagnose.gate.measure import RunPlan
+from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import BASE, MeasureRun
 from diagnose.gate.posterior import CannotRun
 from diagnose.gate.result import MeasuredRun, Metric, Pair, Side, TrainingFailed
@@ -68,6 +68,10 @@ class Bench:
                 if commit is one:
                     raise
                 raise CannotRun(failure.reason) from failure
+            except OutOfTime as late:
+                if commit is one:
+                    raise
+                raise CannotRun(f"it did not end in {plan.timeout_s:.0f} s") from late
         return Pair(base=made[one.hash], head=made[other.hash], base_first=base_first)
 
     def _run(self, commit: Commit, plan: RunPlan) -> MeasuredRun:

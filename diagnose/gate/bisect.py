@@ -24,6 +24,12 @@ WHY_PAIRS = 7
 ENDS_PART = 0.5
 """Part of the budget that the two ends may take; the other half is for what is between them."""
 
+HANGS = 10.0
+"""A commit whose run takes so many times as long as the slower end's hangs, and is left out."""
+
+LEAST_TIMEOUT_S = 60.0
+"""Nothing is said to hang before: another commit may have something to compile or to download first."""
+
 
 def bisect(
     request: BisectRequest, *, measure: Measure = measured_run, progress: Progress = lambda text: None
@@ -48,7 +54,7 @@ def bisect(
             words = "\n".join((failure.reason, *failure.last_lines))
             found = replace(found, ending=Ending.FAILED, reason=words)
         except OutOfTime:
-            found = replace(found, reason="the budget was used up")
+            found = replace(found, reason=f"{good.hash[:9]} ran before and hangs now")
     return replace(found, wall_s=time.monotonic() - begun)
 
 
@@ -100,7 +106,8 @@ class _Search:
         if ends.judgement.verdict is not Verdict.REGRESSION:
             return replace(found, reason=ends.stopped or ends.judgement.reason)
         metric, last = ends.judgement.metric, ends.runs[-1]
-        plan = RunPlan(steps=last.num_steps, warmup=last.warmup)
+        timeout_s = max(LEAST_TIMEOUT_S, HANGS * max(run.wall_s for run in ends.runs))
+        plan = RunPlan(steps=last.num_steps, warmup=last.warmup, timeout_s=timeout_s)
         odds = search(
             len(found.commits),
             lambda index: self._log_of_pair(found, index, plan, metric),
@@ -116,17 +123,14 @@ class _Search:
         return self._explained(replace(found, ending=Ending.FOUND), ends.pairs, plan, metric)
 
     def _may_go_on(self, odds: Odds) -> bool:
-        left_s = self._left_s()
-        return odds.num_pairs < self.request.max_pairs and (left_s is None or left_s > 0)
-
-    def _left_s(self) -> float | None:
         budget_s = self.request.asked.budget_s
-        return None if budget_s is None else budget_s - (time.monotonic() - self.begun)
+        has_time = budget_s is None or time.monotonic() - self.begun < budget_s
+        return odds.num_pairs < self.request.max_pairs and has_time
 
     def _log_of_pair(self, found: Bisection, index: int, plan: RunPlan, metric: Metric) -> float:
         commit = found.commits[index]
         try:
-            pair = self.bench.pair(found.good, commit, replace(plan, timeout_s=self._left_s()))
+            pair = self.bench.pair(found.good, commit, plan)
             log = log_cost(pair, metric)
         except CannotRun as error:
             self.progress(f"{commit.hash[:9]} cannot be measured ({error}); left out")
