@@ -108,35 +108,38 @@ class Analyst:
 
     def _run(self) -> None:
         connection: Connection | None = None
-        try:
-            while not self._closed.is_set():
+        while True:
+            try:
+                _, _, question, told = self._asked.get(timeout=IDLE_S)
+            except Empty:
+                self._end_process(connection)
+                connection = None
+                continue
+            if self._closed.is_set():
+                self._end_process(connection)
+                return
+            if connection is None:
                 try:
-                    _, _, question, told = self._asked.get(timeout=IDLE_S)
-                except Empty:
-                    with self._lock:
-                        if self._asked.empty():
-                            self._thread = None
-                            return
-                    continue
-                if self._closed.is_set():
-                    return
-                if connection is None:
                     self._process, connection = _start()
-                answer = _answer_of(connection, question)
-                if answer is None:
-                    connection.close()
-                    self._process.join(timeout=5)
-                    code, connection = self._process.exitcode, None
-                    answer = f"the analysis was ended from outside (exit code {code}; out of memory?)"
-                told(answer)
-        finally:
-            if connection is not None:
-                connection.close()  # which ends the process
-                self._process.join(timeout=1)
-                if self._process.is_alive():
-                    self._process.kill()
-                    self._process.join()
-            self._process = None
+                except OSError as error:
+                    told(f"the analysis could not be started: {error}")
+                    continue
+            answer = _answer_of(connection, question)
+            if answer is None:
+                connection.close()
+                self._process.join(timeout=5)
+                code, connection = self._process.exitcode, None
+                answer = f"the analysis was ended from outside (exit code {code}; out of memory?)"
+            told(answer)
+
+    def _end_process(self, connection: Connection | None) -> None:
+        if connection is None:
+            return
+        connection.close()  # which ends it
+        self._process.join(timeout=1)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
 
 
 def _start() -> tuple[Any, Connection]:

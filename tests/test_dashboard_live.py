@@ -574,3 +574,25 @@ def test_a_run_that_is_measured_again_all_the_time_keeps_the_marks_that_tell(
     snapshot = until(follow(folder), lambda now: any(mark.kind == undone for mark in now.marks))
     assert [mark.kind for mark in snapshot.marks] == ["trial", "undone"]
     assert snapshot.tuning is not None and snapshot.tuning.undone == "slower"
+
+
+def test_an_analyst_that_nobody_asks_lets_its_process_go_and_starts_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_analyst, "IDLE_S", 0.1)
+    folder = manifest(tmp_path / "run")
+    record(folder, 50)
+    analyst, told, processes = Analyst(), threading.Event(), []
+    try:
+        for _ in range(2):
+            told.clear()
+            analyst.analyse(folder, lambda answer: told.set())
+            assert told.wait(WAIT_S)
+            processes.append(analyst._process)
+            end = time.monotonic() + WAIT_S
+            while processes[-1].is_alive() and time.monotonic() < end:
+                time.sleep(0.02)
+        assert not any(process.is_alive() for process in processes)
+        assert processes[0] is not processes[1]
+    finally:
+        analyst.close()
