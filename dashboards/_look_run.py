@@ -10,6 +10,7 @@ from typing import Any
 import dash
 from dash import Input, Output, State, dcc, html
 from diagnose.dashboards._look_blocks import Component, empty
+from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import View
@@ -21,7 +22,6 @@ from diagnose.core.trial import Tuning
 from diagnose.core.units import format_share
 from diagnose.report._charts import Mark
 from diagnose.report._faults import gain, headline, lost, lost_share, no_fault
-from diagnose.report._tuning_words import verdict
 from diagnose.report._wording import (
     coverage,
     failure,
@@ -64,6 +64,8 @@ def verdict_of(snap: Snapshot) -> Verdict:
         return Verdict(
             tone="", first=sentence(waiting), more=(f"{plural(snap.num_steps, 'step')} so far.",)
         )
+    if is_running(snap) and profile.steps.measured <= 0:
+        return Verdict(tone="", first="No step has been measured yet.")
     failed = failure(profile) if snap.over else None
     more = []
     if failed and profile.steps.measured > 0:
@@ -76,10 +78,11 @@ def verdict_of(snap: Snapshot) -> Verdict:
         return Verdict(
             tone="alarm", first=sentence(f"the {failed}"), more=(*more, *found.lines, *found.more)
         )
-    tuned = snap.tuning or profile.tuning
+    tuned = tuning_of(snap)
     if tuned is not None and tuned.kept:
-        return Verdict(tone="good", first=sentence(verdict(tuned)), more=(*found.lines, *found.more))
-    tried = (sentence(verdict(tuned)),) if tuned is not None and _has_words(tuned) else ()
+        words = sentence(tuning_words(snap, tuned))
+        return Verdict(tone="good", first=words, more=(*found.lines, *found.more))
+    tried = (sentence(tuning_words(snap, tuned)),) if tuned is not None and _has_words(tuned) else ()
     return Verdict(
         tone="good" if found.healthy else "",
         first=found.lines[0],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from diagnose.dashboards._look_blocks import Component, empty, panel, shown
 from diagnose.dashboards._look_run import body, refreshed
+from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
@@ -13,7 +15,8 @@ from diagnose.dashboards.base import Page, View
 from diagnose.core.trial import Tuning
 from diagnose.core.units import format_duration
 from diagnose.report._tuning_words import gain
-from diagnose.report.base import Fact, Facts
+from diagnose.report.base import Fact, Facts, Paragraph
+from diagnose.report.summary import sentence
 from diagnose.report.tuning import TuningSection
 
 NAME = "before-after"
@@ -38,7 +41,7 @@ def _draw(snap: Snapshot) -> list[Component]:
     profile = snap.profile
     if profile is None:
         return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
-    tuning = profile.tuning
+    tuning = tuning_of(snap)
     if tuning is None:
         words = "Nothing was changed here. With `--tune`, fixes are tried on the running job and kept"
         return [
@@ -53,7 +56,11 @@ def _draw(snap: Snapshot) -> list[Component]:
     if headline:
         made += shown([Facts(items=tuple(headline), headline=True)])
     section = TuningSection()
-    made.append(panel(section.title, *shown(section.blocks(profile))))
+    blocks = section.blocks(replace(profile, tuning=tuning))
+    if is_running(snap):
+        so_far = Paragraph(text=sentence(tuning_words(snap, tuning)))
+        blocks = [so_far, *blocks[1:]]  # the first says what it came to in the end
+    made.append(panel(section.title, *shown(blocks)))
     return made
 
 

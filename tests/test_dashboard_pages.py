@@ -228,6 +228,9 @@ def test_a_live_run_moves_by_itself(site: Site, page: Page) -> None:
     under = page.locator("#run-title .under")
     before = under.inner_text()
     expect(under).not_to_have_text(before)
+    go(page, "/run/live/before-after")
+    expect(page.locator("#page")).to_contain_text("What tuning did")
+    assert "ended" not in page.locator("#page").inner_text(), "nothing is said of an end that has not come"
 
 
 def test_a_command_reaches_the_job_and_its_answer_comes_back(page: Page) -> None:
