@@ -19,6 +19,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 TOOLS = ("nvcc", "g++", "compute-sanitizer", "ncu")
+VARIANTS = {"f32", "bf16"}
+"""Of each kernel that has them. One for all dtypes at once takes ten seconds to compile, and is rare."""
+
 LIBRARIES = ("apex", "bitsandbytes", "deepspeed", "flashoptim", "timm", "torchao", "triton", "pytest")
 
 
@@ -85,13 +88,14 @@ def compiled_kernels() -> dict[str, Any]:
     major, minor = torch.cuda.get_device_capability()
     found: dict[str, Any] = {}
     for name, kernel in kernels().items():
-        begun = time.perf_counter()
-        image = build(kernel.stem, kernel.source(), 10 * major + minor)
-        found[name] = {
-            "registers_and_spills": image.registers(),
-            "seconds": round(time.perf_counter() - begun, 3),
-            "from_cache": image.from_cache,
-        }
+        for variant in VARIANTS & kernel.variants.keys() or kernel.variants:
+            begun = time.perf_counter()
+            image = build(kernel.stem, kernel.source(), 10 * major + minor, kernel.variants[variant])
+            found[f"{name}, {variant}"] = {
+                "registers_and_spills": image.registers(),
+                "seconds": round(time.perf_counter() - begun, 3),
+                "from_cache": image.from_cache,
+            }
     return found
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/optimizers.py --out out [--minutes 4] [--rows A B ...]
     python benchmarks/gpu/optimizers.py --out out --dry-run     # on a CPU: the logic alone, no times
+    python benchmarks/gpu/optimizers.py --byte-model            # what is read and written, by count
 
 Correctness against float64 comes before timing; contenders take turns; the most telling cases come first,
 and what there was no time for is named. The process that measures is a child of this one: if a kernel
@@ -71,9 +72,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--rows", nargs="+", help="only these rows, such as A B0")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--byte-model", action="store_true", help="only print the table of bytes")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cases", nargs="+", help="only these, such as A/GPT-2")
     args = parser.parse_args()
+    if args.byte_model:
+        print("\n".join(byte_model()))
+        return 0
     cases = list(args.cases or (DRY_CASES if args.dry_run else CASES))
     if args.rows:
         cases = [case for case in cases if case.partition("/")[0] in args.rows]
@@ -89,6 +94,24 @@ def main() -> int:
     measured = sum("contenders" in case for case in report["cases"])
     print(f"{measured} of {len(cases)} cases measured; failed: {', '.join(bad) or 'none'}")
     return int(bool(bad) or not measured)
+
+
+def byte_model() -> list[str]:
+    """The lines of a table: the bytes that each contender reads and writes for each element in a step."""
+    sys.path.insert(0, str(ROOT))
+    from optimizer_rows import ROWS
+
+    lines = ["| row | what | contender | bytes per element | of the least |", "|---|---|---|--:|--:|"]
+    for row in ROWS:
+        counted = [each for each in row.contenders if each.bytes_per_element is not None]
+        least = min(each.bytes_per_element or 0 for each in counted)
+        for each in counted:
+            name = f"**{each.name}**" if each.ours else each.name
+            ratio = (each.bytes_per_element or 0) / least
+            lines.append(
+                f"| {row.letter} | {row.title} | {name} | {each.bytes_per_element:g} | {ratio:.2f} |"
+            )
+    return lines
 
 
 def ours_failed(case: dict[str, Any]) -> bool:
