@@ -167,8 +167,8 @@ static void run() {
 }
 
 static void enter(Fiber& fiber) {
-    if (loaded != fiber.block) {
-        const size_t size = __stop_emulated_shared - __start_emulated_shared;
+    const size_t size = __stop_emulated_shared - __start_emulated_shared;
+    if (size != 0 && loaded != fiber.block) {
         if (loaded) memcpy(loaded->shared.data(), __start_emulated_shared, size);
         memcpy(__start_emulated_shared, fiber.block->shared.data(), size);
         loaded = fiber.block;
