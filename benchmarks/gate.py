@@ -222,6 +222,10 @@ def page(rows: list[dict[str, Any]], trials: int) -> str:
             "",
             *attribution(rows),
         ]
+    else:
+        lines.append(
+            "No real runs are on this page: it was printed without results of `benchmarks/gate.py`."
+        )
     if trials:
         text, _ = gate_simulation.table(trials, SEED)
         lines += [
