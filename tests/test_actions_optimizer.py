@@ -209,6 +209,13 @@ def test_it_refuses_what_torch_cannot_fuse(make: Callable[[Any], Any], reason: s
         FusedOptimizer().check(Job(optimizers=[optimizer]))
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_it_refuses_sgd_of_16_bits_on_a_cpu_which_torch_fuses_into_nothing(dtype: torch.dtype) -> None:
+    model = nn.Linear(64, 64).to(dtype)
+    with pytest.raises(CannotApply, match="does not update 16-bit parameters on a CPU"):
+        FusedOptimizer().check(Job(models=[model], optimizers=[torch.optim.SGD(model.parameters(), 0.1)]))
+
+
 def test_it_refuses_sparse_gradients() -> None:
     model = nn.Embedding(5, 2, sparse=True)
     job = Job(models=[model], optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)])
