@@ -37,7 +37,7 @@ LIVENESS_EVERY_S = 2.0
 """Asking every rank and the process table whether a run goes on takes longer than a look at its file."""
 
 ANALYSE_EVERY_S = 10.0
-ANALYSE_SHARE = 0.02
+ANALYSE_SHARE = 0.01
 """A running job is analysed so seldom that it takes this part of one CPU at most."""
 
 ANALYSE_GROWTH = 1.25
