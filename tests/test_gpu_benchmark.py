@@ -47,3 +47,10 @@ def test_the_table_of_optimizers_is_rehearsed_on_the_emulated_device(tmp_path: P
     text = (tmp_path / "optimizers.md").read_text()
     assert "A rehearsal on a CPU: nothing was timed." in text
     assert " ms (" not in text and " us (" not in text
+
+
+def test_the_byte_model_in_the_readme_is_what_the_script_prints() -> None:
+    command = [sys.executable, str(GPU / "optimizers.py"), "--byte-model"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    readme = (GPU.parents[1] / "kernels" / "README.md").read_text(encoding="utf-8")
+    assert readme.partition("<!-- bytes -->")[2].partition("<!-- /bytes -->")[0].strip() == printed

@@ -31,7 +31,6 @@ from optimizer_contenders import (
 )
 from optimizer_tables import (
     bytes_by_kernel,
-    lamb_by_kernel,
     masters_by_kernel,
     norm_by_kernel,
     norm_by_torch,
@@ -257,7 +256,13 @@ ROWS = (
                     of_library("timm.optim", "Lamb", **ADAM, max_grad_norm=LAMB_MAX_NORM), clips=False
                 ),
             ),
-            mine("ours, by table", 44, lamb_by_kernel),
+            mine(
+                "ours",
+                44,
+                stepping(
+                    of_library("diagnose.kernels", "Lamb", **ADAM, max_grad_norm=LAMB_MAX_NORM), clips=False
+                ),
+            ),
         ),
     ),
     BenchRow(

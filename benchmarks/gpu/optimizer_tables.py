@@ -1,4 +1,4 @@
-"""Kernels under no optimizer of torch's, driven by a table: masters, 8-bit moments, LAMB, the norm."""
+"""Kernels under no optimizer of torch's, driven by a table: masters, 8-bit moments, the norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
 from diagnose.kernels._table import Table
 from diagnose.kernels.adamw_8bit import BLOCK_ELEMENTS
 from optimizer_clock import Pipeline
-from optimizer_contenders import BETAS, DECAY, EPS, LAMB_MAX_NORM, LR, Work
+from optimizer_contenders import BETAS, DECAY, EPS, LR, Work
 from torch import Tensor
 
 COPY_IS_BF16 = 1
@@ -74,33 +74,6 @@ def bytes_by_kernel(work: Work) -> Pipeline:
         table.run("adamw_8bit", "adamw_8bit", defines)
 
     return Pipeline(step=holding(step, table, codes_m, codes_v, scales_m, scales_v), weights=params)
-
-
-def lamb_by_kernel(work: Work) -> Pipeline:
-    """LAMB with the clipping that belongs to it."""
-    params = work.params
-    m, v = zeros_like(params, torch.float32), zeros_like(params, torch.float32)
-    rows = [
-        Row(
-            p=param.data_ptr(),
-            m=m[index].data_ptr(),
-            v=v[index].data_ptr(),
-            count=param.numel(),
-            pair=PAIRS[torch.float32, torch.float32, torch.float32],
-        )
-        for index, param in enumerate(params)
-    ]
-    table = Table(work.device, rows, [group(GroupFlag(0))])
-    defines = {"PAIRS": 1, "FEATURES": 0}
-    outcome_4 = torch.zeros(4, device=work.device)
-
-    def step() -> None:
-        table.point_to(addresses(work.grads))
-        table.run("norm", "gradient_norm", outcome_4=outcome_4, max_norm=LAMB_MAX_NORM, clip_epsilon=0.0)
-        for entry in ("lamb_moments", "lamb_update"):
-            table.run("lamb", entry, defines, clip_coef=outcome_4[1])
-
-    return Pipeline(step=holding(step, table, m, v), weights=params)
 
 
 def norm_by_kernel(work: Work) -> Pipeline:

@@ -63,6 +63,9 @@ SECONDS_PER_CASE = 9.0
 HUNG_S = 150.0
 """Without a word for so long, a child is taken for dead: compiling the largest graph takes less."""
 
+COMPILING_S = 75.0
+"""A case in which something compiles is not begun with less time left."""
+
 MOST_CHILDREN = 6
 
 
@@ -124,11 +127,12 @@ def conduct(cases: list[str], out: Path, deadline: float, *, dry_run: bool) -> d
     out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"dry_run": dry_run, "machine": {}, "cases": [], "not_reached": cases}
     pending = cases
+    broke = True
     for _ in range(MOST_CHILDREN):
-        if not pending or time.monotonic() > deadline:
+        if not broke or not pending or time.monotonic() > deadline:
             break
         with tempfile.TemporaryDirectory() as folder:
-            pending = supervise(pending, Path(folder) / "lines", out, deadline, report)
+            pending, broke = supervise(pending, Path(folder) / "lines", out, deadline, report)
     report["not_reached"] = pending
     write(report, out)
     return report
@@ -136,8 +140,9 @@ def conduct(cases: list[str], out: Path, deadline: float, *, dry_run: bool) -> d
 
 def supervise(
     pending: list[str], lines: Path, out: Path, deadline: float, report: dict[str, Any]
-) -> list[str]:
-    """Runs one child and reads what it writes; returns the cases that are still to be done."""
+) -> tuple[list[str], bool]:
+    """Runs one child and reads what it writes; returns the cases that are still to be done, and whether the
+    child broke: then another has to go on with them."""
     minutes = max(0.1, (deadline - time.monotonic()) / 60)
     command = [
         sys.executable,
@@ -173,14 +178,12 @@ def supervise(
         time.sleep(0.2)
     if child.returncode and not begun:  # not even the first: another child would fare no better
         report["cases"].append({"case": "start", "failure": f"the child exited with {child.returncode}"})
-        return []
+        return pending, False
     if child.returncode:
         failure = f"the child exited with {child.returncode}; its log says why"
         report["cases"].append({"case": begun, "failure": failure})
         pending = [case for case in pending if case != begun]
-    elif pending:  # it ran out of time
-        report["not_reached"] = pending
-    return pending
+    return pending, child.returncode != 0
 
 
 def measure(cases: list[str], lines: Path, deadline: float, *, dry_run: bool) -> None:
@@ -207,10 +210,10 @@ def measure(cases: list[str], lines: Path, deadline: float, *, dry_run: bool) ->
         )
         for case in cases:
             left = deadline - time.monotonic()
-            if left < (0 if dry_run else 3):
-                return
             letter, _, shape = case.partition("/")
             with_compiled = shape.endswith("/compiled")
+            if left < (0 if dry_run else COMPILING_S if with_compiled else 3):
+                continue
             say(begun=case)
             print(f"{case}: {left:.0f} s are left", flush=True)
             begun = time.monotonic()
