@@ -188,7 +188,7 @@ def row_of(case: Case, result: GateResult, truth: Path) -> dict[str, Any]:
         "day": str(date.today()),
     }
     if result.verdict is Verdict.REGRESSION:
-        why = why_of(result.pairs)
+        why = why_of(result.pairs, result.metric)
         row |= {"why": why.kind.value, "named": [each.phase.value for each in why.phases]}
     return row
 

@@ -156,4 +156,4 @@ class _Search:
         if judgement is None or judgement.verdict is Verdict.PASS:
             reason = "the most likely commit is not slower than its parent, once measured beside it"
             return replace(found, ending=Ending.CANNOT_TELL, reason=reason)
-        return replace(found, why=tuple(reasons(why_of(pairs), metric)))
+        return replace(found, why=tuple(reasons(why_of(pairs, metric), metric)))

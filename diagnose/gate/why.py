@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from diagnose.analysis.profile import load_profile
+import numpy as np
+
+from diagnose.analysis.profile import load_profile, load_series
+from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, format_ms, format_share
 from diagnose.gate.attribution import Runs, attribute
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
 from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Reason
+from diagnose.gate.steps import MIN_STEPS, usual_cost
 from diagnose.rules import diagnosed
 
 OF_STEPS = {
@@ -30,17 +34,30 @@ def explain(result: GateResult) -> tuple[Reason, ...]:
     Returns:
         What explains the loss, the most telling first. Where nothing does, one reason says so.
     """
-    return tuple(reasons(why_of(result.pairs), result.metric))
+    return tuple(reasons(why_of(result.pairs, result.metric), result.metric))
 
 
-def why_of(pairs: tuple[Pair, ...]) -> Why:
+def why_of(pairs: tuple[Pair, ...], metric: Metric) -> Why:
     """Reads the runs of the pairs and attributes the difference."""
-    return attribute(_runs([pair.base for pair in pairs]), _runs([pair.head for pair in pairs]))
+    before, after = [pair.base for pair in pairs], [pair.head for pair in pairs]
+    return attribute(_runs(before, metric), _runs(after, metric))
 
 
-def _runs(runs: list[MeasuredRun]) -> Runs:
+def _runs(runs: list[MeasuredRun], metric: Metric) -> Runs:
     root = _top(runs[0].root) if runs else Path()
-    return Runs(root=root, profiles=tuple(diagnosed(load_profile(run.folder)) for run in runs))
+    return Runs(root=root, profiles=tuple(_as_judged(run.folder, metric) for run in runs))
+
+
+def _as_judged(run: Path, metric: Metric) -> Profile:
+    """Reads a run. Its phases take what they usually take, as the step that was judged, stalls left out."""
+    profile = diagnosed(load_profile(run))
+    series = load_series(run)
+    if metric is Metric.MEAN_SAMPLES_PER_S or len(series) < MIN_STEPS:
+        return profile
+    usual = {
+        phase: float(usual_cost(np.asarray(times, float))) for phase, times in series.phase_time_ns.items()
+    }
+    return replace(profile, phase_time_ns=usual)
 
 
 def _top(folder: Path) -> Path:
@@ -117,7 +134,7 @@ def _of_line(line: LineGrowth, why: Why) -> Reason:
         kind="line",
         text=f"{_code(line)}took {interval(line.growth)} longer {per}; {origin}{_purpose(line)}",
         file=_place(line.file),
-        line=line.line,
+        line=line.line if _place(line.file) else 0,
         lost_share=None if line.in_worker else line.growth.ns / why.step.ns,
     )
 
@@ -132,7 +149,7 @@ def _of_hot_line(line: LineGrowth, why: Why) -> Reason:
         kind="diff" if line.in_diff else "event",
         text=f"{_code(line)}{what}: takes {where}{_purpose(line)}",
         file=_place(line.file),
-        line=line.line,
+        line=line.line if _place(line.file) else 0,
     )
 
 
