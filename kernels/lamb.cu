@@ -122,7 +122,7 @@ __device__ __forceinline__ float trust_ratio(const Group& group, double squared_
     return group.flags & TRUST_CLIP && ratio > 1.0f ? 1.0f : ratio;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) lamb_moments(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) lamb_moments(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ double sums[WARPS];
     __shared__ u32 last;

@@ -48,7 +48,7 @@ struct Lion : Elementwise {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) lion(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, MAY_HAVE<HAS_STOCHASTIC> ? 2 : RESIDENT) lion(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
     if (is_skipped(launch)) return;

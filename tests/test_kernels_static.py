@@ -18,8 +18,8 @@ KERNELS = discover(diagnose.kernels, Kernel)
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 # Of 65 536 registers: 80 let three blocks of 256 threads run at a time, 128 two. Kernels for one dtype pair
-# fit the first, those for all pairs and the one that codes eight elements fit the second.
-MOST_REGISTERS = {"adamw": 80, "sgd": 80, "lion": 80, "lamb": 80, "norm": 64, "scale": 64}
+# fit the first; those for all pairs, and those that do more for each element, the second.
+MOST_REGISTERS = {"adamw": 80, "sgd": 80, "norm": 64, "scale": 64}
 MOST_REGISTERS_OF_OTHERS = 128
 
 # Accesses of 16 bytes that one turn of the aligned loop takes: reads and writes.
