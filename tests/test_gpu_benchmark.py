@@ -37,11 +37,12 @@ def test_the_table_of_optimizers_is_rehearsed_on_the_emulated_device(tmp_path: P
         "torch fused": "measured",
         "ours, exact clip": "measured",
         "ours, deferred clip": "measured",
+        "ours, deferred, moving": "measured",
     }, done.stderr
     launches = {
         name: each["launches"]["kernels"] for name, each in found.items() if name.startswith("ours")
     }
-    assert launches == {"ours, exact clip": 3, "ours, deferred clip": 2}
+    assert launches == {"ours, exact clip": 3, "ours, deferred clip": 2, "ours, deferred, moving": 4}
     assert found["ours, exact clip"]["error"] < 1e-5
 
     text = (tmp_path / "optimizers.md").read_text()

@@ -141,6 +141,12 @@ def clipped(letter: str, title: str, share: float, exact_bytes: int) -> BenchRow
             other("DeepSpeed FusedAdam", 40, stepping(DEEPSPEED, clips=True)),
             mine("ours, exact clip", exact_bytes, ours(adamw(), clips=True, clip="exact")),
             mine("ours, deferred clip", 32, ours(adamw(), clips=True, clip="deferred")),
+            mine(
+                "ours, deferred, moving",
+                32,
+                ours(adamw(), clips=True, moving=True, clip="deferred"),
+                "new gradients",
+            ),
         ),
     )
 
