@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ class Algorithm:
         group: From a group to what the kernel reads of it. Leaves out the learning rate.
         counts_steps: Whether the state of a parameter holds `step`.
         starts_from_gradient: Whether the first step overwrites the state and does not read it.
+        moment_dtype: Type of the first two moments, if it is not the parameter's.
+        block_elements: If not 0, the third and fourth moment hold a number in fp32 for so many elements of
+            a parameter each.
     """
 
     stem: str
@@ -30,6 +33,21 @@ class Algorithm:
     group: Callable[[Mapping[str, Any]], Group]
     counts_steps: bool = True
     starts_from_gradient: bool = False
+    moment_dtype: torch.dtype | None = None
+    block_elements: int = 0
+
+    def make(self, place: int, param: torch.Tensor) -> torch.Tensor:
+        """The moment at a place of `moments`, of a parameter before its first step."""
+        if self.block_elements and place >= 2:
+            num_blocks = -(-param.numel() // self.block_elements)
+            return torch.zeros(num_blocks, dtype=torch.float32, device=param.device)
+        return torch.zeros_like(
+            param, dtype=self.moment_dtype or param.dtype, memory_format=torch.preserve_format
+        )
+
+    def alike(self, moments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Those of the moments that hold an element for each of the parameter's."""
+        return moments[:2] if self.block_elements else moments
 
 
 def _adam_moments(group: Mapping[str, Any]) -> tuple[str, ...]:
@@ -40,7 +58,7 @@ def _adam_group(group: Mapping[str, Any]) -> Group:
     flags = GroupFlag(0)
     if group["maximize"]:
         flags |= GroupFlag.MAXIMIZE
-    if group["amsgrad"]:
+    if group.get("amsgrad"):
         flags |= GroupFlag.AMSGRAD
     if group.get("decoupled_weight_decay"):
         flags |= GroupFlag.DECOUPLED
@@ -110,6 +128,15 @@ LION = Algorithm(
     moments=lambda group: ("exp_avg",),
     group=_lion_group,
     counts_steps=False,
+)
+
+ADAMW_8BIT = Algorithm(
+    stem="adamw-8bit",
+    entries=("adamw_8bit",),
+    moments=lambda group: ("exp_avg_codes", "exp_avg_sq_codes", "exp_avg_scales", "exp_avg_sq_scales"),
+    group=_adamw_group,
+    moment_dtype=torch.uint8,
+    block_elements=256,
 )
 
 LAMB = Algorithm(

@@ -17,7 +17,7 @@ from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
 from diagnose.kernels._table import Table
 from torch.autograd.graph import increment_version
 
-_ROW_STATES = ("m", "v", "v_max")
+_ROW_STATES = ("m", "v", "v_max", "v_scales")
 
 _EMPTY_GRADIENT = 8
 """Address of a gradient without elements, which has no memory: 0 says that there is no gradient."""
@@ -35,6 +35,7 @@ class Member:
         param: The parameter.
         state: Its entry in the optimizer's state.
         moments: The tensors of the state that the kernel updates, by name.
+        alike: Those of them that hold an element for each of the parameter's.
         grad_dtype: The type that its gradients have.
         shape: Its shape, which its gradients have.
         stride: Its strides; a gradient with others may still fit.
@@ -45,6 +46,7 @@ class Member:
     param: torch.Tensor
     state: dict[str, Any]
     moments: Mapping[str, torch.Tensor]
+    alike: Sequence[torch.Tensor]
     grad_dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
@@ -52,7 +54,7 @@ class Member:
     def row(self) -> Row:
         """What the kernel reads of it."""
         dtype = self.param.dtype
-        state_dtype = next((moment.dtype for moment in self.moments.values()), dtype)
+        state_dtype = _state_dtype(dtype, self.alike)
         addresses = [moment.data_ptr() for moment in self.moments.values()]
         return Row(
             p=self.param.data_ptr(),
@@ -70,7 +72,7 @@ class Member:
             or grad.shape != self.shape
         ):
             return False
-        return grad.stride() == self.stride or fits([self.param, grad, *self.moments.values()])
+        return grad.stride() == self.stride or fits([self.param, grad, *self.alike])
 
 
 def why_misfit(param: torch.Tensor, grad: torch.Tensor, moments: Sequence[torch.Tensor]) -> str:
@@ -80,15 +82,21 @@ def why_misfit(param: torch.Tensor, grad: torch.Tensor, moments: Sequence[torch.
     nowhere = why_none(param.device)
     if nowhere:
         return nowhere
-    dtypes = {moment.dtype for moment in moments} or {param.dtype}
-    if len(dtypes) != 1 or (param.dtype, grad.dtype, *dtypes) not in PAIRS:
-        state = " and ".join(sorted(map(str, dtypes)))
+    state = _state_dtype(param.dtype, moments)
+    if len({moment.dtype for moment in moments}) > 1 or (param.dtype, grad.dtype, state) not in PAIRS:
         return f"a parameter of {param.dtype} with a gradient of {grad.dtype} and a state of {state}"
     if len({tensor.device for tensor in (param, grad, *moments)}) != 1:
         return "a parameter, its gradient and its state are on different devices"
     if not fits([param, grad, *moments]):
         return "a parameter, its gradient and its state lie in memory in different orders or with gaps"
     return ""
+
+
+def _state_dtype(dtype: torch.dtype, moments: Sequence[torch.Tensor]) -> torch.dtype:
+    """The type of state by which a pair is found: that of the parameter where there is none; codes of one
+    byte count as fp32, which they are decoded to."""
+    found = next((moment.dtype for moment in moments), dtype)
+    return torch.float32 if found is torch.uint8 else found
 
 
 class Lineup:

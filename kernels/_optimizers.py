@@ -85,14 +85,14 @@ class Lion(SteppedByKernels):
         *,
         maximize: bool = False,
     ) -> None:
-        _check(lr=float(lr), weight_decay=weight_decay, betas=betas)
+        check_numbers(lr=float(lr), weight_decay=weight_decay, betas=betas)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> torch.Tensor | None:  # type: ignore[override]
         """Takes one step; see `torch.optim.Optimizer.step`."""
-        loss = _evaluated(closure)
+        loss = evaluated(closure)
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for p in group["params"]:
@@ -142,7 +142,9 @@ class Lamb(SteppedByKernels):
         use_nvlamb: bool = False,
         maximize: bool = False,
     ) -> None:
-        _check(lr=float(lr), weight_decay=weight_decay, betas=betas, eps=eps, max_grad_norm=max_grad_norm)
+        check_numbers(
+            lr=float(lr), weight_decay=weight_decay, betas=betas, eps=eps, max_grad_norm=max_grad_norm
+        )
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -159,7 +161,7 @@ class Lamb(SteppedByKernels):
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> torch.Tensor | None:  # type: ignore[override]
         """Takes one step; see `torch.optim.Optimizer.step`."""
-        loss = _evaluated(closure)
+        loss = evaluated(closure)
         self.clip_in_step()
         for group in self.param_groups:
             for p in group["params"]:
@@ -204,14 +206,20 @@ def _lamb_step(group: dict[str, Any], state: dict[str, Any], p: torch.Tensor, gr
     p.sub_(way * (ratio * group["lr"]))
 
 
-def _evaluated(closure: Closure | None) -> torch.Tensor | None:
+def evaluated(closure: Closure | None) -> torch.Tensor | None:
+    """What the closure returns, with gradients enabled."""
     if closure is None:
         return None
     with torch.enable_grad():
         return closure()
 
 
-def _check(*, betas: tuple[float, float], **numbers: float) -> None:
+def check_numbers(*, betas: tuple[float, float], **numbers: float) -> None:
+    """Looks whether an optimizer's numbers make sense.
+
+    Raises:
+        ValueError: If one does not, by its name.
+    """
     for name, number in numbers.items():
         if not number >= 0.0:
             raise ValueError(f"{name} is {number}; it must not be negative")

@@ -160,6 +160,7 @@ class Stepper:
                     param=param,
                     state=state.get(param, {}),
                     moments=moments,
+                    alike=self._algorithm.alike(list(moments.values())),
                     grad_dtype=like.dtype,
                     shape=param.shape,
                     stride=param.stride(),
@@ -204,9 +205,9 @@ class Stepper:
         state = self._optimizer.state[param]
         if self._algorithm.counts_steps:
             state["step"] = own_count(torch.tensor(0.0, dtype=torch.float32), group, param)
-        for name in names:
+        for place, name in enumerate(names):
             if state.get(name) is None:
-                state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                state[name] = self._algorithm.make(place, param)
                 self._unbegun.add(id(state))
 
     def _adopt(self, lineup: Lineup) -> None:
@@ -260,10 +261,10 @@ class Stepper:
                 unscale_in_memory=self.unscales_in_memory,
             )
 
-    def _moments(self, group: Mapping[str, Any], param: torch.Tensor) -> list[torch.Tensor]:
+    def _moments(self, group: Mapping[str, Any], param: torch.Tensor) -> Sequence[torch.Tensor]:
         state = self._optimizer.state.get(param, {})
         found = [state.get(name) for name in self._algorithm.moments(group)]
-        return [moment for moment in found if isinstance(moment, torch.Tensor)]
+        return self._algorithm.alike([moment for moment in found if isinstance(moment, torch.Tensor)])
 
     def _structs(self, place: torch.device) -> list[Group]:
         structs = [group_struct(self._algorithm, group, place) for group in self._optimizer.param_groups]

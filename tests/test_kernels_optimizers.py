@@ -13,6 +13,7 @@ import diagnose.kernels
 import pytest
 import torch
 from diagnose.kernels import _optimizers as ours
+from diagnose.kernels._optimizer_8bit import AdamW8bit
 from diagnose.kernels._swap import swap_of
 from torch import nn
 
@@ -208,7 +209,19 @@ def test_info_says_what_there_is_and_compiles_nothing() -> None:
 
 
 def test_the_package_gives_away_what_it_promises() -> None:
-    promised = ("Adam", "AdamW", "SGD", "Lion", "Lamb", "swap", "unswap", "support", "info", "CannotSwap")
+    promised = (
+        "Adam",
+        "AdamW",
+        "AdamW8bit",
+        "SGD",
+        "Lion",
+        "Lamb",
+        "swap",
+        "unswap",
+        "support",
+        "info",
+        "CannotSwap",
+    )
     assert all(callable(getattr(diagnose.kernels, name)) for name in promised)
     assert set(promised) <= set(dir(diagnose.kernels))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
@@ -229,3 +242,86 @@ def test_lambs_clipping_ends_where_all_gradients_together_are_small(device: CpuD
         assert all(torch.equal(a, w.grad) for a, w in zip(before, weights, strict=True)), "not in memory"
     assert ends[0] < 0.1, "clipped to 1 altogether, of which this parameter has an eighth"
     assert ends[1] < 1e-3 * 7
+
+
+def eight_bits(params: Any) -> torch.optim.Optimizer:
+    return AdamW8bit(params, lr=1e-2)
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_moments_of_one_byte_train_nearly_as_adamw(on_cpu: bool) -> None:
+    """Within a tenth of the way that AdamW has gone; the first step, from moments of zero, is AdamW's."""
+    for steps, share in ((1, 1e-4), (8, 0.1)):
+        with nullcontext() if on_cpu else kernels_on_cpu():
+            mine = list(trained(eight_bits, steps)[0].parameters())
+        theirs = list(trained(lambda p: torch.optim.AdamW(p, lr=1e-2), steps)[0].parameters())
+        for got, expected, start in zip(mine, theirs, network().parameters(), strict=True):
+            assert (got - expected).norm() < share * (expected - start).norm()
+
+
+def test_moments_of_one_byte_take_two_bytes_for_a_parameter_and_little_more(device: CpuDevice) -> None:
+    weight = nn.Parameter(torch.randn(64, 256))
+    optimizer = eight_bits([weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    held = sum(value.nbytes for value in optimizer.state[weight].values())
+    assert held <= weight.numel() * (2 + 8 / 256) + 4
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_of_one_byte_moments_is_adamws_and_loading_it_changes_no_code(
+    dtype: torch.dtype, on_cpu: bool
+) -> None:
+    def make() -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        shape = (4, 30, 3, 3)
+        first = torch.randn(shape, dtype=dtype).to(memory_format=torch.channels_last)
+        params = [nn.Parameter(first), nn.Parameter(torch.randn(7, dtype=dtype))]
+        return params, eight_bits(params)
+
+    with nullcontext() if on_cpu else kernels_on_cpu():
+        params, optimizer = make()
+        for number in range(3):
+            torch.manual_seed(number)
+            for p in params:
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        plain = torch.optim.AdamW(params)
+        plain.load_state_dict(copy.deepcopy(saved))  # torch takes the counts as they are, and counts on
+        plain.step()
+        assert {state["step"].item() for state in plain.state.values()} == {4.0}
+        others, other = make()
+        other.load_state_dict(saved)
+        for p, q in zip(params, others, strict=True):
+            for name in ("exp_avg_codes", "exp_avg_sq_codes"):
+                mine, loaded = optimizer.state[p][name].int(), other.state[q][name].int()
+                changed = (mine != loaded).float().mean()
+                assert changed == 0 if dtype is torch.float32 else changed < 0.2, name
+        for q in others:
+            q.grad = torch.ones_like(q)
+        other.step()
+        assert {state["step"].item() for state in other.state.values()} == {4.0}
+
+
+def test_one_byte_moments_take_over_from_a_checkpoint_of_adamws(device: CpuDevice) -> None:
+    model, adamw = trained(lambda p: torch.optim.AdamW(p, lr=1e-2), 4)
+    mine = eight_bits(model.parameters())
+    mine.load_state_dict({**mine.state_dict(), "state": copy.deepcopy(adamw.state_dict()["state"])})
+    saved = mine.state_dict()["state"]
+    for index, p in enumerate(model.parameters()):
+        m = saved[index]["exp_avg"]
+        assert (m - adamw.state[p]["exp_avg"]).norm() < 0.05 * m.norm()
+    step(model, mine, 4)
+    assert device.launched[-1] == "adamw_8bit"
+    assert {state["step"].item() for state in mine.state.values()} == {5.0}
+
+
+def test_copies_of_one_byte_moments_keep_the_codes(device: CpuDevice) -> None:
+    _, optimizer = trained(eight_bits, steps=2)
+    twin = pickle.loads(pickle.dumps(optimizer))
+    saved = [list(each.state_dict()["state"].values()) for each in (optimizer, twin)]
+    for one, other in zip(*saved, strict=True):
+        assert set(one) == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(one[name], other[name]) for name in one)

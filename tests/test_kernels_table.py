@@ -286,14 +286,6 @@ def test_nothing_is_written_into_the_table_while_pointers_and_numbers_stay(devic
     assert device.launched[4:] == ["patch", "adamw"]
 
 
-def test_more_pointers_than_one_launch_carries_are_all_written(device: CpuDevice) -> None:
-    def many() -> list[torch.Tensor]:
-        return [nn.Parameter(torch.randn(2)) for _ in range(PATCH_VALUES + 30)]
-
-    assert_same_as_torch(many, steps=1)
-    assert device.launched.count("patch") == 2
-
-
 def test_gradients_given_by_the_table_are_the_last_ones_and_only_those(device: CpuDevice) -> None:
     """Writes to random subsets of a long column, against what a list would hold."""
     rows = [Row(g=index + 1) for index in range(2 * PATCH_VALUES)]
