@@ -13,11 +13,12 @@ from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed
 
 STAND_IN = """\
 import random, sys, zlib
-STEP_MS, SCATTER, EXIT = {step_ms}, {scatter}, {exit_code}
+STEP_MS, SCATTER, EXIT, STALL = {step_ms}, {scatter}, {exit_code}, {stall}
 if EXIT:
     print("ValueError: no such file: data.bin", file=sys.stderr)
     sys.exit(EXIT)
-print(STEP_MS * random.Random(zlib.crc32(sys.argv[1].encode())).lognormvariate(0, SCATTER))
+usual = STEP_MS * random.Random(zlib.crc32(sys.argv[1].encode())).lognormvariate(0, SCATTER)
+print(usual, usual * (1 + STALL))
 """
 
 STEADY, WILD = 0.005, 0.6
@@ -32,9 +33,12 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def stand_in(step_ms: float, *, scatter: float = STEADY, exit_code: int = 0) -> str:
-    """A script whose steps take so long, scattered from run to run by its name."""
-    return STAND_IN.format(step_ms=step_ms, scatter=scatter, exit_code=exit_code)
+def stand_in(step_ms: float, *, scatter: float = STEADY, exit_code: int = 0, stall: float = 0.0) -> str:
+    """A script whose steps take so long, scattered from run to run by its name.
+
+    Rare steps that stall add this part to the mean step.
+    """
+    return STAND_IN.format(step_ms=step_ms, scatter=scatter, exit_code=exit_code, stall=stall)
 
 
 def commit(folder: Path, script: str, *, path: str = "train.py") -> str:
@@ -67,7 +71,7 @@ def measured_stand_in(side: Side, name: str, folder: Path, plan: RunPlan) -> Mea
             signal=None,
             last_lines=tuple(done.stderr.splitlines()),
         )
-    step_ms = float(done.stdout)
+    step_ms, mean_ms = map(float, done.stdout.split())
     (folder / name).mkdir(parents=True)
     return MeasuredRun(
         name=name,
@@ -75,6 +79,7 @@ def measured_stand_in(side: Side, name: str, folder: Path, plan: RunPlan) -> Mea
         root=side.root,
         figures={
             Metric.SAMPLES_PER_S: 32_000 / step_ms,
+            Metric.MEAN_SAMPLES_PER_S: 32_000 / mean_ms,
             Metric.STEP_MS: step_ms,
             Metric.CPU_MS: step_ms,
             Metric.PEAK_MEMORY: 2.0**28,

@@ -125,6 +125,17 @@ def test_two_commands_are_compared_without_git(gate: Callable[..., Any], tmp_pat
     assert gate("gate", "--base-cmd", "old.py", "--head-cmd", "new.py", "--max-drop", "25%").exit_code == 0
 
 
+def test_a_loss_in_rare_steps_alone_does_not_pass(gate: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text(stand_in(10))
+    (tmp_path / "new.py").write_text(stand_in(10, stall=0.1))
+    call = ("gate", "--base-cmd", "old.py", "--head-cmd", "new.py")
+    ended = gate(*call)
+    assert ended.exit_code == 1
+    assert ended.stdout.startswith("REGRESSION: samples/s with every stall is ")
+    assert "the loss is in rare ones" in " ".join(ended.stdout.split())
+    assert gate(*call, "--metric", "step_ms").exit_code == 0, "who asks for one thing is told of that"
+
+
 def test_what_cannot_be_told_passes_or_fails_only_when_asked_to(
     gate: Callable[..., Any], tmp_path: Path
 ) -> None:

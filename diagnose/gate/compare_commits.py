@@ -211,6 +211,11 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
         and (judged := judge(paired.pairs, metric, result.max_drop, last=True)) is not None
     )
     notes = (*result.notes, *_of_another_metric(result.metric, judgement))
+    rare = next((each for each in beside if each.metric is Metric.MEAN_SAMPLES_PER_S), None)
+    if _is_lost_in_rare_steps(result.metric, judgement, rare) and rare is not None:
+        beside = (judgement, *(each for each in beside if each is not rare))
+        judgement = rare
+        notes = (*notes, "a usual step is not slower: the loss is in rare ones, such as checkpoints")
     found = causes(paired.runs) if judgement.verdict is Verdict.INCONCLUSIVE else ()
     words: tuple[str, ...] = ()
     if judgement.verdict is Verdict.INCONCLUSIVE:
@@ -229,6 +234,15 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
         notes=tuple(notes),
         fingerprint={"hard": print_.hard, "soft": print_.soft} if print_ is not None else {},
     )
+
+
+def _is_lost_in_rare_steps(asked: Metric, usual: Judgement, mean: Judgement | None) -> bool:
+    """Whether samples/s, which are to hold their own, were lost where the figure of a usual step is blind.
+
+    The mean, which sees every stall, scatters more, so it alone seldom tells; where it does, it counts.
+    """
+    passes = asked is Metric.SAMPLES_PER_S and usual.verdict is Verdict.PASS
+    return passes and mean is not None and mean.verdict is Verdict.REGRESSION
 
 
 def _of_another_metric(asked: Metric, judgement: Judgement) -> tuple[str, ...]:
