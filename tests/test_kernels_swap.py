@@ -573,3 +573,31 @@ def test_the_action_leaves_to_torch_what_kernels_cannot_do(device: CpuDevice) ->
         model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
         optimizer.step()
     assert device.launched == []
+
+
+def test_stochastic_rounding_keeps_updates_that_are_too_small_for_bf16(device: CpuDevice) -> None:
+    """Each is a sixteenth of the distance to the next bf16 number: rounded to nearest, all are lost."""
+    ends = []
+    for allow in ((), ("stochastic-rounding",)):
+        weight = nn.Parameter(torch.ones(4000, dtype=torch.bfloat16))
+        optimizer = torch.optim.SGD([weight], lr=2.0**-12)
+        swap(optimizer, allow=allow)
+        for _ in range(4):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        ends.append(weight.detach().float().mean().item())
+        unswap(optimizer)
+    assert ends[0] == 1.0
+    assert ends[1] == pytest.approx(1 - 4 * 2.0**-12, abs=3e-4)
+
+
+def test_an_unknown_allowance_is_a_mistake_of_the_caller(device: CpuDevice) -> None:
+    with pytest.raises(ValueError, match="unknown in allow: magic; known: stochastic-rounding"):
+        swap(MAKERS["sgd"](network().parameters()), allow=("magic",))
+
+
+def test_a_parameter_given_twice_is_refused(device: CpuDevice) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = torch.optim.SGD([weight, weight], lr=0.1)
+    assert support(optimizer) == ["two parameters share memory"]
