@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from diagnose.analysis.gaps import measured_samples, split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
+from diagnose.analysis.loading import input_stats
 from diagnose.analysis.profile import (
     find_warmup,
     load_profile,
@@ -24,6 +25,7 @@ from diagnose.analysis.profile import (
     step_times,
 )
 from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.spans import part_of
 from diagnose.analysis.throughput import interval_95
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOT_OF, SLOTS
 from diagnose.core.phases import Phase
@@ -458,6 +460,28 @@ def test_events_of_all_ranks_are_counted():
     events = [(1, 1, "gc", {}), (2, 5, "gc", {}), (3, 5, "checkpoint", {})]
     logs = [log_of(steps_of(30, forward=10), rank, events=events) for rank in range(2)]
     assert profile(*logs).events == {"gc": 4, "checkpoint": 2}
+
+
+def test_a_part_of_a_run_has_as_many_batches_in_a_step_as_all_of_it():
+    """Two batches a step all along; workers come after the hundredth."""
+    steps = steps_of(1000, data_wait=10, forward=10)
+    came = [
+        {"worker": 0, "fetch_ns": 1, "collate_ns": 1, "history": [[int(steps[at, 0]), 1, 2, 3, 4]]}
+        for at in (50, 500)
+    ]
+    log = log_of(steps, meta={"counters": {"batches": 2000}}, workers=came)
+    whole, part = input_stats(log, 1), input_stats(part_of(log, 0, 100), 1)
+    assert whole.batches_per_step == part.batches_per_step == 2
+    assert whole.workers is not None and part.workers is not None
+    assert (whole.workers.num_workers, part.workers.num_workers) == (2, 1)
+    later = part_of(part_of(log, 100), 100, 200)
+    assert input_stats(later, 1).batches_per_step == 2
+
+
+def test_too_few_steps_say_nothing_of_how_sure_their_rate_is():
+    found = profile(log_of(steps_of(3, forward=10)))
+    assert found.throughput.samples_per_s is not None
+    assert found.throughput.samples_per_s_ci95 is None
 
 
 # -- records with holes

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.finding import Gain
@@ -284,6 +285,18 @@ def test_an_action_that_leaves_a_trace_ends_the_tuning():
     machine = Machine()
     train(machine, controller(machine, [Change(machine, "messy", factor=1.5, leaves_trace=True)]), 300)
     assert "Change was not undone: None became 1.5" in machine.last("tuning_error")["error"]
+
+
+def test_a_model_that_is_gone_at_the_end_is_no_trace_of_an_action():
+    machine = Machine()
+    action = Change(machine, "good", factor=0.5)
+    control = controller(machine, [action])
+    control._world.job.models = [torch.nn.Linear(1, 1)]
+    train(machine, control, 300)
+    control._world.job.models, action.leaves_trace = [], True
+    control.finish()
+    assert control.state == "ended"
+    assert "tuning_error" not in [kind for kind, _ in machine.told]
 
 
 def test_a_refusal_is_told_in_its_own_words_and_the_next_is_tried():

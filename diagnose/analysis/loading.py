@@ -14,6 +14,7 @@ import numpy.typing as npt
 from diagnose.analysis.calls import call_at
 from diagnose.analysis.roles import Sources
 from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
+from diagnose.analysis.spans import whole_steps
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, WorkerStats
@@ -69,7 +70,7 @@ def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
         steps = {id(fact): fact["steps"] for fact in facts}
         for fact in facts:  # whoever feeds the steps since the last beginning has not been credited yet
             if fact["begun_at"] == latest:
-                steps[id(fact)] += max(0, len(log.steps) - latest)
+                steps[id(fact)] += max(0, whole_steps(log) - latest)
         facts.sort(key=lambda fact: -steps[id(fact)])
     known = set(Loader.__dataclass_fields__)
     return tuple(
@@ -112,7 +113,7 @@ def _batches_per_step(log: RankLog) -> float:
     """
     asks = log.meta.get("counters", {}).get("batches", 0)
     epochs = sum(fact["epochs"] for fact in _facts(log))
-    steps = max(1, len(log.steps))
+    steps = max(1, whole_steps(log))
     most = asks / steps
     whole = ceil((asks - 2 * epochs) / steps - ROUNDING)
     return float(whole) if 1 <= whole <= most else most

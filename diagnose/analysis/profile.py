@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +304,7 @@ def _throughput(measured: list[npt.NDArray[np.int64]]) -> Throughput:
     if samples:
         low, high = interval_95(per_rank[0][:, COLUMNS.index("samples")], times)
         own = _rate(per_rank[0], "samples")
-        interval = (samples * low / own, samples * high / own) if own else None
+        interval = (samples * low / own, samples * high / own) if own and isfinite(high) else None
     return Throughput(
         samples_per_s=samples or None,
         samples_per_s_ci95=interval,

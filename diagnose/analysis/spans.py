@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from diagnose.store.reader import RankLog
+
+WHOLE_STEPS = "whole_steps"
+
+
+def whole_steps(log: RankLog) -> int:
+    """Returns of how many steps a log's running totals are: also of a part of it."""
+    return int(log.meta.get(WHOLE_STEPS, len(log.steps)))
 
 
 def part_of(log: RankLog, first: int, last: int | None = None) -> RankLog:
     """Returns a rank's records of the steps from `first` to before `last` (default: the end).
 
-    What is kept as running totals, such as the workers' reports, stays whole: there is no taking it apart.
+    What is kept as running totals stays whole, for there is no taking it apart: `whole_steps` says of how
+    many steps. Workers that came after the part are left out of it.
     """
     end = len(log.steps) if last is None else min(last, len(log.steps))
 
     def inside(step: int) -> bool:
         return first <= step < end
 
+    after_ns = log.steps[end, 0] if end < len(log.steps) else None
     return replace(
         log,
+        meta={**log.meta, WHOLE_STEPS: whole_steps(log)},
+        workers=[report for report in log.workers if not _came_after(report, after_ns)],
         steps=log.steps[first:end],
         samples=[
             (step - first, slot, stack, weight) for step, slot, stack, weight in log.samples if inside(step)
@@ -28,3 +40,9 @@ def part_of(log: RankLog, first: int, last: int | None = None) -> RankLog:
         ],
         vitals=[(time, step - first, totals) for time, step, totals in log.vitals if inside(step)],
     )
+
+
+def _came_after(report: dict[str, Any], after_ns: int | None) -> bool:
+    """Whether a worker's first batch was made after a time."""
+    history = report.get("history", [])
+    return after_ns is not None and bool(history) and history[0][0] > after_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -32,6 +33,7 @@ class Installed:
         self.on = False
         self._job = job
         self._before = action.state(job)
+        self._among = [weakref.ref(each) for each in (*job.models, *job.optimizers)]
         self._preparation = ExitStack()
         self._prepared: Any = self._preparation.enter_context(action.prepare(job, value))
         self._application = ExitStack()
@@ -63,4 +65,13 @@ class Installed:
             self.switch(False)
         finally:
             self._preparation.close()
-        self.action.verify_undone(self._job, self._before)
+        if self._is_among_the_same():
+            self.action.verify_undone(self._job, self._before)
+
+    def _is_among_the_same(self) -> bool:
+        """Whether the job has the models and optimizers that it had: at the script's end some are gone, and
+        its state is then that of others."""
+        now = (*self._job.models, *self._job.optimizers)
+        return len(now) == len(self._among) and all(
+            then() is each for then, each in zip(self._among, now, strict=True)
+        )
