@@ -57,7 +57,7 @@ struct Sgd : Elementwise {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) sgd(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, PAIRS == 0xff ? 1 : RESIDENT) sgd(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
     if (is_skipped(launch)) return;
