@@ -30,7 +30,6 @@ from optimizer_contenders import (
     stepping,
 )
 from optimizer_tables import (
-    bytes_by_kernel,
     masters_by_kernel,
     norm_by_kernel,
     norm_by_torch,
@@ -236,7 +235,7 @@ ROWS = (
             other(
                 "FlashAdamW", None, stepping(of_library("flashoptim", "FlashAdamW", **ADAM), clips=False)
             ),
-            mine("ours, by table", 16.06, bytes_by_kernel),
+            mine("ours", 16.06, stepping(of_library("diagnose.kernels", "AdamW8bit", **ADAM), clips=False)),
         ),
     ),
     BenchRow(

@@ -1,4 +1,4 @@
-"""Kernels under no optimizer of torch's, driven by a table: masters, 8-bit moments, the norm."""
+"""Kernels under no optimizer of torch's, driven by a table: masters, the norm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
 from diagnose.kernels._table import Table
-from diagnose.kernels.adamw_8bit import BLOCK_ELEMENTS
 from optimizer_clock import Pipeline
 from optimizer_contenders import BETAS, DECAY, EPS, LR, Work
 from torch import Tensor
@@ -49,33 +48,6 @@ def masters_by_kernel(work: Work) -> Pipeline:
     return Pipeline(step=holding(step, table, weights, m, v), weights=weights)
 
 
-def bytes_by_kernel(work: Work) -> Pipeline:
-    """AdamW with moments of one byte each."""
-    params = work.params
-    codes_m, codes_v = zeros_like(params, torch.uint8), zeros_like(params, torch.uint8)
-    scales_m, scales_v = scales_of(params), scales_of(params)
-    rows = [
-        Row(
-            p=param.data_ptr(),
-            m=codes_m[index].data_ptr(),
-            v=codes_v[index].data_ptr(),
-            v_max=scales_m[index].data_ptr(),
-            v_scales=scales_v[index].data_ptr(),
-            count=param.numel(),
-            pair=PAIRS[param.dtype, work.grads[index].dtype, torch.float32],
-        )
-        for index, param in enumerate(params)
-    ]
-    table = Table(work.device, rows, [group(GroupFlag.DECOUPLED)])
-    defines = {"PAIRS": 1 << rows[0].pair, "FEATURES": 0}
-
-    def step() -> None:
-        table.point_to(addresses(work.grads))
-        table.run("adamw_8bit", "adamw_8bit", defines)
-
-    return Pipeline(step=holding(step, table, codes_m, codes_v, scales_m, scales_v), weights=params)
-
-
 def norm_by_kernel(work: Work) -> Pipeline:
     """The norm of all gradients."""
     rows = [Row(count=grad.numel(), pair=PAIRS[(grad.dtype,) * 3]) for grad in work.grads]
@@ -109,14 +81,6 @@ def addresses(grads: list[Tensor]) -> list[int]:
 def zeros_like(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """States before the first step."""
     return [torch.zeros_like(tensor, dtype=dtype) for tensor in tensors]
-
-
-def scales_of(tensors: list[Tensor]) -> list[Tensor]:
-    """One for each block of elements."""
-    return [
-        torch.zeros(-(-tensor.numel() // BLOCK_ELEMENTS), device=tensor.device, dtype=torch.float32)
-        for tensor in tensors
-    ]
 
 
 def holding(step: Callable[[], None], *held: object) -> Callable[[], object]:
