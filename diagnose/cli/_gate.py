@@ -1,4 +1,4 @@
-"""What `gate` and `baseline` have in common: reading their options, and how they end."""
+"""What `gate`, `baseline` and `bisect` have in common: their options, and how they end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,11 +21,36 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 OUR_BUG = 70  # EX_SOFTWARE of sysexits.h
 
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[--] SCRIPT [ARGS]", help="The training command, or -m MODULE."),
+]
+Budget = Annotated[
+    float | None, typer.Option(min=0.1, metavar="MINUTES", help="Time for all runs together.")
+]
+Steps = Annotated[
+    int | None, typer.Option(min=20, metavar="N", help="Steps to measure in each run. [default: found]")
+]
+Warmup = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Steps to leave out first. [default: found]")
+]
+KeptIn = Annotated[
+    Path | None,
+    typer.Option("--run-dir", help="Folder to keep the runs in. [default: .diagnose/gates]"),
+]
+
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 
 
-def training_command(words: list[str], option: str = "after --") -> tuple[str, ...]:
+def training_command(
+    words: list[str], option: str = "after --", *, verb: str = "gate --ab main..HEAD"
+) -> tuple[str, ...]:
     """Returns script and arguments of a training command; a leading `python` is understood.
+
+    Args:
+        words: What was typed.
+        option: Where.
+        verb: What to show as an example.
 
     Raises:
         DiagnoseError: If there is none.
@@ -33,11 +58,13 @@ def training_command(words: list[str], option: str = "after --") -> tuple[str, .
     command = tuple(words[1:] if words and PYTHON.fullmatch(Path(words[0]).name) else words)
     if not command or command == ("-m",):
         raise DiagnoseError(
-            f"gate: no training command was given {option}.\n"
-            "For example: diagnose gate --ab main..HEAD -- train.py --epochs 1"
+            f"{verb.split()[0]}: no training command was given {option}.\n"
+            f"For example: diagnose {verb} -- train.py --epochs 1"
         )
     if command[0].startswith("-") and command[0] != "-m":
-        raise DiagnoseError(f"gate: {command[0]} stands where the script should: only `-m MODULE` may.")
+        raise DiagnoseError(
+            f"{verb.split()[0]}: {command[0]} stands where the script should: only `-m MODULE` may."
+        )
     return command
 
 
@@ -55,12 +82,12 @@ def quoted_command(text: str, option: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def own_exit_codes(verb: str) -> Iterator[None]:
+def own_exit_codes(verb: str, outcome: str = "nothing was judged") -> Iterator[None]:
     """Keeps a fault of ours, and Ctrl-C, from ending with 1: that means a regression."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\n{verb}: interrupted; nothing was judged", file=sys.stderr)
+        print(f"\n{verb}: interrupted; {outcome}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except (DiagnoseError, typer.Exit):
         raise

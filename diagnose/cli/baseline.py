@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from diagnose.cli._gate import asked_of, folder_for_runs, training_command
+from diagnose.cli._gate import (
+    Budget,
+    KeptIn,
+    Steps,
+    Warmup,
+    Words,
+    asked_of,
+    folder_for_runs,
+    own_exit_codes,
+    training_command,
+)
 from diagnose.cli._output import Json, as_json, put, show
 from diagnose.core.errors import DiagnoseError
 
@@ -30,27 +40,16 @@ def command(app: typer.Typer) -> None:
 
 
 def update(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[--] SCRIPT [ARGS]", help="The training command, or -m MODULE."),
-    ] = None,
+    words: Words = None,
     place: Place = None,
     branch: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Record this branch. [default: the main branch alone]"),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=20, metavar="N", help="Steps to measure in each run. [default: found]")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Steps to leave out first. [default: found]")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Time for all runs together.")
-    ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder to keep the runs in. [default: .diagnose/gates]")
-    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
+    budget: Budget = None,
+    run_dir: KeptIn = None,
 ) -> None:
     """Measures the training command and adds the job to the baseline of this kind of machine.
 
@@ -59,18 +58,19 @@ def update(
     from diagnose.gate.baseline import FOLDER
     from diagnose.gate.update import current_branch, record_job
 
-    command = training_command(list(words or ()))
-    asked = asked_of("samples_per_s", "3%", steps, warmup, budget)
-    recorded = branch or current_branch(Path.cwd())
-    folder = folder_for_runs(run_dir, "baseline")
-    path, jobs = record_job(
-        command,
-        asked,
-        place or FOLDER,
-        folder,
-        branch=recorded,
-        progress=lambda text: print(f"baseline: {text}", file=sys.stderr, flush=True),
-    )
+    with own_exit_codes("baseline", "nothing was recorded"):
+        command = training_command(list(words or ()), verb="baseline update")
+        asked = asked_of("samples_per_s", "3%", steps, warmup, budget)
+        recorded = branch or current_branch(Path.cwd())
+        folder = folder_for_runs(run_dir, "baseline")
+        path, jobs = record_job(
+            command,
+            asked,
+            place or FOLDER,
+            folder,
+            branch=recorded,
+            progress=lambda text: print(f"baseline: {text}", file=sys.stderr, flush=True),
+        )
     show(f"{path} holds {jobs} job{'s' if jobs != 1 else ''} now; commit it.\n")
 
 

@@ -9,15 +9,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from diagnose.cli._gate import asked_of, folder_for_runs, training_command
+from diagnose.cli._gate import (
+    Budget,
+    KeptIn,
+    Steps,
+    Warmup,
+    Words,
+    asked_of,
+    folder_for_runs,
+    own_exit_codes,
+    training_command,
+)
 from diagnose.cli._output import STDOUT, Json, as_json, put, show
 from diagnose.core.errors import DiagnoseError
 
 WIDEST = 100
-INTERRUPTED = 130  # as a shell has it for Ctrl-C
 EXIT_CODES = (
     "Exit codes: 0 a commit was found; 2 wrong call; 3 cannot tell, or nothing was lost between the two; "
-    "5 the training command failed on the first or the last commit."
+    "5 the training command failed on the first or the last commit; 70 an error of diagnose itself."
 )
 
 
@@ -49,10 +58,7 @@ def bisect(
     commits: Annotated[
         str, typer.Argument(metavar="GOOD..BAD", help="A fast commit and a later, slow one.")
     ],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[--] SCRIPT [ARGS]", help="The training command, or -m MODULE."),
-    ] = None,
+    words: Words = None,
     max_drop: Annotated[
         str, typer.Option(metavar="SHARE", help="The least loss that is worth searching for.")
     ] = "3%",
@@ -60,18 +66,12 @@ def bisect(
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.999, metavar="ODDS", help="Odds at which a commit is named.")
     ] = 0.95,
-    budget: Annotated[
-        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Time for all runs together.")
-    ] = None,
+    budget: Budget = None,
     max_pairs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Pairs to measure at most between the two ends.")
     ] = 100,
-    steps: Annotated[
-        int | None, typer.Option(min=20, metavar="N", help="Steps to measure in each run. [default: found]")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Steps to leave out first. [default: found]")
-    ] = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
     link: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,9 +79,7 @@ def bisect(
         ),
     ] = None,
     json: Json = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder to keep the runs in. [default: .diagnose/gates]")
-    ] = None,
+    run_dir: KeptIn = None,
 ) -> None:
     """Finds the commit that made training slower, with its odds, and says what in it did.
 
@@ -102,18 +100,15 @@ def bisect(
     request = BisectRequest(
         asked=asked,
         commits=commits,
-        command=training_command(words),
+        command=training_command(words, verb="bisect v1.2..main"),
         links=tuple(link or ()),
         confidence=confidence,
         max_pairs=max_pairs,
         cwd=Path.cwd(),
         folder=folder_for_runs(run_dir, "bisect").absolute(),
     )
-    try:
+    with own_exit_codes("bisect", "nothing was found"):
         found = search(request, progress=lambda text: print(f"bisect: {text}", file=sys.stderr, flush=True))
-    except KeyboardInterrupt:
-        print("\nbisect: interrupted; nothing was found", file=sys.stderr)
-        sys.exit(INTERRUPTED)
     if json is not None:
         put(as_json(to_json(found)), json)
     if json != STDOUT:

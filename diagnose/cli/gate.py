@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from diagnose.cli._gate import (
+    Budget,
+    KeptIn,
+    Steps,
+    Warmup,
+    Words,
     asked_of,
     folder_for_runs,
     own_exit_codes,
@@ -43,10 +48,7 @@ def command(app: typer.Typer) -> None:
 
 
 def gate(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[--] SCRIPT [ARGS]", help="The training command, or -m MODULE."),
-    ] = None,
+    words: Words = None,
     ab: Annotated[
         str | None,
         typer.Option("--ab", metavar="BASE..HEAD", help="Compare two commits, in git worktrees."),
@@ -70,15 +72,9 @@ def gate(
             "instructions, peak_memory or startup.",
         ),
     ] = "samples_per_s",
-    budget: Annotated[
-        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Time for all runs together.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=20, metavar="N", help="Steps to measure in each run. [default: found]")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Steps to leave out first. [default: found]")
-    ] = None,
+    budget: Budget = None,
+    steps: Steps = None,
+    warmup: Warmup = None,
     inconclusive: Annotated[
         str | None, typer.Option(metavar="pass|fail", help="Exit 0 or 1 where it cannot tell. [default: 3]")
     ] = None,
@@ -97,9 +93,7 @@ def gate(
     gitlab: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Write a code quality report for GitLab.")
     ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder to keep the runs in. [default: .diagnose/gates]")
-    ] = None,
+    run_dir: KeptIn = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the call and say what would be done; run nothing.")
     ] = False,
