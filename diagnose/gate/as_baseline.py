@@ -12,6 +12,7 @@ from diagnose.gate.baseline import DEVIATIONS, LEAST_ENTRIES, Baseline
 from diagnose.gate.pairs import drop_of
 from diagnose.gate.result import Metric
 from diagnose.gate.words import amount, format_percent
+from diagnose.report._wording import printable
 
 SHOWN = (Metric.SAMPLES_PER_S, Metric.STEP_MS, Metric.CPU_MS, Metric.PEAK_MEMORY, Metric.STARTUP)
 WIDTH = 18
@@ -32,7 +33,7 @@ def baseline_text(path: Path, baseline: Baseline) -> str:
         cells = "".join(f"{_cell(entry.metrics, metric):<{WIDTH}}" for metric in shown)
         lines.append(f"  {entry.when:<26}{entry.commit[:8]:<10}{cells}".rstrip())
     lines += ["", *(f"  {_findable(baseline, metric)}" for metric in shown[:2])]
-    return "\n".join(_printable(line) for line in lines) + "\n"
+    return "\n".join(printable(line) for line in lines) + "\n"
 
 
 def baselines_text(found: Sequence[tuple[Path, Baseline]]) -> str:
@@ -42,7 +43,7 @@ def baselines_text(found: Sequence[tuple[Path, Baseline]]) -> str:
         f"{baseline.fingerprint.hard.get('command', '?')}"
         for path, baseline in found
     ]
-    return "\n".join(_printable(row) for row in rows) + "\n"
+    return "\n".join(printable(row) for row in rows) + "\n"
 
 
 def baseline_json(path: Path, baseline: Baseline) -> dict[str, Any]:
@@ -76,7 +77,3 @@ def _findable(baseline: Baseline, metric: Metric) -> str:
 
 def _cell(metrics: Any, metric: Metric) -> str:
     return amount(metrics[metric], metric) if metric in metrics else "-"
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

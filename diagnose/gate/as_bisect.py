@@ -13,6 +13,7 @@ from diagnose.gate.pairs import drop_of
 from diagnose.gate.result import Judgement
 from diagnose.gate.statistics import hodges_lehmann
 from diagnose.report import Terminal
+from diagnose.report._wording import printable
 
 SCHEMA = 1
 MOST_COMMITS = 5
@@ -34,7 +35,7 @@ def bisect_text(found: Bisection, terminal: Terminal) -> str:
         share = f", {part:.0%} of all that was lost" if part is not None else ""
         lines += _wrapped(f"against its parent: {words.change(found.parent)}{share}", terminal, "  ")
     rest = [line for line in found.reason.splitlines() if found.ending is Ending.FAILED][1:]
-    lines += [f"    {_printable(line)}" for line in rest]
+    lines += [f"    {printable(line)}" for line in rest]
     if found.odds is not None:
         lines += ["", "  odds   pairs  commit"]
         ranked = sorted(range(len(found.commits)), key=lambda index: -found.odds.of[index])  # type: ignore[union-attr]
@@ -151,17 +152,12 @@ def _part_of_loss(found: Bisection) -> float | None:
 
 
 def _named(commit: Commit) -> str:
-    return f"{commit.hash[:9]} {_printable(commit.subject)}".rstrip()
-
-
-def _printable(text: str) -> str:
-    """Shows control characters, of which a commit's message or a file's name may hold any."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return f"{commit.hash[:9]} {printable(commit.subject)}".rstrip()
 
 
 def _wrapped(text: str, terminal: Terminal, first: str) -> list[str]:
     return textwrap.wrap(
-        _printable(" ".join(text.split())),
+        printable(" ".join(text.split())),
         width=terminal.width,
         initial_indent=first,
         subsequent_indent=" " * len(first) or "  ",

@@ -7,6 +7,7 @@ import textwrap
 from diagnose.gate import words
 from diagnose.gate.result import GateResult, Verdict
 from diagnose.report import Terminal
+from diagnose.report._wording import printable
 
 MOST_REASONS = 8
 
@@ -28,7 +29,7 @@ def gate_text(result: GateResult, terminal: Terminal) -> str:
         lines += _wrapped(text, terminal, f"  {name + ':':<11} ")
     if result.failure is not None:
         lines += ["", "  The end of its stderr:"]
-        lines += [f"    {_printable(line.expandtabs())}" for line in result.failure.last_lines]
+        lines += [f"    {printable(line.expandtabs())}" for line in result.failure.last_lines]
     if result.why:
         lines += ["", terminal.paint("Where it was lost", "bold")]
         for reason in result.why[:MOST_REASONS]:
@@ -37,22 +38,17 @@ def gate_text(result: GateResult, terminal: Terminal) -> str:
         if len(result.why) > MOST_REASONS:
             lines.append(f"  ... and {len(result.why) - MOST_REASONS} more in the JSON report")
     if result.folder is not None and result.runs:
-        place = _printable(str(result.folder))
+        place = printable(str(result.folder))
         lines += ["", f"  The runs are in {place}; look at two with: diagnose compare A B"]
     return terminal.encoded("\n".join(lines)) + "\n"
 
 
 def _wrapped(text: str, terminal: Terminal, first: str) -> list[str]:
     return textwrap.wrap(
-        _printable(" ".join(text.split())),
+        printable(" ".join(text.split())),
         width=terminal.width,
         initial_indent=first,
         subsequent_indent=" " * len(first) if first.strip() else "    ",
         break_on_hyphens=False,
         break_long_words=False,
     ) or [first.rstrip()]
-
-
-def _printable(text: str) -> str:
-    """Shows control characters, of which file names and stderr may hold any, instead of obeying them."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
