@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ import typer
 from typer.testing import CliRunner
 
 from diagnose.cli import baseline as baseline_verb
+from diagnose.cli import bisect as bisect_verb
 from diagnose.cli import gate as gate_verb
 from diagnose.cli._gate import share, training_command
 from diagnose.core.errors import DiagnoseError
-from diagnose.gate import compare_commits
+from diagnose.gate import bisect, compare_commits, update
 from diagnose.gate.measure import RunPlan
 from diagnose.gate.pairs import Asked
 from diagnose.gate.result import GateResult, Reason, Side, TrainingFailed, Verdict
@@ -37,6 +39,7 @@ def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     app = typer.Typer()
     gate_verb.command(app)
     baseline_verb.command(app)
+    bisect_verb.command(app)
 
     def call(*arguments: object, cwd: Path | None = None) -> Any:
         monkeypatch.chdir(cwd or tmp_path)
@@ -167,12 +170,24 @@ def test_uncommitted_changes_are_not_measured_and_that_is_said(
     assert (tmp_path / "train.py").read_text() == stand_in(20)
 
 
+@pytest.mark.parametrize(
+    "module, name, call",
+    [
+        (compare_commits, "compare_versions", ("gate", "--base-cmd", "a.py", "--head-cmd", "a.py")),
+        (update, "record_job", ("baseline", "update", "--branch", "main", "--", "a.py")),
+        (bisect, "bisect", ("bisect", "a..b", "--", "a.py")),
+    ],
+    ids=["gate", "baseline", "bisect"],
+)
 def test_a_fault_of_ours_does_not_exit_as_a_regression(
-    gate: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gate: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
+    call: tuple[str, ...],
 ) -> None:
-    (tmp_path / "a.py").write_text(stand_in(10))
-    monkeypatch.setattr(compare_commits, "compare_versions", lambda *_: [][0])
-    ended = gate("gate", "--base-cmd", "a.py", "--head-cmd", "a.py")
+    monkeypatch.setattr(module, name, lambda *_, **__: [][0])
+    ended = gate(*call)
     assert ended.exit_code == 70
     assert "IndexError" in ended.output
 
