@@ -242,4 +242,4 @@ def _is_accelerated(optimizer: Optimizer) -> bool:
     """Whether this step was called by an `AcceleratedOptimizer` with a scaler. That learns from whether
     `step` is called whether it was skipped, and a step that takes scaled gradients always is."""
     step = vars(optimizer).get("step")
-    return getattr(step, "__module__", "").startswith("accelerate.")
+    return str(getattr(step, "__module__", "")).startswith("accelerate.")

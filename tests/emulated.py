@@ -62,8 +62,10 @@ def library_path(
     )
     key = hashlib.sha256(shared + text.encode() + wrapper.encode() + repr(flags).encode()).hexdigest()[:24]
     library = CACHE / f"{stem}-{key}.so"
+    CACHE.mkdir(mode=0o700, exist_ok=True)
+    if CACHE.stat().st_uid != os.getuid():
+        raise EmulationError(f"{CACHE} belongs to another user: nothing is loaded from it; set TMPDIR")
     if not library.exists():
-        CACHE.mkdir(mode=0o700, exist_ok=True)
         # Under a name of its own first: other processes may compile the same.
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             built = Path(scratch) / library.name
