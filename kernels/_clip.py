@@ -124,7 +124,7 @@ class Clipping:
     ) -> torch.Tensor | None:
         """What the kernel `norm` says of gradients: norm, factor that clips them, whether an infinity is
         among them. `None` where it cannot."""
-        if why_unfit(grads, any_dtype=True):
+        if why_unfit(grads, any_dtype=True) or self._may_not_build(grads):
             return None
         return self._run(self._table(grads), grads, None, max_norm, epsilon)
 
@@ -184,7 +184,12 @@ class Clipping:
             grads = [param.grad for param in params if param.grad is not None]
             swap = self._deferring(grads)
             fp16 = any(grad.dtype is torch.float16 for grad in grads)
-            if swap is None or swap.optimizer is not optimizer or (fp16 and not allow_fp16):
+            if (
+                swap is None
+                or swap.optimizer is not optimizer
+                or (fp16 and not allow_fp16)
+                or self._may_not_build(grads)
+            ):
                 result: dict[torch.device, torch.Tensor] = original(
                     scaler, optimizer, inv_scale, found_inf, allow_fp16
                 )
@@ -202,7 +207,7 @@ class Clipping:
     def _measure(self, grads: list[torch.Tensor]) -> Measured | None:
         """The norm of gradients by a kernel, or `None` where torch has to measure it."""
         deferring = self._deferring(grads)
-        if why_unfit(grads, any_dtype=deferring is not None):
+        if why_unfit(grads, any_dtype=deferring is not None) or self._may_not_build(grads):
             return None
         table = self._table(grads)
         pending = deferring.pending if deferring is not None else None
@@ -231,7 +236,7 @@ class Clipping:
         table.run(
             "norm",
             "gradient_norm",
-            grad_scale=grad_scale,
+            grad_scale=None if grad_scale is None else grad_scale.to(table.place, non_blocking=True),
             outcome_4=outcome_4,
             max_norm=max_norm,
             clip_epsilon=epsilon,
@@ -239,11 +244,7 @@ class Clipping:
         return outcome_4
 
     def _table(self, grads: list[torch.Tensor]) -> Table:
-        key = (
-            grads[0].device,
-            tuple(map(torch.Tensor.numel, grads)),
-            tuple([grad.dtype for grad in grads]),
-        )
+        key = _key(grads)
         table = self._tables.pop(key, None)
         if table is None:
             rows = [Row(count=grad.numel(), pair=_ANY_PAIR[grad.dtype]) for grad in grads]
@@ -252,6 +253,14 @@ class Clipping:
         if len(self._tables) > TABLES:
             del self._tables[next(iter(self._tables))]
         return table
+
+    def _may_not_build(self, grads: list[torch.Tensor]) -> bool:
+        """Whether a table for them would have to be made while a CUDA graph is captured: that waits."""
+        return (
+            grads[0].is_cuda
+            and torch.cuda.is_current_stream_capturing()
+            and _key(grads) not in self._tables
+        )
 
     def _deferring(self, grads: Sequence[torch.Tensor]) -> Swap | None:
         """The swap that defers what is to be done to exactly these gradients."""
@@ -262,6 +271,15 @@ class Clipping:
                 if {id(param.grad) for param in params if param.grad is not None} == wanted:
                     return swap
         return None
+
+
+def _key(grads: list[torch.Tensor]) -> tuple[object, ...]:
+    """What a table is found by."""
+    return (
+        grads[0].device,
+        tuple(map(torch.Tensor.numel, grads)),
+        tuple([grad.dtype for grad in grads]),
+    )
 
 
 def why_unfit(grads: Sequence[torch.Tensor], *, any_dtype: bool) -> str:

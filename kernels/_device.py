@@ -145,7 +145,8 @@ def _why_no_gpu(index: int) -> str:
     try:
         if nvrtc().nearest(architecture) is None:
             raise NoCompiler(f"{nvrtc()} knows no sm_{architecture}")
-        driver()
+        # Only a trial shows whether this driver takes what this compiler makes. Later it would end a step.
+        device_at(torch.device("cuda", index)).resident_blocks("patch", "patch", block=32)
     except (OSError, DiagnoseError) as error:
         return str(error)
     return ""

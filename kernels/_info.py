@@ -40,7 +40,7 @@ class Info:
 
 
 def info() -> Info:
-    """Looks at compiler, cache and devices. Compiles nothing."""
+    """Looks at compiler, cache and devices. Compiles no more than a trial for each kind of device."""
     try:
         compiler = str(nvrtc())
     except NoCompiler as missing:

@@ -35,6 +35,9 @@ TORCH_EPSILON = 1e-6
 
 _WORD_BYTES = 8
 
+_IN_GRAPHS: list[object] = []
+"""The memory of tables that a CUDA graph refers to. It stays for good: nobody says when a graph is gone."""
+
 
 class Table:
     """Rows, chunks, groups and counts of steps on one device, and what launches on them.
@@ -69,10 +72,11 @@ class Table:
         )
         self._stream = torch.cuda.current_stream(place) if place.type == "cuda" else None
         self._grids: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
+        self._in_graph = False
 
     def point_to(self, grads: Sequence[int]) -> None:
         """Makes the rows refer to these gradients: their addresses, 0 where there is none."""
-        if grads != self._grads:
+        if self._is_in_graph() or grads != self._grads:
             column = self._launch.rows + Row.g.offset
             self._write(column, ctypes.sizeof(Row), self._grads, grads)
             self._grads = list(grads)
@@ -80,7 +84,7 @@ class Table:
     def set_groups(self, groups: Sequence[Group]) -> None:
         """Gives the groups these numbers."""
         now = [bytes(group) for group in groups]
-        if now != self._groups:
+        if self._is_in_graph() or now != self._groups:
             self._write(self._launch.groups, _WORD_BYTES, _words(self._groups), _words(now))
             self._groups = now
 
@@ -124,6 +128,17 @@ class Table:
         self._keep()
         self._device.launch(stem, entry, grid=grid, block=BLOCK_THREADS, args=(launch,), defines=defines)
 
+    def _is_in_graph(self) -> bool:
+        """Whether a CUDA graph is to hold or holds launches on this table. It writes all of what it needs
+        at each replay, unseen from here: from then on nothing is taken for written already."""
+        if not self._in_graph and self._is_captured():
+            self._in_graph = True
+            _IN_GRAPHS.append(self._memory)
+        return self._in_graph
+
+    def _is_captured(self) -> bool:
+        return self._stream is not None and torch.cuda.is_current_stream_capturing()
+
     def _keep(self) -> None:
         """Tells the allocator of a stream that it does not know this memory to be used on."""
         if self._stream is not None:
@@ -133,10 +148,15 @@ class Table:
                     tensor.record_stream(stream)
 
     def _write(self, target: int, stride_bytes: int, old: Sequence[int], new: Sequence[int]) -> None:
-        """Writes the words that differ, and those between them, in as few launches as carry them."""
+        """Writes the words that differ, and those between them, in as few launches as carry them; all if a
+        graph may have written others."""
         large = self._device.large_arguments
         room = PATCH_MANY_VALUES if large else PATCH_VALUES
-        changed = [index for index, (before, now) in enumerate(zip(old, new, strict=True)) if before != now]
+        changed = [
+            index
+            for index, (before, now) in enumerate(zip(old, new, strict=True))
+            if before != now or self._in_graph
+        ]
         done = 0
         for first in changed:
             if first < done:

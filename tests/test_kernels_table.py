@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -284,6 +285,50 @@ def test_nothing_is_written_into_the_table_while_pointers_and_numbers_stay(devic
     optimizer.param_groups[0]["lr"] = 0.5
     optimizer.step()
     assert device.launched[4:] == ["patch", "adamw"]
+
+
+def test_a_captured_step_replays_with_its_own_gradients_and_numbers(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph is its launches with the arguments they had; between replays steps are made without it."""
+    params = several()
+    grads = {when: like(number, params) for number, when in enumerate(("eager", "captured"))}
+    optimizer = sgd(params)
+    swap(optimizer)
+
+    def step(when: str, lr: float) -> None:
+        for p, grad in zip(params, grads[when], strict=True):
+            p.grad = grad
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+
+    step("captured", 0.5)
+    launch, graph = device.launch, []
+    with monkeypatch.context() as capturing:
+        capturing.setattr(Table, "_is_captured", lambda self: True)
+        capturing.setattr(
+            device, "launch", lambda *names, args, **how: graph.append((names, copies(args), how))
+        )
+        step("captured", 0.5)
+    optimizer.zero_grad()
+    ends = []
+    for replayed in (False, True):
+        step("eager", 0.25)
+        for p in params:
+            p.detach().zero_()
+            optimizer.state[p]["momentum_buffer"].zero_()
+        if replayed:
+            for names, args, how in graph:
+                launch(*names, args=args, **how)
+        else:
+            step("captured", 0.5)
+        ends.append([p.detach().clone() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def copies(args: Sequence[ctypes.Structure]) -> list[ctypes.Structure]:
+    """Arguments as the driver keeps them: a copy."""
+    return [type(arg).from_buffer_copy(arg) for arg in args]
 
 
 def test_gradients_given_by_the_table_are_the_last_ones_and_only_those(device: CpuDevice) -> None:

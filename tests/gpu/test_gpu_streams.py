@@ -78,7 +78,8 @@ def launches_of(step: Callable[[], object]) -> list[str]:
     return [
         event.name
         for event in profiler.events()
-        if event.device_type == DeviceType.CUDA and not event.name.startswith(("Optimizer.", "Mem"))
+        if event.device_type == DeviceType.CUDA
+        and not event.name.startswith(("Optimizer.", "Mem", "Context Sync", "ProfilerStep"))
     ]
 
 
@@ -149,6 +150,41 @@ def test_a_captured_step_replays_as_the_step(gpu: torch.device) -> None:
         counts = {float(state["step"]) for state in optimizer.state.values()}
         assert counts == {8.0}
         ends.append([param.detach().clone() for param in model.parameters()])
+        unswap(optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_a_replay_has_its_own_gradients_after_a_step_with_others(gpu: torch.device) -> None:
+    ends = []
+    for captured in (False, True):
+        model = model_on(gpu)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+        params = list(model.parameters())
+        theirs = [torch.ones_like(param) for param in params]
+        backward(model, 0)
+        own = [param.grad for param in params]
+        clip_grad_norm_(params, 1e9)  # by torch, so that its kernels are loaded before the capture
+        swap(optimizer)
+
+        def step(grads: list[Any], on: list[Any] = params, by: Any = optimizer) -> None:
+            for param, grad in zip(on, grads, strict=True):
+                param.grad = grad
+            by.step()
+
+        step(own)
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                clip_grad_norm_(params, 1e9)  # for the first time: torch does it
+                step(own)
+        for _ in range(3):
+            step(theirs)
+            if captured:
+                graph.replay()
+            else:
+                step(own)
+        torch.cuda.synchronize()
+        ends.append([param.detach().clone() for param in params])
         unswap(optimizer)
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
