@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from diagnose.dashboards import _analyst, _live
 from diagnose.dashboards._analyst import Analyst
 from diagnose.dashboards._bins import MAX_BINS, Bins
 from diagnose.dashboards._live import Live
-from diagnose.dashboards._snapshot import Snapshot, packed
+from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 
 from diagnose.analysis.profile import load_profile
@@ -132,14 +131,6 @@ def test_bins_that_begin_in_the_middle_of_a_run_stay_aligned_when_they_widen() -
     assert bins.start + bins.width > 1001
     assert bins.counts.sum() == 2000
     assert bins.counts[0] == bins.start + bins.width - 1001
-
-
-def test_packed_numbers_are_what_plotly_reads() -> None:
-    values = np.array([[1.5, np.nan], [3.0, -4.25]])
-    made = packed(values)
-    assert (made["dtype"], made["shape"]) == ("f4", "2, 2")
-    read = np.frombuffer(base64.b64decode(made["bdata"]), dtype="<f4").reshape(2, 2)
-    assert np.array_equal(read, values.astype("f4"), equal_nan=True)
 
 
 # -- following

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +32,8 @@ from diagnose.report._charts import (
 )
 from diagnose.report._colors import DARK_PAGE, LIGHT_PAGE, PHASE_COLORS, contrast, text_on
 from diagnose.report._html_charts import chart_svg, round_values
-from diagnose.report._plotly import escaped, figure
+from diagnose.report._plotly import figure
+from diagnose.report._plotly_axes import escaped, packed
 from tests.profiles import FAULTY, FOUR_RANKS, HEALTHY, HOSTILE, HOSTILE_PROFILE, NOTHING, PROFILE, WORKERS
 
 
@@ -243,3 +245,11 @@ def test_plotly_takes_every_figure_and_reads_no_name_as_markup(chart: Chart) -> 
     made = figure(chart)
     go.Figure(made)  # raises on a key or a value that plotly does not have
     assert "<img" not in json.dumps(made)
+
+
+def test_packed_numbers_are_what_plotly_reads() -> None:
+    values = np.array([[1.5, np.nan], [3.0, -4.25]])
+    made = packed(values)
+    assert (made["dtype"], made["shape"]) == ("f4", "2, 2")
+    read = np.frombuffer(base64.b64decode(made["bdata"]), dtype="<f4").reshape(2, 2)
+    assert np.array_equal(read, values.astype("f4"), equal_nan=True)

@@ -6,20 +6,18 @@ light. Names of the user's are escaped: plotly reads tags in every text.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from diagnose.core.phases import Phase
-from diagnose.core.units import NS_PER_MS, format_gain, format_ms, format_rate
+from diagnose.core.units import NS_PER_MS, format_gain, format_ms
 from diagnose.report._charts import (
     Chart,
     GainRow,
     Gains,
     Levels,
-    Mark,
     PhaseAreas,
     RankMap,
     StepLine,
@@ -28,7 +26,7 @@ from diagnose.report._charts import (
     Waterfall,
 )
 from diagnose.report._colors import PHASE_COLORS
-from diagnose.report._wording import printable
+from diagnose.report._plotly_axes import NEUTRAL, axes, cut_off, escaped, packed, step_axes, vertical_line
 
 CONFIG = {
     "displayModeBar": False,
@@ -40,21 +38,10 @@ CONFIG = {
 }
 """plotly.js offers to upload every chart unless it is told not to."""
 
-NEUTRAL = "#8a929e"  # stands out from both pages
 LINE, BETTER, WORSE = "#3975c9", "#35a06f", "#e06a2f"
 STROKES = ((LINE, "solid"), (WORSE, "dash"), (NEUTRAL, "dot"), (BETTER, "dashdot"))
-FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
 SHADES = [[0.0, "#fdf6ef"], [0.25, "#f6c9a0"], [0.5, "#e8965a"], [0.75, "#b9562a"], [1.0, "#5e1f10"]]
 """One hue from pale to dark: the order survives without seeing the colour, and in print."""
-USUAL_QUANTILE, HEADROOM, OUTLIER = 0.97, 1.3, 1.6
-"""An axis ends a little above all but the highest 3 % of the bins, where the highest would stand out."""
-MAX_LABELLED_MARKS = 12
-"""More labels than this run into each other; the lines stay."""
-
-
-def escaped(text: str) -> str:
-    """Returns foreign text as plotly shows it letter for letter."""
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def figure(chart: Chart) -> dict[str, Any]:
@@ -90,8 +77,8 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
         for phase, times in chart.phase_ms.items()
         if np.any(times)
     ]
-    layout = _steps_layout("ms per step", chart.marks)
-    _cut(layout, np.sum([np.asarray(times) for times in chart.phase_ms.values()], axis=0), "ms")
+    layout = step_axes("ms per step", chart.marks)
+    cut_off(layout, np.sum([np.asarray(times) for times in chart.phase_ms.values()], axis=0), "ms")
     if lone:
         layout |= {"barmode": "stack", "bargap": 0.7}
         layout["xaxis"] |= {"tickvals": [chart.first + 1]}
@@ -111,8 +98,8 @@ def step_line(chart: StepLine) -> dict[str, Any]:
         "marker": {"color": LINE, "size": 8},
         "hovertemplate": f"%{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
     }
-    layout = _steps_layout(escaped(chart.unit), chart.marks)
-    _cut(layout, chart.values, chart.unit)
+    layout = step_axes(escaped(chart.unit), chart.marks)
+    cut_off(layout, chart.values, chart.unit)
     if len(chart.values) == 1:
         layout["xaxis"] |= {"tickvals": [chart.first + 1]}
     return {"data": [trace], "layout": layout}
@@ -133,7 +120,7 @@ def time_lines(chart: TimeLines) -> dict[str, Any]:
         }
         for (name, values), (color, dash) in zip(drawn.items(), STROKES, strict=False)
     ]
-    layout = _layout(escaped(chart.unit))
+    layout = axes(escaped(chart.unit))
     layout["xaxis"] |= {"title": {"text": "seconds since the first step"}, "showgrid": False}
     layout["hovermode"] = "x unified"
     layout["showlegend"] = len(data) > 1
@@ -174,7 +161,7 @@ def waterfall(chart: Waterfall) -> dict[str, Any]:
         "cliponaxis": False,
         "hovertemplate": "%{x}: %{text}<extra></extra>",
     }
-    layout = _layout("ms per step")
+    layout = axes("ms per step")
     layout["xaxis"] |= {"showgrid": False, "type": "category"}
     layout["bargap"] = 0.35
     layout["hovermode"] = "closest"
@@ -195,11 +182,11 @@ def gains(chart: Gains) -> dict[str, Any]:
         "marker": {"symbol": "diamond-open", "size": 11, "color": NEUTRAL, "line": {"width": 2}},
         "hovertemplate": "predicted %{x:.3~g}x<extra></extra>",
     }
-    layout = _layout("")
+    layout = axes("")
     layout["xaxis"] |= {"title": {"text": "times as fast"}, "ticksuffix": "x", "showgrid": True}
     layout["yaxis"] |= {"showgrid": False, "type": "category", "automargin": True, "rangemode": "normal"}
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": labels, "range": [-0.6, len(rows) - 0.4]}
-    layout["shapes"] = [_vertical(1.0, dash="solid")]
+    layout["shapes"] = [vertical_line(1.0, dash="solid")]
     layout["height"] = 130 + 34 * len(rows)
     layout["margin"]["b"] = 52
     layout["hovermode"] = "closest"
@@ -223,7 +210,7 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "outlinewidth": 0, "len": 1.0},
         "hovertemplate": "%{y}, step %{x:,}: %{z:,.3~g} ms<extra></extra>",
     }
-    layout = _steps_layout("", ())
+    layout = step_axes("", ())
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False, "automargin": True}
     layout["height"] = 110 + max(60, min(18 * len(chart.ranks), 620))
     layout["hovermode"] = "closest"
@@ -253,44 +240,13 @@ def levels(chart: Levels) -> dict[str, Any]:
         "marker": {"color": LINE, "size": 7},
         "hovertemplate": f"%{{text}}: %{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
     }
-    layout = _layout(escaped(chart.unit))
+    layout = axes(escaped(chart.unit))
     few = places[:: max(1, len(places) // 8)]
     layout["xaxis"] |= {"tickvals": few, "ticktext": [escaped(chart.labels[at]) for at in few]}
     layout["xaxis"] |= {"showgrid": False}
-    layout["shapes"] = [_vertical(at - 0.5, dash="dash", width=2) for at in chart.changes]
+    layout["shapes"] = [vertical_line(at - 0.5, dash="dash", width=2) for at in chart.changes]
     layout["hovermode"] = "closest"
     return {"data": [singles, medians], "layout": layout}
-
-
-def packed(values: Vector) -> dict[str, Any]:
-    """Returns an array as plotly.js reads it without parsing: four bytes a value, NaN for a gap."""
-    array = np.ascontiguousarray(values, dtype="<f4")
-    shape = {"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {}
-    return {"dtype": "f4", "bdata": base64.b64encode(array.tobytes()).decode("ascii"), **shape}
-
-
-def _cut(layout: dict[str, Any], heights: Vector, unit: str) -> None:
-    """Cuts the axis off above nearly all bins where a few, as the first step's, would flatten the rest."""
-    known = heights[np.isfinite(heights)] if np.ndim(heights) else np.zeros(0)
-    if not len(known):
-        return
-    usual, highest = HEADROOM * float(np.quantile(known, USUAL_QUANTILE)), float(known.max())
-    if not highest > OUTLIER * usual > 0:
-        return
-    layout["yaxis"] |= {"range": [0, usual], "rangemode": "normal"}
-    layout["annotations"].append(
-        {
-            "x": 1,
-            "y": 1,
-            "xref": "paper",
-            "yref": "paper",
-            "xanchor": "right",
-            "yanchor": "top",
-            "text": f"cut off; the highest is {format_rate(highest)} {escaped(unit)}",
-            "showarrow": False,
-            "font": {"size": 11},
-        }
-    )
 
 
 def _num_bins(columns: Mapping[Phase, Vector]) -> int:
@@ -338,58 +294,4 @@ def _intervals(rows: Sequence[GainRow], labels: Sequence[str], *, kept: bool) ->
             for _, outcome, speedup, low, high in shown
         ],
         "hovertemplate": "%{y}: %{customdata}<extra></extra>",
-    }
-
-
-def _steps_layout(unit: str, marks: Sequence[Mark]) -> dict[str, Any]:
-    layout = _layout(unit)
-    layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": ",d", "showgrid": False}
-    layout["hovermode"] = "x unified"
-    layout["shapes"] = [
-        _vertical(mark.step + 1, dash="solid" if mark.strong else "dot", width=2 if mark.strong else 1)
-        for mark in marks
-    ]
-    labelled = [mark for mark in marks if mark.strong][:MAX_LABELLED_MARKS]
-    layout["annotations"] = [
-        {
-            "x": mark.step + 1,
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "xanchor": "left",
-            "yshift": 13 * (index % 2),
-            "text": escaped(mark.label),
-            "showarrow": False,
-            "font": {"size": 11},
-        }
-        for index, mark in enumerate(labelled)
-    ]
-    if labelled:
-        layout["margin"]["t"] = 34
-    return layout
-
-
-def _vertical(at: float, *, dash: str, width: int = 1) -> dict[str, Any]:
-    line = {"color": NEUTRAL, "width": width, "dash": dash}
-    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line}
-
-
-def _layout(unit: str) -> dict[str, Any]:
-    return {
-        "uirevision": "keep",
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": FONT, "size": 12, "color": NEUTRAL},
-        "margin": {"l": 52, "r": 12, "t": 12, "b": 40},
-        "showlegend": False,
-        "hoverlabel": {"font": {"family": FONT, "size": 12}, "namelength": -1},
-        "xaxis": {"zeroline": False, "automargin": True, "fixedrange": False},
-        "yaxis": {
-            "title": {"text": unit},
-            "rangemode": "tozero",
-            "zeroline": False,
-            "automargin": True,
-            "fixedrange": True,
-            "nticks": 6,
-        },
     }

@@ -1,0 +1,113 @@
+"""What plotly figures have in common: axes, marks across them, foreign text and packed numbers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from diagnose.core.units import format_rate
+from diagnose.report._charts import Mark, Vector
+from diagnose.report._wording import printable
+
+NEUTRAL = "#8a929e"  # stands out from both pages
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
+USUAL_QUANTILE, HEADROOM, OUTLIER = 0.97, 1.3, 1.6
+"""An axis ends a little above all but the highest 3 % of the bins, where the highest would stand out."""
+MAX_LABELLED_MARKS = 12
+"""More labels than this run into each other; the lines stay."""
+
+
+def escaped(text: str) -> str:
+    """Returns foreign text as plotly shows it letter for letter."""
+    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def packed(values: Vector) -> dict[str, Any]:
+    """Returns an array as plotly.js reads it without parsing: four bytes a value, NaN for a gap."""
+    array = np.ascontiguousarray(values, dtype="<f4")
+    shape = {"shape": ", ".join(map(str, array.shape))} if array.ndim > 1 else {}
+    return {"dtype": "f4", "bdata": base64.b64encode(array.tobytes()).decode("ascii"), **shape}
+
+
+def axes(unit: str) -> dict[str, Any]:
+    """Returns the layout of every chart."""
+    return {
+        "uirevision": "keep",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 12, "color": NEUTRAL},
+        "margin": {"l": 52, "r": 12, "t": 12, "b": 40},
+        "showlegend": False,
+        "hoverlabel": {"font": {"family": FONT, "size": 12}, "namelength": -1},
+        "xaxis": {"zeroline": False, "automargin": True, "fixedrange": False},
+        "yaxis": {
+            "title": {"text": unit},
+            "rangemode": "tozero",
+            "zeroline": False,
+            "automargin": True,
+            "fixedrange": True,
+            "nticks": 6,
+        },
+    }
+
+
+def step_axes(unit: str, marks: Sequence[Mark]) -> dict[str, Any]:
+    """Returns the layout of a chart over steps, with what happened as lines across it."""
+    layout = axes(unit)
+    layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": ",d", "showgrid": False}
+    layout["hovermode"] = "x unified"
+    layout["shapes"] = [
+        vertical_line(mark.step + 1, dash="solid" if mark.strong else "dot", width=2 if mark.strong else 1)
+        for mark in marks
+    ]
+    labelled = [mark for mark in marks if mark.strong][:MAX_LABELLED_MARKS]
+    layout["annotations"] = [
+        {
+            "x": mark.step + 1,
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "xanchor": "left",
+            "yshift": 13 * (index % 2),
+            "text": escaped(mark.label),
+            "showarrow": False,
+            "font": {"size": 11},
+        }
+        for index, mark in enumerate(labelled)
+    ]
+    if labelled:
+        layout["margin"]["t"] = 34
+    return layout
+
+
+def vertical_line(at: float, *, dash: str, width: int = 1) -> dict[str, Any]:
+    """Returns a line across the chart."""
+    line = {"color": NEUTRAL, "width": width, "dash": dash}
+    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def cut_off(layout: dict[str, Any], heights: Vector, unit: str) -> None:
+    """Cuts the axis off above nearly all bins where a few, as the first step's, would flatten the rest."""
+    known = heights[np.isfinite(heights)] if np.ndim(heights) else np.zeros(0)
+    if not len(known):
+        return
+    usual, highest = HEADROOM * float(np.quantile(known, USUAL_QUANTILE)), float(known.max())
+    if not highest > OUTLIER * usual > 0:
+        return
+    layout["yaxis"] |= {"range": [0, usual], "rangemode": "normal"}
+    layout["annotations"].append(
+        {
+            "x": 1,
+            "y": 1,
+            "xref": "paper",
+            "yref": "paper",
+            "xanchor": "right",
+            "yanchor": "top",
+            "text": f"cut off; the highest is {format_rate(highest)} {escaped(unit)}",
+            "showarrow": False,
+            "font": {"size": 11},
+        }
+    )
