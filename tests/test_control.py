@@ -285,6 +285,43 @@ def test_a_command_in_the_middle_of_a_trial_waits_for_its_end() -> None:
     assert machine.outcomes() == {"a": "kept"}
 
 
+def test_what_was_forbidden_is_tried_again_once_it_is_allowed_again() -> None:
+    machine = Machine()
+    actions = [
+        Change(machine, "exact-fix", factor=0.7),
+        Change(machine, "fewer-bits", factor=0.5, safety=Safety.PRECISION),
+    ]
+    control = controller(machine, actions, policy=Policy(allowed=frozenset({Safety.PRECISION})))
+    train(machine, control, 1500)
+    ask(control, "forbid", "precision")
+    train(machine, control, 600)
+    assert set(machine.factors) == {"exact-fix"}
+    ask(control, "allow", "precision")
+    train(machine, control, 1500)
+    assert set(machine.factors) == {"exact-fix", "fewer-bits"}
+
+
+def test_a_command_does_not_wait_until_another_trial_is_affordable() -> None:
+    machine = Machine()
+    control = controller(machine, [Change(machine, "a", factor=0.5), Change(machine, "b", factor=0.9)])
+    while not machine.outcomes():
+        train(machine, control, 1)
+    control._spending.spent_ns = 1e15
+    train(machine, control, 400)
+    assert machine.outcomes() == {"a": "kept"}
+    ask(control, "undo", "a")
+    train(machine, control, 2)
+    assert answers(machine) == [("undo", "done", "")]
+    assert machine.factors == {}
+    ask(control, "pause-tuning")
+    train(machine, control, 2)
+    assert control.state == "paused"
+    control._spending.spent_ns = 0
+    ask(control, "resume-tuning")
+    train(machine, control, 500)
+    assert "b" in machine.outcomes()
+
+
 def test_commands_after_the_end_of_tuning_are_refused() -> None:
     machine = Machine()
     control = controller(machine, [])
@@ -348,6 +385,15 @@ def test_every_rank_does_what_the_first_was_asked_for() -> None:
     train(machine, control, 20)
     assert control._orders.paused is False
     control._orders._obey()
+    control._orders._obey()
+    assert control._orders.paused is True
+    assert answers(machine) == [("pause-tuning", "done", "")]
+
+
+def test_what_another_rank_was_asked_for_is_done_too() -> None:
+    machine = Machine()
+    control = controller(machine, [], ranks=Together(deque()))
+    ask(control, "pause-tuning")
     control._orders._obey()
     assert control._orders.paused is True
     assert answers(machine) == [("pause-tuning", "done", "")]

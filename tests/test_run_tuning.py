@@ -7,17 +7,23 @@ import json
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from diagnose.hooks._recorder import Recorder
+from diagnose.launch.tuning import LiveTuning
 from diagnose.store.reader import read_rank
 from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start, write
 
 SCRIPT = SCRIPTS / "tunable.py"
 EPOCHS = 60
 A_FEW = 30
+NOTHING_ASKED = {"allow": [], "only": [], "skip": [], "dry_run": True, "apply": ""}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +93,37 @@ print(sum(loader() is not None for loader in loaders))
 """
     write(tmp_path / "job.py", script)
     assert run(*DIAGNOSE, "--tune", "job.py", cwd=tmp_path).stdout == "1\n"
+
+
+def test_a_loader_that_only_its_iterator_is_left_of_can_be_worked_on(tmp_path):
+    tuning = LiveTuning(Recorder(), tmp_path, NOTHING_ASKED)
+    try:
+        loader = DataLoader(TensorDataset(torch.zeros(32, 4)), batch_size=8)
+        iterator = iter(loader)
+        tuning._begins(loader, iterator)
+        gone = weakref.ref(loader)
+        del loader
+        tuning._look()
+        assert tuning._job.iterators == [iterator]
+        assert tuning._job.loaders == [gone()] and gone() is not None
+        tuning._job.loaders, tuning._job.iterators = [], []
+        del iterator
+        assert gone() is None
+    finally:
+        tuning.finish()
+
+
+def test_a_loader_that_holds_its_own_iterator_is_not_kept_alive(tmp_path):
+    tuning = LiveTuning(Recorder(), tmp_path, NOTHING_ASKED)
+    try:
+        loader = DataLoader(TensorDataset(torch.zeros(32, 4)), batch_size=8)
+        loader.iterator = iter(loader)
+        tuning._begins(loader, loader.iterator)
+        gone = weakref.ref(loader)
+        del loader
+        assert gone() is None
+    finally:
+        tuning.finish()
 
 
 def test_what_was_kept_is_put_in_force_by_the_next_run_and_confirmed(tuned, tmp_path):

@@ -130,5 +130,5 @@ def _parsed(path: Path) -> tuple[Command | None, str]:
         return Command(**asked), ""
     except OSError as error:
         return None, f"it cannot be read ({error.strerror})"
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         return None, str(error)

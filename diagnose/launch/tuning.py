@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ class LiveTuning:
         self._recorder = recorder
         self._asides = 0
         self._began_at, self._begun = 0, False
-        self._feeds: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
+        self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
         self._ranks = GlooRanks(lambda: recorder.steps, lambda: recorder.guarded(self.finish))
         self._ranks.install()
         self._job = Job(
@@ -90,11 +90,15 @@ class LiveTuning:
 
         Called in the flusher's thread.
         """
-        state = self._controller.state
-        if state in ("ended", "frozen"):
-            return "tuning has ended" if state == "ended" else "tuning has stopped"
         self._commands.append(command)
-        return ""
+        state = self._controller.state  # only now: tuning that ends after this answers what is waiting
+        if state not in ("ended", "frozen"):
+            return ""
+        try:
+            self._commands.remove(command)
+        except ValueError:
+            return ""  # it has been answered
+        return "tuning has ended" if state == "ended" else "tuning has stopped"
 
     def detach(self) -> None:
         """Takes this object out of the hooks; nothing is left to tune."""
@@ -119,11 +123,14 @@ class LiveTuning:
     def _look(self) -> None:
         """Fills the job with what the loop uses now."""
         recorder, job = self._recorder, self._job
+        job.loaders, job.iterators = [], []
         job.models = [model for ref in recorder.modules if (model := ref()) is not None]
         job.optimizers = [optimizer for ref in recorder.optimizers if (optimizer := ref()) is not None]
-        alive = [(loader(), iterator()) for loader, iterator in self._feeds]
-        job.loaders = [loader for loader, iterator in alive if iterator is not None]
-        job.iterators = [iterator for _, iterator in alive if iterator is not None]
+        for held, iterated in self._feeds:
+            loader, iterator = held(), iterated()
+            if loader is not None and iterator is not None:
+                job.loaders.append(loader)
+                job.iterators.append(iterator)
         job.facts = recorder.facts
         job.steps, job.backward_passes = recorder.steps, recorder.backward_passes
         for model in job.models:
@@ -139,7 +146,14 @@ class LiveTuning:
             job.epoch_steps = self._recorder.steps - self._began_at
             self._began_at, self._begun = self._recorder.steps, True
         others = [feed for feed in self._feeds if feed[1]() is not None and feed[0]() is not loader]
-        self._feeds = [*others, (weakref.ref(loader), weakref.ref(iterator))]
+        # `for batch in DataLoader(...)` leaves the loader to nobody: it lives as long as its iterator. One
+        # that holds its iterator itself must not be held, or both would live for ever.
+        holds_itself = any(each is iterator for each in vars(loader).values())
+        held: Callable[[], Any] = weakref.ref(loader) if holds_itself else lambda: loader
+        self._feeds = [*others, (held, weakref.ref(iterator, self._is_over))]
+
+    def _is_over(self, iterator: weakref.ref[Any]) -> None:
+        self._feeds = [feed for feed in self._feeds if feed[1] is not iterator]
 
     @contextmanager
     def _watch(self) -> Iterator[None]:

@@ -120,14 +120,21 @@ def _whose(said: dict[int, str], num_ranks: int) -> str:
     )
 
 
-def until(world: World, about: str, holds: Callable[[], bool]) -> Plan[None]:
-    """Lets steps pass until something holds on every rank."""
+def until(
+    world: World, about: str, holds: Callable[[], bool], disturbed: Callable[[], bool] = lambda: False
+) -> Plan[bool]:
+    """Lets steps pass until something holds on every rank, or one of them is disturbed.
+
+    Returns:
+        Whether it holds; the same on every rank.
+    """
     steps, begun = 0, world.clock()
     while True:
-        told = world.ranks.exchange(about, [holds(), world.clock() - begun])
-        if all(held for held, _ in told):
-            return
-        slowest_ns = max(took_ns for _, took_ns in told)
+        told = world.ranks.exchange(about, [holds(), world.clock() - begun, disturbed()])
+        held = all(held for held, _, _ in told)
+        if held or any(stop for _, _, stop in told):
+            return held
+        slowest_ns = max(took_ns for _, took_ns, _ in told)
         if world.ranks.num == 1 or not steps:
             steps = 1
         else:

@@ -143,9 +143,9 @@ class Controller:
             leads = yield from self._diagnose(first)
             kept = measured = False
             while not kept and (ahead := self._ahead(leads)):
-                yield from until(
-                    self._world, "the budget", lambda: self._spending.affordable(self._world.clock())
-                )
+                if not (yield from self._afford()):  # which may take many minutes
+                    yield from self._orders.obey(self.state)
+                    continue
                 if self._orders.wait():
                     yield from self._orders.obey(self.state)
                     ahead = self._ahead(leads)  # what is allowed may have changed
@@ -165,6 +165,17 @@ class Controller:
                     break
                 if self._step.number >= first + sum(LOOK_AGAIN_STEPS):
                     break
+
+    def _afford(self) -> Plan[bool]:
+        """Waits until another trial is affordable; returns early, with `False`, for a command."""
+        return (
+            yield from until(
+                self._world,
+                "the budget",
+                lambda: self._spending.affordable(self._world.clock()),
+                lambda: bool(self._world.commands),
+            )
+        )
 
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
         self._enter("observing")
@@ -302,8 +313,8 @@ class Controller:
         if error:
             self._world.tell("tuning_error", {"error": error})
         self._world.tell("frozen", {"reason": reason, "in_force": self._changes.in_force()})
-        self._orders.refuse(f"tuning has stopped: {reason}")
         self._enter("frozen")
+        self._orders.refuse(f"tuning has stopped: {reason}")
 
     def _end(self, error: str) -> None:
         """Undoes everything in reverse order, whatever fails, and leaves the job alone."""
@@ -311,8 +322,8 @@ class Controller:
         for text in filter(None, [error, *self._changes.undo()]):
             self._world.tell("tuning_error", {"error": text})
         self._close_diagnosis()
-        self._orders.refuse("tuning has ended")
         self._enter("ended")
+        self._orders.refuse("tuning has ended")
         self._world.stop()
 
     def _close_diagnosis(self) -> None:

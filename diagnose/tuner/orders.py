@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import chain
 
 from diagnose.core.command import Command
 from diagnose.core.trial import Safety
@@ -100,7 +101,8 @@ class Orders:
         asked = []
         while self._world.commands:
             asked.append(asdict(self._world.commands.popleft()))
-        for record in self._world.ranks.exchange("commands", asked)[0]:
+        # Processes that the script starts by itself share one folder: any of them may have found the file.
+        for record in chain.from_iterable(self._world.ranks.exchange("commands", asked)):
             command = Command(**record)
             self._tell(command, DO[command.command](self, command.argument))
 
@@ -150,7 +152,8 @@ class Orders:
             allowed=self.policy.allowed - {safety},
             forbidden=self.policy.forbidden | {safety},
         )
-        self._undo_those(lambda name, of: of is safety, f"{argument} was forbidden")
+        gone = self._undo_those(lambda name, of: of is safety, f"{argument} was forbidden")
+        self.without_leave.update(dict.fromkeys(gone, safety))
         return ""
 
     def _undo(self, argument: str) -> str:
@@ -160,11 +163,12 @@ class Orders:
         self._undo_those(lambda name, of: name == argument, BY_HAND)
         return ""
 
-    def _undo_those(self, chosen: Callable[[str, Safety], bool], reason: str) -> None:
+    def _undo_those(self, chosen: Callable[[str, Safety], bool], reason: str) -> list[str]:
         gone = [each for each in self._changes.kept if chosen(each.name, each.action.safety)]
         self._changes.remove(*gone)
         for installed in gone:
             self._world.tell("dropped", {"action": installed.name, "reason": reason})
+        return [installed.name for installed in gone]
 
 
 DO: dict[str, Callable[[Orders, str], str]] = {

@@ -70,7 +70,7 @@ class World:
         stop: Called when nothing is left to be done at step ends.
         clock: Nanoseconds.
         ranks: The processes that train together, this one among them.
-        commands: What a person has asked for since; on rank 0. Another thread adds to it.
+        commands: What a person has asked this process for since. Another thread adds to it.
     """
 
     job: Job
