@@ -109,7 +109,9 @@ def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapp
 
 def _recent(trained: Sequence[RankTail], parts: GapParts, begun_ns: int) -> Steps:
     """Returns the first rank's newest steps one by one, with the throughput of all ranks."""
-    end = trained[0].num_steps
+    # Ranks flush at other moments: steps that some have not told of yet would show the rate of the others.
+    newest = trained[0].num_steps
+    end = min(tail.num_steps for tail in trained if newest - tail.num_steps < RECENT_STEPS // 2)
     first = max(0, end - RECENT_STEPS)
     ranks = []
     for tail in trained:

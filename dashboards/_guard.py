@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable
 from html import escape
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from flask import Flask, Response, g, request
 
@@ -151,6 +151,7 @@ class Guard:
         """
         rest = [(key, value) for key, value in request.args.items(multi=True) if key != "token"]
         path = "/" + request.path.lstrip("/\\")  # `//elsewhere` would be another host
+        path = quote(path)  # a browser leaves out tabs and line ends
         address = escape(f"{path}?{urlencode(rest)}" if rest else path)
         refresh = f'<meta http-equiv="refresh" content="0;url={address}">'
         page = f'<!doctype html><title>diagnose</title>{refresh}<a href="{address}">Open</a>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from diagnose.dashboards._snapshot import Snapshot
+from diagnose.dashboards._snapshot import Snapshot, Vector
 
 from diagnose.core.liveness import State
 from diagnose.core.profile import Profile
@@ -23,11 +23,7 @@ def kpis(snap: Snapshot) -> list[Fact]:
     """Returns how fast it goes now, how fast it went, and what it takes."""
     facts = []
     if snap.liveness.state is State.RUNNING and len(snap.recent):
-        newest = snap.recent.step_ms[-NOW_STEPS:]
-        rate = float(np.mean(snap.recent.samples_per_s[-NOW_STEPS:]))
-        mean_ns = float(np.mean(newest)) * NS_PER_MS
-        value = f"{format_rate(rate)} samples/s" if rate else format_duration(mean_ns)
-        facts.append(Fact(label="now", value=value, detail=f"mean of the newest {len(newest)} steps"))
+        facts += _now(snap.recent.step_ms[-NOW_STEPS:], snap.recent.samples_per_s[-NOW_STEPS:])
     if snap.profile is not None:
         facts += _measured(snap.profile)
     resident = snap.vitals.resident_bytes
@@ -36,6 +32,21 @@ def kpis(snap: Snapshot) -> list[Fact]:
         peak = f"at most {format_bytes(float(np.nanmax(resident)))}"
         facts.append(Fact(label="memory", value=format_bytes(now), detail=peak))
     return facts
+
+
+def _now(step_ms: Vector, samples_per_s: Vector) -> list[Fact]:
+    """Returns the samples by the time that they took: a mean of the steps' rates would hide a stall."""
+    known = np.isfinite(step_ms)
+    if not known.any():
+        return []
+    mean_ms = float(np.mean(step_ms[known]))
+    rated = known & np.isfinite(samples_per_s)
+    time_ms = float(step_ms[rated].sum())
+    value = format_duration(mean_ms * NS_PER_MS)
+    if time_ms:
+        rate = float((samples_per_s[rated] * step_ms[rated]).sum()) / time_ms
+        value = f"{format_rate(rate)} samples/s"
+    return [Fact(label="now", value=value, detail=f"mean of the newest {known.sum()} steps")]
 
 
 def _measured(profile: Profile) -> list[Fact]:

@@ -124,8 +124,7 @@ class RankTail:
         if chunks:
             self.num_steps = max(self.num_steps, chunks[-1].first + chunks[-1].num_steps)
         if self._first:
-            more = self._read_events(file)
-            self._read_vitals(file)
+            more = self._read_events(file) | self._read_vitals(file)
         return more or len(chunks) == MAX_CHUNKS
 
     def _newest(self, file: Look) -> list[Chunk]:
@@ -151,15 +150,18 @@ class RankTail:
             self._torn += chunk.num_steps
 
     def _remember(self, chunks: list[Chunk]) -> None:
-        pieces = [self.recent]
+        if not chunks:
+            return
+        pieces, end = [self.recent], self.num_steps
         for chunk in chunks:
+            if chunk.first != end:
+                pieces = []  # what follows does not join on to what was before
+            end = chunk.first + chunk.num_steps
             try:
                 pieces.append(chunk.rows())
             except BAD_ROW:
-                pieces = []  # what follows does not join on to what was before
-        if len(pieces) > 1 or not pieces:
-            pieces = pieces or [self.recent[:0]]
-            self.recent = np.concatenate(pieces)[-RECENT_STEPS:]
+                pieces = []
+        self.recent = np.concatenate([self.recent[:0], *pieces])[-RECENT_STEPS:]
 
     def _read_events(self, file: Look) -> bool:
         """Reads new events; says whether there may be more."""
@@ -173,13 +175,16 @@ class RankTail:
             self.events = [event for event in older if event.kind != "recheck"] + newest
         return len(new) == MAX_EVENTS
 
-    def _read_vitals(self, file: Look) -> None:
+    def _read_vitals(self, file: Look) -> bool:
+        """Reads new readings; says whether there may be more."""
         if not self.vitals:
             self.vitals = file.spread_vitals(MAX_VITALS // 2)
-        else:
-            self.vitals += file.vitals_after(self.vitals[-1][0], MAX_VITALS)
+            return False
+        new = file.vitals_after(self.vitals[-1][0], MAX_VITALS)
+        self.vitals += new
         if len(self.vitals) > MAX_VITALS:
             self.vitals = [*self.vitals[:-1:2], self.vitals[-1]]
+        return len(new) == MAX_VITALS
 
     def _say(self, damaged: list[str]) -> None:
         self._damaged.update(dict.fromkeys(damaged))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -20,8 +21,10 @@ from diagnose.dashboards import _analyst, _live
 from diagnose.dashboards._analyst import Analyst
 from diagnose.dashboards._bins import MAX_BINS, Bins
 from diagnose.dashboards._live import Live
+from diagnose.dashboards._look_kpis import _now
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
+from diagnose.dashboards._tailing import RankTail
 
 from diagnose.analysis.profile import load_profile
 from diagnose.core.errors import DiagnoseError
@@ -332,6 +335,43 @@ def test_a_damaged_flush_is_left_out_and_said(tmp_path: Path, follow: Callable[[
     assert snapshot.num_steps == 2000
     (note,) = snapshot.notes
     assert "500 steps are damaged and left out" in note and "rows of it are left out" in note
+
+
+def test_the_newest_steps_are_those_behind_what_is_damaged(tmp_path: Path) -> None:
+    folder = manifest(tmp_path / "run")
+    with contextlib.closing(writer(folder)) as file:
+        tail = RankTail(folder / "rank0.sqlite", (), first=True)
+        for first in range(0, 300, 100):
+            file.add_steps(steps(first, 100))
+            file.commit()
+            if first == 0:
+                tail.poll()
+            elif first == 100:
+                with sqlite3.connect(folder / "rank0.sqlite") as db:
+                    db.execute("UPDATE chunks SET columns = x'00ff' WHERE first_step = 100")
+                db.close()
+        tail.poll()
+    assert tail.num_steps == 300
+    assert tail.recent[:, 0].tolist() == [row[0] for row in steps(200, 100)]
+
+
+def test_the_rate_of_all_ranks_waits_for_the_last_to_tell(
+    tmp_path: Path, follow: Callable[[Path], Live]
+) -> None:
+    folder = manifest(tmp_path / "run")
+    record(folder, 1000)
+    record(folder, 900, per_flush=100, rank=1)
+    recent = until(follow(folder), lambda now: now.world_size == 2).recent
+    assert recent.first + recent.counts.sum() == 900
+    assert recent.samples_per_s.min() > 1.5 * 32 / 0.038
+
+
+def test_the_rate_now_counts_a_stall_by_its_time_and_is_none_without_batch_sizes() -> None:
+    (fact,) = _now(np.array([10.0] * 99 + [1010.0]), 1000 * 32 / np.array([10.0] * 99 + [1010.0]))
+    assert fact.value == "1,600 samples/s"
+    (fact,) = _now(np.array([10.0, 30.0]), np.array([np.nan, np.nan]))
+    assert fact.value == "20.0 ms"
+    assert _now(np.array([np.nan]), np.array([np.nan])) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"no database", b"SQLite format 3\x00" + b"\xff" * 5000])

@@ -131,6 +131,11 @@ def test_the_way_on_never_leads_elsewhere(app: DashboardApp, path: str) -> None:
     assert 'url=/evil.example/"' in answer.text
 
 
+def test_the_way_on_holds_nothing_that_a_browser_leaves_out(app: DashboardApp) -> None:
+    answer = client(app).get(f"/?token={TOKEN}", environ_overrides={"PATH_INFO": "/\t/evil.example/"})
+    assert 'url=/%09/evil.example/"' in answer.text
+
+
 def test_a_wrong_token_is_refused_also_where_none_is_needed(app: DashboardApp) -> None:
     assert client(app).get("/?token=wrong").status_code == 401
     assert client(app).get("/?token=").status_code == 401
@@ -355,6 +360,8 @@ sys.exit(7)
 
 def test_a_run_with_a_dashboard_is_the_same_run_and_leaves_no_process(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", LOOKS_AT_ITSELF)
+    if sys.version_info >= (3, 11):  # before, `-m` looks into the current folder first whatever it is told
+        write(tmp_path / "flask.py", "raise SystemExit('the user has a module of this name')")
     ended = run(*DIAGNOSE, "--dashboard", "--name", "r", script, cwd=tmp_path)
     assert (ended.code, ended.stdout) == (7, "trained True\n")
     lines = ended.stderr.splitlines()

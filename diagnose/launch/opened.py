@@ -95,6 +95,8 @@ def open_beside(folder: Path) -> Opened:
                 TOKEN_VARIABLE: token,
                 # One thread: numpy must not take the cores that the script trains on.
                 "OMP_NUM_THREADS": "1",
+                # A `flask.py` beside the user's script is not ours to import.
+                "PYTHONSAFEPATH": "1",
             },
             stdin=subprocess.PIPE,
             stdout=log,
