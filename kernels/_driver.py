@@ -15,9 +15,6 @@ from diagnose.core.errors import DiagnoseError
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "nvcuda.dll")
 
-NUM_REGISTERS, LOCAL_BYTES = 4, 3
-"""`CU_FUNC_ATTRIBUTE_NUM_REGS` and `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`."""
-
 _OLD_DRIVER = (209, 218, 222)
 """No binary for the device, invalid PTX, unsupported PTX version: the driver is older than the compiler."""
 
@@ -56,12 +53,6 @@ class Driver:
         function = ctypes.c_void_p()
         self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function
-
-    def attribute(self, function: ctypes.c_void_p, which: int) -> int:
-        """What the function needs: `NUM_REGISTERS` or `LOCAL_BYTES`, per thread."""
-        value = ctypes.c_int()
-        self._call("cuFuncGetAttribute", ctypes.byref(value), ctypes.c_int(which), function)
-        return value.value
 
     def blocks_per_multiprocessor(self, function: ctypes.c_void_p, threads: int, device: int) -> int:
         """How many blocks of so many threads are resident at once on one multiprocessor."""

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from diagnose.core.host import HostStats, PythonThread
-from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.settings import Settings
 from diagnose.core.units import NS_PER_S
 from diagnose.store.reader import RankLog
@@ -91,15 +90,6 @@ def settings_of(log: RankLog) -> Settings:
     (settings,) = _made(Settings, [log.meta.get("facts", {}).get("settings", {})])
     assert isinstance(settings, Settings)
     return settings
-
-
-def program_of(log: RankLog) -> Program:
-    """Reads what hooks learnt of the script's live objects (`Recorder.facts`)."""
-    facts: Mapping[str, Any] = log.meta.get("facts", {})
-    return Program(
-        loaders=tuple(_made(Loader, facts.get("loaders", ()))),
-        optimizers=tuple(_made(Optimizer, facts.get("optimizers", ()))),
-    )
 
 
 def _made(kind: Any, facts: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
