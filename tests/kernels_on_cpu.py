@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from diagnose.kernels._clip import CLIPPING
 from diagnose.kernels._device import standing_in
+from diagnose.kernels._kernels import kernel
 
 from tests.emulated import EmulatedDevice
 
@@ -40,7 +41,7 @@ class CpuDevice:
     ) -> None:
         """See `Device.launch`. One library, for every variant, serves all tests."""
         self.launched.append(entry)
-        self._emulated.launch(stem, entry, grid=grid, block=block, args=args)
+        self._emulated.launch(kernel(stem), entry, grid=grid, block=block, args=args)
 
     def resident_blocks(
         self, stem: str, entry: str, *, block: int, defines: Mapping[str, int] | None = None

@@ -82,7 +82,9 @@ sanitizer() {
 tests() {
     sees_gpu || return 77
     # What only a GPU shows comes first, if there should be no time for all.
-    "$PYTHON" -m pytest -m gpu tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_optimizers.py tests/gpu -p no:cacheprovider --durations=5 -rfEs
+    local many=()
+    if "$PYTHON" -c 'import xdist' 2>/dev/null; then many=(-n 4); fi  # most of the time is compiling
+    "$PYTHON" -m pytest ${many[@]+"${many[@]}"} -m gpu tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_optimizers.py tests/gpu -p no:cacheprovider --durations=5 -rfEs
 }
 
 tune() {

@@ -26,7 +26,7 @@ def stepped(place: torch.device, name: str, *, offset: int = 0, **defines: int) 
     table = table_over(rows, [on_cpu.group_of(on_cpu.settings_of(kernel))], seed=42)
     for _ in range(2):
         for entry in kernel.entries:
-            table.run(kernel.stem, entry, defines, clip_epsilon=1e-6, max_norm=1.0)
+            table.run(kernel.name, entry, defines, clip_epsilon=1e-6, max_norm=1.0)
     return on_cpu.bits(brought_back(rows))
 
 
@@ -54,7 +54,7 @@ def both(
     for _ in range(2):
         emulated.run(EmulatedDevice(1), kernel)
         for entry in kernel.entries:
-            table.run(kernel.stem, entry, defines, clip_epsilon=1e-6, max_norm=1.0)
+            table.run(kernel.name, entry, defines, clip_epsilon=1e-6, max_norm=1.0)
     return brought_back(ours), rows
 
 
