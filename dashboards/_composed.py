@@ -16,7 +16,6 @@ from diagnose.dashboards._vitals import vitals_of
 
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.profile import Profile, RunInfo, Status
-from diagnose.core.trial import Tuning
 from diagnose.report._status import in_words
 from diagnose.store.runs import LOST
 
@@ -65,7 +64,7 @@ def composed(
         ),
     }
     if not trained:
-        return Snapshot(**snapshot, control=_control(liveness, {}, None))
+        return Snapshot(**snapshot, control=_control(liveness, {}))
     first = trained[0]
     begun_ns = first.begun_ns or 0
     tuning = tuning_so_far(first.events, first.num_steps)
@@ -83,7 +82,7 @@ def composed(
         vitals=vitals_of(first.vitals, begun_ns),
         tuning=tuning,
         marks=marks_of(first.events, begun_ns),
-        control=_control(liveness, first.meta, tuning),
+        control=_control(liveness, first.meta),
     )
 
 
@@ -138,13 +137,10 @@ def _notes(folder: Path, manifest: Mapping[str, Any], tails: Sequence[RankTail])
     return tuple(dict.fromkeys(notes))
 
 
-def _control(liveness: Liveness, meta: Mapping[str, Any], tuning: Tuning | None) -> Control:
-    state = tuning.state if tuning is not None else ""
+def _control(liveness: Liveness, meta: Mapping[str, Any]) -> Control:
     if liveness.state is not State.RUNNING:
         why = "The run has ended." if liveness.state is State.ENDED else "The run is not seen to go on."
-        return Control(words=why, tuning_state=state)
+        return Control(words=why)
     if not meta.get(TAKES_COMMANDS):
-        return Control(
-            words="This run takes no commands: no step of it has been recorded yet.", tuning_state=state
-        )
-    return Control(allowed=True, tuning_state=state)
+        return Control(words="This run takes no commands: no step of it has been recorded yet.")
+    return Control(allowed=True)

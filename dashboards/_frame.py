@@ -33,7 +33,7 @@ function(pathname, search) {
 """
 
 
-def frame(pages: Mapping[str, Page], source: Any) -> Any:
+def frame(pages: Mapping[str, Page]) -> Any:
     """Returns the components around the page. Follows the system's dark mode until the reader chooses."""
     header = html.Div(
         [

@@ -91,7 +91,6 @@ class Vitals:
         process_cpus: CPUs that it used since the reading before.
         child_cpus: CPUs that its children used, such as DataLoader workers.
         busy_cpus: CPUs of the machine in use by anybody.
-        read_bytes_per_s: What it had read from storage.
     """
 
     time_s: Vector = field(default_factory=_none)
@@ -101,7 +100,6 @@ class Vitals:
     process_cpus: Vector = field(default_factory=_none)
     child_cpus: Vector = field(default_factory=_none)
     busy_cpus: Vector = field(default_factory=_none)
-    read_bytes_per_s: Vector = field(default_factory=_none)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,12 +147,10 @@ class Control:
     Attributes:
         allowed: Whether it does.
         words: Why not.
-        tuning_state: What tuning does now; empty in a run that is not tuned.
     """
 
     allowed: bool = False
     words: str = ""
-    tuning_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

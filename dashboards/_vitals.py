@@ -46,5 +46,4 @@ def vitals_of(readings: Sequence[tuple[int, int, dict[str, Any]]], begun_ns: int
         process_cpus=per_s("cpu_ns") / NS_PER_S,
         child_cpus=per_s("child_cpu_ns") / NS_PER_S,
         busy_cpus=per_s("machine_busy_ns") / NS_PER_S,
-        read_bytes_per_s=per_s("read_bytes"),
     )
