@@ -9,12 +9,15 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from diagnose.analysis.tuning import tuning_of
 from diagnose.core.command import COMMANDS, Command
-from diagnose.core.trial import Safety
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.trial import Safety, Tuning
 from diagnose.launch.control import FOLDER, Inbox, send
-from diagnose.store.reader import read_rank
+from diagnose.store.reader import RankLog, read_rank
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.policy import Policy
@@ -299,6 +302,44 @@ def test_what_was_forbidden_is_tried_again_once_it_is_allowed_again() -> None:
     ask(control, "allow", "precision")
     train(machine, control, 1500)
     assert set(machine.factors) == {"exact-fix", "fewer-bits"}
+    tuning = told_by(machine)
+    assert sorted(trial.action for trial in tuning.kept) == ["exact-fix", "fewer-bits"]
+    assert tuning.dropped == {}
+
+
+def told_by(machine: Machine) -> Tuning:
+    events = [(0, 0, kind, detail) for kind, detail in machine.told]
+    tuning = tuning_of(RankLog(path=Path(), steps=np.zeros((0, len(COLUMNS)), np.int64), events=events))
+    assert tuning is not None
+    return tuning
+
+
+def test_a_speedup_that_was_measured_with_more_than_is_kept_is_not_told_any_more() -> None:
+    machine = Machine()
+    actions = [Change(machine, "good", factor=0.7), Change(machine, "better", factor=0.5)]
+    control = controller(machine, actions)
+    train(machine, control, 1500)
+    both = told_by(machine).confirmation
+    assert both is not None and both.speedup > 2.5
+    ask(control, "undo", "better")
+    train(machine, control, 5)
+    assert (told_by(machine).confirmation, told_by(machine).rechecks) == (None, ())
+    train(machine, control, 1500)
+    assert told_by(machine).rechecks[-1].speedup == pytest.approx(1 / 0.7, rel=0.1)
+
+
+def test_what_is_kept_after_everything_was_undone_counts() -> None:
+    machine = Machine()
+    actions = [Change(machine, "first", factor=0.5), Change(machine, "second", factor=0.6)]
+    control = controller(machine, actions)
+    train(machine, control, 1500)
+    trials = [detail for kind, detail in machine.told if kind == "trial"]
+    machine.told.append(("undone", {"reason": "slower"}))
+    assert told_by(machine).kept == () and told_by(machine).undone == "slower"
+    machine.told.append(("trial", trials[0]))
+    tuning = told_by(machine)
+    assert [trial.action for trial in tuning.kept] == [trials[0]["action"]]
+    assert (tuning.undone, tuning.dropped) == ("", {trials[1]["action"]: "slower"})
 
 
 def test_a_command_does_not_wait_until_another_trial_is_affordable() -> None:

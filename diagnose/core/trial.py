@@ -132,10 +132,11 @@ class Tuning:
         diagnosed: Whether the script lived long enough for the rules to be asked.
         trials: Every action that was thought of, in order.
         confirmation: All kept actions on against all off; `None` if nothing was kept, or the script ended
-            before.
+            before, or what is kept is no longer what was measured.
         rechecks: Later measurements of the same.
         undone: Why everything kept was undone after all; empty if it was not.
-        dropped: Name of each action that was kept first and gave itself up later, with its reason.
+        dropped: Name of each action that was kept first and lost later (it gave itself up, the user asked
+            for that, ...) and not kept again, with the reason.
         errors: What failed in us, in words.
         frozen: Why the ranks stopped deciding together and left all as it was; empty if they did not.
         in_force: Names of the actions that were in force then.
@@ -161,9 +162,9 @@ class Tuning:
     @property
     def kept(self) -> tuple[Trial, ...]:
         """The actions that stayed in force to the end."""
-        kept = tuple(
-            trial
+        kept = {
+            trial.action: trial  # the last, where one was lost and kept again
             for trial in self.trials
             if trial.outcome is Outcome.KEPT and trial.action not in self.dropped
-        )
-        return () if self.undone or (self.errors and not self.frozen) else kept
+        }
+        return () if self.undone or (self.errors and not self.frozen) else tuple(kept.values())
