@@ -40,12 +40,14 @@ class Pending:
     """What a step has still to do to gradients that the script takes for clipped or unscaled.
 
     Attributes:
-        versions: Counts of changes to each gradient when this was noted, by address.
+        grads: The gradients. Others may take their addresses when a script drops them without a step.
+        versions: Counts of changes to each when this was noted, by address.
         coef: What they are to be multiplied by.
         grad_scale: What they are to be divided by first.
         outcome_4: Of the kernel that measured them.
     """
 
+    grads: list[weakref.ref[torch.Tensor]]
     versions: dict[int, int]
     coef: torch.Tensor | None = None
     grad_scale: torch.Tensor | None = None
@@ -53,7 +55,7 @@ class Pending:
 
     def is_of(self, grads: Sequence[torch.Tensor]) -> bool:
         """Whether these are its gradients."""
-        return {grad.data_ptr() for grad in grads} == self.versions.keys()
+        return {id(grad) for grad in grads} == {id(noted()) for noted in self.grads}
 
     def is_untouched(self, grads: Sequence[torch.Tensor]) -> bool:
         """Whether nobody has changed them."""

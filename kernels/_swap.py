@@ -7,6 +7,7 @@ and gives back what is left for torch to do.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -82,6 +83,7 @@ class Swap:
         """Notes what the next step has to do to these gradients, beside what is noted for them already."""
         noted = self.pending if self.pending is not None and self.pending.is_of(grads) else None
         self.pending = Pending(
+            grads=list(map(weakref.ref, grads)),
             versions=versions(grads),
             coef=coef,
             grad_scale=grad_scale if grad_scale is not None else noted and noted.grad_scale,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from diagnose.kernels._swap import swap, unswap
@@ -200,6 +202,31 @@ def test_what_was_deferred_for_other_gradients_is_void(device: CpuDevice) -> Non
         del kept
         unswap(optimizer)
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("clips_again", [True, False])
+def test_gradients_dropped_without_a_step_leave_nothing_to_those_at_their_addresses(
+    clips_again: bool, device: CpuDevice
+) -> None:
+    """A script that skips a step whose norm is not finite. A GPU's allocator gives the same addresses."""
+    ends = []
+    for on in (False, True):
+        param = nn.Parameter(torch.zeros(40))
+        optimizer = torch.optim.SGD([param], lr=1.0)
+        if on:
+            swap(optimizer, clip="deferred")
+        memory = numpy.full(40, math.inf, dtype=numpy.float32)
+        param.grad = torch.from_numpy(memory)
+        assert math.isinf(clip_grad_norm_([param], 1.0))
+        optimizer.zero_grad()
+        memory[:] = 3.0
+        param.grad = torch.from_numpy(memory)
+        if clips_again:
+            assert float(clip_grad_norm_([param], 1.0)) == pytest.approx(3 * 40**0.5)
+        optimizer.step()
+        ends.append(param.detach())
+        unswap(optimizer)
+    torch.testing.assert_close(ends[1], ends[0])
 
 
 def test_what_is_deferred_when_kernels_go_is_done_in_memory(device: CpuDevice) -> None:
