@@ -327,6 +327,31 @@ def test_where_a_write_ahead_log_fails_another_journal_serves_and_the_report_say
     )
 
 
+def test_without_a_write_ahead_log_somebody_who_reads_for_long_costs_no_record(tmp_path, monkeypatch):
+    connect = sqlite3.connect
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            writer_module.sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=WalRefused)
+        )
+        writer = Writer(tmp_path, 0)
+    writer._db.execute("PRAGMA busy_timeout=1")
+    for first in (0, 30):
+        writer.add_steps(rows(first, 30))
+    writer.commit()
+    reader = sqlite3.connect(writer.path)
+    reading = reader.execute("SELECT * FROM chunks")
+    reading.fetchone()
+    writer.add_steps(rows(60, 30))
+    writer.commit()
+    assert writer.safe_steps == 60
+    reading.close()
+    reader.close()
+    writer.commit()
+    assert writer.safe_steps == 90
+    writer.close()
+    assert len(read_rank(writer.path).steps) == 90
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_of_its_own(tmp_path):
     with pytest.raises((OSError, sqlite3.Error)):
         Writer(tmp_path / "missing", 0)

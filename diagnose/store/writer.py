@@ -97,14 +97,24 @@ class Writer:
         )
 
     def commit(self) -> None:
-        """Makes everything added so far visible to readers, and safe from the death of this process."""
-        self._db.commit()
-        self.safe_steps = self._steps
+        """Makes everything added so far visible to readers, and safe from the death of this process.
+
+        Where there is no write-ahead log, and somebody has been reading for longer than SQLite waits, the
+        next commit does it.
+        """
+        try:
+            self._db.commit()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+        else:
+            self.safe_steps = self._steps
 
     def close(self) -> None:
         """Commits and closes the file, which then is one file: readers need no write-ahead log beside
         it. Unless one is reading at this moment: then the log stays, and nothing is lost."""
-        self.commit()
+        self._db.commit()  # the last: a reader that outlasts it is an error
+        self.safe_steps = self._steps
         self._db.execute(f"PRAGMA busy_timeout={LONGEST_WAIT_MS}")
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute("PRAGMA journal_mode=DELETE")
