@@ -55,6 +55,7 @@ class Session:
         self._span_ns = 0.0
         self._tuning: LiveTuning | None = None
         self._takes_commands = False
+        self._parent_tunes = False
         self._finished = False
 
     # -- beginning
@@ -137,8 +138,11 @@ class Session:
             sys.modules["multiprocessing.util"].Finalize(None, self.finish, exitpriority=100)
 
     def _take_commands(self) -> None:
-        """Lets a dashboard control this process: the first rank, which decides for all."""
-        if int(os.environ.get("RANK") or 0):
+        """Lets a dashboard control this process: the first rank, which decides for all.
+
+        A forked child that trains would take what is meant for the tuner of its parent.
+        """
+        if int(os.environ.get("RANK") or 0) or self._parent_tunes:
             return
         from diagnose.launch.control import Inbox
 
@@ -160,7 +164,9 @@ class Session:
         """In a forked child: nothing of the parent's measurement is the child's."""
         if self._finished:
             return
+        self._parent_tunes = self._parent_tunes or self._tuning is not None
         self._tuning = None
+        self._takes_commands = False
         self._recorder.reset()
         self._recorder.thread = threading.get_ident()
         self._sampler.disarm()
