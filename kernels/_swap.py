@@ -82,6 +82,8 @@ class Swap:
     ) -> None:
         """Notes what the next step has to do to these gradients, beside what is noted for them already."""
         noted = self.pending if self.pending is not None and self.pending.is_of(grads) else None
+        if noted is not None and noted.coef is not None and coef is not None and noted.is_untouched(grads):
+            coef = torch.minimum(noted.coef, coef)  # clipped twice: to the smaller norm
         self.pending = Pending(
             grads=list(map(weakref.ref, grads)),
             versions=versions(grads),

@@ -204,6 +204,20 @@ def test_what_was_deferred_for_other_gradients_is_void(device: CpuDevice) -> Non
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("limits", [(1.0, 5.0), (5.0, 1.0)])
+def test_gradients_clipped_twice_have_the_smaller_norm(
+    limits: tuple[float, float], device: CpuDevice
+) -> None:
+    param = nn.Parameter(torch.zeros(40))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    swap(optimizer, clip="deferred")
+    param.grad = torch.full((40,), 3.0)
+    for limit in limits:
+        clip_grad_norm_([param], limit)
+    optimizer.step()
+    assert param.detach().norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
 @pytest.mark.parametrize("clips_again", [True, False])
 def test_gradients_dropped_without_a_step_leave_nothing_to_those_at_their_addresses(
     clips_again: bool, device: CpuDevice
