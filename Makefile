@@ -22,7 +22,14 @@ demo: .venv/.installed
 	$(BIN)/diagnose run examples/image_classifier.py
 
 test: .venv/.installed browser
+ifeq ($(strip $(ARGS)),)
+	@status=0; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not extended and not alone' --durations=15 || status=$$?; \
+	$(BIN)/python -m pytest -m 'alone and not extended' --durations=15 || status=$$?; \
+	exit $$status
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 # The dashboard is tested in a real browser. Without one those tests are skipped, and say so.
 browser:

@@ -11,6 +11,8 @@ import torch.optim  # noqa: F401 (before the first test, after which torch must 
 
 from tests.running import REPOSITORY, environment
 
+pytestmark = pytest.mark.alone
+
 BENCHMARKS = REPOSITORY / "benchmarks"
 TIMEOUT_S = 280
 FLOOR = "0.75"

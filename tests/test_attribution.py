@@ -12,6 +12,8 @@ import pytest
 
 from tests.running import REPOSITORY, environment
 
+pytestmark = pytest.mark.alone
+
 BENCHMARKS = REPOSITORY / "benchmarks"
 TIMEOUT_S = 300
 

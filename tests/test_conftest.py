@@ -8,10 +8,11 @@ from types import FunctionType
 
 import pytest
 import torch
-from conftest import changes, global_state, torch_attributes, traces
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from tests.conftest import changes, global_state, torch_attributes, traces
 
 
 def pass_on(*args: object) -> None:

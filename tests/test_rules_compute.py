@@ -12,6 +12,8 @@ from diagnose.core.profile import Profile
 from diagnose.rules import diagnosed
 from tests.running import DIAGNOSE, only_run, run, write
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = """
 import sys, torch
 from torch import nn

@@ -22,6 +22,8 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from diagnose.rules.frequent_evaluation import epoch_steps
 
+pytestmark = pytest.mark.alone
+
 RULES = rules()
 
 JOB = """

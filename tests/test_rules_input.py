@@ -22,6 +22,8 @@ from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
 from diagnose.rules._supply import fed_by, supply_of
 
+pytestmark = pytest.mark.alone
+
 MS = 1e6
 INPUT = (
     "bursty-prefetch",

@@ -12,6 +12,8 @@ from diagnose.rules import diagnosed
 from diagnose.rules._ranks import latest, ranks_example
 from tests.running import DIAGNOSE, only_run, run, write
 
+pytestmark = pytest.mark.alone
+
 LATE = {Phase.FORWARD: 50.0, Phase.BACKWARD: 50.0}
 WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
 

@@ -20,6 +20,8 @@ from diagnose.launch.tuning import LiveTuning
 from diagnose.store.reader import read_rank
 from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start, write
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = SCRIPTS / "tunable.py"
 EPOCHS = 60
 A_FEW = 30

@@ -26,7 +26,10 @@ from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
 from tests.running import run, write
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kernel timers are Linux's")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kernel timers are Linux's"),
+]
 
 FILE = str(Path(__file__))
 

@@ -26,9 +26,10 @@ from diagnose.store.runs import rank_files
 from tests.fakes import measured
 from tests.running import REPOSITORY, run, write
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="workers report on Linux alone"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone"),
+]
 
 MS = 1_000_000
 
