@@ -117,7 +117,7 @@ for epoch in range(1000):
 def test_a_real_run_has_every_figure(tmp_path: Path) -> None:
     """In a folder with modules that bear our names, which must not be taken for ours."""
     (tmp_path / "diagnose.py").write_text("raise SystemExit('the wrong diagnose')")
-    (tmp_path / "train.py").write_text(TRAINING.format(work="__import__('time').sleep(0.004)"))
+    (tmp_path / "train.py").write_text(TRAINING.format(work="__import__('time').sleep(0.01)"))
     side = Side(label="head", name="a", root=tmp_path, command=("train.py",))
     measured = measured_run(side, "head-00", tmp_path / "runs", RunPlan(steps=450, finds_warmup=True))
     figures = measured.figures
@@ -130,7 +130,7 @@ def test_a_real_run_has_every_figure(tmp_path: Path) -> None:
         Metric.STARTUP,
     }
     assert figures[Metric.SAMPLES_PER_S] == pytest.approx(16_000 / figures[Metric.STEP_MS], rel=0.01)
-    assert figures[Metric.STEP_MS] > 4
+    assert figures[Metric.STEP_MS] > 10
     assert figures[Metric.CPU_MS] > 0
     assert 50e6 < figures[Metric.PEAK_MEMORY] < 50e9
     assert 0 < figures[Metric.STARTUP] < measured.wall_s
