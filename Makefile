@@ -36,7 +36,7 @@ browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo "make: installing chromium, in which the dashboard is tested"; \
-		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null || \
+		timeout 300 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends chromium >/dev/null || \
 			echo "make: chromium could not be installed: the dashboard's pages will NOT be tested" >&2; \
 	else \
 		echo "make: no chromium, and no root and apt-get to install it: the dashboard's pages will NOT be tested" >&2; \
