@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from diagnose.actions._loader_choice import Source, lacks_memory, obstacle
 from diagnose.actions._loader_pool import Pool, is_ending
-from diagnose.actions._loader_switch import feed_of, feeds
+from diagnose.actions._loader_switch import Feed, feed_of, feeds
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 
@@ -68,6 +68,32 @@ def _end(pool: Pool) -> None:
 
 
 @contextmanager
+def on_every_feed(
+    job: Job,
+    start: Callable[[], None],
+    begins: Callable[[Any, Any], None],
+    leave: Callable[[Feed], None],
+) -> Iterator[None]:
+    """Keeps something in force on the feeds of a job while open, whatever loops begin meanwhile.
+
+    Args:
+        job: The job.
+        start: Puts it in force on the loops that are under way; may refuse.
+        begins: Likewise on one that begins, given its loader and iterator.
+        leave: Takes it from a feed, also from one that does not have it.
+    """
+    try:
+        start()
+        job.on_iterator.append(begins)
+        yield
+    finally:
+        if begins in job.on_iterator:
+            job.on_iterator.remove(begins)
+        for _, feed in feeds():
+            leave(feed)
+
+
+@contextmanager
 def in_force(job: Job, pools: Sequence[Pool]) -> Iterator[None]:
     """Lets pools serve their loaders from the next batch on, in this epoch and in those that begin.
 
@@ -87,16 +113,12 @@ def in_force(job: Job, pools: Sequence[Pool]) -> Iterator[None]:
                     feed.use(pool)
                 feed.started()
 
-    try:
-        _use(job, pools)
-        job.on_iterator.append(begins)
+    def leave(feed: Feed) -> None:
+        for pool in pools:
+            feed.leave(pool)
+
+    with on_every_feed(job, lambda: _use(job, pools), begins, leave):
         yield
-    finally:
-        if begins in job.on_iterator:
-            job.on_iterator.remove(begins)
-        for _, feed in feeds():
-            for pool in pools:
-                feed.leave(pool)
 
 
 def _use(job: Job, pools: Sequence[Pool]) -> None:

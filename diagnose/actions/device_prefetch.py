@@ -12,7 +12,7 @@ from diagnose.actions._device_copies import Copies, SideStream
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import obstacle
 from diagnose.actions._loader_purity import leaves
-from diagnose.actions._loader_service import shape
+from diagnose.actions._loader_service import on_every_feed, shape
 from diagnose.actions._loader_switch import Feed, feed_of, feeds
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -68,16 +68,11 @@ class DevicePrefetch(Action):
                 if look_ahead not in feed.in_force:
                     feed.finish_with(look_ahead)
 
-        with copies.looked_up():
-            try:
-                _start(job, look_ahead)
-                job.on_iterator.append(begins)
-                yield
-            finally:
-                if begins in job.on_iterator:
-                    job.on_iterator.remove(begins)
-                for _, feed in feeds():
-                    feed.finish_without(look_ahead)
+        def leave(feed: Feed) -> None:
+            feed.finish_without(look_ahead)
+
+        with copies.looked_up(), on_every_feed(job, lambda: _start(job, look_ahead), begins, leave):
+            yield
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from diagnose.actions._loader_ahead import Depth
 from diagnose.actions._loader_choice import available_bytes, lacks_memory, obstacle, probed_once
-from diagnose.actions._loader_service import shape
+from diagnose.actions._loader_service import on_every_feed, shape
 from diagnose.actions._loader_switch import feed_of, feeds
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -89,15 +89,8 @@ class LoaderPrefetch(Action):
                     feed.deepen(depth)
                 feed.started()
 
-        try:
-            _deepen(job, depth)
-            job.on_iterator.append(begins)
+        with on_every_feed(job, lambda: _deepen(job, depth), begins, lambda feed: feed.shallow(depth)):
             yield
-        finally:
-            if begins in job.on_iterator:
-                job.on_iterator.remove(begins)
-            for _, feed in feeds():
-                feed.shallow(depth)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import _utils
 
 from diagnose.actions._loader_choice import obstacle
-from diagnose.actions._loader_service import shape
-from diagnose.actions._loader_switch import Feed, feed_of, feeds
+from diagnose.actions._loader_service import on_every_feed, shape
+from diagnose.actions._loader_switch import Feed, feed_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -57,15 +57,8 @@ class PinMemory(Action):
                 if pin not in feed.in_force:
                     feed.finish_with(pin)
 
-        try:
-            _start(job, pin)
-            job.on_iterator.append(begins)
+        with on_every_feed(job, lambda: _start(job, pin), begins, lambda feed: feed.finish_without(pin)):
             yield
-        finally:
-            if begins in job.on_iterator:
-                job.on_iterator.remove(begins)
-            for _, feed in feeds():
-                feed.finish_without(pin)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
