@@ -34,6 +34,7 @@ from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.report import to_json
 from diagnose.rules import diagnosed
 from diagnose.store.format import pack
+from diagnose.store.liveness import liveness
 from diagnose.store.tail import Chunk, look
 from diagnose.store.writer import Writer
 from tests.recorded import MS, manifest, record, steps, writer
@@ -443,11 +444,15 @@ def test_a_run_that_nobody_looks_at_is_not_read(
     record(folder, 10)
     live = follow(folder)
     until(live, lambda now: now.num_steps == 10)
-    time.sleep(0.4)
     looks: list[Path] = []
-    monkeypatch.setattr(_live, "liveness", lambda run: looks.append(run))
-    time.sleep(0.2)
-    assert looks == []
+    monkeypatch.setattr(_live, "liveness", lambda run: looks.append(run) or liveness(run))
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        looks.clear()
+        time.sleep(10 * _live.POLL_S)
+        if not looks:
+            return
+    pytest.fail("it is still looked at")
 
 
 # -- the rules, in their process

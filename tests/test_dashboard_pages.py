@@ -236,12 +236,14 @@ def test_a_live_run_moves_by_itself(site: Site, page: Page) -> None:
 def test_a_command_reaches_the_job_and_its_answer_comes_back(page: Page) -> None:
     page.set_viewport_size({"width": 1024, "height": 900})
     go(page, "/run/live")
+    expect(page.locator("#control-answer")).to_be_empty()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#control-answer")).to_have_text("Choose a fix that is in force.")
     page.get_by_role("button", name="Pause tuning").click()
     expect(page.locator("#control-answer")).to_contain_text("Handed over")
     expect(page.locator("#control-log li").first).to_contain_text("pause-tuning")
     page.get_by_role("button", name="Resume tuning").click()
     expect(page.locator("#control-log")).to_contain_text("resume-tuning")
-    page.get_by_role("button", name="Undo").click()
     shoot(page, "run-live-control-1024-light")
 
 
