@@ -36,7 +36,7 @@ import numpy as np
 from diagnose.dashboards._server import create_app, server_of
 from playwright.sync_api import Page, Request, sync_playwright
 
-from diagnose.analysis.profile import step_times
+from diagnose.analysis.steps import step_times
 from diagnose.core.ledger import COLUMNS
 from diagnose.launch.opened import listening_on
 from diagnose.store.reader import read_rank

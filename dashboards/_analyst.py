@@ -190,8 +190,9 @@ def analyse(run: Path) -> Analysis:
         DiagnoseError: If it is too large, or a newer version wrote it.
     """
     from diagnose.analysis.gaps import split_gaps
-    from diagnose.analysis.profile import find_warmup, profile_of, read_run
+    from diagnose.analysis.profile import profile_of, read_run
     from diagnose.analysis.roles import Roles, Sources
+    from diagnose.analysis.steps import find_warmup
     from diagnose.rules import diagnosed
 
     begun = monotonic()

@@ -16,16 +16,10 @@ from hypothesis import strategies as st
 from diagnose.analysis.gaps import measured_samples, split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats
-from diagnose.analysis.profile import (
-    find_warmup,
-    load_profile,
-    load_series,
-    phase_series,
-    profile_of,
-    step_times,
-)
+from diagnose.analysis.profile import load_profile, load_series, profile_of
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.spans import part_of
+from diagnose.analysis.steps import find_warmup, phase_series, step_times
 from diagnose.analysis.throughput import interval_95
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOT_OF, SLOTS
 from diagnose.core.phases import Phase

@@ -10,8 +10,12 @@ import pytest
 
 from diagnose.analysis.imbalance import imbalance_of
 from diagnose.analysis.profile import load_profile
+from diagnose.analysis.rank_summary import Window
+from diagnose.analysis.reduction import reduce_logs
+from diagnose.analysis.roles import Sources
 from diagnose.core.graph import Graph, Work
 from diagnose.core.ledger import COLUMNS
+from diagnose.core.parallel import Imbalance
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
@@ -95,9 +99,15 @@ def log(rank: int, tokens_S: np.ndarray, forward_S: np.ndarray) -> RankLog:
     return RankLog(path=Path("rank.sqlite"), meta={"rank": rank}, steps=steps)
 
 
+def imbalance(*logs: RankLog, warmup: int) -> Imbalance | None:
+    reduced = reduce_logs(enumerate(logs), Window(warmup=warmup), Sources())
+    assert reduced.across is not None
+    return imbalance_of(reduced.across, {place: one.rank for place, one in reduced.ranks.items()})
+
+
 def test_the_fullest_rank_of_each_step_sets_the_pace():
     even, odd = np.tile([100, 300], 50), np.tile([300, 100], 50)
-    work = imbalance_of([log(0, even, 1000 * even), log(1, odd, 1000 * odd)], warmup=4)
+    work = imbalance(log(0, even, 1000 * even), log(1, odd, 1000 * odd), warmup=4)
     assert work is not None
     assert (work.unit, work.mean, work.spread) == ("tokens", 200, 100)
     assert work.forward_ns_per_unit == pytest.approx(1000)
@@ -109,15 +119,15 @@ def test_a_forward_that_does_not_follow_the_size_of_the_batch_has_no_correlation
     chance = np.random.default_rng(0)
     sizes = [chance.integers(100, 300, 200) for _ in range(2)]
     times = [chance.integers(100_000, 300_000, 200) for _ in range(2)]
-    work = imbalance_of([log(r, sizes[r], times[r]) for r in range(2)], warmup=0)
+    work = imbalance(*(log(r, sizes[r], times[r]) for r in range(2)), warmup=0)
     assert work is not None
     assert work.correlation < 0.3
 
 
 def test_equal_batches_and_single_ranks_have_no_imbalance():
     same = np.full(100, 128)
-    assert imbalance_of([log(0, same, 1000 * same), log(1, same, 1000 * same)], warmup=1) is None
-    assert imbalance_of([log(0, np.arange(1, 101), 1000 * same)], warmup=1) is None
+    assert imbalance(log(0, same, 1000 * same), log(1, same, 1000 * same), warmup=1) is None
+    assert imbalance(log(0, np.arange(1, 101), 1000 * same), warmup=1) is None
 
 
 SCRIPT = """

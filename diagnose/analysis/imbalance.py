@@ -2,89 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.core.ledger import COLUMNS
+from diagnose.analysis.across import UNITS, Across
 from diagnose.core.parallel import Imbalance
-from diagnose.core.phases import Phase
-from diagnose.store.reader import RankLog
 
 Vector = npt.NDArray[np.float64]
 
 MIN_STEPS = 20
 """Steps that all ranks must have made: fewer carry no line."""
 
-UNITS = ("tokens", "samples")
-"""What the size of a batch is counted in, the more telling first."""
 
-
-def imbalance_of(logs: Sequence[RankLog], warmup: int) -> Imbalance | None:
+def imbalance_of(across: Across, ranks: Mapping[int, int]) -> Imbalance | None:
     """Compares the ranks' batches of the same step; `None` with one rank, or where sizes are not known.
 
     Args:
-        logs: Of all ranks, each with a row per step.
-        warmup: Leading steps to leave out.
+        across: The ranks' steps side by side.
+        ranks: The number of each rank by its place among them. Two processes of one rank are no two ranks.
     """
-    steps = min((len(log.steps) for log in logs), default=0) - warmup
-    ranks = [int(log.meta.get("rank", 0)) for log in logs]
-    if len(set(ranks)) < 2 or len(set(ranks)) < len(ranks) or steps < MIN_STEPS:
+    count = len(ranks)
+    if count < 2 or len(set(ranks.values())) < count or across.steps < MIN_STEPS:
         return None
-    rows_RSC = np.stack([log.steps[warmup : warmup + steps] for log in logs]).astype(float)
-    forward_RS = rows_RSC[:, :, COLUMNS.index(Phase.FORWARD.value)]
+    places = sorted(ranks)
+    points = [across.points[place] for place in places]
+    within = [each.step_N < across.steps for each in points]
+    forward_N = np.concatenate([p.forward_N[w] for p, w in zip(points, within, strict=True)])
     for unit in UNITS:
-        size_RS = rows_RSC[:, :, COLUMNS.index(unit)]
-        if not (size_RS > 0).all():
+        sizes = across.sizes[unit]
+        if not (sizes.least_S > 0).all():
             continue
-        fit = _line(size_RS.ravel(), forward_RS.ravel())
+        size_N = np.concatenate([p.size_N[unit][w] for p, w in zip(points, within, strict=True)])
+        fit = _line(size_N, forward_N)
         if fit is None:
             continue  # every batch is alike in this unit
         slope, correlation = fit
-        fullest = size_RS.argmax(axis=0)
+        mean_S = sizes.total_S / count
+        fullest = sizes.fullest.counts(max(places) + 1) / across.steps
         return Imbalance(
             unit=unit,
-            spread=float((size_RS.max(axis=0) - size_RS.mean(axis=0)).mean()),
-            mean=float(size_RS.mean()),
+            spread=float((sizes.fullest.most_S - mean_S).mean()),
+            mean=float(sizes.total_S.sum() / (count * across.steps)),
             forward_ns_per_unit=slope,
             correlation=correlation,
-            fullest={rank: float((fullest == index).mean()) for index, rank in enumerate(ranks)},
+            fullest={ranks[place]: float(fullest[place]) for place in places},
         )
     return None
-
-
-def common_ns(series: Sequence[Mapping[Phase, Vector]], phase: Phase) -> float | None:
-    """Returns what every rank spends in a phase: the mean over the steps of the rank that spends least.
-
-    Ranks that take turns at being late each wait for the others on average, and none does in its own turn.
-
-    Args:
-        series: Of each rank, nanoseconds of each phase by step.
-    """
-    times = [one[phase] for one in series if phase in one]
-    steps = min(map(len, times), default=0)
-    if len(times) < 2 or len(times) < len(series) or not steps:
-        return None
-    return float(np.min([one[:steps] for one in times], axis=0).mean())
-
-
-def late_shares(series: Sequence[Mapping[Phase, Vector]]) -> list[dict[Phase, float]]:
-    """Returns, for each rank and phase, the part of the steps in which it took longest of all ranks.
-
-    Args:
-        series: Of each rank, nanoseconds of each phase by step.
-    """
-    shares: list[dict[Phase, float]] = [{} for _ in series]
-    steps = min((len(times) for one in series for times in one.values()), default=0)
-    if len(series) < 2 or not steps:
-        return shares
-    for phase in series[0]:
-        times_RS = np.array([one[phase][:steps] if phase in one else np.zeros(steps) for one in series])
-        latest = times_RS.argmax(axis=0)
-        for index, share in enumerate(shares):
-            share[phase] = float((latest == index).mean())
-    return shares
 
 
 def _line(x_N: Vector, y_N: Vector) -> tuple[float, float] | None:

@@ -93,7 +93,7 @@ def standing_ns(
         if slot >= FIRST_GAP and stack and WAIT in idioms.of_line(*stack[0][:2]):
             standing[slot] += weight_ns * (roles.phase(stack, slot) is Phase.OTHER)
     mean_ns = rows[:, len(COUNTS) :].mean(axis=0) if len(rows) else np.zeros(rows.shape[1])
-    return sum(float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in standing.items())
+    return sum((float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in standing.items()), 0.0)
 
 
 def worker_lines(log: RankLog, sources: Sources) -> list[SourceLine]:

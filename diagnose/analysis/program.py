@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -21,21 +21,16 @@ MIN_READINGS = 12
 """Fewer readings of the memory, two a second, do not make a slope."""
 
 
-def program_of(logs: Sequence[RankLog], warmup: int) -> Program:
-    """Reads what hooks learnt of the script's live objects (`Recorder.facts`).
+def program_of(log: RankLog, warmup: int) -> Program:
+    """Reads what hooks learnt of one rank's live objects (`Recorder.facts`), but for what takes all ranks.
 
     Args:
-        logs: Of all ranks. Only `ddp` is of each; all else is of the first.
+        log: The rank's records.
         warmup: Leading steps that the memory's growth leaves out.
     """
-    facts = _facts(logs[0])
+    facts = _facts(log)
     zeroes = facts.get("zeroes_grads")
     optimizers = [{**fact, "zeroes_grads": zeroes} for fact in facts.get("optimizers", ())]
-    ddp = [
-        {**_ddp(_facts(log)["ddp"]), "passes_per_step": _passes(log)}
-        for log in logs
-        if "ddp" in _facts(log)
-    ]
     return Program(
         loaders=tuple(_made(Loader, facts.get("loaders", ()))),
         optimizers=tuple(_made(Optimizer, optimizers)),
@@ -43,9 +38,14 @@ def program_of(logs: Sequence[RankLog], warmup: int) -> Program:
         calls=next(_made(Calls, _one(facts.get("calls"))), None),
         graph=next(map(_graph, _one(facts.get("graph"))), None),
         compiler=next(map(_compiler, _one(facts.get("compiler"))), None),
-        memory=memory_of(logs[0], warmup),
-        ddp=tuple(sorted(_made(Ddp, ddp), key=lambda ddp: ddp.rank)),
+        memory=memory_of(log, warmup),
     )
+
+
+def ddp_of(log: RankLog) -> Ddp | None:
+    """Reads what one rank's `DistributedDataParallel` told; `None` without one."""
+    fact = _facts(log).get("ddp")
+    return next(iter(_made(Ddp, [{**_ddp(fact), "passes_per_step": _passes(log)}]))) if fact else None
 
 
 def memory_of(log: RankLog, warmup: int) -> Memory:

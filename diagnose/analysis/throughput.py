@@ -1,4 +1,4 @@
-"""How sure a rate is, from one run."""
+"""How much work was done per second, and how sure that is, from one run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.steps import step_times
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.profile import Throughput
 from diagnose.core.units import NS_PER_S
 
 NUM_BLOCKS = 20
@@ -16,6 +19,37 @@ T_95 = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 19: 2.0
 """Two-sided 95 % points of Student's t by degrees of freedom."""
 
 MIN_BLOCKS = 4
+
+
+def throughput_of(rows: npt.NDArray[np.int64], samples_per_s: float, tokens_per_s: float) -> Throughput:
+    """Returns what all ranks together do.
+
+    Args:
+        rows: Measured steps of the first rank, which stands for all in how sure the figure is.
+        samples_per_s: Of all ranks together, 0 when no batch size could be read.
+        tokens_per_s: Likewise.
+    """
+    if not len(rows):
+        return Throughput()
+    times = step_times(rows)
+    interval = None
+    if samples_per_s:
+        low, high = interval_95(rows[:, COLUMNS.index("samples")], times)
+        own = rate(rows, "samples")
+        if own and math.isfinite(high):
+            interval = (samples_per_s * low / own, samples_per_s * high / own)
+    return Throughput(
+        samples_per_s=samples_per_s or None,
+        samples_per_s_ci95=interval,
+        tokens_per_s=tokens_per_s or None,
+        steps_per_s=len(times) * NS_PER_S / float(times.sum()),
+    )
+
+
+def rate(rows: npt.NDArray[np.int64], column: str) -> float:
+    """Returns how much of a column's count one rank did per second; 0 without steps."""
+    total_ns = float(step_times(rows).sum())
+    return float(rows[:, COLUMNS.index(column)].sum()) * NS_PER_S / total_ns if total_ns else 0.0
 
 
 def interval_95(samples: npt.NDArray[np.int64], times_ns: npt.NDArray[np.int64]) -> tuple[float, float]:

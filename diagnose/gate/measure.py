@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 import diagnose
-from diagnose.analysis.profile import read_logs, step_times
+from diagnose.analysis.profile import read_logs
 from diagnose.analysis.signals import host_stats
+from diagnose.analysis.steps import step_times
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.core.units import NS_PER_MS, NS_PER_S

@@ -1,0 +1,188 @@
+"""The ranks' same steps side by side, without all ranks in memory: each is folded in and let go.
+
+Legend: S is a step that all ranks made, N one that became a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.phases import Phase
+
+Rows = npt.NDArray[np.int64]
+Vector = npt.NDArray[np.float64]
+
+MAX_POINTS = 1 << 20
+"""Steps of all ranks together that are kept one by one, evenly chosen when there are more: a line through a
+million points is as sure as one through ten million."""
+
+UNITS = ("tokens", "samples")
+"""What the size of a batch is counted in, the more telling first."""
+
+
+@dataclass(slots=True)
+class Highest:
+    """Of each step, the rank that has most of something.
+
+    Attributes:
+        most_S: What it has.
+        rank_S: Which rank it is; of several that have as much the first.
+    """
+
+    most_S: Vector
+    rank_S: npt.NDArray[np.int32]
+
+    def fold(self, other: Highest) -> None:
+        """Takes other ranks in, of as many steps; they may stand before or after its own."""
+        higher_S = other.most_S > self.most_S
+        higher_S |= (other.most_S == self.most_S) & (other.rank_S < self.rank_S)
+        np.copyto(self.most_S, other.most_S, where=higher_S)
+        np.copyto(self.rank_S, other.rank_S, where=higher_S)
+
+    def cut(self, steps: int) -> None:
+        """Leaves out what comes after so many steps."""
+        self.most_S, self.rank_S = self.most_S[:steps], self.rank_S[:steps]
+
+    def counts(self, num_ranks: int) -> npt.NDArray[np.intp]:
+        """Returns in how many steps each rank has most."""
+        return np.bincount(self.rank_S, minlength=num_ranks)
+
+
+@dataclass(slots=True)
+class Sizes:
+    """How large the batches of a step are, counted in one unit.
+
+    Attributes:
+        fullest: The rank that has the largest.
+        least_S: The smallest.
+        total_S: Of all ranks together.
+    """
+
+    fullest: Highest
+    least_S: Vector
+    total_S: Vector
+
+    def fold(self, other: Sizes) -> None:
+        """Takes the batches of other ranks in, of as many steps."""
+        self.fullest.fold(other.fullest)
+        np.minimum(self.least_S, other.least_S, out=self.least_S)
+        self.total_S += other.total_S
+
+    def cut(self, steps: int) -> None:
+        """Leaves out what comes after so many steps."""
+        self.fullest.cut(steps)
+        self.least_S, self.total_S = self.least_S[:steps], self.total_S[:steps]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Some steps of one rank, for a line through those of all.
+
+    Attributes:
+        step_N: Which steps, from 0 of the measured ones.
+        forward_N: Nanoseconds of their forward pass.
+        size_N: By unit, the size of their batch.
+    """
+
+    step_N: npt.NDArray[np.int64]
+    forward_N: Vector
+    size_N: dict[str, Vector]
+
+
+@dataclass(slots=True, kw_only=True)
+class Across:
+    """What a comparison of the ranks' same steps gives. A rank is known by its place among all ranks.
+
+    Attributes:
+        steps: Measured steps that every rank made.
+        latest: By phase, the rank that takes longest.
+        least_S: By phase, the time of the rank that takes least. Of `COMMUNICATION` alone.
+        sizes: By unit, how large batches are.
+        points: By rank, steps for a line through those of all.
+    """
+
+    steps: int
+    latest: dict[Phase, Highest]
+    least_S: dict[Phase, Vector]
+    sizes: dict[str, Sizes]
+    points: dict[int, Points]
+
+    @classmethod
+    def of(cls, rank: int, series: Mapping[Phase, Vector], rows: Rows, stride: int = 1) -> Across:
+        """Begins with one rank.
+
+        Args:
+            rank: Its place.
+            series: Nanoseconds of each phase by step.
+            rows: Its measured steps.
+            stride: One of so many steps becomes a point.
+        """
+        rank_S = np.full(len(rows), rank, dtype=np.int32)
+
+        def highest(times_S: Vector) -> Highest:
+            return Highest(times_S.copy(), rank_S.copy())
+
+        size_S = {unit: rows[:, COLUMNS.index(unit)].astype(float) for unit in UNITS}
+        chosen = slice(None, None, stride)
+        return cls(
+            steps=len(rows),
+            latest={phase: highest(times_S) for phase, times_S in series.items()},
+            least_S={Phase.COMMUNICATION: series[Phase.COMMUNICATION].copy()},
+            sizes={unit: Sizes(highest(each), each.copy(), each.copy()) for unit, each in size_S.items()},
+            points={
+                rank: Points(
+                    step_N=np.arange(0, len(rows), stride),
+                    forward_N=rows[chosen, COLUMNS.index(Phase.FORWARD.value)].astype(float),
+                    size_N={unit: each[chosen] for unit, each in size_S.items()},
+                )
+            },
+        )
+
+    def fold(self, other: Across) -> None:
+        """Takes other ranks in; `other` is used up. Steps that not all made are left out."""
+        self.steps = steps = min(self.steps, other.steps)
+        for each in (self, other):
+            for latest in each.latest.values():
+                latest.cut(steps)
+            for sizes in each.sizes.values():
+                sizes.cut(steps)
+            each.least_S = {phase: times_S[:steps] for phase, times_S in each.least_S.items()}
+        for phase, late in other.latest.items():
+            self.latest[phase].fold(late)
+        for phase, times_S in other.least_S.items():
+            np.minimum(self.least_S[phase], times_S, out=self.least_S[phase])
+        for unit, sizes in other.sizes.items():
+            self.sizes[unit].fold(sizes)
+        self.points |= other.points
+
+    def late_shares(self, ranks: Sequence[int]) -> list[dict[Phase, float]]:
+        """Returns, for each of these ranks and each phase, the part of the steps in which it took longest.
+
+        Empty with one rank, or without a step that all made.
+        """
+        if len(ranks) < 2 or not self.steps:
+            return [{} for _ in ranks]
+        counts = {phase: late.counts(max(ranks) + 1) for phase, late in self.latest.items()}
+        return [
+            {phase: float(count[rank] / self.steps) for phase, count in counts.items()} for rank in ranks
+        ]
+
+    def common_ns(self, phase: Phase) -> float | None:
+        """Returns what every rank spends in a phase: the mean over the steps of the rank that spends least.
+
+        Ranks that take turns at being late each wait for the others on average, and none does in its own
+        turn. `None` with one rank, or without a step that all made.
+        """
+        if len(self.points) < 2 or not self.steps:
+            return None
+        return float(self.least_S[phase].mean())
+
+
+def stride_for(steps: int, ranks: int) -> int:
+    """Returns which of the steps become points, so that all ranks have `MAX_POINTS` at most."""
+    return max(1, -(-steps * ranks // MAX_POINTS))

@@ -1,0 +1,134 @@
+"""A rank in a few figures: all that a profile needs of a rank that is not the first.
+
+Ranks are summarized one after the other, or in several processes at once, and their records let go: a job
+of a thousand ranks fits into memory as a thousand summaries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from diagnose.analysis.across import Across
+from diagnose.analysis.gaps import split_gaps
+from diagnose.analysis.lines import standing_ns
+from diagnose.analysis.program import ddp_of
+from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.spans import part_of
+from diagnose.analysis.steps import GapParts, divided
+from diagnose.analysis.throughput import rate
+from diagnose.analysis.tuning import KINDS
+from diagnose.core.parallel import Ddp
+from diagnose.core.phases import Phase
+from diagnose.store.reader import RankLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Which steps of a run are looked at: the same of every rank.
+
+    Attributes:
+        part: The first step, and the one after the last (`None`: the end); `None` for the whole run.
+        warmup: Leading steps of the part that are left out of every figure.
+        stride: One of so many steps becomes a point; see `Across`.
+    """
+
+    part: tuple[int, int | None] | None = None
+    warmup: int = 0
+    stride: int = 1
+
+    def of(self, log: RankLog) -> RankLog:
+        """Returns a rank's records of the part."""
+        return log if self.part is None else part_of(log, *self.part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One rank's figures. A new reading of every rank is a field here, and a line in `summarize`.
+
+    Attributes:
+        file: Name of its file.
+        rank: Its number.
+        world_size: How many ranks the job had, as the rank knew; `None` if it did not say.
+        host: Name of its machine.
+        error: Type of the uncaught exception that ended it.
+        finished: Whether it closed its file.
+        journal: Whether its file had a write-ahead log: `wal`, else `delete`; empty if it did not say.
+        notes: What it said of its own measurement.
+        phase_time_ns: Mean nanoseconds of each phase in a measured step.
+        standing_ns: See `core.profile.RankProfile`.
+        samples_per_s: 0 when no batch size could be read.
+        tokens_per_s: Likewise.
+        gap_parts: How its gaps divide among the phases.
+        ddp: Its `DistributedDataParallel`, if it has one.
+        events: How often something happened.
+    """
+
+    file: str
+    rank: int
+    world_size: int | None = None
+    host: str = ""
+    error: str | None = None
+    finished: bool = False
+    journal: str = ""
+    notes: tuple[str, ...] = ()
+    phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
+    standing_ns: float = 0.0
+    samples_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    gap_parts: GapParts = field(default_factory=dict)
+    ddp: Ddp | None = None
+    events: Mapping[str, int] = field(default_factory=dict)
+
+
+def summarize(log: RankLog, place: int, window: Window, sources: Sources) -> tuple[RankSummary, Across]:
+    """Summarizes one rank.
+
+    Args:
+        log: Its records.
+        place: Its place among all ranks of the run.
+        window: The steps to look at.
+        sources: Where the text of a line is read; shared by the ranks, which run the same script.
+
+    Returns:
+        Its figures, and what becomes comparisons with other ranks.
+    """
+    log = window.of(log)
+    warmup = min(window.warmup, len(log.steps))
+    rows = log.steps[warmup:]
+    roles = Roles(log.sites, sources, log.samples)
+    parts = split_gaps(log, window.warmup, roles)
+    series = divided(rows, parts)
+    meta = log.meta
+    summary = RankSummary(
+        file=log.path.name,
+        rank=rank_of(log),
+        world_size=meta.get("world_size"),
+        host=str(meta.get("host", "")),
+        error=meta.get("error") or None,
+        finished=bool(meta.get("finished", False)),
+        journal=str(meta.get("journal", "")),
+        notes=tuple(map(str, meta.get("notes", ()))),
+        phase_time_ns={
+            phase: float(times.mean()) if len(times) else 0.0 for phase, times in series.items()
+        },
+        standing_ns=standing_ns(log, rows, window.warmup, roles, sources),
+        samples_per_s=rate(rows, "samples"),
+        tokens_per_s=rate(rows, "tokens"),
+        gap_parts=parts,
+        ddp=ddp_of(log),
+        events=count_events(log.events),
+    )
+    return summary, Across.of(place, series, rows, window.stride)
+
+
+def rank_of(log: RankLog) -> int:
+    """Returns a rank's number."""
+    return int(log.meta.get("rank", 0))
+
+
+def count_events(events: Iterable[tuple[int, int, str, dict[str, Any]]]) -> dict[str, int]:
+    """Counts what happened, by kind, without what tuning did."""
+    return dict(Counter(kind for _, _, kind, _ in events if kind not in KINDS))
