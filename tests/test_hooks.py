@@ -1031,6 +1031,7 @@ def test_every_replacing_hook_is_tried_without_one_of_its_names():
         "checkpoint-safetensors",
         "collectives",
         "copy-to-device",
+        "ddp-waits",
         "forward",
         "optimizer-facts",
     }

@@ -131,3 +131,28 @@ class Imbalance:
     forward_ns_per_unit: float
     correlation: float
     fullest: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meetings:
+    """How the ranks meet to average their gradients, by what each waits there when its own are ready.
+
+    Whoever comes last waits for nobody: what it still waits is the communication itself. All others wait
+    for it besides. Nothing here compares clocks of two machines.
+
+    Attributes:
+        num_steps: Steps that all ranks made and in which all of them met.
+        wait_ns: Nanoseconds per step that each rank waits, by rank: the mean over the steps.
+        common_ns: What even the rank that waits least does: the mean over the steps.
+        calm_ns: Likewise, in the calmest quarter of the steps: on a busy machine the rest is its doing.
+        last_share: Part of the steps in which each rank came last, by rank.
+        held_ns: Nanoseconds per step by which a step would have been shorter if a rank had come with the
+            last but one, by rank: the mean over the steps.
+    """
+
+    num_steps: int
+    wait_ns: Mapping[int, float] = field(default_factory=dict)
+    common_ns: float = 0.0
+    calm_ns: float = 0.0
+    last_share: Mapping[int, float] = field(default_factory=dict)
+    held_ns: Mapping[int, float] = field(default_factory=dict)

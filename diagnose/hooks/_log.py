@@ -19,7 +19,10 @@ STEPPED = 64
 """An optimizer step ended here; the script may end before another does."""
 SETTLED = 32
 """The gap after an evaluation, since the last mark, belongs to this slot; what follows to no hook."""
+ARRIVED = 31
+"""Instead of a slot: this rank's gradients are all there, and what follows waits for those of others."""
 
+COMMUNICATION = SLOT_OF["communication"]
 DATA_WAIT = SLOT_OF["data_wait"]
 GAP_AFTER_EVALUATION = SLOT_OF["gap_after_evaluation"]
 GAP_AFTER_REST = SLOT_OF["gap_after_rest"]
@@ -40,10 +43,13 @@ class Log:
 
     Attributes:
         append: Adds an entry: a number, or a `Mark`. Of the training thread.
+        meetings: When this rank's gradients of a backward pass were there, and when those of all were, as
+            far as has been read. The flusher takes them.
         batches: Training batches asked for, as far as has been read.
     """
 
     __slots__ = (
+        "_arrived_ns",
         "_base",
         "_closed",
         "_current",
@@ -57,6 +63,7 @@ class Log:
         "append",
         "batches",
         "close",
+        "meetings",
     )
 
     def __init__(self) -> None:
@@ -76,7 +83,9 @@ class Log:
         self._current = GAP_AFTER_REST
         self._last_ns = 0
         self._floor = 0
+        self._arrived_ns = 0
         self._switches = 0
+        self.meetings: deque[tuple[int, int]] = deque()
         self._tail = (0, self._times.copy())
         self.batches = 0
 
@@ -126,6 +135,12 @@ class Log:
             code = entry % WIDTH
             times[current] += now_ns - last_ns
             last_ns = now_ns
+            if self._arrived_ns:
+                self.meetings.append((self._arrived_ns, now_ns))
+                self._arrived_ns = 0
+            if code == ARRIVED:
+                self._arrived_ns = now_ns
+                code = COMMUNICATION
             if code < SETTLED:
                 self._switches += 1
                 if code == DATA_WAIT and current >= FIRST_GAP:

@@ -97,6 +97,7 @@ class Recorder:
             live objects and add to `facts`.
         flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
+        on_pass: Called with the arguments of each outermost backward pass, before it.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
@@ -143,6 +144,7 @@ class Recorder:
         "on_boundary",
         "on_forward",
         "on_iterator",
+        "on_pass",
         "optimizers",
         "pending",
         "rotate_at",
@@ -164,6 +166,7 @@ class Recorder:
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []
         self.routes: dict[int, list[Route]] = {}

@@ -47,6 +47,8 @@ class BackwardHook(Hook):
                     recorder.site("backward")
                     if recorder.on_backward is not None:
                         recorder.guarded(recorder.on_backward, args)
+                if recorder.on_pass is not None:
+                    recorder.guarded(recorder.on_pass, args)
             return BACKWARD
 
         def wrap(original: Any) -> Any:
@@ -63,6 +65,8 @@ class BackwardHook(Hook):
                         unseen(error)
                         raise
                 recorder.backward_passes += 1
+                if recorder.on_pass is not None:
+                    recorder.guarded(recorder.on_pass, args)
                 try:
                     recorder.current = BACKWARD
                     log(clock() * WIDTH + BACKWARD)

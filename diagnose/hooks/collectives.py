@@ -38,7 +38,7 @@ COLLECTIVES = (
 class CollectivesHook(Hook):
     """Charges the collectives of `torch.distributed` that Python calls to `communication`.
 
-    Those that DDP and FSDP launch from C++ during the backward pass are not seen here.
+    What DDP launches from C++ during the backward pass is not seen here: see `ddp_waits`.
     """
 
     requires = "torch.distributed"

@@ -128,6 +128,8 @@ class Flusher:
             recorder.rotate_due = True  # the training thread hands its bucket over at the end of the step
         while rows := recorder.take_rows(FLUSH_STEPS):
             writer.add_steps(rows)
+        meetings = recorder.log.meetings
+        writer.add_meetings([meetings.popleft() for _ in range(len(meetings))])
         while recorder.buckets:
             first_step, samples = recorder.buckets.popleft()
             items = list(samples.items())

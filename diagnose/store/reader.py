@@ -41,6 +41,8 @@ class RankLog:
         workers: Running totals of each DataLoader worker.
         vitals: Time, step, and the operating system's running totals at that time, in order.
         worker_samples: Stack and nanoseconds, of all workers together.
+        meetings: int64 of shape `(passes, 2)`: when this rank's gradients of a backward pass were there,
+            and when those of all ranks were, by `time.perf_counter_ns`. Empty where nothing was reduced.
         notes: What could not be read, in words.
     """
 
@@ -53,6 +55,7 @@ class RankLog:
     workers: list[dict[str, Any]] = field(default_factory=list)
     vitals: list[tuple[int, int, dict[str, int]]] = field(default_factory=list)
     worker_samples: list[tuple[tuple[Frame, ...], int]] = field(default_factory=list)
+    meetings: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     notes: list[str] = field(default_factory=list)
 
 
@@ -108,6 +111,7 @@ def read_rank(path: Path) -> RankLog:
                 notes,
                 lambda stack, weight: (stacks[stack], int(weight)),
             ),
+            meetings=_meetings(db, path, notes),
             notes=notes,
         )
     finally:
@@ -161,6 +165,19 @@ def _stack(key: int, text: str) -> tuple[int, tuple[Frame, ...]]:
 
 def _chunk(num_steps: int, blob: bytes) -> npt.NDArray[np.int64]:
     return np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(len(COLUMNS), num_steps)
+
+
+def _meetings(db: sqlite3.Connection, path: Path, notes: list[str]) -> npt.NDArray[np.int64]:
+    """Reads the meetings of the ranks; files of before there were any have no table of them."""
+    tables = _rows(db, "SELECT name FROM sqlite_master", path, notes)
+    if ("meetings",) not in tables:
+        return np.empty((0, 2), dtype=np.int64)
+    blobs = _rows(db, "SELECT times FROM meetings", path, notes, _times)  # in the order of its key
+    return np.concatenate([*blobs, np.empty((0, 2), dtype=np.int64)])
+
+
+def _times(blob: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(2, -1).T
 
 
 def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

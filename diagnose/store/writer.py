@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diagnose.store.format import SCHEMA, VERSION, pack
+from diagnose.store.format import SCHEMA, VERSION, pack, pack_times
 
 LONGEST_WAIT_MS = 1000
 """So long the end of a script waits for somebody who reads the file; a look takes a hundredth of it."""
@@ -44,6 +44,7 @@ class Writer:
         self._db, self.journal = _open(self.path)
         self._stacks: dict[str, int] = {}
         self._steps = 0
+        self._meetings = 0
         self.safe_steps = 0
 
     def add_steps(self, rows: Sequence[tuple[int, ...]]) -> None:
@@ -52,6 +53,12 @@ class Writer:
             return
         self._db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (self._steps, len(rows), *pack(rows)))
         self._steps += len(rows)
+
+    def add_meetings(self, meetings: Sequence[tuple[int, int]]) -> None:
+        """Appends backward passes: when this rank's gradients were there, and when those of all ranks."""
+        if meetings:
+            self._db.execute("INSERT INTO meetings VALUES (?, ?)", (self._meetings, pack_times(meetings)))
+            self._meetings += len(meetings)
 
     def add_samples(self, first_step: int, samples: Iterable[tuple[int, Frames, int]]) -> None:
         """Appends sampled stacks: slot, frames, nanoseconds."""

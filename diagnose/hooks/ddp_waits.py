@@ -1,0 +1,125 @@
+"""The end of a backward pass, in which DDP waits for the gradients of other ranks."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._log import ARRIVED, WIDTH
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, hidden, replaced, unseen
+
+BACKWARD = SLOT_OF["backward"]
+COMMUNICATION = SLOT_OF["communication"]
+
+
+class DdpWaitsHook(Hook):
+    """Charges what a backward pass waits for gradients on their way to `communication`.
+
+    DDP waits in a function that autograd calls when the pass has computed everything, and autograd calls
+    such functions in the order in which they were asked for. Ours is asked for as the pass begins, by a
+    hook of the loss's own node that is gone when the pass ends; DDP's when its last gradient is there. So
+    ours is called between the last gradient and the wait. No communication hook is set, and no model is
+    touched.
+
+    Where gradients live on a CUDA device the host does not wait there, and nothing is charged.
+    """
+
+    requires = "torch.nn.parallel.distributed"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch.autograd import Variable
+        from torch.nn.parallel import DistributedDataParallel
+
+        queue_callback = Variable._execution_engine.queue_callback
+        reducing: list[weakref.ref[Any]] = []
+        clock = recorder.clock
+        handle: Any = None
+
+        def arrived() -> None:
+            nonlocal handle
+            if handle is not None:
+                handle.remove()
+                handle = None
+            if recorder.current == BACKWARD and recorder.on_training_thread() and any_reduces(reducing):
+                recorder.current = COMMUNICATION
+                recorder.log.append(clock() * WIDTH + ARRIVED)
+
+        def begun(grads: Any) -> None:
+            try:
+                queue_callback(arrived)
+            except Exception:  # noqa: BLE001 (the one place where a hook meets the script)
+                recorder.broke(begun)
+
+        def on_pass(args: tuple[Any, ...]) -> None:
+            nonlocal handle
+            node = root(args)
+            if node is None or is_autograd_compiled():
+                return
+            if handle is not None:  # of a pass that failed
+                handle.remove()
+            handle = node.register_prehook(begun)
+
+        def wrap(original: Any) -> Any:
+            def init(model: Any, *args: Any, **kwargs: Any) -> None:
+                try:
+                    original(model, *args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+                reducing.append(weakref.ref(model))
+                recorder.on_pass = on_pass
+
+            return hidden(functools.wraps(original)(init))
+
+        def find(args: tuple[Any, ...]) -> None:
+            """Models that were there before this hook was: `diagnose.attach` may come late."""
+            if chained is not None:
+                chained(args)
+            known = [reference() for reference in reducing]
+            for reference in recorder.modules:
+                model = reference()
+                if isinstance(model, DistributedDataParallel) and model not in known:
+                    reducing.append(reference)
+                    recorder.on_pass = on_pass
+
+        chained: Callable[[tuple[Any, ...]], None] | None = recorder.on_backward
+        recorder.on_backward = find
+        try:
+            with replaced(DistributedDataParallel, "__init__", wrap):
+                yield
+        finally:
+            if recorder.on_pass is on_pass:
+                recorder.on_pass = None
+            if recorder.on_backward is find:
+                recorder.on_backward = chained
+
+
+def root(args: tuple[Any, ...]) -> Any:
+    """Returns the node at which a backward pass begins; `None` where it has none of its own."""
+    if not args:
+        return None
+    tensors: Any = args[0] if isinstance(args[0], Sequence) else args[:1]
+    return next((node for tensor in tensors if (node := tensor.grad_fn) is not None), None)
+
+
+def is_autograd_compiled() -> bool:
+    """Whether Dynamo traces the pass itself, our function included."""
+    compiler: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiler, "compiled_autograd_enabled", False))
+
+
+def any_reduces(models: Sequence[weakref.ref[Any]]) -> bool:
+    """Whether the gradients of a pass are averaged now: not under `no_sync`, and on CPUs."""
+    for reference in models:
+        model = reference()
+        if model is not None and model.require_backward_grad_sync and model.device_type == "cpu":
+            return True
+    return False

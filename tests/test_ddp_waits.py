@@ -1,0 +1,120 @@
+"""The end of a backward pass in which DDP waits: measured without a trace on loss or model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks import _recorder
+from diagnose.hooks.backward import BackwardHook
+from diagnose.hooks.ddp_waits import DdpWaitsHook
+
+COMMUNICATION = SLOT_OF["communication"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def recorder() -> Iterator[_recorder.Recorder]:
+    recorder = _recorder.Recorder()
+    recorder.step_marked()
+    with BackwardHook().install(recorder), DdpWaitsHook().install(recorder):
+        yield recorder
+
+
+def meetings(recorder: _recorder.Recorder) -> int:
+    recorder.has_rows()  # reads the log
+    return len(recorder.log.meetings)
+
+
+def test_each_pass_that_averages_gradients_is_a_meeting_and_those_under_no_sync_are_none(recorder):
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+    assert meetings(recorder) == 3
+    with model.no_sync():
+        model(torch.ones(1, 4)).sum().backward()
+    assert meetings(recorder) == 3
+    arrived, met = recorder.log.meetings[0]
+    assert arrived < met
+
+
+def test_a_pass_without_ddp_is_no_meeting(recorder):
+    DistributedDataParallel(nn.Linear(4, 2)).module(torch.ones(1, 4)).sum().backward()
+    nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()
+    assert meetings(recorder) == 0
+
+
+def test_the_loss_keeps_no_hook_and_a_graph_can_be_walked_twice(recorder):
+    called: list[Any] = []
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    loss = model(torch.ones(1, 4)).sum()
+    loss.register_hook(called.append)
+    loss.backward(retain_graph=True)
+    assert meetings(recorder) == 1
+    model.require_backward_grad_sync = False
+    loss.backward()
+    assert len(called) == 2, "the script's own hook is called once a pass"
+    assert meetings(recorder) == 1
+
+
+def test_a_pass_that_fails_leaves_the_next_one_measured(recorder):
+    def fail(grad: torch.Tensor) -> None:
+        raise RuntimeError("from the script")
+
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    out = model(torch.ones(1, 4))
+    handle = out.register_hook(fail)
+    with pytest.raises(RuntimeError, match="from the script"):
+        out.sum().backward()
+    handle.remove()
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    model(torch.ones(1, 4)).sum().backward()
+    assert meetings(recorder) == 1
+    assert recorder.notes == type(recorder.notes)()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_pass_within_a_pass_does_not_end_the_outer_one(recorder, reentrant: bool):
+    """Reentrant checkpointing runs a backward pass inside of the backward pass."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, rows: torch.Tensor) -> Any:
+            return checkpoint(self.second, self.first(rows), use_reentrant=reentrant)
+
+    model = DistributedDataParallel(Checkpointed())
+    model(torch.ones(1, 4)).sum().backward()
+    assert meetings(recorder) == 1
+
+
+def test_gradients_are_bit_for_bit_those_of_a_pass_that_is_not_measured(recorder):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
+    rows = torch.randn(16, 8)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(rows).square().mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    measured = gradients()
+    assert meetings(recorder) == 1
+    recorder.on_pass = None
+    assert all(map(torch.equal, measured, gradients()))
