@@ -10,17 +10,17 @@ class Copies:
     """Copies between host and device, per step, and the link they take.
 
     Attributes:
-        to_device_bytes: Bytes sent to the device.
+        to_device_bytes: Bytes sent to the device, by `Tensor.to`, `cuda` and `copy_` in the loop.
         to_device_ns: Time in which the device copied from the host and computed nothing.
         pageable_share: Part of the bytes sent that came from memory that is not page-locked.
-        blocking_share: Part of the bytes sent by calls that waited until the copy was over.
+        blocking_share: Part of the bytes sent by calls that did not say `non_blocking=True`.
         constant_bytes: Part of `to_device_bytes` that was the same tensor, unchanged, in the step before.
         constant_ns: Time that sending those took.
         constant_line: Line that sends most of them, as `file:line`; empty when unknown.
         to_host_bytes: Bytes fetched from the device.
         to_host_ns: Time in which the loop waited for them.
         to_host_line: Line that fetches most of them, as `file:line`; empty when unknown.
-        link_bytes_per_s: Highest rate to the device that was seen over a second.
+        link_bytes_per_s: Highest rate to the device that the driver counted, over 20 ms at a time.
         link_limit_bytes_per_s: Rate that the link, as it runs, could reach.
         link_generation: PCIe generation that the link runs at under load.
         link_max_generation: The highest that card and slot support.

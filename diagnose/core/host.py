@@ -39,10 +39,16 @@ class HostStats:
         child_cpus: CPUs that its children used, such as DataLoader workers.
         busy_cpus: CPUs of the machine that were in use, by anybody.
         stolen_cpus: CPUs that the machine's host gave to other guests while this one wanted them.
+        iowait_cpus: CPUs of the machine that were idle while a process waited for a disk, on average.
+        busiest_core_share: Part of the time that the busiest of `cpus` was busy, from half a second to the
+            next: near 1 where one core is full all the time, whichever it is.
+        full_cores: How many of `cpus` were busy all the time, on average.
         python_threads: The busiest other Python threads, those that used any CPU to speak of.
         quota_cpus: CPUs that the control group may use; `None` without a quota.
         throttled_share: Part of the accounting periods in which the quota was used up.
         major_faults_per_s: Page faults that had to read the disk.
+        read_bytes_per_s: Bytes that this process had read from storage, its workers not counted.
+        written_bytes_per_s: Likewise written.
         swapped_bytes: Memory of the process that is swapped out, at most.
         memory_stall_share: Part of the wall time in which some task of the machine waited for memory.
         anomaly_share: Part of the readings that found torch's anomaly detection on.
@@ -61,10 +67,15 @@ class HostStats:
     child_cpus: float | None = None
     busy_cpus: float | None = None
     stolen_cpus: float | None = None
+    iowait_cpus: float | None = None
+    busiest_core_share: float | None = None
+    full_cores: float | None = None
     python_threads: tuple[PythonThread, ...] = ()
     quota_cpus: float | None = None
     throttled_share: float | None = None
     major_faults_per_s: float | None = None
+    read_bytes_per_s: float | None = None
+    written_bytes_per_s: float | None = None
     swapped_bytes: int | None = None
     memory_stall_share: float | None = None
     anomaly_share: float | None = None

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, SLOT_OF
+from diagnose.hooks._copies import Copies
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
+from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 COPY = SLOT_OF["copy"]
+
+NOT_BLOCKING = {"to": (2, 3), "cuda": (2,), "copy_": (2,)}
+"""Where a call that names nothing may say whether it returns at once, `self` counted."""
 
 
 class CopyToDeviceHook(Hook):
     """Charges `Tensor.to`, `Tensor.cuda` and `Tensor.copy_` from one kind of device to another to `copy`.
 
-    Only copies that the loop itself makes: those inside the model or the optimizer belong to these. On a
-    build of torch for the CPU alone nothing is installed.
+    Only copies that the loop itself makes: those inside the model or the optimizer belong to these. In the
+    first steps their bytes are counted too, by line, and those of `Tensor.cpu`, whose time is that of the
+    line it stands in: mostly it waits for a result. On a build of torch for the CPU alone nothing is
+    installed.
     """
 
     requires = "torch._tensor"
@@ -27,29 +35,95 @@ class CopyToDeviceHook(Hook):
         """See `Hook.install`."""
         import torch
 
-        if torch._C._get_accelerator().type == "cpu":
+        accelerator = torch._C._get_accelerator().type
+        if accelerator == "cpu":
             yield
             return
+        copies = Copies(recorder)
+        looking: tuple[Any, ...] | None = None
 
-        def moves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            if recorder.current < FIRST_GAP:
-                return -1
-            here = args[0].device.type
+        def kind_of(target: Any) -> str:
+            """The kind of device that an argument names; empty where it names none."""
+            if isinstance(target, torch.device):
+                return target.type
+            if isinstance(target, str):
+                return target.partition(":")[0]
+            if isinstance(target, torch.Tensor):
+                return target.device.type
+            return accelerator if type(target) is int else ""
+
+        def target_of_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             for target in (*args[1:3], kwargs.get("device"), kwargs.get("other")):
-                if isinstance(target, torch.device):
-                    return COPY if target.type != here else -1
-                if isinstance(target, str):
-                    return COPY if target.partition(":")[0] != here else -1
-                if isinstance(target, torch.Tensor):
-                    return COPY if target.device.type != here else -1
-            return -1
+                kind = kind_of(target)
+                if kind:
+                    return kind
+            return ""
 
-        def to_cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            return COPY if recorder.current >= FIRST_GAP and args[0].device.type != "cuda" else -1
+        def watching(
+            name: str, ends: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, str]]
+        ) -> Callable[[Any], Any]:
+            """Makes a wrapper; `ends` returns the tensor that is copied, and where to."""
 
-        with (
-            replaced(torch.Tensor, "to", lambda original: spanned(original, recorder, moves)),
-            replaced(torch.Tensor, "copy_", lambda original: spanned(original, recorder, moves)),
-            replaced(torch.Tensor, "cuda", lambda original: spanned(original, recorder, to_cuda)),
-        ):
-            yield
+            def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+                nonlocal looking
+                if recorder.current < FIRST_GAP:
+                    return -1
+                source, target = ends(args, kwargs)
+                if not target or source.device.type == target:
+                    return -1
+                if not copies.looks:
+                    return COPY
+                if target == "cpu":
+                    looking = (source, perf_counter_ns())
+                else:
+                    at_once = kwargs.get("non_blocking", False) or any(
+                        args[i] is True for i in NOT_BLOCKING[name] if i < len(args)
+                    )
+                    looking = (source, perf_counter_ns(), source.is_pinned(), not at_once)
+                return COPY + THEN
+
+            def after(args: tuple[Any, ...], result: Any) -> None:
+                nonlocal looking
+                looked, looking = looking, None
+                if looked is not None:
+                    (copies.fetched if len(looked) == 2 else copies.sent)(*looked)
+
+            return lambda original: spanned(original, recorder, before, after)
+
+        def wrap_cpu(original: Any) -> Any:
+            from torch.compiler import is_dynamo_compiling
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                begun_ns = 0
+                if copies.looks and not is_dynamo_compiling():
+                    looks = get_ident() == recorder.thread and recorder.current >= FIRST_GAP
+                    begun_ns = perf_counter_ns() if looks and args[0].device.type != "cpu" else 0
+                try:
+                    result = original(*args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+                if begun_ns:
+                    recorder.guarded(copies.fetched, args[0], begun_ns)
+                return result
+
+            return hidden(call)
+
+        def tell() -> None:
+            recorder.facts["copies"] = copies.facts()
+
+        recorder.flushed.append(tell)
+        try:
+            with (
+                replaced(torch.Tensor, "to", watching("to", lambda a, k: (a[0], target_of_to(a, k)))),
+                replaced(
+                    torch.Tensor,
+                    "copy_",
+                    watching("copy_", lambda a, k: (a[1] if len(a) > 1 else k["src"], a[0].device.type)),
+                ),
+                replaced(torch.Tensor, "cuda", watching("cuda", lambda a, k: (a[0], "cuda"))),
+                replaced(torch.Tensor, "cpu", wrap_cpu),
+            ):
+                yield
+        finally:
+            recorder.flushed.remove(tell)

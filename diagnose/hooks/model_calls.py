@@ -70,6 +70,7 @@ class _Look:
         self._site: tuple[int, int] | None = None
         self._padding: list[tuple[int, int]] = []
         self._batch_size: int | None = None
+        self._autocast: str | None = None
 
     def see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is about to be called; after the last of the steps, tells what was seen and goes."""
@@ -79,6 +80,8 @@ class _Look:
         elif id(module) in self._models:
             call = Call(id(module), torch.is_grad_enabled(), module.training, user_frame(sys._getframe(1)))
             self._calls.append(call)
+            if call.has_grad:
+                self._autocast = _autocast_dtype(next(module.parameters()).device.type)
             tensor = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
             if tensor is not None and tensor.dim():
                 self._given(call, tensor)
@@ -116,6 +119,7 @@ class _Look:
             "untrained": self._untrained / LOOKED_AT,
             "padding_share": sum(pad for pad, _ in self._padding) / tokens if tokens else None,
             "batch_size": self._batch_size,
+            "autocast_dtype": self._autocast,
             "file": file,
             "line": line,
         }
@@ -123,3 +127,10 @@ class _Look:
 
 def _has_parameters(model: Any) -> bool:
     return model is not None and next(model.parameters(), None) is not None
+
+
+def _autocast_dtype(device: str) -> str:
+    """The type that autocast computes in on such a device, on this thread; empty where it is off."""
+    if not torch.is_autocast_enabled(device):
+        return ""
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")

@@ -15,6 +15,7 @@ from typing import Any
 
 from diagnose.core.ledger import COLUMNS
 from diagnose.launch import vitals
+from diagnose.launch.device import DeviceReadings
 
 FLUSH_EVERY_S = 0.5
 """At most this much is lost when the process is killed."""
@@ -49,6 +50,7 @@ class Flusher:
         self._recorder = recorder
         self._sampler = sampler
         self._state = state
+        self._device = DeviceReadings()
         self._stop = threading.Event()
         self._flushing = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -67,6 +69,7 @@ class Flusher:
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
+            self._device.stop()
 
     def before_fork(self) -> None:
         """Waits for the flush under way: a child forked while this thread is inside SQLite or an import
@@ -139,7 +142,10 @@ class Flusher:
             self._sites = len(recorder.sites)
             writer.add_sites(_resolved_sites(dict(recorder.sites)))
         if recorder.thread:
-            writer.add_vitals(time.perf_counter_ns(), recorder.steps, vitals.read(recorder.thread))
+            readings = {**vitals.read(recorder.thread), **self._device.read(recorder.facts)}
+            writer.add_vitals(time.perf_counter_ns(), recorder.steps, readings)
+        else:
+            self._device.stop()
         for report in _worker.inbox.receive():
             writer.add_worker(report)
         for look in list(recorder.flushed):
@@ -150,11 +156,12 @@ class Flusher:
             "facts": dict(recorder.facts),
             "sampler_ns": self._sampler.cost_ns,
             "samples": self._sampler.count,
-            "flusher_ns": self._spent_ns,
+            "flusher_ns": self._spent_ns + self._device.spent_ns,
             "updated_unix": time.time(),
             "finished": last,
             **self._state(),
         }
+        state["notes"] = [*state.get("notes", ()), *self._device.notes]
         writer.set_meta({"state": state})
         if last:
             error = getattr(sys, "last_type", None)

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from diagnose.launch import quota
@@ -23,7 +23,14 @@ MAX_THREADS = 24
 
 MAX_CHILDREN = 32
 
-OURS = "diagnose-flusher"
+OURS = "diagnose-"
+"""How the names of our own threads begin."""
+
+CPU_LINES_BYTES = 1 << 16
+"""Of `/proc/stat`: its lines on CPUs, those of a machine of several hundred too, come first."""
+
+FULL = 0.95
+"""Part of the time that makes a core count as busy all the time: ticks are counted in hundredths."""
 
 
 def read(training_thread: int) -> Readings:
@@ -40,8 +47,12 @@ def read(training_thread: int) -> Readings:
         `python_threads`: name, file, line and CPU nanoseconds of each other Python thread, by native id.
         `child_cpu_ns`: CPU time of this process's children, such as DataLoader workers.
         `machine_busy_ns`, `machine_stolen_ns`: CPU time of all processes, and that other guests took.
+        `machine_iowait_ns`: CPU time that was idle while some process waited for a disk.
+        `busiest_core_share`, `full_cores`: of the CPUs that this process may use, since the last reading,
+        the busy time of the busiest, and how many were busy all the time.
         `major_faults`: page faults that needed the disk. `swapped_bytes`, `resident_bytes`: as they stand.
-        `read_bytes`: what this process has had read from storage, beyond the page cache.
+        `read_bytes`, `written_bytes`: what this process has had read from storage, beyond the page cache,
+        and written to it.
         `memory_stall_ns`: time in which some task of the machine waited for memory.
         `anomaly`, `profiler`: 1 where torch's anomaly detection or profiler is on.
         `periods`, `throttled`, `throttled_ns`: of the control group's CPU quota; `quota`: its CPUs.
@@ -75,10 +86,10 @@ def _add(readings: Readings, part: Callable[[], Mapping[str, Any]]) -> None:
         readings.update(part())
 
 
-def _text(path: str) -> str:
+def _text(path: str, num_bytes: int = 16384) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(descriptor, 16384).decode()
+        return os.read(descriptor, num_bytes).decode()
     finally:
         os.close(descriptor)
 
@@ -103,7 +114,7 @@ def _others(threads: Mapping[int | None, threading.Thread], training: int | None
     for name in os.listdir("/proc/self/task"):
         native = int(name)
         thread = threads.get(native)
-        if native == training or (thread is not None and thread.name == OURS):
+        if native == training or (thread is not None and thread.name.startswith(OURS)):
             continue
         try:
             if thread is not None and len(python) < MAX_THREADS:
@@ -140,19 +151,64 @@ def _children(training: int | None) -> int:
     return total_ns
 
 
-def _machine() -> Mapping[str, int]:
+def _machine() -> Mapping[str, float]:
     """Reads user, nice, system, idle, iowait, irq, softirq and steal of all CPUs, in ticks."""
-    ticks = [int(field) for field in _text("/proc/stat").split(maxsplit=10)[1:9]]
+    text = _text("/proc/stat", CPU_LINES_BYTES)
+    ticks = [int(field) for field in text.split(maxsplit=10)[1:9]]
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]
-    return {"machine_busy_ns": busy * tick_ns, "machine_stolen_ns": ticks[7] * tick_ns}
+    return {
+        "machine_busy_ns": _busy(ticks) * tick_ns,
+        "machine_stolen_ns": ticks[7] * tick_ns,
+        "machine_iowait_ns": ticks[4] * tick_ns,
+        **_cores.read(text),
+    }
+
+
+def _busy(ticks: Sequence[int]) -> int:
+    return ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]
+
+
+class _Cores:
+    """Each core's use between two readings: one that is full hides in a mean over many."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[int, int]] = {}
+
+    def read(self, text: str) -> Mapping[str, float]:
+        """Reads the lines of single CPUs in `/proc/stat`."""
+        now: dict[int, tuple[int, int]] = {}
+        allowed = os.sched_getaffinity(0)
+        for line in text.splitlines()[1:]:
+            if not line.startswith("cpu"):
+                break
+            name, *fields = line.split()
+            if int(name[3:]) in allowed:
+                ticks = [int(field) for field in fields[:8]]
+                now[int(name[3:])] = _busy(ticks), sum(ticks)
+        before, self._before = self._before, now
+        shares = [
+            (busy - before[core][0]) / (all_ticks - before[core][1])
+            for core, (busy, all_ticks) in now.items()
+            if core in before and all_ticks > before[core][1]
+        ]
+        if not shares:
+            return {}
+        return {
+            "busiest_core_share": round(max(shares), 3),
+            "full_cores": sum(share >= FULL for share in shares),
+        }
+
+
+_cores = _Cores()
 
 
 def _memory() -> Mapping[str, int]:
     fields = _text("/proc/self/stat").rpartition(")")[2].split()
     readings = {"major_faults": int(fields[9])}
     with contextlib.suppress(OSError, ValueError, KeyError):  # a container that hides it
-        readings["read_bytes"] = int(_fields(_text("/proc/self/io"))["read_bytes"])
+        moved = _fields(_text("/proc/self/io"))
+        readings["read_bytes"] = int(moved["read_bytes"])
+        readings["written_bytes"] = int(moved["write_bytes"])
     try:
         some = _text("/proc/pressure/memory").split()
         readings["memory_stall_ns"] = 1000 * int(some[4].partition("=")[2])

@@ -14,7 +14,7 @@ MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
 
 SATURATED = 0.75
-"""Part of the link's limit that a second's mean rate reaches; protocol takes most of the rest."""
+"""Part of the link's limit that the rate reaches; protocol takes most of the rest."""
 
 
 class SaturatedLink(DeviceRule):

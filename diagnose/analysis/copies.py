@@ -1,0 +1,97 @@
+"""What a rank's loop copies between host and device, from its own calls and from the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diagnose.analysis.device import MIN_READINGS, busy, driver_readings
+from diagnose.core.copies import Copies
+from diagnose.core.device import Device
+from diagnose.core.phases import Phase
+from diagnose.store.reader import RankLog
+
+MIN_STEPS = 5
+"""Steps whose copies were looked at: fewer may not be like the others."""
+
+LANE_BYTES_PER_S = {1: 250e6, 2: 500e6, 3: 985e6, 4: 1_969e6, 5: 3_938e6, 6: 7_563e6, 7: 15_125e6}
+"""What a lane of each PCIe generation carries in one direction, its encoding taken off."""
+
+Sites = Sequence[Mapping[str, Any]]
+
+
+def copies_of(log: RankLog, warmup: int, device: Device) -> Copies:
+    """Composes what is known of a rank's copies.
+
+    The time in which the device waited for the host's copies is the device's to tell: on the host's clock a
+    copy also waits for all kernels before it.
+
+    Args:
+        log: One rank's records.
+        warmup: Leading steps to leave out.
+        device: What is known of its device; of its idle time, what is charged to `copy` is a copy's.
+    """
+    facts: Mapping[str, Any] = log.meta.get("facts", {})
+    looked: Mapping[str, Any] = facts.get("copies") or {}
+    to_device_ns = (device.idle_ns or {}).get(Phase.COPY)
+    figures: dict[str, Any] = {"to_device_ns": to_device_ns}
+    steps = int(looked.get("num_steps", 0))
+    if facts.get("device") and steps >= MIN_STEPS:
+        sites = looked.get("sites", ())
+        figures |= _sent([site for site in sites if site["kind"] == "sent"], steps, to_device_ns)
+        figures |= _fetched([site for site in sites if site["kind"] == "fetched"], steps)
+    return Copies(**figures, **_link(driver_readings(log, warmup), facts.get("nvml") or {}))
+
+
+def _sent(sites: Sites, steps: int, to_device_ns: float | None) -> dict[str, Any]:
+    total, constant = _sum(sites, "bytes"), _sum(sites, "constant_bytes")
+    call_ns = _sum(sites, "ns")
+    constant_ns = to_device_ns * _sum(sites, "constant_ns") / call_ns if to_device_ns and call_ns else None
+    return {
+        "to_device_bytes": total / steps,
+        "pageable_share": _sum(sites, "pageable_bytes") / total if total else None,
+        "blocking_share": _sum(sites, "blocking_bytes") / total if total else None,
+        "constant_bytes": constant / steps,
+        "constant_ns": constant_ns if constant else 0.0,
+        "constant_line": _line(sites, "constant_bytes"),
+    }
+
+
+def _fetched(sites: Sites, steps: int) -> dict[str, Any]:
+    return {
+        "to_host_bytes": _sum(sites, "bytes") / steps,
+        "to_host_ns": _sum(sites, "ns") / steps,
+        "to_host_line": _line(sites, "bytes"),
+    }
+
+
+def _sum(sites: Sites, name: str) -> float:
+    return float(sum(site[name] for site in sites))
+
+
+def _line(sites: Sites, name: str) -> str:
+    """Returns the line with most of something; empty where there is nothing, or no line of the user's."""
+    most = max(sites, key=lambda site: site[name], default=None)
+    return f"{most['file']}:{most['line']}" if most is not None and most[name] and most["file"] else ""
+
+
+def _link(readings: Sequence[Mapping[str, Any]], constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the link while kernels ran: an idle device lets it fall back to a lower generation."""
+    loaded = [reading for reading in busy(readings) if "pcie_generation" in reading]
+    rates = [reading["to_device_bytes_per_s"] for reading in readings if "to_device_bytes_per_s" in reading]
+    figures: dict[str, Any] = {
+        "link_bytes_per_s": max(rates, default=None),
+        "link_max_generation": constants.get("max_pcie_generation"),
+        "link_max_width": constants.get("max_pcie_width"),
+    }
+    if len(loaded) >= MIN_READINGS and all("pcie_width" in reading for reading in loaded):
+        generation = max(reading["pcie_generation"] for reading in loaded)
+        width = max(reading["pcie_width"] for reading in loaded)
+        figures |= {
+            "link_generation": generation,
+            "link_width": width,
+            "link_limit_bytes_per_s": LANE_BYTES_PER_S[generation] * width
+            if generation in LANE_BYTES_PER_S
+            else None,
+        }
+    return figures
