@@ -14,6 +14,8 @@ import numpy as np
 
 from diagnose.analysis.across import stride_for
 from diagnose.analysis.compare import StepSeries
+from diagnose.analysis.copies import copies_of
+from diagnose.analysis.device import device_of
 from diagnose.analysis.history import history_of
 from diagnose.analysis.imbalance import imbalance_of
 from diagnose.analysis.lines import source_lines, worker_lines
@@ -149,6 +151,7 @@ def composed(
     status = Status.SCRIPT_FAILED if failed else Status.OK
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
+    device = device_of(main, warmup)
     return Profile(
         run=info,
         status=status,
@@ -186,6 +189,8 @@ def composed(
             collective_ns=across.common_ns(Phase.COMMUNICATION),
         ),
         settings=settings_of(main),
+        device=device,
+        copies=copies_of(main, warmup, device),
         events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
         tuning=_tuning(whole),
         notes=tuple(dict.fromkeys([*notes, *notes_of(manifest, ranks)])),
