@@ -9,7 +9,8 @@ import numpy.typing as npt
 from diagnose.dashboards._bins import Bins
 from diagnose.dashboards._snapshot import Lateness, Steps
 
-from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOTS
+from diagnose.analysis.gaps import phase_weights
+from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 
@@ -29,20 +30,6 @@ MAD_TO_SIGMA = 1.4826
 
 SAMPLES, TOKENS = COLUMNS.index("samples"), COLUMNS.index("tokens")
 ORDER = tuple(Phase)
-
-
-def phase_weights(parts: GapParts) -> npt.NDArray[np.float64]:
-    """Returns what part of each slot belongs to each phase, shape `(len(SLOTS), len(Phase))`.
-
-    A gap of which no line was sampled is `OTHER`.
-    """
-    weights = np.zeros((len(SLOTS), len(ORDER)))
-    for slot, phase in enumerate(HOOKED):
-        weights[slot, ORDER.index(phase)] = 1.0
-    for slot in range(FIRST_GAP, len(SLOTS)):
-        for phase, part in parts.get(slot, {Phase.OTHER: 1.0}).items():
-            weights[slot, ORDER.index(phase)] = part
-    return weights
 
 
 def steps_of(ranks: Sequence[Bins], parts: GapParts, begun_ns: int) -> Steps:

@@ -18,6 +18,7 @@ GROUPS = (
     ("analysis",),
     ("rules", "actions"),
     ("tuner", "report", "gate"),
+    ("export",),
     ("launch", "dashboards"),
     ("cli",),
 )

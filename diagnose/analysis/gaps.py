@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from diagnose.analysis.roles import Roles
-from diagnose.core.ledger import FIRST_GAP, SLOTS
+from diagnose.core.ledger import FIRST_GAP, HOOKED, SLOTS
 from diagnose.core.phases import Phase
 from diagnose.store.reader import Frame, RankLog
 
@@ -28,6 +31,21 @@ def split_gaps(log: RankLog, warmup: int, roles: Roles) -> dict[int, dict[Phase,
         slot: {phase: weight / sum(parts.values()) for phase, weight in parts.items()}
         for slot, parts in weights.items()
     }
+
+
+def phase_weights(parts: Mapping[int, Mapping[Phase, float]]) -> npt.NDArray[np.float64]:
+    """Returns what part of each slot belongs to each phase, shape `(len(SLOTS), len(Phase))`.
+
+    A gap of which no line was sampled is `OTHER`.
+    """
+    order = tuple(Phase)
+    weights = np.zeros((len(SLOTS), len(order)))
+    for slot, phase in enumerate(HOOKED):
+        weights[slot, order.index(phase)] = 1.0
+    for slot in range(FIRST_GAP, len(SLOTS)):
+        for phase, part in parts.get(slot, {Phase.OTHER: 1.0}).items():
+            weights[slot, order.index(phase)] = part
+    return weights
 
 
 def measured_samples(log: RankLog, warmup: int) -> Iterator[tuple[int, tuple[Frame, ...], int]]:

@@ -68,6 +68,13 @@ def run(
         bool | None,
         typer.Option("--dashboard", help="Show the run in a browser while it trains; prints the address."),
     ] = None,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=TARGET]",
+            help="Take figures to another tool meanwhile; see diagnose export.",
+        ),
+    ] = None,
     nproc_per_node: Annotated[
         str | None, typer.Option(metavar="N", help="Start N ranks through torchrun.")
     ] = None,

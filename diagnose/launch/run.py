@@ -11,6 +11,7 @@ from typing import Any
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch.command import Target, environment, why_blind
 from diagnose.launch.ending import conclude, say, say_notes
+from diagnose.launch.exporting import Exporting, check_exports, start_exporting
 from diagnose.launch.opened import Opened, open_beside
 from diagnose.launch.record import Record, open_record
 from diagnose.launch.settings import Settings
@@ -43,6 +44,7 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     _check_destination("--html", settings.html)
     if settings.apply is not None:
         read_kept(settings.apply)
+    check_exports(settings.export)
     launcher = torchrun_arguments({"nproc_per_node": settings.nproc_per_node, **torchrun})
     place = None if launcher else place_in_torchrun(os.environ, settings.name or target.name)
     record = open_record(target, settings, place)
@@ -52,6 +54,7 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     # What goes into a file or a pipe is the script's first; only a person is told right away.
     told = sys.stderr is not None and sys.stderr.isatty()
     opened = _open_dashboard(record, settings)
+    exporting = _start_exporting(record, settings)
     if told and record.is_first:
         _tell_start(record, settings, opened)
     ranks = RanksAtWork(record.folder) if place is not None and record.folder is not None else None
@@ -64,6 +67,9 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     if not told and record.is_first:
         say_notes(record)
     conclude(record, settings, fate)
+    if exporting is not None:
+        for words in exporting.finish():
+            say(f"diagnose: {words}")
     if opened is not None:
         opened.close()
         if not settings.quiet:
@@ -79,6 +85,17 @@ def _open_dashboard(record: Record, settings: Settings) -> Opened | None:
         return open_beside(record.folder)
     except OSError as error:
         record.note(f"the dashboard could not be started: {error}.")
+        return None
+
+
+def _start_exporting(record: Record, settings: Settings) -> Exporting | None:
+    """Starts the process that exports, where that was asked for; a run without one is better than none."""
+    if not settings.export or record.folder is None or not record.is_first:
+        return None
+    try:
+        return start_exporting(record.folder, settings.export)
+    except OSError as error:
+        record.note(f"the process that exports could not be started: {error}.")
         return None
 
 

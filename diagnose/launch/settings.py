@@ -35,6 +35,7 @@ class Settings:
         dry_run: Name the fixes that would be tried; change nothing.
         apply: A `tuned.toml` whose fixes are put in force without trials.
         dashboard: Show the run in a browser while it trains.
+        export: Where to take figures while it trains, and when it has ended: `NAME` or `NAME=TARGET` each.
     """
 
     run_dir: Path = DEFAULT_ROOT
@@ -53,6 +54,7 @@ class Settings:
     dry_run: bool = False
     apply: Path | None = None
     dashboard: bool = False
+    export: tuple[str, ...] = ()
 
     @property
     def tunes(self) -> bool:
@@ -88,7 +90,8 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
         if key in LISTS:
             if value:  # typer's empty list stands for an option that was not given
                 option = f"--{key}"
-                values[key] = _checked(key, [n for each in value for n in each.split(",") if n], option)
+                names = [n for each in value for n in each.split(",") if n]
+                values[key] = _checked(key, value if key == "export" else names, option)
         elif value is not None:
             values[key] = value
     return Settings(**values)
@@ -161,8 +164,14 @@ INTEGERS = {"steps": 1, "stop_after": 1, "warmup": 0}
 
 SWITCHES = ("quiet", "tune", "dry_run", "dashboard")
 
-LISTS: dict[str, tuple[str, ...]] = {"allow": ("precision", "training"), "only": (), "skip": ()}
-"""Settings that hold several names, with those there are; none means the names of all actions."""
+LISTS: dict[str, tuple[str, ...]] = {
+    "allow": ("precision", "training"),
+    "only": (),
+    "skip": (),
+    "export": (),
+}
+"""Settings that hold several names, with those there are; none means the names of all actions, save for
+`export`: `diagnose.export` knows those."""
 
 
 def _checked(key: str, value: Any, where: str) -> Any:
@@ -172,6 +181,9 @@ def _checked(key: str, value: Any, where: str) -> Any:
         return _accept(ok, value, where, f"a whole number of {least} or more", int)
     if key in SWITCHES:
         return _accept(isinstance(value, bool), value, where, "true or false", bool)
+    if key == "export":
+        ok = isinstance(value, (list, tuple)) and all(isinstance(each, str) and each for each in value)
+        return _accept(ok, value, where, "a list of texts such as 'prometheus=run.prom'", tuple)
     if key in LISTS:
         names = LISTS[key] or action_names()
         ok = isinstance(value, (list, tuple)) and all(name in names for name in value)

@@ -1,0 +1,47 @@
+"""`diagnose export`: takes a run's figures to other tools."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from diagnose.cli._output import RunDir, root_of_runs
+
+
+def command(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command("export")(export)
+
+
+def export(
+    to: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME[=TARGET]",
+            help="mlflow, otel, perfetto, prometheus, tensorboard or wandb; may be given several times.",
+        ),
+    ],
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Name or path of a run. [default: the newest]")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on while the run does, a few times a minute.")
+    ] = False,
+    beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
+    run_dir: RunDir = None,
+) -> None:
+    """Takes a run's figures to other tools: a trace to look at, metrics to scrape, scalars to track.
+
+    Nothing is sent anywhere unless the target says so.
+    """
+    from diagnose.export._live import export_once, follow_run
+    from diagnose.export.base import Destination
+    from diagnose.store.runs import resolve_run
+
+    destinations = [Destination.parse(text) for text in to]
+    folder = resolve_run(run, root_of_runs(run_dir))
+    if follow or beside:
+        follow_run(folder, destinations, till_stdin_closes=beside)
+    else:
+        export_once(folder, destinations)

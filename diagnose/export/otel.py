@@ -1,0 +1,148 @@
+"""OpenTelemetry metrics, sent by the SDK."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose import __version__
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.profile import RunInfo
+from diagnose.export._metrics import NAMES, Metric, metrics_of
+from diagnose.export._reading import Reading, clean
+from diagnose.export.base import Exporter, Write, imported
+
+SDK = "opentelemetry-sdk"
+OTLP = {
+    "http/protobuf": ("opentelemetry.exporter.otlp.proto.http", "opentelemetry-exporter-otlp-proto-http"),
+    "grpc": ("opentelemetry.exporter.otlp.proto.grpc", "opentelemetry-exporter-otlp-proto-grpc"),
+}
+"""By the names that `OTEL_EXPORTER_OTLP_PROTOCOL` has for them."""
+
+SEND_WITHIN_MS = 10_000
+NEVER_MS = float("inf")
+"""The SDK sends when it is told that there is a new reading, not by a clock of its own."""
+
+OUR_OWN = ("host", "script")
+"""Attributes that need no prefix: OpenTelemetry's conventions have names for them."""
+
+CONVENTIONS = {"host": "host.name", "script": "process.command"}
+
+
+class Otel(Exporter):
+    """Sends all metrics with every reading, over OTLP unless `OTEL_METRICS_EXPORTER` says `console`.
+
+    Where to, with which headers and certificates, the standard `OTEL_` variables say; `--to otel=URL` takes
+    the place of `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`. The run is the resource: `service.name` is
+    `diagnose` unless `OTEL_SERVICE_NAME` says otherwise, `service.instance.id` the name of the run.
+    """
+
+    target = "URL"
+    requires = {"opentelemetry.sdk": SDK}  # noqa: RUF012 (a constant; the base class has its type)
+
+    def default_target(self, run: RunInfo) -> str:
+        """Returns nothing: the environment knows."""
+        return ""
+
+    @contextmanager
+    def open(self, target: str, run: RunInfo) -> Iterator[Write]:
+        """Sets the SDK up, apart from whatever the process itself may send."""
+        failed: list[str] = []
+        with sending(_reader(target, failed), run, failed) as write:
+            yield write
+
+
+@contextmanager
+def sending(reader: Any, run: RunInfo, failed: list[str]) -> Iterator[Write]:
+    """Gives readings to one reader of the SDK.
+
+    Args:
+        reader: An `opentelemetry.sdk.metrics.export.MetricReader`.
+        run: What runs.
+        failed: Where the reader's exporter leaves what went wrong.
+    """
+    metrics = imported("opentelemetry.sdk.metrics", "otel", SDK)
+    resources = imported("opentelemetry.sdk.resources", "otel", SDK)
+    api = imported("opentelemetry.metrics", "otel", SDK)
+    about = {"service.instance.id": clean(run.id)}
+    if "OTEL_SERVICE_NAME" not in os.environ:
+        about["service.name"] = "diagnose"
+    provider = metrics.MeterProvider([reader], resource=resources.Resource.create(about))
+    meter = provider.get_meter("diagnose", __version__)
+    latest: dict[str, Metric] = {}
+
+    def reported(name: str) -> Callable[[Any], Iterable[Any]]:
+        def observe(options: Any) -> Iterable[Any]:
+            metric = latest.get(name)
+            for labels, value in metric.values if metric is not None else ():
+                yield api.Observation(value, {_attribute(key): text for key, text in labels.items()})
+
+        return observe
+
+    for name, (unit, help, is_counter) in NAMES.items():
+        make = meter.create_observable_counter if is_counter else meter.create_observable_gauge
+        make(name, [reported(name)], unit=unit, description=help)
+
+    def write(reading: Reading) -> str:
+        latest.clear()
+        latest.update((metric.name, metric) for metric in metrics_of(reading))
+        failed.clear()
+        if not provider.force_flush(SEND_WITHIN_MS):
+            failed.append("the metrics could not be sent in time")
+        if failed:
+            raise DiagnoseError(f"export to otel: {failed[0]}.")
+        return "sent metrics by OpenTelemetry"
+
+    try:
+        yield write
+    finally:
+        provider.shutdown(SEND_WITHIN_MS)
+
+
+def _attribute(key: str) -> str:
+    return CONVENTIONS.get(key, f"diagnose.{key}")
+
+
+def _reader(target: str, failed: list[str]) -> Any:
+    export = imported("opentelemetry.sdk.metrics.export", "otel", SDK)
+    wanted = os.environ.get("OTEL_METRICS_EXPORTER", "otlp").strip() or "otlp"
+    if wanted == "console":
+        # stdout may be a pipe into another program, or the script's.
+        exporter = export.ConsoleMetricExporter(out=sys.stderr)
+    elif wanted == "otlp":
+        exporter = _told(export, _otlp(target), failed)
+    else:
+        raise DiagnoseError(
+            f"export to otel: OTEL_METRICS_EXPORTER is {wanted!r}; this writes by 'otlp' or to 'console'."
+        )
+    return export.PeriodicExportingMetricReader(exporter, export_interval_millis=NEVER_MS)
+
+
+def _otlp(target: str) -> Any:
+    default = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", default)
+    if protocol not in OTLP:
+        raise DiagnoseError(
+            f"export to otel: there is no protocol {protocol!r} (OTEL_EXPORTER_OTLP_PROTOCOL). "
+            f"There are: {', '.join(OTLP)}."
+        )
+    module, install = OTLP[protocol]
+    exporter = imported(f"{module}.metric_exporter", "otel", install).OTLPMetricExporter
+    return exporter(endpoint=target) if target else exporter()
+
+
+def _told(export: Any, exporter: Any, failed: list[str]) -> Any:
+    """Makes an exporter tell where it fails: the SDK would only log that, and go on."""
+    inner = exporter.export
+
+    def sent(*arguments: Any, **options: Any) -> Any:
+        result = inner(*arguments, **options)
+        if result is not export.MetricExportResult.SUCCESS:
+            failed.append("the collector did not take the metrics")
+        return result
+
+    exporter.export = sent
+    return exporter

@@ -1,0 +1,168 @@
+"""A trace file for ui.perfetto.dev and chrome://tracing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diagnose import __version__
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.profile import RunInfo
+from diagnose.export._reading import Reading, clean
+from diagnose.export.base import Exporter, Write
+
+if TYPE_CHECKING:
+    from diagnose.export._trace import RankTrace
+
+MAX_RANKS = 64
+"""Ranks drawn, the first ones. More tracks nobody reads, and the file would not open."""
+
+STEPS_TRACK, PHASES_TRACK, EVENTS_TRACK, FINDINGS_TRACK = 1, 2, 3, 4
+TRACKS = {
+    STEPS_TRACK: "steps",
+    PHASES_TRACK: "phases (one bar each per step, in the order of phases)",
+    EVENTS_TRACK: "gc, checkpoints, compilations",
+    FINDINGS_TRACK: "tuning and findings",
+}
+
+ORDER_NOTE = (
+    "A step's phases are sums: each phase is drawn once per step, one after the other in a fixed order, "
+    "although it may have come in several pieces."
+)
+
+US = 1000
+"""Nanoseconds in the unit of the format."""
+
+
+class Perfetto(Exporter):
+    """Writes the Chrome Trace Event format: steps and phases of each rank as slices, what happened as
+    instants, samples per second and memory as counters.
+
+    The newest steps one by one, those before them many to a slice, so that a run of any length makes a file
+    that a browser can open. Compressed where the name ends in `.gz`.
+    """
+
+    target = "FILE"
+    live = False
+
+    def default_target(self, run: RunInfo) -> str:
+        """Returns a file of the run's name."""
+        return f"{run.id or 'run'}.trace.json.gz"
+
+    @contextmanager
+    def open(self, target: str, run: RunInfo) -> Iterator[Write]:
+        """Writes the file at once when it is given a reading."""
+        path = Path(target)
+
+        def write(reading: Reading) -> str:
+            data = json.dumps(trace_of(reading), allow_nan=False, separators=(",", ":")).encode()
+            try:
+                path.write_bytes(gzip.compress(data, 6) if path.suffix == ".gz" else data)
+            except OSError as error:
+                raise DiagnoseError(
+                    f"export to perfetto: cannot write {path}: {error.strerror}."
+                ) from error
+            return f"wrote {path}: open it in https://ui.perfetto.dev (nothing is uploaded there)"
+
+        yield write
+
+
+def trace_of(reading: Reading) -> dict[str, Any]:
+    """Returns a run as the object form of the Chrome Trace Event format."""
+    from diagnose.export._trace import read_trace
+
+    ranks = read_trace(reading.folder, MAX_RANKS, reading.profile.steps.warmup)
+    begun_ns = min((rank.segments[0].begin_ns for rank in ranks), default=0)
+    events: list[dict[str, Any]] = []
+    for number, rank in enumerate(ranks):
+        # Process 0 is the kernel's own to Perfetto.
+        events += _rank_events(rank, number + 1, begun_ns)
+    events += _findings(reading, ranks, begun_ns)
+    run = reading.profile.run
+    left_out = len(reading.ranks) - len(ranks)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "writer": f"diagnose {__version__}",
+            "run": clean(run.id),
+            "script": clean(run.script),
+            "started": run.started,
+            "note": ORDER_NOTE + (f" {left_out} further ranks are left out." if left_out > 0 else ""),
+        },
+    }
+
+
+def _rank_events(rank: RankTrace, pid: int, begun_ns: int) -> Iterator[dict[str, Any]]:
+    yield _metadata("process_name", pid, 0, f"rank {rank.name}" + (f" on {rank.host}" if rank.host else ""))
+    yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+    for tid, name in TRACKS.items():
+        if tid != FINDINGS_TRACK or pid == 1:
+            yield _metadata("thread_name", pid, tid, name)
+    for segment in rank.segments:
+        at_us = (segment.begin_ns - begun_ns) / US
+        one = segment.num_steps == 1
+        last = segment.first + segment.num_steps - 1
+        args: dict[str, Any] = (
+            {"step": segment.first} if one else {"first_step": segment.first, "last": last}
+        )
+        if segment.samples:
+            args["samples"] = segment.samples
+        name = f"step {segment.first}" if one else f"steps {segment.first} to {last}"
+        yield _slice(name, pid, STEPS_TRACK, at_us, segment.time_ns / US, args)
+        for phase, time_ns in segment.phase_ns.items():
+            yield _slice(phase.label, pid, PHASES_TRACK, at_us, time_ns / US, {})
+            at_us += time_ns / US
+        if segment.samples and segment.time_ns:
+            rate = {"samples/s": segment.samples * 1e9 / segment.time_ns}
+            yield _counter("throughput", pid, (segment.begin_ns - begun_ns) / US, rate)
+    for time_ns, num_bytes in rank.memory:
+        yield _counter("resident memory", pid, max(0, time_ns - begun_ns) / US, {"bytes": num_bytes})
+    for event in rank.events:
+        tid = EVENTS_TRACK if event.is_scripts else FINDINGS_TRACK
+        at_us = max(0, event.time_ns - begun_ns) / US
+        yield _instant(clean(event.label), pid, tid, at_us, {"step": event.step, **event.detail})
+
+
+def _findings(reading: Reading, ranks: list[RankTrace], begun_ns: int) -> Iterator[dict[str, Any]]:
+    """Findings are of the whole run: they stand where the first rank's last step ends."""
+    if not ranks:
+        return
+    last = ranks[0].segments[-1]
+    at_us = (last.begin_ns + last.time_ns - begun_ns) / US
+    for finding in reading.profile.findings:
+        args = {
+            "summary": clean(finding.summary),
+            "lost_ms_per_step": finding.lost_ns_per_step / 1e6,
+            "evidence": [clean(sentence) for sentence in finding.evidence],
+            "fix": clean(finding.fix),
+            "place": clean(f"{finding.file}:{finding.line}") if finding.file else "",
+        }
+        yield _instant(f"finding: {clean(finding.rule)}", 1, FINDINGS_TRACK, at_us, args)
+
+
+def _metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": clean(name)}}
+
+
+def _slice(
+    name: str, pid: int, tid: int, at_us: float, time_us: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    event = {"name": name, "ph": "X", "pid": pid, "tid": tid, "ts": _us(at_us), "dur": _us(time_us)}
+    return {**event, "args": args} if args else event
+
+
+def _counter(name: str, pid: int, at_us: float, values: dict[str, float]) -> dict[str, Any]:
+    return {"name": name, "ph": "C", "pid": pid, "tid": 0, "ts": _us(at_us), "args": values}
+
+
+def _instant(name: str, pid: int, tid: int, at_us: float, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "i", "s": "t", "pid": pid, "tid": tid, "ts": _us(at_us), "args": args}
+
+
+def _us(value: float) -> float:
+    return round(value, 3)  # nanoseconds

@@ -1,0 +1,86 @@
+"""A text file for the node exporter's textfile collector."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.profile import RunInfo
+from diagnose.export._metrics import Metric, metrics_of
+from diagnose.export._reading import Reading, clean
+from diagnose.export.base import Exporter, Write
+
+UNITS = {"s": "seconds", "By": "bytes", "1": "ratio"}
+"""UCUM's codes as Prometheus has them spelled; a unit in braces says what is counted and is left out."""
+
+
+class Prometheus(Exporter):
+    """Writes all metrics to one file, replaced as a whole: who scrapes it never sees half of it.
+
+    Names follow OpenTelemetry's rules for Prometheus: dots become underscores, the unit is appended in
+    full, and then `_total` to what only grows. Every series bears the name of the run.
+    """
+
+    target = "FILE"
+
+    def default_target(self, run: RunInfo) -> str:
+        """Returns a file of the run's name; the collector reads `*.prom` alone."""
+        return f"{run.id or 'run'}.prom"
+
+    @contextmanager
+    def open(self, target: str, run: RunInfo) -> Iterator[Write]:
+        """Writes the file anew with every reading; nothing is kept open."""
+        path = Path(target)
+
+        def write(reading: Reading) -> str:
+            text = to_text(metrics_of(reading), clean(run.id))
+            _replace(path, text)
+            return f"wrote {path}"
+
+        yield write
+
+
+def to_text(metrics: list[Metric], run: str) -> str:
+    """Returns the metrics in Prometheus's text format, version 0.0.4."""
+    lines = []
+    for metric in metrics:
+        name = _name(metric)
+        lines.append(f"# HELP {name} {_escaped(metric.help)}")
+        lines.append(f"# TYPE {name} {'counter' if metric.is_counter else 'gauge'}")
+        lines += [f"{name}{_labels({'run': run, **labels})} {value!r}" for labels, value in metric.values]
+    return "\n".join(lines) + "\n"
+
+
+def _name(metric: Metric) -> str:
+    name = metric.name.replace(".", "_")
+    unit = "per_second" if metric.unit.endswith("/s") else UNITS.get(metric.unit, "")
+    if metric.name == "diagnose.run":
+        unit = "info"
+    total = "total" if metric.is_counter else ""
+    return "_".join(filter(None, (name, unit, total)))
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    quoted = (f'{key}="{_escaped(text, quotes=True)}"' for key, text in labels.items())
+    return "{" + ",".join(quoted) + "}"
+
+
+def _escaped(text: str, *, quotes: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
+
+
+def _replace(path: Path, text: str) -> None:
+    # Not a name that the collector reads, and in the same folder: only there is a rename one step.
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise DiagnoseError(f"export to prometheus: cannot write {path}: {error.strerror}.") from error

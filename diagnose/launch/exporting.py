@@ -1,0 +1,103 @@
+"""What exports a run while it goes on: a process of its own, beside the one that waits for the script."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_FILE = "export.log"
+
+ENDS_WITHIN_S = 60.0
+"""Longer than this the end of a run does not wait for its last export."""
+
+MAX_LOG_BYTES = 1_000_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Exporting:
+    """A process that exports.
+
+    Attributes:
+        process: It makes its last export when its stdin is closed, so also when we are killed.
+        log: Where it writes what it says.
+        names: The exporters it writes with.
+    """
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    names: tuple[str, ...]
+
+    def finish(self) -> list[str]:
+        """Has the last export made, and returns what it has to say of all of them, a line each."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            code = self.process.wait(timeout=ENDS_WITHIN_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self.process.kill()
+            self.process.wait()
+            return [*self._said(), f"export: it took too long and was ended; see {self.log}"]
+        return self._said() if code == 0 else [*self._said(), f"export: failed; see {self.log}"]
+
+    def _said(self) -> list[str]:
+        try:
+            with self.log.open("rb") as file:
+                lines = file.read(MAX_LOG_BYTES).decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []
+        # Libraries and tracebacks speak there too.
+        begins = tuple(f"{name}: " for name in ("export", *self.names))
+        return list(dict.fromkeys(line for line in lines if line.startswith(begins)))
+
+
+def check_exports(exports: Sequence[str]) -> None:
+    """Finds now, not after hours of training, an exporter that is not there, or cannot write.
+
+    Raises:
+        DiagnoseError: If there is one.
+    """
+    if exports:
+        from diagnose.export.base import Destination
+
+        for text in exports:
+            Destination.parse(text).check()
+
+
+def start_exporting(folder: Path, exports: Sequence[str]) -> Exporting:
+    """Starts the process that exports a run, in a session of its own: Ctrl-C is the script's.
+
+    Args:
+        folder: The run's folder, absolute.
+        exports: `NAME` or `NAME=TARGET` each.
+
+    Raises:
+        OSError: If it cannot be started, or the folder takes no file.
+    """
+    ours = ("DIAGNOSE_RUN", "DIAGNOSE_SUPERVISOR", "PYTHONSTARTUP")
+    log = folder / LOG_FILE
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", "diagnose", "export", str(folder), "--beside"),
+                *(part for text in exports for part in ("--to", text)),
+            ],
+            env={
+                **{key: value for key, value in os.environ.items() if key not in ours},
+                # One thread: numpy must not take the cores that the script trains on.
+                "OMP_NUM_THREADS": "1",
+                # A `wandb` folder beside the user's script is not the package.
+                "PYTHONSAFEPATH": "1",
+            },
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    return Exporting(process=process, log=log, names=tuple(text.partition("=")[0] for text in exports))

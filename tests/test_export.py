@@ -1,0 +1,434 @@
+"""What each exporter writes, read back with the library that it is written for."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import export as otel_export
+from opentelemetry.sdk.metrics.export import (
+    ConsoleMetricExporter,
+    InMemoryMetricReader,
+    MetricExportResult,
+    PeriodicExportingMetricReader,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.phases import Phase
+from diagnose.export import _follower, _live, _trace, otel
+from diagnose.export._follower import Follower
+from diagnose.export._live import export_once, follow_run
+from diagnose.export._metrics import Metric, metrics_of
+from diagnose.export._reading import Reading
+from diagnose.export.base import Destination, exporter_names
+from diagnose.export.perfetto import trace_of
+from diagnose.export.prometheus import to_text
+from tests.recorded import BATCH, MS, manifest, record, steps, writer
+from tests.running import DIAGNOSE, run, write
+
+HOSTILE = 'a "b"\\c\n<script>\u202e\udcff é 日本'
+GC = (5 * MS, 0, "gc", {"collected": float("nan")})
+KEPT = {
+    "action": "gc-freeze",
+    "outcome": "kept",
+    "step": 3,
+    "reason": HOSTILE,
+    "measured": {"speedup": 1.2},
+}
+
+ANCHOR_NS = [0, 1_700_000_000 * 10**9]
+
+OFFLINE = ("perfetto", "prometheus", "tensorboard")
+"""Exporters that write files with what is installed for the tests."""
+
+
+def read(folder: Path) -> Reading:
+    return Follower(folder).look(is_last=True)
+
+
+def recorded_run(folder: Path, num_steps: int = 60, **more: Any) -> Path:
+    record(manifest(folder), num_steps, **more)
+    return folder
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    events = (GC, (40 * MS, 1, "checkpoint", {}), (90 * MS, 2, "trial", KEPT))
+    folder = recorded_run(tmp_path / "run", events=events, anchor_ns=ANCHOR_NS)
+    slow = {"forward": 20.0, "gap_after_rest": 18.0}
+    record(folder, 60, rank=1, slots_ms=slow, anchor_ns=ANCHOR_NS)
+    return folder
+
+
+@pytest.fixture(params=["no ranks", "one step", "torn", "empty file", "crashed", "hostile"])
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Runs that something has gone wrong with, or hardly begun."""
+    kind = request.param
+    name = 'caf\udce9 日本 "x" \\' if kind == "hostile" else "odd"
+    try:
+        folder = manifest(tmp_path / name, exit_code=1 if kind == "crashed" else 0)
+    except UnicodeEncodeError:
+        folder = manifest(tmp_path / "hostile", id=HOSTILE)
+    if kind == "one step":
+        record(folder, 1)
+    elif kind == "crashed":
+        record(folder, 7, error="RuntimeError")
+    elif kind == "hostile":
+        manifest(folder, id=HOSTILE, script=f"/{HOSTILE}", argv=[HOSTILE])
+        record(
+            folder,
+            30,
+            host=HOSTILE,
+            torch=HOSTILE,
+            device=HOSTILE,
+            events=[(9, 0, "trial", {HOSTILE: HOSTILE})],
+        )
+    elif kind == "torn":
+        record(folder, 2000)
+        path = folder / "rank0.sqlite"
+        path.write_bytes(path.read_bytes()[:20_000])
+    elif kind == "empty file":
+        (folder / "rank0.sqlite").write_bytes(b"")
+    return folder
+
+
+# -- every exporter
+
+
+def test_every_exporter_is_named_in_the_help(tmp_path):
+    asked = run(*DIAGNOSE[:-1], "export", "--help", cwd=tmp_path)
+    assert asked.code == 0
+    assert all(name in asked.stdout for name in exporter_names())
+
+
+@pytest.mark.parametrize("name", exporter_names())
+def test_an_exporter_takes_a_run_to_where_it_was_told(name, finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    destination = Destination(name=name)
+    for module in _requirements(name):
+        pytest.importorskip(module)
+    export_once(finished, [destination])
+    assert f"\n{name}: " in "\n" + capsys.readouterr().err
+
+
+def _requirements(name: str) -> list[str]:
+    module = importlib.import_module(f"diagnose.export.{name}")
+    return list(next(vars(module)[key] for key in vars(module) if key.lower() == name).requires)
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a_run_that_is_odd_is_exported_as_far_as_it_goes(name, odd, tmp_path):
+    target = tmp_path / "out.json"
+    export_once(odd, [Destination(name=name, target=str(target))])
+    assert target.exists()
+    if name == "prometheus":
+        assert parsed(target.read_text(encoding="utf-8"))["diagnose_run_active"]
+    elif name == "perfetto":
+        assert_chrome_trace(json.loads(target.read_text(encoding="utf-8")))
+
+
+def test_an_odd_run_is_sent_by_opentelemetry_too(odd):
+    assert "diagnose.run" in sent(read(odd))
+
+
+def test_what_is_unknown_or_not_installed_is_said_with_what_to_do(monkeypatch):
+    with pytest.raises(DiagnoseError, match=r"^export: there is no 'grafana' to export to. There are: ml"):
+        Destination.parse("grafana=x")
+    with pytest.raises(DiagnoseError, match="names no target"):
+        Destination.parse("perfetto=")
+    monkeypatch.setattr("diagnose.export.tensorboard.Tensorboard.requires", {"no_such.module": "no-such"})
+    with pytest.raises(DiagnoseError) as refused:
+        Destination(name="tensorboard").exporter()
+    assert str(refused.value) == (
+        "export to tensorboard: no-such is not installed in this Python.\nInstall it: pip install no-such"
+    )
+
+
+# -- Prometheus
+
+
+Samples = dict[tuple[tuple[str, str], ...], float]
+
+
+def parsed(text: str) -> dict[str, Samples]:
+    """The series of a text file by metric, as Prometheus's own parser reads them."""
+    found: dict[str, Samples] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series = found.setdefault(sample.name, {})
+            key = tuple(sorted(sample.labels.items()))
+            assert key not in series, "a series that comes twice makes Prometheus refuse the file"
+            series[key] = sample.value
+    return found
+
+
+def test_prometheus_reads_what_was_recorded(finished):
+    text = to_text(metrics_of(read(finished)), "run")
+    series = parsed(text)
+    steps_of = {dict(key)["rank"]: value for key, value in series["diagnose_steps_total"].items()}
+    assert steps_of == {"0": 60, "1": 60}
+    assert sum(series["diagnose_samples_total"].values()) == 2 * 60 * BATCH
+    spent = series["diagnose_phase_time_seconds_total"]
+    recorded = steps(0, 60)
+    assert sum(value for key, value in spent.items() if dict(key)["rank"] == "0") == pytest.approx(
+        sum(sum(row[5:]) for row in recorded) / 1e9
+    )
+    assert {dict(key)["phase"] for key in spent} == {phase.value for phase in Phase}
+    assert {dict(key)["kind"]: value for key, value in series["diagnose_events_total"].items()} == {
+        "gc": 1,
+        "checkpoint": 1,
+    }
+    assert all(value == 1 << 30 for value in series["diagnose_process_memory_bytes"].values())
+    for family in text_string_to_metric_families(text):
+        assert family.documentation and family.type in ("counter", "gauge")
+
+
+@pytest.mark.parametrize("text", ["", '"', "\\", "\\n", "\n", '\\"', "}", "a=b,c", "\x00\t", "日本\u202e"])
+def test_any_text_survives_as_a_label(text):
+    metric = Metric(name="x", unit="", help=text, values=(({"key": text}, 1.5),))
+    [family] = text_string_to_metric_families(to_text([metric], text))
+    assert family.samples[0].labels == {"run": text, "key": text}
+
+
+def test_a_metrics_file_is_replaced_as_a_whole_and_open_to_the_collector(finished, tmp_path):
+    target = tmp_path / "metrics" / "run.prom"
+    target.parent.mkdir()
+    target.write_text("before")
+    held = target.open()
+    export_once(finished, [Destination(name="prometheus", target=str(target))])
+    assert held.read() == "before", "who had it open reads the old one to its end"
+    assert os.listdir(target.parent) == ["run.prom"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_target_that_cannot_be_written_is_found_before_the_script_runs(tmp_path):
+    script = write(tmp_path / "train.py", "print('ran')")
+    ended = run(*DIAGNOSE, "--export", "prometheus=gone/run.prom", script, cwd=tmp_path)
+    assert (ended.code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("export to prometheus: cannot write gone/run.prom: ")
+
+
+# -- Perfetto
+
+
+def assert_chrome_trace(trace: Mapping[str, Any]) -> None:
+    """Holds a trace to the Chrome Trace Event format, as far as it is used here."""
+    json.dumps(trace, allow_nan=False)
+    ends: dict[tuple[int, int], float] = {}
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str) and event["name"]
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert event["ph"] in "MXCi"
+        if event["ph"] == "M":
+            assert event["args"].keys() <= {"name", "sort_index"}
+            continue
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            track = (event["pid"], event["tid"])
+            assert event["dur"] >= 0
+            assert event["ts"] >= ends.get(track, 0) - 0.01, "slices of a track follow each other"
+            ends[track] = event["ts"] + event["dur"]
+        elif event["ph"] == "C":
+            assert event["args"] and all(
+                isinstance(value, (int, float)) for value in event["args"].values()
+            )
+        else:
+            assert event["s"] == "t"
+
+
+def slices(trace: Mapping[str, Any], pid: int, tid: int) -> list[dict[str, Any]]:
+    return [
+        each
+        for each in trace["traceEvents"]
+        if each["ph"] == "X" and (each["pid"], each["tid"]) == (pid, tid)
+    ]
+
+
+def test_a_trace_holds_each_step_with_its_phases_below_it(finished):
+    trace = trace_of(read(finished))
+    assert_chrome_trace(trace)
+    for pid in (1, 2):
+        drawn, phases = slices(trace, pid, 1), slices(trace, pid, 2)
+        assert [each["name"] for each in drawn] == [f"step {number}" for number in range(60)]
+        assert sum(each["dur"] for each in phases) == pytest.approx(sum(each["dur"] for each in drawn))
+    first = steps(0, 60)[0]
+    assert slices(trace, 1, 1)[0]["dur"] == pytest.approx(sum(first[5:]) / 1000, abs=0.01)
+    happened = [each["name"] for each in trace["traceEvents"] if each["ph"] == "i"]
+    assert {"gc", "checkpoint", "trial: gc-freeze kept"} <= set(happened)
+    assert {"throughput", "resident memory"} <= {
+        each["name"] for each in trace["traceEvents"] if each["ph"] == "C"
+    }
+
+
+def test_a_long_run_makes_a_trace_of_bounded_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(_trace, "MAX_STEPS", 100)
+    monkeypatch.setattr(_trace, "MAX_BINS", 50)
+    folder = recorded_run(tmp_path / "run", 3000)
+    trace = trace_of(read(folder))
+    assert_chrome_trace(trace)
+    drawn = slices(trace, 1, 1)
+    assert len(drawn) <= 151
+    assert drawn[0]["name"] == "steps 0 to 57" and drawn[-1]["name"] == "step 2999"
+    recorded_ns = sum(sum(row[5:]) for first in range(0, 3000, 500) for row in steps(first, 500))
+    assert sum(each["dur"] for each in drawn) == pytest.approx(recorded_ns / 1000)
+
+
+def test_a_trace_is_compressed_where_its_name_says_so(finished, tmp_path):
+    plain, packed = tmp_path / "trace.json", tmp_path / "trace.json.gz"
+    export_once(finished, [Destination(name="perfetto", target=str(path)) for path in (plain, packed)])
+    assert json.loads(gzip.decompress(packed.read_bytes())) == json.loads(plain.read_bytes())
+
+
+# -- OpenTelemetry
+
+
+def sent(reading: Reading) -> dict[str, list[Any]]:
+    """The points of each metric as the SDK collects them."""
+    reader = InMemoryMetricReader()
+    with otel.sending(reader, reading.profile.run, []) as write:
+        write(reading)
+        data = reader.get_metrics_data()
+    assert data is not None
+    [resource] = data.resource_metrics
+    assert resource.resource.attributes["service.name"] == "diagnose"
+    [scope] = resource.scope_metrics
+    return {metric.name: list(metric.data.data_points) for metric in scope.metrics}
+
+
+def test_opentelemetry_collects_what_was_recorded(finished):
+    points = sent(read(finished))
+    assert [(point.attributes["diagnose.rank"], point.value) for point in points["diagnose.steps"]] == [
+        ("0", 60),
+        ("1", 60),
+    ]
+    assert points["diagnose.phase.time"][0].attributes["host.name"] == "somewhere"
+    assert points["diagnose.run"][0].value == 1
+
+
+def test_a_collector_that_refuses_is_told_of(finished):
+    class Refusing(ConsoleMetricExporter):
+        def export(self, *arguments: Any, **options: Any) -> MetricExportResult:
+            return MetricExportResult.FAILURE
+
+    reading, failed = read(finished), []
+    exporter = otel._told(otel_export, Refusing(), failed)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=otel.NEVER_MS)
+    with otel.sending(reader, reading.profile.run, failed) as write:
+        for _ in range(2):
+            with pytest.raises(DiagnoseError, match="the collector did not take the metrics"):
+                write(reading)
+
+
+# -- TensorBoard
+
+
+def test_tensorboard_shows_every_step_and_the_report(finished, tmp_path):
+    export_once(finished, [Destination(name="tensorboard", target=str(tmp_path / "tb"))])
+    board = EventAccumulator(str(tmp_path / "tb"), size_guidance={"tensors": 0})
+    board.Reload()
+    tags = board.Tags()["tensors"]
+    steps_ms = board.Tensors("diagnose/step_ms")
+    assert [each.step for each in steps_ms] == list(range(60))
+    assert steps_ms[0].wall_time == pytest.approx(1_700_000_000, abs=10)
+    first = steps(0, 60)[0]
+    assert steps_ms[0].tensor_proto.float_val[0] == pytest.approx(sum(first[5:]) / 1e6, rel=1e-5)
+    assert "diagnose/report" in tags and "diagnose/phase_ms/forward" in tags
+    report = board.Tensors("diagnose/report")[0].tensor_proto.string_val[0].decode()
+    assert "train.py" in report
+
+
+# -- while a run goes on
+
+
+def test_looks_add_up_to_the_run(tmp_path):
+    folder = manifest(tmp_path / "run", ended_unix=None)
+    follower = Follower(folder)
+    assert follower.look(is_last=False).ranks == ()
+    file = writer(folder)
+    seen: list[int] = []
+    before = dict.fromkeys(Phase, 0.0)
+    for first in range(0, 100, 25):
+        file.add_steps(steps(first, 25))
+        file.commit()
+        reading = follower.look(is_last=first == 75)
+        [rank] = reading.ranks
+        seen += [point.step for point in reading.points]
+        assert rank.num_steps == first + 25 and rank.samples == rank.num_steps * BATCH
+        assert all(rank.phase_ns[phase] >= before[phase] for phase in Phase), "a counter never falls"
+        before = dict(rank.phase_ns)
+    file.close()
+    assert seen == list(range(100))
+    assert reading.profile.steps.count == 100 and reading.is_last
+    recorded_ns = sum(sum(row[5:]) for first in range(0, 100, 25) for row in steps(first, 25))
+    assert sum(before.values()) == pytest.approx(recorded_ns)
+    assert follower.look(is_last=True).points == ()
+
+
+def test_points_of_a_long_run_are_means_of_many_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(_follower, "MAX_POINTS", 10)
+    for one_by_one in (100_000, 0):
+        monkeypatch.setattr(_follower, "ONE_BY_ONE", one_by_one)
+        folder = recorded_run(tmp_path / str(one_by_one), 600, per_flush=20)
+        points = read(folder).points
+        assert len(points) == 10 and points[-1].step == 599
+        assert points[3].step_ms == pytest.approx(38, rel=0.1)
+        assert points[3].samples_per_s == pytest.approx(BATCH / 0.038, rel=0.1)
+
+
+def test_one_destination_that_fails_is_said_once_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    folder = recorded_run(tmp_path / "run")
+    looks = iter([False, False, True])
+    monkeypatch.setattr(_live, "_ends_within", lambda folder: lambda seconds: next(looks))
+    gone, good = tmp_path / "gone" / "x.prom", tmp_path / "x.prom"
+    monkeypatch.setattr(os, "nice", lambda by: 0)
+    follow_run(
+        folder,
+        [Destination(name="prometheus", target=str(path)) for path in (gone, good)],
+        till_stdin_closes=False,
+    )
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"export: prometheus failed: export to prometheus: cannot write {gone}: No such file or directory.",
+        f"prometheus: wrote {good}",
+    ]
+    assert parsed(good.read_text())["diagnose_run_active"] == {(("run", "run"),): 0.0}
+
+
+TRAINS = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=float("nan"))
+for _ in range(30):
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+def test_a_run_is_exported_when_its_script_has_ended(tmp_path):
+    script = write(tmp_path / "train.py", TRAINS + "raise SystemExit(3)")
+    exports = ("--export", "prometheus=run.prom", "--export", "perfetto=trace.json")
+    ended = run(*DIAGNOSE, "--quiet", *exports, script, cwd=tmp_path)
+    assert (ended.code, ended.stdout) == (3, "trained\n")
+    assert ended.stderr.splitlines() == [
+        "diagnose: prometheus: wrote run.prom",
+        "diagnose: perfetto: wrote trace.json: open it in https://ui.perfetto.dev "
+        "(nothing is uploaded there)",
+    ]
+    series = parsed((tmp_path / "run.prom").read_text())
+    assert list(series["diagnose_steps_total"].values()) == [30]
+    assert 'status="script_failed"' in (tmp_path / "run.prom").read_text()
+    assert_chrome_trace(json.loads((tmp_path / "trace.json").read_text()))
