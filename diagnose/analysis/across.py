@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.meetings import Waits
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 
@@ -101,24 +102,29 @@ class Across:
     Attributes:
         steps: Measured steps that every rank made.
         latest: By phase, the rank that takes longest.
-        least_S: By phase, the time of the rank that takes least. Of `COMMUNICATION` alone.
+        collectives_S: What the rank that spends least spends in collectives that Python calls.
+        waits: What the ranks wait for each other's gradients.
         sizes: By unit, how large batches are.
         points: By rank, steps for a line through those of all.
     """
 
     steps: int
     latest: dict[Phase, Highest]
-    least_S: dict[Phase, Vector]
+    collectives_S: Vector
+    waits: Waits
     sizes: dict[str, Sizes]
     points: dict[int, Points]
 
     @classmethod
-    def of(cls, rank: int, series: Mapping[Phase, Vector], rows: Rows, stride: int = 1) -> Across:
+    def of(
+        cls, rank: int, series: Mapping[Phase, Vector], waits_S: Vector, rows: Rows, stride: int = 1
+    ) -> Across:
         """Begins with one rank.
 
         Args:
             rank: Its place.
             series: Nanoseconds of each phase by step.
+            waits_S: What it waits for gradients of other ranks, a part of its communication.
             rows: Its measured steps.
             stride: One of so many steps becomes a point.
         """
@@ -132,7 +138,8 @@ class Across:
         return cls(
             steps=len(rows),
             latest={phase: highest(times_S) for phase, times_S in series.items()},
-            least_S={Phase.COMMUNICATION: series[Phase.COMMUNICATION].copy()},
+            collectives_S=np.maximum(series[Phase.COMMUNICATION] - waits_S, 0.0),
+            waits=Waits.of(rank, waits_S),
             sizes={unit: Sizes(highest(each), each.copy(), each.copy()) for unit, each in size_S.items()},
             points={
                 rank: Points(
@@ -151,11 +158,12 @@ class Across:
                 latest.cut(steps)
             for sizes in each.sizes.values():
                 sizes.cut(steps)
-            each.least_S = {phase: times_S[:steps] for phase, times_S in each.least_S.items()}
+            each.waits.cut(steps)
+            each.collectives_S = each.collectives_S[:steps]
         for phase, late in other.latest.items():
             self.latest[phase].fold(late)
-        for phase, times_S in other.least_S.items():
-            np.minimum(self.least_S[phase], times_S, out=self.least_S[phase])
+        self.collectives_S = np.minimum(self.collectives_S, other.collectives_S)
+        self.waits.fold(other.waits)
         for unit, sizes in other.sizes.items():
             self.sizes[unit].fold(sizes)
         self.points |= other.points
@@ -172,15 +180,16 @@ class Across:
             {phase: float(count[rank] / self.steps) for phase, count in counts.items()} for rank in ranks
         ]
 
-    def common_ns(self, phase: Phase) -> float | None:
-        """Returns what every rank spends in a phase: the mean over the steps of the rank that spends least.
+    def collective_ns(self) -> float | None:
+        """Returns what every rank spends in collectives that Python calls: the mean over the steps of the
+        rank that spends least.
 
         Ranks that take turns at being late each wait for the others on average, and none does in its own
         turn. `None` with one rank, or without a step that all made.
         """
         if len(self.points) < 2 or not self.steps:
             return None
-        return float(self.least_S[phase].mean())
+        return float(self.collectives_S.mean())
 
 
 def stride_for(steps: int, ranks: int) -> int:

@@ -1,8 +1,11 @@
-"""Where the ranks wait for each other's gradients, step by step."""
+"""Where the ranks wait for each other's gradients, step by step.
+
+Legend: S is a step that all ranks made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,48 +33,80 @@ def waits_of(log: RankLog, warmup: int) -> Vector:
         warmup: Leading steps to leave out.
     """
     rows = log.steps[min(warmup, len(log.steps)) :]
-    waits = np.zeros(len(rows))
+    waits_S = np.zeros(len(rows))
     if not len(rows) or not len(log.meetings):
-        return waits
+        return waits_S
     begun_ns = int(rows[0, END]) - int(rows[0, len(COUNTS) :].sum())
     arrived, met = log.meetings[:, 0], log.meetings[:, 1]
     step = np.searchsorted(rows[:, END], arrived)
     inside = (arrived >= begun_ns) & (step < len(rows))
-    np.add.at(waits, step[inside], (met - arrived)[inside])
-    return waits
+    np.add.at(waits_S, step[inside], (met - arrived)[inside])
+    return waits_S
 
 
-def meetings_of(waits: Mapping[int, Vector]) -> Meetings | None:
-    """Compares the ranks' waits of the same step.
+@dataclass(slots=True)
+class Waits:
+    """What the ranks wait for each other in the same steps. A rank is known by its place.
 
-    Args:
-        waits: Of each rank, as `waits_of` returns them.
-
-    Returns:
-        `None` with one rank, or where not all of them wait.
+    Attributes:
+        least_S: What the rank waits that waits least: the last to come.
+        second_S: The next one; infinite with one rank.
+        last_S: Which rank that is.
+        mean: What each rank waits, by its place: the mean over all of its own steps.
     """
-    steps = min(map(len, waits.values()), default=0)
-    if len(waits) < 2 or steps < MIN_STEPS:
-        return None
-    waits_RS = np.stack([one[:steps] for one in waits.values()])
-    waits_RS = waits_RS[:, (waits_RS > 0).all(axis=0)]  # not those that only accumulate gradients
-    met = waits_RS.shape[1]
-    if met < MIN_STEPS:
-        return None
-    two_least = np.partition(waits_RS, 1, axis=0)[:2]
-    last = waits_RS.argmin(axis=0)
-    part = met / steps
-    lateness = two_least[1] - two_least[0]
-    return Meetings(
-        num_steps=met,
-        wait_ns={rank: part * float(one.mean()) for rank, one in zip(waits, waits_RS, strict=True)},
-        common_ns=part * float(two_least[0].mean()),
-        calm_ns=part * float(np.quantile(two_least[0], CALM)),
-        last_share={rank: float((last == index).mean()) for index, rank in enumerate(waits)},
-        held_ns={rank: part * float((lateness * (last == i)).mean()) for i, rank in enumerate(waits)},
-    )
 
+    least_S: Vector
+    second_S: Vector
+    last_S: npt.NDArray[np.int32]
+    mean: dict[int, float]
 
-def own_collectives(communication: Sequence[Vector], waits: Sequence[Vector]) -> list[Vector]:
-    """Returns what each rank spends in collectives that Python calls: all communication but the waits."""
-    return [np.maximum(all_ns - ns, 0.0) for all_ns, ns in zip(communication, waits, strict=True)]
+    @classmethod
+    def of(cls, rank: int, waits_S: Vector) -> Waits:
+        """Begins with one rank."""
+        return cls(
+            least_S=waits_S.copy(),
+            second_S=np.full(len(waits_S), np.inf),
+            last_S=np.full(len(waits_S), rank, dtype=np.int32),
+            mean={rank: float(waits_S.mean()) if len(waits_S) else 0.0},
+        )
+
+    def cut(self, steps: int) -> None:
+        """Leaves out what comes after so many steps."""
+        self.least_S, self.second_S = self.least_S[:steps], self.second_S[:steps]
+        self.last_S = self.last_S[:steps]
+
+    def fold(self, other: Waits) -> None:
+        """Takes other ranks in, of as many steps; they may stand before or after its own."""
+        later_S = other.least_S < self.least_S
+        higher_S = np.where(later_S, self.least_S, other.least_S)
+        self.second_S = np.minimum(np.minimum(self.second_S, other.second_S), higher_S)
+        self.last_S = np.where(later_S, other.last_S, self.last_S)
+        self.least_S = np.minimum(self.least_S, other.least_S)
+        self.mean |= other.mean
+
+    def meetings(self, ranks: dict[int, int]) -> Meetings | None:
+        """Returns what the waits tell; `None` with one rank, or where not all of them wait.
+
+        Args:
+            ranks: The number of each rank by its place. Two processes of one rank are no two ranks.
+        """
+        if len(self.mean) < 2 or len(set(ranks.values())) < len(self.mean):
+            return None
+        met_S = self.least_S > 0  # else some of them only added up
+        steps, met = len(met_S), int(met_S.sum())
+        if met < MIN_STEPS:
+            return None
+        places = sorted(self.mean)
+        size = max(places) + 1
+        late_S, last_S = (self.second_S - self.least_S)[met_S], self.last_S[met_S]
+        last = np.bincount(last_S, minlength=size) / met
+        held_ns = np.bincount(last_S, weights=late_S, minlength=size) / steps
+        least_S = self.least_S[met_S]
+        return Meetings(
+            num_steps=met,
+            wait_ns={ranks[place]: self.mean[place] for place in places},
+            common_ns=float(least_S.sum()) / steps,
+            calm_ns=float(np.quantile(least_S, CALM)) * met / steps,
+            last_share={ranks[place]: float(last[place]) for place in places},
+            held_ns={ranks[place]: float(held_ns[place]) for place in places},
+        )

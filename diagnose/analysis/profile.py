@@ -140,6 +140,7 @@ def composed(
     places = sorted(reduced.ranks)
     ranks = [reduced.ranks[place] for place in places]
     numbers = {rank.rank for rank in ranks}
+    numbered = {place: reduced.ranks[place].rank for place in places}
     info = run_info(manifest, whole, ranks)
     main = window.of(whole)
     warmup = window.warmup
@@ -173,6 +174,7 @@ def composed(
                 phase_time_ns=rank.phase_time_ns,
                 standing_ns=rank.standing_ns,
                 late_share=late,
+                stats=rank.stats,
             )
             for index, (rank, late) in enumerate(zip(ranks, across.late_shares(places), strict=True))
         ),
@@ -185,8 +187,9 @@ def composed(
                 sorted((rank.ddp for rank in ranks if rank.ddp is not None), key=lambda ddp: ddp.rank)
             ),
             loaders=loaders_of(main, sources),
-            imbalance=imbalance_of(across, {place: reduced.ranks[place].rank for place in places}),
-            collective_ns=across.common_ns(Phase.COMMUNICATION),
+            imbalance=imbalance_of(across, numbered),
+            meetings=across.waits.meetings(numbered),
+            collective_ns=across.collective_ns(),
         ),
         settings=settings_of(main),
         device=device,

@@ -14,12 +14,15 @@ from typing import Any
 from diagnose.analysis.across import Across
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import standing_ns
+from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.program import ddp_of
 from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.signals import host_stats
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import GapParts, divided
 from diagnose.analysis.throughput import rate
 from diagnose.analysis.tuning import KINDS
+from diagnose.core.host import HostStats
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.store.reader import RankLog
@@ -62,6 +65,7 @@ class RankSummary:
         samples_per_s: 0 when no batch size could be read.
         tokens_per_s: Likewise.
         gap_parts: How its gaps divide among the phases.
+        stats: What the operating system says of it.
         ddp: Its `DistributedDataParallel`, if it has one.
         events: How often something happened.
     """
@@ -79,6 +83,7 @@ class RankSummary:
     samples_per_s: float = 0.0
     tokens_per_s: float = 0.0
     gap_parts: GapParts = field(default_factory=dict)
+    stats: HostStats = field(default_factory=HostStats)
     ddp: Ddp | None = None
     events: Mapping[str, int] = field(default_factory=dict)
 
@@ -118,10 +123,11 @@ def summarize(log: RankLog, place: int, window: Window, sources: Sources) -> tup
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),
         gap_parts=parts,
+        stats=host_stats(log, window.warmup),
         ddp=ddp_of(log),
         events=count_events(log.events),
     )
-    return summary, Across.of(place, series, rows, window.stride)
+    return summary, Across.of(place, series, waits_of(log, warmup), rows, window.stride)
 
 
 def rank_of(log: RankLog) -> int:

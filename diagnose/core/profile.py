@@ -238,6 +238,7 @@ class RankProfile:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
         late_share: Part of the steps, by phase, in which this rank took longest of all; empty where that is
             not known.
+        stats: What the operating system says of its process and machine.
     """
 
     rank: int
@@ -246,6 +247,7 @@ class RankProfile:
     late_ns_per_step: float | None = None
     standing_ns: float = 0.0
     late_share: Mapping[Phase, float] = field(default_factory=dict)
+    stats: HostStats = field(default_factory=HostStats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

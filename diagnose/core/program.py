@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diagnose.core.graph import Compiler, Graph
-from diagnose.core.parallel import Ddp, Fsdp, Imbalance, Link, Pipeline
+from diagnose.core.parallel import Ddp, Fsdp, Imbalance, Link, Meetings, Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +174,7 @@ class Program:
         pipeline: Of all ranks together.
         links: One per rank, in order of rank.
         imbalance: Of all ranks together.
+        meetings: Likewise; `None` where the ranks' waits for gradients were not measured in each step.
         collective_ns: Nanoseconds per step in collectives of the script's own, of the rank that spends
             least in that step; `None` with one rank.
     """
@@ -190,4 +191,5 @@ class Program:
     pipeline: Pipeline | None = None
     links: tuple[Link, ...] = ()
     imbalance: Imbalance | None = None
+    meetings: Meetings | None = None
     collective_ns: float | None = None

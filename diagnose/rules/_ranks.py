@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from diagnose.core.parallel import Ddp
+from diagnose.core.parallel import Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.rules._examples import profile
 
 WAITS = (Phase.BACKWARD, Phase.COMMUNICATION)
-"""Where a rank waits for the others."""
+"""Where a rank waits for the others, when its waits for gradients were not measured in each step."""
 
 MIN_TIMED = 5
 """Of fewer timed passes the quickest may still be a slow one."""
@@ -66,7 +66,8 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
         for phase in phases:
             late_ns = _time(one, phase) - median(_time(rank, phase) for rank in others)
             waited = {
-                wait: median(_time(rank, wait) for rank in others) - _time(one, wait) for wait in WAITS
+                wait: median(_time(rank, wait) for rank in others) - _time(one, wait)
+                for wait in waits_in(profile)
             }
             waited_ns = sum(max(0.0, ns) for ns in waited.values())
             if late_ns <= 0 or waited_ns < MIN_AGREEMENT * late_ns:
@@ -88,6 +89,16 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
     return found
 
 
+def waits_in(profile: Profile) -> tuple[Phase, ...]:
+    """Returns the phases in which a rank waits for the others."""
+    return WAITS if profile.program.meetings is None else (Phase.COMMUNICATION,)
+
+
+def reduces_in(profile: Profile) -> Phase:
+    """Returns the phase that holds what a backward pass waits for gradients on their way."""
+    return waits_in(profile)[0]
+
+
 def _own(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
     """Divides what a late first rank loses among the phases that it is late in."""
     if phase is not Phase.DATA_WAIT or not one.standing_ns:
@@ -100,7 +111,7 @@ def _own(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
 
 
 def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
-    """Returns how long ranks wait for gradients in the quickest of the passes that DDP timed.
+    """Returns how long ranks wait for gradients in the quickest of the passes that DDP itself timed.
 
     A busy machine makes now this rank wait and now that one, and in some passes hardly any: what is there
     in every pass, on every rank, is not its doing. For a slow link, in every pass but one: a rank that
@@ -121,9 +132,12 @@ def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
     return least[1] if but is None else least[0]
 
 
-def usual_wait_ns(ddp: Sequence[Ddp]) -> float | None:
+def usual_wait_ns(profile: Profile) -> float | None:
     """Returns how long ranks wait for gradients in a usual pass: the rank that waits least, which was the
     last to come and waits for no other. `None` if too few passes were timed."""
+    ddp, meetings = profile.program.ddp, profile.program.meetings
+    if meetings is not None:
+        return meetings.calm_ns / ((ddp[0].passes_per_step or 1.0) * (ddp[0].synced_share or 1.0))
     waits = [one.exposed_ns_by_pass for one in ddp]
     common = set(waits[0]).intersection(*waits[1:]) if waits else set()
     if len(common) < MIN_TIMED:
@@ -134,8 +148,11 @@ def usual_wait_ns(ddp: Sequence[Ddp]) -> float | None:
 def waits_ns(profile: Profile, rank: RankProfile) -> float | None:
     """Returns how long a rank's backward passes of a step go on when its own gradients are all there.
 
-    `None` without DDP's timers.
+    `None` without DDP's timers, nor ours of each pass.
     """
+    meetings = profile.program.meetings
+    if meetings is not None:
+        return meetings.wait_ns.get(rank.rank)
     timed = next((ddp for ddp in profile.program.ddp if ddp.rank == rank.rank), None)
     if timed is None or timed.compute_ns is None:
         return None
@@ -148,6 +165,72 @@ def _time(rank: RankProfile, phase: Phase) -> float:
     if phase is Phase.OTHER:
         return spent_ns - rank.standing_ns
     return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A rank that comes last to nearly every meeting, by the waits that were measured in each step.
+
+    Attributes:
+        rank: Its number.
+        held_ns: How long it holds the others up, per step.
+        excess_ns: What it takes longer for than the others do at the median, by phase; never a wait.
+        waits: `held_ns` as a part of the first rank's own phases.
+    """
+
+    rank: int
+    held_ns: float
+    excess_ns: dict[Phase, float]
+    waits: dict[Phase, float]
+
+    @property
+    def phase(self) -> Phase | None:
+        """In which it is slower, above all; `None` where it is slower in nothing."""
+        return max(self.excess_ns, key=lambda phase: self.excess_ns[phase], default=None)
+
+
+def holding(profile: Profile) -> Held | None:
+    """Returns the rank that the others wait for in most steps; `None` where no rank is."""
+    meetings = profile.program.meetings
+    if meetings is None:
+        return None
+    rank = max(meetings.last_share, key=lambda rank: meetings.last_share[rank])
+    if meetings.last_share[rank] < MIN_LATE_SHARE:
+        return None
+    one = next(each for each in profile.ranks if each.rank == rank)
+    others = [each for each in profile.ranks if each is not one]
+    excess_ns: dict[Phase, float] = {
+        phase: ns
+        for phase in Phase
+        if phase is not Phase.COMMUNICATION
+        and (ns := _time(one, phase) - median(_time(each, phase) for each in others)) > 0
+    }
+    # One that is seldom last is so by chance: as much as the others are held up by each other.
+    by_chance = sum(ns for each, ns in meetings.held_ns.items() if each != rank)
+    held_ns = meetings.held_ns[rank] - by_chance
+    slower_ns = sum(excess_ns.values())
+    if held_ns <= 0 or slower_ns < MIN_AGREEMENT * held_ns:
+        return None
+    waits = {Phase.COMMUNICATION: held_ns}
+    if one is profile.ranks[0]:
+        waits = {}
+        for phase, ns in excess_ns.items():
+            for part, own_ns in _own(one, phase, min(1.0, held_ns / slower_ns) * ns).items():
+                waits[part] = waits.get(part, 0.0) + own_ns
+    return Held(rank=rank, held_ns=sum(waits.values()), excess_ns=excess_ns, waits=waits)
+
+
+def meeting(*waits_ms: float, last: int, held_ms: float, share: float = 1.0) -> Meetings:
+    """Ranks that wait so long for gradients; one of them is the last to come in this part of the steps."""
+    rest = (1 - share) / (len(waits_ms) - 1)
+    return Meetings(
+        num_steps=100,
+        wait_ns={rank: ms * 1e6 for rank, ms in enumerate(waits_ms)},
+        common_ns=min(waits_ms) * 1e6,
+        calm_ns=min(waits_ms) * 1e6,
+        last_share={rank: share if rank == last else rest for rank in range(len(waits_ms))},
+        held_ns={rank: held_ms * 1e6 if rank == last else 0.0 for rank in range(len(waits_ms))},
+    )
 
 
 def ranks_example(

@@ -10,8 +10,16 @@ from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
-from diagnose.core.units import format_ms
-from diagnose.rules._ranks import Late, latest, ranks_example, steady_wait_ns, waits_ns
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._ranks import (
+    Late,
+    holding,
+    latest,
+    meeting,
+    ranks_example,
+    steady_wait_ns,
+    waits_ns,
+)
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1
@@ -62,6 +70,11 @@ BUSY = Program(
 )
 EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=25e6) for r in (0, 1)))
 
+MEETS_SLOW = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10.0}
+MEETS_WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 50.0}
+LAST_IN_BACKWARD = Program(meetings=meeting(50, 10, last=1, held_ms=40))
+MOSTLY_ALIKE = Program(meetings=meeting(50, 10, last=1, held_ms=40, share=0.6))
+
 _turns = ranks_example(WAITING, SLOW)
 TAKING_TURNS = replace(
     _turns, ranks=tuple(replace(rank, late_share={Phase.FORWARD: 0.5}) for rank in _turns.ranks)
@@ -87,12 +100,15 @@ class ComputeStraggler(Rule):
         ranks_example(WAITING, SLOW),
         ranks_example(SLOW, WAITING),
         ranks_example(BACKWARD, BACKWARD, program=IN_BACKWARD),
+        ranks_example(MEETS_WAITING, MEETS_SLOW, program=LAST_IN_BACKWARD),
     )
     silent_on = (
         ranks_example(SLOW, SLOW),
         ranks_example(BACKWARD, BACKWARD, program=EVEN),
         ranks_example(WAITING, SLOW, program=BUSY),
         TAKING_TURNS,
+        ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
+        ranks_example(MEETS_WAITING, MEETS_WAITING, program=LAST_IN_BACKWARD),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -101,6 +117,8 @@ class ComputeStraggler(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        if profile.program.meetings is not None:
+            return self._by_meetings(profile)
         found = [
             late
             for late in (latest(profile, HOST, steadily=True), _late_in_backward(profile))
@@ -128,6 +146,42 @@ class ComputeStraggler(Rule):
             fix=f"Find what rank {late.rank} does more of, or slower, in {late.phase.label}.",
             ranks=(late.rank,),
         )
+
+    def _by_meetings(self, profile: Profile) -> Finding | None:
+        """Where each step tells who came last, nothing has to be guessed from means."""
+        held = holding(profile)
+        if held is None or held.held_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        phase = held.phase
+        if phase is None or phase not in (*HOST, Phase.BACKWARD):
+            return None
+        lost_ns = held.held_ns
+        meetings = profile.program.meetings
+        assert meetings is not None
+        return Finding(
+            rule=self.name,
+            summary=f"Rank {held.rank} is slower in {phase.label}, and the others wait for it.",
+            lost_ns=held.waits,
+            low_ns=LOW * lost_ns,
+            high_ns=HIGH * lost_ns,
+            assumption="every step takes as long as its slowest rank",
+            evidence=(
+                f"Rank {held.rank} has its gradients last in"
+                f" {format_share(meetings.last_share[held.rank])} of the steps, and holds the others up for"
+                f" {format_ms(lost_ns)} of each.",
+                "It takes longer than they do for "
+                + ", ".join(f"{slow.label} ({format_ms(ns)})" for slow, ns in _most(held.excess_ns))
+                + ".",
+            ),
+            fix=f"Find what rank {held.rank} does more of, or slower, in {phase.label}.",
+            ranks=(held.rank,),
+        )
+
+
+def _most(excess_ns: dict[Phase, float]) -> list[tuple[Phase, float]]:
+    """The phases in which a rank loses most, and no crumbs."""
+    whole = sum(excess_ns.values())
+    return [(p, ns) for p, ns in sorted(excess_ns.items(), key=lambda item: -item[1]) if ns > 0.1 * whole]
 
 
 def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:

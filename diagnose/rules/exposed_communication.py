@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
-from diagnose.core.parallel import Ddp
+from diagnose.core.parallel import Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import steady_wait_ns
+from diagnose.rules._ranks import meeting, steady_wait_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.08
@@ -44,6 +46,11 @@ def reducing(*exposed_ms: float, calmest_ms: float | None = None) -> Program:
     )
 
 
+def met(*waits_ms: float) -> Program:
+    met = meeting(*waits_ms, last=0, held_ms=max(waits_ms) - min(waits_ms))
+    return replace(reducing(*waits_ms), meetings=met)
+
+
 class ExposedCommunication(Rule):
     """
     ## What it means
@@ -56,17 +63,23 @@ class ExposedCommunication(Rule):
 
     ## When it is wrong
     A rank that is late, or a machine that is busy with something else, looks the same to the others: only
-    what all ranks wait, in all passes that DDP timed but one, is counted here. A link that is slow at times
-    is not seen.
+    what the last rank to come waits, in all but the calmest quarter of the steps, is counted here. (On
+    GPUs: what all ranks wait, in all passes that DDP timed but one.) A link that is slow at times is not
+    seen.
     """
 
     needs = ("program.ddp",)
     actions = ("ddp-bf16-hook", "no-sync", "ddp-bucket-size")
-    fires_on = (profile(program=reducing(20, 22)), profile(program=reducing(9, 30)))
+    fires_on = (
+        profile(program=reducing(20, 22)),
+        profile(program=reducing(9, 30)),
+        profile(communication_ms=30, program=met(20, 30)),
+    )
     silent_on = (
         profile(program=reducing(1, 40)),
         profile(program=reducing(2, 2)),
         profile(program=reducing(20, 22, calmest_ms=0.1)),
+        profile(communication_ms=30, program=met(1, 30)),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -76,6 +89,9 @@ class ExposedCommunication(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         ddp = profile.program.ddp
+        meetings = profile.program.meetings
+        if meetings is not None:
+            return self._by_meetings(profile, meetings)
         steady_ns = steady_wait_ns(ddp)
         if steady_ns is None:
             return None
@@ -99,6 +115,33 @@ class ExposedCommunication(Rule):
                 f" {format_ms(steady_ns)} in the quickest pass and {format_ms(typical_ns)} in a usual one.",
                 f"{format_bytes(ddp[0].param_bytes or 0)} in {len(ddp[0].bucket_bytes)} buckets,"
                 f" over {ddp[0].backend}.",
+            ),
+            fix="Reduce less often or in fewer bits.",
+            code="model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+            actions=self.actions,
+        )
+
+    def _by_meetings(self, profile: Profile, meetings: Meetings) -> Finding | None:
+        """Where each step tells what the last rank to come still waits."""
+        ddp = profile.program.ddp[0]
+        there_ns = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
+        passes = (ddp.passes_per_step or 1.0) * (1.0 if ddp.synced_share is None else ddp.synced_share)
+        waited_ns = min(max(0.0, meetings.calm_ns - LATENCY_NS * passes), there_ns)
+        if waited_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        return Finding(
+            rule=self.name,
+            summary=f"Every rank waits {format_ms(waited_ns)} or more of each step for gradients.",
+            lost_ns={Phase.COMMUNICATION: EXPECTED * waited_ns},
+            low_ns=LOW * waited_ns,
+            high_ns=max(waited_ns, min(EXPECTED * meetings.common_ns, there_ns)),
+            assumption="most of it can be hidden or left out; no link is free",
+            evidence=(
+                "When the last rank has its gradients, it still waits for"
+                f" {format_ms(meetings.common_ns)} on average, and for {format_ms(meetings.calm_ns)} or"
+                " more in three of four steps.",
+                f"{format_bytes(ddp.param_bytes or 0)} in {len(ddp.bucket_bytes)} buckets,"
+                f" over {ddp.backend}.",
             ),
             fix="Reduce less often or in fewer bits.",
             code="model.register_comm_hook(None, default_hooks.bf16_compress_hook)",

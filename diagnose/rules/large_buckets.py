@@ -5,11 +5,11 @@ from __future__ import annotations
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.parallel import Ddp
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._examples import profile
+from diagnose.rules._ranks import reduces_in
 from diagnose.rules.base import Rule
 
 DEFAULT_BYTES = 25 * 2**20
@@ -103,16 +103,17 @@ class LargeBuckets(Rule):
         if least.overlap_ns > MAX_OVERLAP * least.comm_ns:
             return None
         hideable_ns = min(least.comm_ns * (1 - 1 / usual), HIDDEN * least.compute_ns) - least.overlap_ns
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
-        lost_ns = min(hideable_ns * (ddp.passes_per_step or 1.0), 0.8 * backward_ns)
+        waiting = reduces_in(profile)
+        there_ns = profile.phase_time_ns.get(waiting, 0.0)
+        lost_ns = min(hideable_ns * (ddp.passes_per_step or 1.0), 0.8 * there_ns)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=f"{format_share(max(ddp.bucket_bytes) / sent)} of the gradients are in one bucket.",
-            lost_ns={Phase.BACKWARD: lost_ns},
+            lost_ns={waiting: lost_ns},
             low_ns=LOW * lost_ns,
-            high_ns=min(HIGH * lost_ns, backward_ns),
+            high_ns=min(HIGH * lost_ns, there_ns),
             assumption="all buckets but the last are sent while the rest is computed",
             evidence=(
                 f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(DEFAULT_BYTES)};"

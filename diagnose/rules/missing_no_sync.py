@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.parallel import Ddp
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms
 from diagnose.rules._examples import profile
+from diagnose.rules._ranks import reduces_in
 from diagnose.rules.base import Rule
 
 MIN_PASSES = 1.9
@@ -70,16 +70,17 @@ class MissingNoSync(Rule):
             return None
         hidden = min(rank.overlap_ns or 0.0 for rank in ddp)
         needless = synced * passes - 1
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
-        lost_ns = min(needless * (exposed + HIDDEN_COST * hidden), 0.9 * backward_ns)
+        waiting = reduces_in(profile)
+        there_ns = profile.phase_time_ns.get(waiting, 0.0)
+        lost_ns = min(needless * (exposed + HIDDEN_COST * hidden), 0.9 * there_ns)
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=f"Gradients are averaged {synced * passes:.0f} times in each step; once is enough.",
-            lost_ns={Phase.BACKWARD: lost_ns},
+            lost_ns={waiting: lost_ns},
             low_ns=LOW * lost_ns,
-            high_ns=min(HIGH * lost_ns, backward_ns),
+            high_ns=min(HIGH * lost_ns, there_ns),
             assumption="each average costs what DDP's timers show of the sampled ones",
             evidence=(
                 f"{passes:.0f} backward passes per step, all of those looked at with a reduction.",

@@ -6,12 +6,11 @@ from statistics import median
 
 from diagnose.core.finding import Finding
 from diagnose.core.parallel import Ddp, Link
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import steady_wait_ns
+from diagnose.rules._ranks import reduces_in, steady_wait_ns
 from diagnose.rules.base import Rule
 
 MIN_LINKS = 3
@@ -82,11 +81,12 @@ class SlowLink(Rule):
         slowest = min(rates, key=lambda rank: rates[rank])
         usual = median(rate for rank, rate in rates.items() if rank != slowest)
         steady_ns = steady_wait_ns(profile.program.ddp)
+        waiting = reduces_in(profile)
         if rates[slowest] > SLOW * usual or steady_ns is None:
             return None
         waited_ns = min(
             steady_ns * (profile.program.ddp[0].passes_per_step or 1.0),
-            profile.phase_time_ns.get(Phase.BACKWARD, 0.0),
+            profile.phase_time_ns.get(waiting, 0.0),
         )
         lost_ns = waited_ns * (1 - rates[slowest] / usual)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
@@ -97,7 +97,7 @@ class SlowLink(Rule):
                 f"The link of rank {slowest} carries {format_share(rates[slowest] / usual)} of what the"
                 " others do."
             ),
-            lost_ns={Phase.BACKWARD: lost_ns},
+            lost_ns={waiting: lost_ns},
             low_ns=LOW * lost_ns,
             high_ns=max(lost_ns, HIGH * waited_ns),
             assumption="a reduction takes as long as its slowest link",

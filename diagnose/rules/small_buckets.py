@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.parallel import Ddp
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import usual_wait_ns, waits_ns
+from diagnose.rules._ranks import reduces_in, usual_wait_ns, waits_ns
 from diagnose.rules.base import Rule
 
 DEFAULT_BYTES = 25 * 2**20
@@ -75,9 +74,10 @@ class SmallBuckets(Rule):
         usual = 2 + sum(ddp.bucket_bytes) // DEFAULT_BYTES
         if cap >= DEFAULT_BYTES or num < MIN_TIMES_MORE * usual:
             return None
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+        waiting = reduces_in(profile)
+        there_ns = profile.phase_time_ns.get(waiting, 0.0)
         passes = ddp.passes_per_step or 1.0
-        timed_ns = usual_wait_ns(profile.program.ddp)
+        timed_ns = usual_wait_ns(profile)
         if timed_ns is None:
             per_bucket = PER_BUCKET_NS.get(ddp.backend, PER_BUCKET_NS["gloo"])
             lost_ns = (num - usual) * per_bucket * passes
@@ -90,15 +90,15 @@ class SmallBuckets(Rule):
             lost_ns = waited_ns * (1 - usual / num)
             assumption = "so few bytes take no time themselves; each reduction takes the same"
         low, high = (LOW, HIGH) if timed_ns is None else (LOW_TIMED, HIGH_TIMED)
-        lost_ns = min(lost_ns, 0.9 * backward_ns)
+        lost_ns = min(lost_ns, 0.9 * there_ns)
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=f"Gradients travel in {num} buckets; {usual} would do.",
-            lost_ns={Phase.BACKWARD: lost_ns},
+            lost_ns={waiting: lost_ns},
             low_ns=low * lost_ns,
-            high_ns=min(high * lost_ns, backward_ns),
+            high_ns=min(high * lost_ns, there_ns),
             assumption=assumption,
             evidence=(
                 f"bucket_cap_mb allows {format_bytes(cap)}, the default {format_bytes(DEFAULT_BYTES)}.",

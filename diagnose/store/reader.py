@@ -177,7 +177,8 @@ def _meetings(db: sqlite3.Connection, path: Path, notes: list[str]) -> npt.NDArr
 
 
 def _times(blob: bytes) -> npt.NDArray[np.int64]:
-    return np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(2, -1).T
+    times: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(2, -1).T
+    return times
 
 
 def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
