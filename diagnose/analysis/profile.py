@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,30 @@ from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
 from diagnose.analysis.rank_summary import Window
-from diagnose.analysis.reduction import Reduced, reduce_logs
+from diagnose.analysis.reducers import Reducers, reducers
+from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.run_info import notes_of, overhead_of, run_info
 from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.spans import part_of
-from diagnose.analysis.steps import divided, phase_series, step_times, warmup_of
+from diagnose.analysis.steps import GapParts, divided, phase_series, step_times, warmup_of
 from diagnose.analysis.throughput import throughput_of
 from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
-from diagnose.store.reader import RankLog, read_rank
+from diagnose.store.reader import RankLog
 from diagnose.store.runs import LOST, rank_files, read_manifest
 
 MIN_STEPS = 20
 """Fewer measured steps than this give figures, but no verdict."""
+
+FEW_RANKS = 8
+FEW_BYTES = 32 << 20
+"""A run of no more ranks, or no larger, is read by this process alone: others take half a second to start,
+and it reads this much in less."""
 
 
 def load_profile(run: Path, *, first_step: int | None = None) -> Profile:
@@ -53,18 +59,50 @@ def load_profile(run: Path, *, first_step: int | None = None) -> Profile:
     Raises:
         DiagnoseError: If it was written by a newer version.
     """
-    return profile_of(*read_run(run), first_step=first_step)
+    return analysed(run, first_step=first_step)[0]
+
+
+def analysed(run: Path, *, first_step: int | None = None) -> tuple[Profile, dict[str, GapParts]]:
+    """Reads and analyses a run as `load_profile` does, and tells how the gaps of each file's rank divide.
+
+    Of all ranks but the first no more than summaries is kept. Those of a large job are made in several
+    processes at once.
+    """
+    manifest, notes = _manifest(run), []
+    files = list(enumerate(rank_files(run)))
+    sources = Sources()
+    with _reducers(files) as pool:
+        first: RankLog | None = None
+        while files and first is None:
+            place, path = files.pop(0)
+            log, damage = read_or_note(path)
+            notes += damage
+            first = log if log is not None and len(log.steps) else None
+        if first is None:
+            return _without_steps(manifest, [*notes, *_lost(run)]), {}
+        window = window_of(manifest, first, first_step, len(files) + 1)
+        reduced = reduce_logs([(place, first)], window, sources)
+        reduced.fold(pool.reduce(files, window) if pool else reduce_files(files, window, sources))
+    notes += [note for place in sorted(reduced.damage) for note in reduced.damage[place]]
+    profile = composed(manifest, first, window, reduced, sources, [*notes, *_lost(run)])
+    return profile, {rank.file: rank.gap_parts for rank in reduced.ranks.values()}
+
+
+def _reducers(files: list[tuple[int, Path]]) -> AbstractContextManager[Reducers | None]:
+    """Starts processes to read with, if there is enough to read for their start to pay."""
+    if len(files) <= FEW_RANKS:
+        return nullcontext()
+    num_bytes = 0
+    for _, path in files:
+        with contextlib.suppress(OSError):
+            num_bytes += path.stat().st_size
+    return reducers(len(files)) if num_bytes > FEW_BYTES else nullcontext()
 
 
 def read_run(run: Path) -> tuple[dict[str, Any], list[RankLog], list[str]]:
     """Reads what `profile_of` analyses: what `run.json` says, the files of all ranks, and notes."""
-    manifest = read_manifest(run)
-    with contextlib.suppress(OSError):
-        manifest.setdefault("torch", (run / "torch").read_text(encoding="utf-8"))
     logs, notes = read_logs(run)
-    with contextlib.suppress(OSError):
-        notes.append((run / LOST).read_text(encoding="utf-8"))
-    return manifest, logs, notes
+    return _manifest(run), logs, [*notes, *_lost(run)]
 
 
 def read_logs(run: Path) -> tuple[list[RankLog], list[str]]:
@@ -72,14 +110,25 @@ def read_logs(run: Path) -> tuple[list[RankLog], list[str]]:
     logs: list[RankLog] = []
     notes: list[str] = []
     for path in rank_files(run):
-        try:
-            log = read_rank(path)
-        except sqlite3.DatabaseError as error:
-            notes.append(f"{path.name} cannot be read ({error}); its steps are missing.")
-            continue
-        logs.append(log)
-        notes += log.notes
-    return [log for log in logs if len(log.steps)], notes
+        log, damage = read_or_note(path)
+        notes += damage
+        if log is not None and len(log.steps):
+            logs.append(log)
+    return logs, notes
+
+
+def _manifest(run: Path) -> dict[str, Any]:
+    manifest = read_manifest(run)
+    with contextlib.suppress(OSError):
+        manifest.setdefault("torch", (run / "torch").read_text(encoding="utf-8"))
+    return manifest
+
+
+def _lost(run: Path) -> list[str]:
+    try:
+        return [(run / LOST).read_text(encoding="utf-8")]
+    except OSError:
+        return []
 
 
 def profile_of(
@@ -202,11 +251,10 @@ def composed(
 
 def load_series(run: Path) -> StepSeries:
     """Reads the measured steps of a run's first rank one by one, for a comparison with another run's."""
-    logs, _ = read_logs(run)
-    if not logs:
+    log = first_log(run)
+    if log is None:
         empty = np.zeros(0)
         return StepSeries(step_time_ns=empty, phase_time_ns={}, samples=empty)
-    log = logs[0]
     warmup = warmup_of(read_manifest(run), log)
     rows = log.steps[warmup:]
     return StepSeries(
@@ -214,6 +262,12 @@ def load_series(run: Path) -> StepSeries:
         phase_time_ns=phase_series(log, rows, warmup, Roles(log.sites, Sources(), log.samples)),
         samples=rows[:, COLUMNS.index("samples")].astype(float),
     )
+
+
+def first_log(run: Path) -> RankLog | None:
+    """Reads the first rank's file; `None` if no rank recorded steps."""
+    logs = (read_or_note(path)[0] for path in rank_files(run))
+    return next((log for log in logs if log is not None and len(log.steps)), None)
 
 
 def _without_steps(manifest: Mapping[str, Any], notes: Iterable[str]) -> Profile:

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from diagnose.analysis.across import Across
 from diagnose.analysis.rank_summary import RankSummary, Window, summarize
 from diagnose.analysis.roles import Sources
-from diagnose.store.reader import RankLog
+from diagnose.store.reader import RankLog, read_rank
 
 
 @dataclass(slots=True, kw_only=True)
 class Reduced:
-    """Some ranks of a run.
+    """Some ranks of a run, each known by its place among the files of all.
 
     Attributes:
-        ranks: The ranks that recorded steps, by their place among the files of all.
+        ranks: Those that recorded steps.
         across: Their steps side by side; `None` without a rank.
-        damage: What could not be read, by place.
+        damage: What of their files could not be read, in words.
     """
 
     ranks: dict[int, RankSummary] = field(default_factory=dict)
     across: Across | None = None
     damage: dict[int, list[str]] = field(default_factory=dict)
+
+    def add(self, place: int, log: RankLog, window: Window, sources: Sources) -> None:
+        """Takes a rank in that is not there yet."""
+        if len(log.steps):
+            summary, across = summarize(log, place, window, sources)
+            self.fold(Reduced(ranks={place: summary}, across=across))
 
     def fold(self, other: Reduced) -> None:
         """Takes other ranks in; `other` is used up."""
@@ -39,6 +47,35 @@ def reduce_logs(logs: Iterable[tuple[int, RankLog]], window: Window, sources: So
     """Summarizes ranks, each given with its place."""
     reduced = Reduced()
     for place, log in logs:
-        summary, across = summarize(log, place, window, sources)
-        reduced.fold(Reduced(ranks={place: summary}, across=across))
+        reduced.add(place, log, window, sources)
     return reduced
+
+
+def reduce_files(files: Iterable[tuple[int, Path]], window: Window, sources: Sources) -> Reduced:
+    """Reads and summarizes ranks one after the other, each given with its place.
+
+    Raises:
+        DiagnoseError: If a file was written by a newer version.
+    """
+    reduced = Reduced()
+    for place, path in files:
+        log, damage = read_or_note(path, window)
+        if damage:
+            reduced.damage[place] = damage
+        if log is not None:
+            reduced.add(place, log, window, sources)
+    return reduced
+
+
+def read_or_note(path: Path, window: Window | None = None) -> tuple[RankLog | None, list[str]]:
+    """Reads a rank's file, briefly where only a window of it is wanted; and what cannot be read, in words.
+
+    Raises:
+        DiagnoseError: If it was written by a newer version.
+    """
+    brief_from = window.warmup if window is not None and window.part is None else None
+    try:
+        log = read_rank(path, brief_from=brief_from)
+    except sqlite3.DatabaseError as error:
+        return None, [f"{path.name} cannot be read ({error}); its steps are missing."]
+    return log, log.notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import sqlite3
@@ -59,8 +61,18 @@ class RankLog:
     notes: list[str] = field(default_factory=list)
 
 
-def read_rank(path: Path) -> RankLog:
+BRIEF_VITALS = 16
+"""Readings of the operating system in a brief log: running totals lose nothing between two of them."""
+
+
+def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
     """Reads one rank's file; also while it is being written, and as far as it goes when it is torn.
+
+    Args:
+        path: The file.
+        brief_from: Read what figures of the steps from this one on need, as for one rank of a thousand:
+            equal stacks sampled from then on are one, and so are those before; a few readings of the
+            operating system stand for all; nothing of the workers.
 
     Raises:
         DiagnoseError: If the file was written by a newer version.
@@ -83,7 +95,7 @@ def read_rank(path: Path) -> RankLog:
             steps=_steps(_rows(db, "SELECT num_steps, columns FROM chunks", path, notes, _chunk)),
             samples=_rows(
                 db,
-                "SELECT * FROM samples",
+                "SELECT * FROM samples" if brief_from is None else _brief_samples(db, brief_from),
                 path,
                 notes,
                 lambda first, slot, stack, weight: (int(first), int(slot), stacks[stack], int(weight)),
@@ -96,10 +108,12 @@ def read_rank(path: Path) -> RankLog:
                 notes,
                 lambda time_ns, step, kind, detail: (time_ns, step, kind, json.loads(detail)),
             ),
-            workers=_rows(db, "SELECT report FROM workers", path, notes, json.loads),
+            workers=_rows(db, "SELECT report FROM workers", path, notes, json.loads)
+            if brief_from is None
+            else [],
             vitals=_rows(
                 db,
-                "SELECT * FROM vitals",
+                "SELECT * FROM vitals" if brief_from is None else _brief_vitals(db, brief_from),
                 path,
                 notes,
                 lambda time_ns, step, readings: (time_ns, step, json.loads(readings)),
@@ -110,7 +124,9 @@ def read_rank(path: Path) -> RankLog:
                 path,
                 notes,
                 lambda stack, weight: (stacks[stack], int(weight)),
-            ),
+            )
+            if brief_from is None
+            else [],
             meetings=_meetings(db, path, notes),
             notes=notes,
         )
@@ -145,7 +161,7 @@ def _rows(
     """Runs a query and parses its rows; a damaged table gives the rows that can be read, and a note."""
     rows: list[Any] = []
     torn = 0
-    table = query.rpartition(" ")[2]
+    table = query.partition(" FROM ")[2].partition(" ")[0] or query
     try:
         for row in db.execute(query):
             try:
@@ -159,8 +175,42 @@ def _rows(
     return rows
 
 
+def _brief_samples(db: sqlite3.Connection, first_step: int) -> str:
+    """Returns the query for samples in two buckets, before a step and from it on.
+
+    In a run that ended before it, the last bucket matters by itself: there all are read.
+    """
+    after = f"SELECT 1 FROM samples WHERE first_step >= {first_step} LIMIT 1"
+    with contextlib.suppress(*DAMAGE):
+        if db.execute(after).fetchone():
+            return (
+                "SELECT min(first_step), slot, stack, sum(weight_ns) FROM samples "
+                f"GROUP BY first_step >= {first_step}, slot, stack"
+            )
+    return "SELECT * FROM samples"
+
+
+def _brief_vitals(db: sqlite3.Connection, first_step: int) -> str:
+    """Returns the query for the first reading from a step on, the last, and some between them."""
+    ends = f"SELECT min(time_ns), max(time_ns) FROM vitals WHERE step >= {first_step}"
+    first = last = None
+    with contextlib.suppress(*DAMAGE):
+        first, last = db.execute(ends).fetchone()
+    if first is None or last is None:
+        return "SELECT * FROM vitals LIMIT 0"
+    spread = (first + part * (last - first) // BRIEF_VITALS for part in range(BRIEF_VITALS + 1))
+    nearest = "(SELECT min(time_ns) FROM vitals WHERE time_ns >= {})"
+    wanted = ", ".join(nearest.format(time_ns) for time_ns in spread)
+    return f"SELECT * FROM vitals WHERE time_ns IN ({wanted})"
+
+
 def _stack(key: int, text: str) -> tuple[int, tuple[Frame, ...]]:
-    return key, tuple((str(file), int(line), str(function)) for file, line, function in json.loads(text))
+    return key, _frames(text)
+
+
+@functools.lru_cache(maxsize=4096)  # the ranks of a job run the same lines
+def _frames(text: str) -> tuple[Frame, ...]:
+    return tuple((str(file), int(line), str(function)) for file, line, function in json.loads(text))
 
 
 def _chunk(num_steps: int, blob: bytes) -> npt.NDArray[np.int64]:
@@ -182,9 +232,6 @@ def _times(blob: bytes) -> npt.NDArray[np.int64]:
 
 
 def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    steps = np.empty((sum(chunk.shape[1] for chunk in chunks), len(COLUMNS)), dtype=np.int64)
-    first = 0
-    for chunk in chunks:
-        steps[first : first + chunk.shape[1]] = chunk.T
-        first += chunk.shape[1]
-    return steps
+    # Column by column in memory, as chunks are and as every analysis goes through it.
+    none = np.empty((len(COLUMNS), 0), dtype=np.int64)
+    return np.concatenate([none, *chunks], axis=1).T
