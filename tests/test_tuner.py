@@ -157,6 +157,7 @@ def controller(
     reuse: Sequence[Kept] | None = None,
     numbers: Numbers = Numbers(ok=True),
     ranks: Ranks | None = None,
+    **more: Any,
 ) -> Controller:
     found = leads if leads is not None else [lead(action.name) for action in actions]
 
@@ -179,6 +180,7 @@ def controller(
         stop=stop,
         clock=lambda: machine.now,
         ranks=ranks or Alone(),
+        **more,
     )
     return Controller(world, policy or Policy(), reuse)
 
@@ -544,3 +546,38 @@ def test_it_is_told_when_the_rules_have_been_asked():
     assert "diagnosed" not in [kind for kind, _ in machine.told]
     train(machine, control, 200)
     assert "diagnosed" in [kind for kind, _ in machine.told]
+
+
+class SeesAll(Change):
+    """An action whose state shows what others change, too: several work on the same loader, or model."""
+
+    def state(self, job: Job) -> Any:
+        return dict(self.machine.factors)
+
+
+def test_what_other_actions_change_is_no_trace_of_one_that_goes_before_them():
+    """The script ends at any step: while settings are halved, in a trial, while all is off for a while."""
+    for steps in range(60, 700, 9):
+        machine = Machine(seed=steps)
+        actions = [
+            SeesAll(machine, "knob", choices=(1, 2), factor_of={1: 0.9, 2: 0.5}),
+            SeesAll(machine, "other", factor=0.6),
+        ]
+        control = controller(machine, actions)
+        train(machine, control, steps)
+        control.finish()
+        assert machine.factors == {}
+        assert "tuning_error" not in [kind for kind, _ in machine.told]
+
+
+def test_one_that_gives_itself_up_goes_from_between_two_others():
+    machine = Machine(seed=2)
+    tired, fine = SeesAll(machine, "tired", factor=0.6), SeesAll(machine, "fine", factor=0.6)
+    control = controller(machine, [tired, fine])
+    train(machine, control, 800)
+    assert list(machine.factors) == ["tired", "fine"]
+    tired.gives_up = "the script changed its dataset"
+    train(machine, control, 800)
+    control.finish()
+    assert machine.last("dropped")["action"] == "tired"
+    assert "tuning_error" not in [kind for kind, _ in machine.told]

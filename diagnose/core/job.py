@@ -34,6 +34,7 @@ class Job:
         steps: Steps that have ended.
         backward_passes: Outermost backward passes so far; 0, as with `steps`, where nobody counts.
         epoch_steps: Steps of the last whole epoch; 0 before one has ended.
+        epochs_begun: How often the loop has begun to iterate for training.
         unmeasured: Opens a context in which the hooks take no notice of model calls and optimizer steps:
             those of a numerics check are not the script's.
     """
@@ -52,4 +53,5 @@ class Job:
     steps: int = 0
     backward_passes: int = 0
     epoch_steps: int = 0
+    epochs_begun: int = 0
     unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext

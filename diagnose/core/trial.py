@@ -34,6 +34,8 @@ class Outcome(Enum):
     KEPT = "kept"
     REVERTED = "reverted"
     """Measured, and no faster, or it failed: undone."""
+    HARMED = "harmed"
+    """The loss went wrong in its trial: undone, and the weights put back where they could be kept."""
     REFUSED = "refused"
     """Never tried: a precondition does not hold."""
     NOT_ALLOWED = "not_allowed"

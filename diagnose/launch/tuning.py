@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diagnose.launch.interrupts import interrupts_wait
 
 if TYPE_CHECKING:
+    from diagnose.actions._losses import Losses
     from diagnose.core.command import Command
     from diagnose.hooks._recorder import Recorder
     from diagnose.tuner.installed import Installed
-    from diagnose.tuner.world import Numerics
+    from diagnose.tuner.world import Numerics, Snapshot
 
 
 class LiveTuning:
@@ -48,6 +49,8 @@ class LiveTuning:
         self._asides = 0
         self._began_at, self._begun = 0, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
+        self._losses: Losses | None = None
+        self._installed = ExitStack()
         self._ranks = GlooRanks(lambda: recorder.steps, lambda: recorder.guarded(self.finish))
         self._ranks.install()
         self._job = Job(
@@ -67,6 +70,8 @@ class LiveTuning:
             stop=self.detach,
             ranks=self._ranks,
             commands=self._commands,
+            losses=self._latest_losses,
+            snapshot=self._snapshot,
         )
         policy = Policy(
             allowed=frozenset(map(Safety, asked["allow"])),
@@ -104,6 +109,7 @@ class LiveTuning:
         """Takes this object out of the hooks; nothing is left to tune."""
         self._recorder.on_boundary = None
         self._recorder.inputs = None
+        self._installed.close()
         if self._begins in self._recorder.on_iterator:
             self._recorder.on_iterator.remove(self._begins)
 
@@ -142,6 +148,7 @@ class LiveTuning:
     def _begins(self, loader: Any, iterator: Any) -> None:
         """The loop begins to iterate over a loader for training: its last iterator is done with."""
         job = self._job
+        job.epochs_begun += 1
         if self._recorder.steps > self._began_at:  # a second loader begins at the same step as the first
             job.epoch_steps = self._recorder.steps - self._began_at
             self._began_at, self._begun = self._recorder.steps, True
@@ -166,6 +173,19 @@ class LiveTuning:
         finally:
             self._recorder.inputs = None
             self._job.inputs = {}
+
+    def _latest_losses(self) -> Sequence[float]:
+        if self._losses is None:
+            from diagnose.actions._losses import Losses
+
+            self._losses = Losses(self._recorder.guarded)
+            self._installed.enter_context(self._losses.noted())
+        return self._losses.step_ended()
+
+    def _snapshot(self, job: Any) -> Snapshot:
+        from diagnose.actions._snapshot import Snapshot
+
+        return Snapshot(job, self._losses.scalers if self._losses is not None else ())
 
     def _tell(self, kind: str, detail: dict[str, Any]) -> None:
         self._recorder.event(kind, **detail)

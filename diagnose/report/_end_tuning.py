@@ -8,7 +8,7 @@ from diagnose.report._end_findings import one_line
 from diagnose.report._terminal import Terminal
 from diagnose.report._tuning_words import measured, named, outcome, predicted, verdict
 
-MARK = {Outcome.KEPT: "+", Outcome.REVERTED: "-", Outcome.CANNOT_TELL: "-"}
+MARK = {Outcome.KEPT: "+", Outcome.HARMED: "-", Outcome.REVERTED: "-", Outcome.CANNOT_TELL: "-"}
 NAME_CELLS = 20
 
 

@@ -8,12 +8,13 @@ from diagnose.core.units import format_gain, format_speedup
 TOLD = {
     Outcome.KEPT: "kept",
     Outcome.REVERTED: "no faster, undone",
+    Outcome.HARMED: "harmful, undone",
     Outcome.CANNOT_TELL: "cannot tell, undone",
     Outcome.REFUSED: "refused",
     Outcome.NOT_ALLOWED: "not allowed",
     Outcome.NOT_TRIED: "not tried",
 }
-MEASURED = (Outcome.KEPT, Outcome.REVERTED, Outcome.CANNOT_TELL)
+MEASURED = (Outcome.KEPT, Outcome.REVERTED, Outcome.HARMED, Outcome.CANNOT_TELL)
 
 
 def verdict(tuning: Tuning) -> str:

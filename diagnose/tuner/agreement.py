@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from diagnose.actions.base import CannotApply, NotYet
 from diagnose.core.units import NS_PER_MS
 from diagnose.tuner.installed import Installed
+from diagnose.tuner.loss_trend import LossAlarm
 
 if TYPE_CHECKING:
     from diagnose.tuner.world import Plan, World
@@ -127,14 +128,18 @@ def until(
 
     Returns:
         Whether it holds; the same on every rank.
+
+    Raises:
+        LossAlarm: See `heed_loss`.
     """
     steps, begun = 0, world.clock()
     while True:
-        told = world.ranks.exchange(about, [holds(), world.clock() - begun, disturbed()])
-        held = all(held for held, _, _ in told)
-        if held or any(stop for _, _, stop in told):
+        told = world.ranks.exchange(about, [holds(), world.clock() - begun, disturbed(), loss_now(world)])
+        heed_loss([loss for *_, loss in told])
+        held = all(held for held, *_ in told)
+        if held or any(stop for _, _, stop, _ in told):
             return held
-        slowest_ns = max(took_ns for _, took_ns, _ in told)
+        slowest_ns = max(took_ns for _, took_ns, *_ in told)
         if world.ranks.num == 1 or not steps:
             steps = 1
         else:
@@ -143,6 +148,18 @@ def until(
         begun = world.clock()
         for _ in range(steps):
             yield
+
+
+def loss_now(world: World) -> list[Any]:
+    """What this rank says of the loss, for an exchange that is due anyway."""
+    return [world.loss.alarm, world.loss.fatal]
+
+
+def heed_loss(told: Sequence[list[Any]]) -> None:
+    """Raises `LossAlarm` on every rank if one of them has said so."""
+    said = {rank: alarm for rank, (alarm, _) in enumerate(told) if alarm}
+    if said:
+        raise LossAlarm(_whose(said, len(told)), any(fatal for _, fatal in told))
 
 
 def switch(world: World, changes: Sequence[Installed], on: bool) -> None:

@@ -34,7 +34,7 @@ class Changes:
         """
 
         def work() -> tuple[int, int]:
-            self.tried.append(Installed(name, action, self._world.job, value))
+            self.tried.append(Installed(name, action, self._world.job, value, self._on))
             return action.settle_steps, action.window_steps
 
         needed = together(self._world, f"preparing {name}", work, dear=True)
@@ -66,7 +66,10 @@ class Changes:
 
     def in_force(self) -> list[str]:
         """Returns the names of the actions in force, tried ones among them."""
-        return [installed.name for installed in [*self.kept, *self.tried] if installed.on]
+        return [installed.name for installed in self._on()]
+
+    def _on(self) -> list[Installed]:
+        return [installed for installed in [*self.kept, *self.tried] if installed.on]
 
     def undo(self) -> list[str]:
         """Takes everything back and out on this rank, whatever fails; returns what did."""

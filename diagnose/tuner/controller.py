@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from diagnose.core.finding import Gain
-from diagnose.core.trial import Measured, Outcome, Safety, Trial
+from diagnose.core.trial import ASKED_FOR, Measured, Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
 from diagnose.tuner.agreement import RankFailed, RanksLost, until
 from diagnose.tuner.changes import Changes
@@ -21,6 +21,8 @@ from diagnose.tuner.diagnosis import Diagnosis
 from diagnose.tuner.holding import is_early, measure_kept
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
+from diagnose.tuner.loss_trend import LossAlarm
+from diagnose.tuner.loss_watch import LossWatch
 from diagnose.tuner.orders import Orders
 from diagnose.tuner.policy import Candidate, Lead, Policy, candidates
 from diagnose.tuner.trying import Attempt, put_in_force
@@ -74,6 +76,7 @@ class Controller:
         self._changes = Changes(world)
         self._orders = Orders(world, policy, self._changes, self._enter)
         self._orders.tries = reuse is None
+        self._loss = LossWatch(world, self._changes, self._may_harm)
         self._attempt: Attempt | None = None
         self._done: set[str] = set()
         self._postponed: dict[str, Trial] = {}
@@ -104,7 +107,11 @@ class Controller:
             if self._plan is not None:
                 time_ns = self._world.clock() - self._resumed_ns
                 self._step = Step(number=number, time_ns=time_ns, aside=aside, begins=begins)
-                self._plan.send(self._step)
+                alarm = self._loss.step_ended()
+                if alarm is not None:
+                    self._plan.throw(alarm)
+                else:
+                    self._plan.send(self._step)
         except StopIteration:
             self._end("")
         except RankFailed as error:
@@ -129,12 +136,16 @@ class Controller:
     # -- the plan
 
     def _tune(self) -> Plan[None]:
-        first = yield from self._observe(WARMUP_STEPS)
-        yield from self._seek(first)
-        while (yield from self._confirm_and_hold()):
+        warmup, more = WARMUP_STEPS, True
+        while more:
+            try:
+                first = yield from self._observe(warmup)
+                yield from self._seek(first)
+                more = yield from self._confirm_and_hold()
+            except LossAlarm as alarm:
+                yield from self._loss.answer(alarm, self._spending)
             self._done -= self._orders.reopen()
-            first = yield from self._observe(1)
-            yield from self._seek(first)
+            warmup = 1
 
     def _seek(self, first: int) -> Plan[None]:
         """Tries what the findings lead to, as long as something helps."""
@@ -182,6 +193,7 @@ class Controller:
         for _ in range(WARMUP_STEPS):
             yield
         self._enter("trying")
+        self._loss.armed = False
         for each in wanted:
             first_step = self._step.number
             reason = yield from put_in_force(
@@ -199,7 +211,12 @@ class Controller:
                 )
             )
         yield from settle(self._changes.kept)
-        yield from self._confirm_and_hold()
+        self._loss.armed = more = True
+        while more:
+            try:
+                more = yield from self._confirm_and_hold()
+            except LossAlarm as alarm:
+                yield from self._loss.answer(alarm, self._spending)
 
     def _observe(self, warmup: int) -> Plan[int]:
         """Lets the script run; returns the first step that counts."""
@@ -267,6 +284,7 @@ class Controller:
             self._enter("holding" if self._changes.kept else "observing")
             for _ in range(RECHECK_STEPS // LOOK_STEPS):
                 yield from self._orders.let_pass(LOOK_STEPS, self.state, until_reopened=True)
+                self._loss.heed()
                 if self._orders.reopened or self._looks_again():
                     return True
             if self._changes.kept:
@@ -339,6 +357,11 @@ class Controller:
         self._postponed.clear()
 
     # -- telling
+
+    def _may_harm(self) -> bool:
+        """Whether something that changes what training computes may come to be in force."""
+        policy = self._orders.policy
+        return not policy.dry_run and any(map(policy.allows, ASKED_FOR))
 
     def _enter(self, state: str) -> None:
         if state != self.state:

@@ -44,7 +44,7 @@ def measure_kept(
             measured = test.measured(CONFIRM_CONFIDENCE)
             assert measured is not None
     except CannotApply:
-        _put_back(world, changes)
+        put_back(world, changes)
         return
     world.tell(kind, asdict(measured))
     if measured.high < 1:
@@ -52,10 +52,10 @@ def measure_kept(
         slower = f"{1 / measured.speedup:.2f} times slower with all changes than without"
         world.tell("undone", {"reason": f"steps came to be {slower}"})
     else:
-        _put_back(world, changes)
+        put_back(world, changes)
 
 
-def _put_back(world: World, changes: Changes) -> None:
+def put_back(world: World, changes: Changes) -> None:
     """Puts what is kept in force again; drops what gave itself up."""
     for installed in list(changes.kept):
         try:

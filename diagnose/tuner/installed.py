@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -18,6 +19,7 @@ class Installed:
         action: The action.
         job: What it works on.
         value: Its setting.
+        in_force: Returns the other actions that are in force.
 
     Attributes:
         on: Whether it is in force.
@@ -26,12 +28,21 @@ class Installed:
         CannotApply: If it cannot be prepared; nothing was changed.
     """
 
-    def __init__(self, name: str, action: Action, job: Job, value: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        action: Action,
+        job: Job,
+        value: int | None,
+        in_force: Callable[[], Sequence[object]] = tuple,
+    ) -> None:
         self.name = name
         self.action = action
         self.value = value
         self.on = False
         self._job = job
+        self._in_force = in_force
+        self._beside = list(in_force())
         self._before = action.state(job)
         self._among = [weakref.ref(each) for each in (*job.models, *job.optimizers)]
         self._preparation = ExitStack()
@@ -65,12 +76,12 @@ class Installed:
             self.switch(False)
         finally:
             self._preparation.close()
-        if self._is_among_the_same():
+        if self._is_among_the_same() and list(self._in_force()) == self._beside:
             self.action.verify_undone(self._job, self._before)
 
     def _is_among_the_same(self) -> bool:
         """Whether the job has the models and optimizers that it had: at the script's end some are gone, and
-        its state is then that of others."""
+        its state is then that of others. So it is while other actions are in force than were then."""
         now = (*self._job.models, *self._job.optimizers)
         return len(now) == len(self._among) and all(
             then() is each for then, each in zip(self._among, now, strict=True)

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from diagnose.actions.base import Action, CannotApply, NotYet
-from diagnose.core.trial import Outcome, Safety, Trial
+from diagnose.core.trial import ASKED_FOR, Outcome, Safety, Trial
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
+from diagnose.tuner.loss_trend import LossAlarm
 from diagnose.tuner.paired import LITTLE, MANY_PAIRS, MAX_PAIRS, PairedTest, Verdict
 from diagnose.tuner.policy import Candidate, Policy
 from diagnose.tuner.windows import best_of, measure
-from diagnose.tuner.world import Numerics, Plan, Spending, World
+from diagnose.tuner.world import Numerics, Plan, Snapshot, Spending, World
 
 OUTCOMES = {
     Verdict.FASTER: Outcome.KEPT,
@@ -45,6 +46,8 @@ class Attempt:
         self._first = step()
         self._candidate: Candidate | None = None
         self._test: PairedTest | None = None
+        self._snapshot: Snapshot | None = None
+        self._snapshot_at = 0
 
     def run(self, candidate: Candidate, begins: Callable[[], None]) -> Plan[Trial]:
         """Tries an action; what helps is in force in the end, and all else undone.
@@ -70,6 +73,8 @@ class Attempt:
             self._spending.spent_ns += world.clock() - begun
             reason = yield from numerics_allow(world, choices[0], self._spending)
             self._candidate, self._test = candidate, test
+            if action.safety in ASKED_FOR:
+                reason = self._keep_snapshot(reason)
             best = yield from best_of(world, choices)
             self._changes.remove(*[choice for choice in choices if choice is not best])
             verdict = yield from measure(world, [best], test, self._spending)
@@ -80,6 +85,10 @@ class Attempt:
             self._changes.remove(*self._changes.tried)
             outcome = Outcome.NOT_YET if isinstance(refusal, NotYet) else Outcome.REFUSED
             return self._trial(candidate, outcome, str(refusal), test)
+        except LossAlarm as alarm:
+            self._candidate = None
+            self._changes.remove(*self._changes.tried)
+            return self._cut_short(candidate, test, alarm)
         self._candidate = None
         trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best.value)
         if trial.outcome is Outcome.KEPT:
@@ -93,6 +102,38 @@ class Attempt:
             return None
         reason = f"{why} after {len(self._test.logs)} pairs of windows"
         return self._trial(self._candidate, Outcome.CANNOT_TELL, reason, self._test)
+
+    def _keep_snapshot(self, reason: str) -> str:
+        """Keeps what training has come to on every rank; adds to the reason why, if it cannot be kept."""
+        world, begun = self._world, self._world.clock()
+        made: list[Snapshot] = []
+        try:
+            together(
+                world, "keeping the weights", lambda: made.append(world.snapshot(world.job)), dear=True
+            )
+            self._snapshot, self._snapshot_at = made[0], self._step()
+        except CannotApply as refusal:
+            without = f"tried without a way back for the weights: {refusal}"
+            reason = "; ".join(filter(None, [reason, without]))
+        self._spending.spent_ns += world.clock() - begun
+        return reason
+
+    def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Trial:
+        """The loss went wrong in the trial; the change is out by now."""
+        if candidate.action.safety not in ASKED_FOR:  # an earlier change is to blame: its alarm stands
+            return self._trial(candidate, Outcome.CANNOT_TELL, str(alarm), test)
+        world, snapshot, self._snapshot = self._world, self._snapshot, None
+        if snapshot is None:
+            back = "the weights are as they came to be: there was no way back"
+        else:
+            try:
+                together(world, "looking at the weights", snapshot.check)
+                together(world, "putting the weights back", lambda: snapshot.restore(world.job), dear=True)
+                back = f"weights and optimizer state are those of step {self._snapshot_at} again"
+            except CannotApply as refusal:
+                back = f"the weights could not be put back: {refusal}"
+        world.loss.restart()
+        return self._trial(candidate, Outcome.HARMED, f"{alarm}; {back}")
 
     def _values(self, candidate: Candidate) -> list[int | None]:
         """The settings that every rank can choose from."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from diagnose.core.units import NS_PER_MS
-from diagnose.tuner.agreement import switch
+from diagnose.tuner.agreement import heed_loss, loss_now, switch
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.paired import PairedTest, Verdict, window_mean
 from diagnose.tuner.world import Plan, Spending, World
@@ -33,6 +33,9 @@ def window(world: World, least: int) -> Plan[tuple[float, int]]:
 
     Returns:
         Mean nanoseconds of a step on the slowest rank, and how many steps were counted.
+
+    Raises:
+        LossAlarm: See `heed_loss`.
     """
     least = max(least, WINDOW_STEPS)
     times: list[list[int]] = [[] for _ in range(world.ranks.num)]
@@ -43,11 +46,12 @@ def window(world: World, least: int) -> Plan[tuple[float, int]]:
         for _ in range(missing):
             step = yield
             mine.append((step.time_ns, step.aside, step.begins))
-        told = world.ranks.exchange("a window", [world.job.epoch_steps, mine])
+        told = world.ranks.exchange("a window", [world.job.epoch_steps, mine, loss_now(world)])
+        heed_loss([loss for _, _, loss in told])
         if not times[0]:
-            epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, _ in told) or 1
+            epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, _, _ in told) or 1
         # What one rank does beside training, the others wait for.
-        for each in zip(*(steps for _, steps in told), strict=True):
+        for each in zip(*(steps for _, steps, _ in told), strict=True):
             if any(aside for _, aside, _ in each) and asides < MAX_ASIDES:
                 asides += 1
                 continue

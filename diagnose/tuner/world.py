@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol, TypeVar
 
-from diagnose.actions.base import Action
+from diagnose.actions.base import Action, CannotApply
 from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.tuner.agreement import Alone, Ranks
 from diagnose.tuner.diagnosis import Diagnosis
 from diagnose.tuner.installed import Installed
+from diagnose.tuner.loss_trend import LossTrend
 
 BUDGET_SHARE = 0.05
 BUDGET_FLOOR_NS = 5_000_000_000
@@ -56,6 +57,25 @@ class Numerics(Protocol):
         """Why, in words."""
 
 
+class Snapshot(Protocol):
+    """What training had come to at one moment."""
+
+    def check(self) -> None:
+        """Looks whether it can be put back. Changes nothing.
+
+        Raises:
+            CannotApply: If not.
+        """
+
+    def restore(self, job: Job) -> None:
+        """Puts it back, to the bit."""
+
+
+def no_snapshot(job: Job) -> Snapshot:
+    """For a process whose training cannot be put back."""
+    raise CannotApply("weights cannot be kept here")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """The process; tests have one of their own.
@@ -71,6 +91,10 @@ class World:
         clock: Nanoseconds.
         ranks: The processes that train together, this one among them.
         commands: What a person has asked this process for since. Another thread adds to it.
+        losses: Returns the training loss of steps that is known by now and was not told before. From the
+            first call on losses are taken note of.
+        loss: What they come to.
+        snapshot: Keeps what training has come to; raises `CannotApply` where that does not go.
     """
 
     job: Job
@@ -83,6 +107,9 @@ class World:
     clock: Callable[[], int] = perf_counter_ns
     ranks: Ranks = field(default_factory=Alone)
     commands: deque[Command] = field(default_factory=deque)
+    losses: Callable[[], Sequence[float]] = tuple
+    loss: LossTrend = field(default_factory=LossTrend)
+    snapshot: Callable[[Job], Snapshot] = no_snapshot
 
 
 @dataclass(slots=True)

@@ -1,0 +1,96 @@
+"""Watches the training loss while a change is in force that may harm it, and looks into an alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diagnose.actions.base import CannotApply
+from diagnose.core.trial import ASKED_FOR
+from diagnose.tuner.agreement import heed_loss, loss_now, switch
+from diagnose.tuner.changes import Changes
+from diagnose.tuner.holding import put_back
+from diagnose.tuner.installed import Installed
+from diagnose.tuner.loss_trend import LossAlarm
+from diagnose.tuner.trying import numerics_allow
+from diagnose.tuner.world import Plan, Spending, World
+
+UNCHECKED = ("nothing", "ranks")
+"""What actions touch of which no numerics check can say whether the loss is their doing."""
+
+
+class LossWatch:
+    """The watch of one process.
+
+    Args:
+        world: The process.
+        changes: What is in force.
+        wanted: Whether there may be such a change at all: the loss before it is what it is compared with.
+
+    Attributes:
+        armed: Whether somebody is ready to catch an alarm.
+    """
+
+    def __init__(self, world: World, changes: Changes, wanted: Callable[[], bool]) -> None:
+        self._world = world
+        self._changes = changes
+        self._wanted = wanted
+        self.armed = True
+
+    def suspects(self) -> list[Installed]:
+        """Returns what is kept or tried and may harm the training; the same on every rank."""
+        installed = [*self._changes.kept, *self._changes.tried]
+        return [each for each in installed if each.action.safety in ASKED_FOR]
+
+    def step_ended(self) -> LossAlarm | None:
+        """Takes note of the loss; returns an alarm that this process can heed by itself."""
+        trend, suspects = self._world.loss, self.suspects()
+        if not suspects and not self._wanted():
+            return None
+        for loss in self._world.losses():
+            trend.add(loss)
+        if not trend.alarm:
+            return None
+        if not suspects:  # the script's own affair
+            if trend.fatal:
+                trend.fault_is_own()
+            trend.restart()
+            return None
+        by_itself = self.armed and self._world.ranks.num == 1
+        return LossAlarm(trend.alarm, trend.fatal) if by_itself else None
+
+    def heed(self) -> None:
+        """Asks the other ranks.
+
+        Raises:
+            LossAlarm: If one of them has seen something.
+        """
+        if self._world.ranks.num > 1 and self.suspects():
+            heed_loss(self._world.ranks.exchange("the loss", loss_now(self._world)))
+
+    def answer(self, alarm: LossAlarm, spending: Spending) -> Plan[None]:
+        """Undoes what is to blame: what fails its numerics check now, and what has none. Where the loss is
+        no number any more it is all that may harm the training.
+
+        Raises:
+            RankFailed, RanksLost, RuntimeError: See `Changes.remove`.
+        """
+        world, changes = self._world, self._changes
+        self.armed = False
+        cleared = []
+        for suspect in reversed([each for each in self.suspects() if each in changes.kept]):
+            reason = str(alarm)
+            if not alarm.fatal and suspect.action.touches not in UNCHECKED:
+                try:
+                    switch(world, [suspect], False)
+                    yield from numerics_allow(world, suspect, spending)
+                    switch(world, [suspect], True)
+                    cleared.append(suspect.name)
+                    continue
+                except CannotApply as refusal:
+                    reason = f"{alarm}, and {refusal}"
+            changes.remove(suspect)
+            world.tell("dropped", {"action": suspect.name, "reason": reason})
+        put_back(world, changes)  # some may have been off, to be measured
+        world.loss.restart()
+        self.armed = True
+        world.tell("loss_alarm", {"reason": str(alarm), "cleared": cleared})
