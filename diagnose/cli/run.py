@@ -75,6 +75,13 @@ def run(
             help="Take figures to another tool meanwhile; see diagnose export.",
         ),
     ] = None,
+    deep_window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP[:COUNT]|auto",
+            help="Record COUNT steps, 3 unless given, operation by operation; auto: if a rule is unsure.",
+        ),
+    ] = None,
     nproc_per_node: Annotated[
         str | None, typer.Option(metavar="N", help="Start N ranks through torchrun.")
     ] = None,

@@ -90,7 +90,7 @@ def environment(environ: Mapping[str, str], settings: Settings, folder: Path | N
     child["PYTHONPATH"] = f"{BOOT_FOLDER}{os.pathsep}{earlier}" if earlier else str(BOOT_FOLDER)
     child["DIAGNOSE_RUN"] = str(folder)
     child["DIAGNOSE_SUPERVISOR"] = str(os.getpid())
-    for name in ("steps", "stop_after", "warmup"):
+    for name in ("steps", "stop_after", "warmup", "deep_window"):
         variable = f"DIAGNOSE_{name.upper()}"
         child.pop(variable, None)
         value = getattr(settings, name)

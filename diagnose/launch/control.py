@@ -65,14 +65,20 @@ class Inbox:
         run: The run's folder.
         event: Writes down what happened, as `Recorder.event`.
         hand_over: Takes a command for the tuner; returns why it cannot, else an empty text.
+        deep_window: Takes the command for a deep window, likewise.
     """
 
     def __init__(
-        self, run: Path, event: Callable[..., None], hand_over: Callable[[Command], str] | None
+        self,
+        run: Path,
+        event: Callable[..., None],
+        hand_over: Callable[[Command], str] | None,
+        deep_window: Callable[[], str] | None = None,
     ) -> None:
         self._folder = run / FOLDER
         self._event = event
         self._hand_over = hand_over
+        self._deep_window = deep_window
         self._seen_ns = 0
         self._pid = os.getpid()
 
@@ -108,7 +114,7 @@ class Inbox:
 
     def _refusal(self, command: Command) -> str:
         if command.command == "deep-window":
-            return "this version of diagnose has no deep window yet"
+            return self._deep_window() if self._deep_window is not None else "no deep window can be taken"
         if self._hand_over is None:
             return "this run is not tuned: start it with --tune"
         return self._hand_over(command)

@@ -25,6 +25,7 @@ from diagnose.store.runs import LOST
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
     from diagnose.hooks._recorder import Recorder
+    from diagnose.launch.deep_window import DeepWindows
     from diagnose.launch.tuning import LiveTuning
 
 
@@ -54,6 +55,7 @@ class Session:
         self._flusher: Any = None
         self._span_ns = 0.0
         self._tuning: LiveTuning | None = None
+        self._deep: DeepWindows | None = None
         self._takes_commands = False
         self._parent_tunes = False
         self._finished = False
@@ -80,10 +82,11 @@ class Session:
                 self._hooks.callback(cancel)
         self._span_ns = calibrate()
         self._recorder.guarded(self._begin_tuning)
+        self._recorder.guarded(self._begin_deep_windows)
         self._say_torch_is_here()
         self._hooks.callback(after_import("torch._dynamo.eval_frame", self._keep_out_of_dynamo))
         os.register_at_fork(
-            before=lambda: self._flusher.before_fork(),
+            before=self._before_fork,
             after_in_parent=lambda: self._flusher.after_fork(),
             after_in_child=self._forked,
         )
@@ -95,6 +98,18 @@ class Session:
             from diagnose.launch.tuning import LiveTuning
 
             self._tuning = LiveTuning(self._recorder, self.folder, json.loads(asked))
+
+    def _begin_deep_windows(self) -> None:
+        """Of all ranks the first alone takes windows."""
+        if int(os.environ.get("RANK") or 0):
+            return
+        from diagnose.launch.deep_window import DeepWindows
+        from diagnose.launch.deep_window_profiler import stepping_aside
+
+        option = os.environ.get("DIAGNOSE_DEEP_WINDOW", "")
+        deep = self._deep = DeepWindows(self._recorder, self.folder, option)
+        self._hooks.enter_context(stepping_aside(deep.script_begins, deep.script_prepared))
+        self._recorder.flushed.append(deep.look)
 
     def _say_torch_is_here(self) -> None:
         """Leaves torch's version in the run's folder, for the report of a script that never trains."""
@@ -146,8 +161,13 @@ class Session:
             return
         from diagnose.launch.control import Inbox
 
-        tuning = self._tuning
-        inbox = Inbox(self.folder, self._recorder.event, tuning.command if tuning is not None else None)
+        tuning, deep = self._tuning, self._deep
+        inbox = Inbox(
+            self.folder,
+            self._recorder.event,
+            tuning.command if tuning is not None else None,
+            deep.ask if deep is not None else None,
+        )
         self._recorder.flushed.append(inbox.look)
         self._takes_commands = True
 
@@ -160,12 +180,19 @@ class Session:
             "takes_commands": self._takes_commands,
         }
 
+    def _before_fork(self) -> None:
+        if self._deep is not None:
+            self._recorder.guarded(self._deep.before_fork)
+        self._flusher.before_fork()
+
     def _forked(self) -> None:
         """In a forked child: nothing of the parent's measurement is the child's."""
         if self._finished:
             return
         self._parent_tunes = self._parent_tunes or self._tuning is not None
         self._tuning = None
+        if self._deep is not None:
+            self._deep.forget()
         self._takes_commands = False
         self._recorder.reset()
         self._recorder.thread = threading.get_ident()
@@ -182,6 +209,8 @@ class Session:
         recorder = self._recorder
         if recorder is None:
             return
+        if self._deep is not None:
+            recorder.guarded(self._deep.finish)
         if self._tuning is not None:
             recorder.guarded(self._tuning.finish)
         recorder.guarded(recorder.finish)
@@ -244,7 +273,8 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         "warmup": warmup,
         "notes": [],
     }
-    (folder / "run.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    if not int(os.environ.get("RANK") or 0):
+        (folder / "run.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     session = Session(folder, warmup=warmup)
     session.install()
     atexit.register(session.finish)
@@ -252,8 +282,13 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
     return folder
 
 
-def detach() -> Profile:
-    """Ends the measurement that `attach` began, takes every hook out and returns what was found.
+def is_measured() -> bool:
+    """Whether this process is measured, by `diagnose run` or by `attach`."""
+    return _session is not None
+
+
+def leave() -> Path:
+    """Ends the measurement that `attach` began, takes every hook out and returns the run's folder.
 
     Raises:
         RuntimeError: If `attach` was not called.
@@ -264,10 +299,20 @@ def detach() -> Profile:
     session, _session = _session, None
     session.finish()
     atexit.unregister(session.finish)
+    return session.folder
+
+
+def detach() -> Profile:
+    """Ends the measurement that `attach` began, takes every hook out and returns what was found.
+
+    Raises:
+        RuntimeError: If `attach` was not called.
+    """
+    folder = leave()
     from diagnose.analysis.profile import load_profile
     from diagnose.rules import diagnosed
 
-    return diagnosed(load_profile(session.folder))
+    return diagnosed(load_profile(folder))
 
 
 def step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -35,6 +36,8 @@ class Settings:
         dry_run: Name the fixes that would be tried; change nothing.
         apply: A `tuned.toml` whose fixes are put in force without trials.
         dashboard: Show the run in a browser while it trains.
+        deep_window: Steps to record operation by operation: `STEP` or `STEP:COUNT`, or `auto` if a rule is
+            unsure; `None` for none.
         export: Where to take figures while it trains, and when it has ended: `NAME` or `NAME=TARGET` each.
     """
 
@@ -54,6 +57,7 @@ class Settings:
     dry_run: bool = False
     apply: Path | None = None
     dashboard: bool = False
+    deep_window: str | None = None
     export: tuple[str, ...] = ()
 
     @property
@@ -92,6 +96,8 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
                 option = f"--{key}"
                 names = [n for each in value for n in each.split(",") if n]
                 values[key] = _checked(key, value if key == "export" else names, option)
+        elif key == "deep_window" and value is not None:
+            values[key] = _checked(key, value, "--deep-window")
         elif value is not None:
             values[key] = value
     return Settings(**values)
@@ -162,6 +168,8 @@ INTEGERS = {"steps": 1, "stop_after": 1, "warmup": 0}
 """The whole numbers, with the least value each may have."""
 
 
+DEEP_WINDOW = re.compile(r"auto|[0-9]{1,12}(:[1-5])?")
+
 SWITCHES = ("quiet", "tune", "dry_run", "dashboard")
 
 LISTS: dict[str, tuple[str, ...]] = {
@@ -191,6 +199,10 @@ def _checked(key: str, value: Any, where: str) -> Any:
     if key == "nproc_per_node":
         is_count = isinstance(value, (int, str)) and not isinstance(value, bool)
         return _accept(is_count, value, where, "a number of processes", str)
+    if key == "deep_window":
+        text = str(value)
+        ok = not isinstance(value, bool) and DEEP_WINDOW.fullmatch(text) is not None
+        return _accept(ok, value, where, "STEP, STEP:COUNT with a COUNT of 1 to 5, or auto", str)
     is_text = isinstance(value, str) and value != ""
     return _accept(is_text, value, where, "text", str if key == "name" else Path)
 

@@ -1,0 +1,432 @@
+"""Records a few steps of the running job operation by operation, when it is asked to.
+
+A window has three parts, and each begins and ends between two steps, on the training thread: one step in
+which the operations are counted and the profiler is made ready; the steps that are recorded; and those in
+which a thread of its own writes. None of these steps is in any figure of the run: the events say which they
+are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from diagnose.launch import deep_window_profiler
+from diagnose.launch.deep_window_file import MAX_BYTES, pack
+
+if TYPE_CHECKING:
+    from diagnose.hooks._recorder import Recorder
+    from diagnose.launch.deep_window_count import Counting
+    from diagnose.launch.deep_window_rules import Unsure
+
+DEFAULT_STEPS, MAX_STEPS = 3, 5
+"""Recorded steps. Memory and the time to write grow with each; three show what repeats."""
+
+NEAR_STEPS = 200
+"""The end of a step is looked at from so many steps before the one that was asked for: looking costs a few
+microseconds a step."""
+
+MAX_RECORDED = 1_000_000
+"""Operations that a window may record: a GB of memory, until it is written."""
+
+LONGEST_NS, LONGEST_STEPS = 5_000_000_000, 8
+"""A window ends after so long, and so many usual steps for each of its own: an evaluation has begun inside
+it, or the training has ended."""
+
+BYTES_PER_OPERATION = 700
+"""Of the written trace, per operation that is counted: with those it is called through it is two or three
+events."""
+
+ROOM_BYTES = 500_000_000
+"""What the disk must have beyond that."""
+
+MAX_TRIES = 3
+"""A loop that starts worker processes breaks a window off; so often another is begun instead."""
+
+LOOK_AT_RULES_AFTER = 40
+"""Steps after which the rules are asked whether a window would help them."""
+
+KIND = "deep-window"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A window to take.
+
+    Attributes:
+        first_step: The first step to record, from 0, if it is not past.
+        num_steps: Steps to record.
+        by: Who asked: `option`, `command`, or the names of rules.
+    """
+
+    first_step: int
+    num_steps: int = DEFAULT_STEPS
+    by: str = "option"
+
+
+def asked_of(text: str) -> Asked:
+    """Returns the window of `STEP` or `STEP:COUNT`, as `launch.settings` has checked it."""
+    step, _, count = text.partition(":")
+    return Asked(first_step=int(step), num_steps=int(count) if count else DEFAULT_STEPS)
+
+
+class DeepWindows:
+    """The windows of one process.
+
+    Args:
+        recorder: Tells where steps end; gets the events.
+        folder: The run's folder.
+        option: What `--deep-window` says; empty where it was not given.
+        max_bytes: Size of a packed trace.
+    """
+
+    def __init__(
+        self, recorder: Recorder, folder: Path, option: str = "", max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._recorder = recorder
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._unsure = _unsure(folder) if option == "auto" else None
+        self._asked = asked_of(option) if option and option != "auto" else None
+        self._window: _Window | None = None
+        self._writing: threading.Thread | None = None
+        self._tries = 0
+        self._steps_before = 0
+        self._boundary_ns = 0
+        self._theirs = False
+        self._ours = False
+        if self._asked is not None and self._asked.first_step <= NEAR_STEPS:
+            self._watch()
+
+    # -- in the flusher's thread
+
+    def look(self) -> None:
+        """Watches the end of steps while a window is near, and ends one that takes too long."""
+        steps = self._recorder.steps
+        if self._unsure is not None and self._asked is None and steps >= LOOK_AT_RULES_AFTER:
+            names = self._unsure.names()
+            if names is not None:
+                self._unsure = None
+                if names:
+                    self._asked = Asked(first_step=steps, by=", ".join(names))
+        near = steps + NEAR_STEPS + 4 * (steps - self._steps_before)
+        self._steps_before = steps
+        if self._asked is not None and self._asked.first_step <= near:
+            self._watch()
+        window = self._window
+        if window is not None and window.is_overdue():
+            self._end_from_outside(window)
+
+    def ask(self) -> str:
+        """Takes the command for a window; returns why there will be none."""
+        if self._asked is not None or self._window is not None or self._writing is not None:
+            return "a deep window is being taken already"
+        refusal = self._refusal()
+        if refusal:
+            return refusal
+        if self._recorder.on_boundary is not None:
+            return "fixes are being tried: ask again when tuning has ended"
+        self._tries = 0
+        self._asked = Asked(first_step=self._recorder.steps, by="command")
+        self._watch()
+        return ""
+
+    def _watch(self) -> None:
+        if self._recorder.on_boundary is None:  # tuning looks there too, and comes first
+            self._recorder.on_boundary = self._boundary
+
+    def _end_from_outside(self, window: _Window) -> None:
+        """Asks the main thread to end a window between two of its instructions: no step may end any more.
+
+        The profiler can be stopped by the thread that started it alone.
+        """
+
+        def end(_: Any) -> int:
+            with contextlib.suppress(BaseException):
+                if self._window is window and threading.get_ident() == self._recorder.thread:
+                    self._end("no step ended for long")
+            return 0
+
+        window.pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(end)
+        ctypes.pythonapi.Py_AddPendingCall(window.pending, None)
+
+    # -- on the training thread
+
+    def _boundary(self) -> None:
+        """Between two steps."""
+        recorder = self._recorder
+        step = recorder.steps + (recorder.finder.provisional is not None)
+        asked, window = self._asked, self._window
+        before_ns, self._boundary_ns = self._boundary_ns, perf_counter_ns()
+        try:
+            if window is not None:
+                window.seen(step, self._boundary_ns)
+                if not window.recording:
+                    self._record(window, step)
+                elif step >= window.first_step + window.num_steps:
+                    self._end("")
+            elif asked is None:
+                recorder.on_boundary = None
+            elif step >= asked.first_step - 2:
+                refusal = self._refusal()
+                if refusal and asked.by == "option":
+                    return  # it may end: then it is not too late
+                if refusal:
+                    self._refuse(refusal)
+                elif step >= asked.first_step - 1 and before_ns:
+                    self._begin(asked, step, self._boundary_ns - before_ns)
+                else:
+                    recorder.rotate_due = True  # what is sampled in the window stays apart
+        except BaseException as error:
+            self._undo(f"it failed: {type(error).__name__}: {error}")
+            raise
+
+    def _refusal(self) -> str:
+        if self._theirs:
+            return "the script's own profiler is on"
+        if threading.main_thread().ident != self._recorder.thread:
+            return "the training loop is not in the main thread"
+        return deep_window_profiler.why_not()
+
+    def _refuse(self, reason: str) -> None:
+        self._asked = None
+        self._recorder.on_boundary = None
+        self._event("refused", reason=reason)
+
+    def _begin(self, asked: Asked, step: int, usual_ns: int) -> None:
+        from diagnose.launch import deep_window_count
+
+        begun = perf_counter_ns()
+        window = _Window(asked=asked, step=step, asides=self._recorder.asides, usual_ns=usual_ns)
+        self._window = window
+        self._event("begun", first=step, by=asked.by)
+        with self._alone():
+            window.profiler.prepare()
+        window.why_not_counted = deep_window_count.why_not()
+        if not window.why_not_counted:
+            window.count(self._recorder)
+        window.start_ns += perf_counter_ns() - begun
+
+    def _record(self, window: _Window, step: int) -> None:
+        begun = perf_counter_ns()
+        if not window.stop_counting(self._recorder.asides):
+            return  # a mode of the script's is on top of ours: at the end of the next step
+        operations = window.counted["num_operations"] if window.counted else 0
+        room = shutil.disk_usage(self._folder).free
+        if operations > MAX_RECORDED:
+            self._undo(f"a step has {operations:,} operations, too many to record")
+            return
+        window.num_steps = max(1, min(window.num_steps, MAX_RECORDED // max(1, operations)))
+        if room < ROOM_BYTES + BYTES_PER_OPERATION * operations * window.num_steps:
+            self._undo("the disk has no room for a trace")
+            return
+        self._recorder.rotate_due = True
+        with self._alone():
+            window.profiler.start()
+        window.first_step = step
+        window.began_ns = perf_counter_ns()
+        window.start_ns += window.began_ns - begun
+        window.recording = True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    def _end(self, early: str) -> None:
+        """Ends the window; what it holds of whole steps is kept."""
+        window = self._window
+        if window is None:
+            return
+        if not window.recording or window.seen_step <= window.first_step:
+            self._undo(early or "no step ended")
+            return
+        begun = perf_counter_ns()
+        window.profiler.stop()
+        window.stop_ns = perf_counter_ns() - begun
+        self._window, self._asked = None, None
+        self._recorder.on_boundary = None
+        self._writing = threading.Thread(
+            target=self._write, args=(window,), name="diagnose-deep-window", daemon=True
+        )
+        self._writing.start()
+
+    def _undo(self, reason: str) -> None:
+        """Ends the window and keeps nothing of it."""
+        window, self._window = self._window, None
+        self._asked = None
+        if self._recorder.on_boundary == self._boundary:
+            self._recorder.on_boundary = None
+        if window is not None:
+            with contextlib.suppress(Exception):
+                window.stop_counting(-1)
+            with contextlib.suppress(Exception), self._alone():
+                window.profiler.abandon()
+            self._event("undone", last=self._recorder.steps + 1, reason=reason)
+
+    def script_begins(self) -> None:
+        """The script makes its own profiler ready, or starts it: ours is gone before."""
+        if self._window is not None and not self._ours:
+            self._undo("the script's own profiler began")
+
+    def script_prepared(self, prepared: bool) -> None:
+        """The script's own profiler is ready, or done."""
+        self._theirs = prepared
+
+    def before_fork(self) -> None:
+        """A child must not inherit a profiler that is on: it would record for ever."""
+        window, asked = self._window, self._asked
+        if window is None or asked is None or threading.get_ident() != self._recorder.thread:
+            return
+        self._undo("the script started a process")
+        self._tries += 1
+        if self._tries < MAX_TRIES:
+            self._asked = asked
+            self._watch()
+
+    def forget(self) -> None:
+        """In a forked child: what its parent takes is not its own."""
+        self._asked = self._window = self._writing = self._unsure = None
+
+    def finish(self) -> None:
+        """The script has ended: keeps a window that holds whole steps, and waits until it is written."""
+        if self._window is not None:
+            self._recorder.guarded(self._end, "the script ended")
+        elif self._asked is not None and self._asked.by == "option":
+            reason = self._refusal() or "the training ended before"
+            self._event("refused", reason=reason)
+        if self._unsure is not None:
+            self._unsure.close()
+        if self._writing is not None:
+            self._writing.join()
+
+    # -- in a thread of its own
+
+    def _write(self, window: _Window) -> None:
+        begun = perf_counter_ns()
+        rank = int(os.environ.get("RANK") or 0)
+        stem = f"deep-rank{rank}-step{window.first_step}"
+        raw, packed = self._folder / f".{stem}.json", self._folder / f"{stem}.trace.json.gz"
+        problem, cut = "", False
+        try:
+            window.profiler.save(raw)
+            cut = pack(raw, packed, self._max_bytes)
+        except (OSError, RuntimeError) as error:
+            problem = f"the trace could not be written: {error}"
+        finally:
+            with contextlib.suppress(OSError):
+                raw.unlink(missing_ok=True)
+        last = self._recorder.steps + 1  # the step that goes on, and where no loader is asked the next
+        told = {
+            **window.as_json(),
+            "rank": rank,
+            "trace_file": "" if problem else packed.name,
+            "trace_bytes": 0 if problem else packed.stat().st_size,
+            "cut": cut,
+            "left_out": last + 1 - window.step,
+            "export_ns": perf_counter_ns() - begun,
+        }
+        try:
+            beside = self._folder / f".{stem}.window"
+            beside.write_text(json.dumps(told), encoding="utf-8")
+            beside.replace(self._folder / f"{stem}.window.json")
+        except OSError as error:
+            problem = problem or f"the trace could not be written: {error}"
+        if problem:
+            self._event("undone", last=last, reason=problem)
+        else:
+            self._event("ended", last=last, steps=window.seen_step - window.first_step, cut=cut)
+        self._recorder.rotate_due = True
+        self._writing = None
+
+    def _event(self, state: str, **detail: Any) -> None:
+        self._recorder.event(KIND, state=state, **detail)
+
+
+def _unsure(folder: Path) -> Unsure:
+    from diagnose.launch.deep_window_rules import Unsure
+
+    return Unsure(folder)
+
+
+class _Window:
+    """One window under way."""
+
+    def __init__(self, *, asked: Asked, step: int, asides: int, usual_ns: int) -> None:
+        self.asked = asked
+        self.step = step
+        self.num_steps = asked.num_steps
+        self.first_step = self.seen_step = step + 1
+        self.recording = False
+        self.profiler = deep_window_profiler.Profiler()
+        self.begun_ns = self.began_ns = perf_counter_ns()
+        self.seen_ns = 0
+        self.start_ns = self.stop_ns = 0
+        self.why_not_counted = ""
+        self.counted: dict[str, Any] | None = None
+        self.pending: Callable[..., Any] | None = None
+        self._longest_ns = max(LONGEST_NS, LONGEST_STEPS * (1 + asked.num_steps) * usual_ns)
+        self._asides = asides
+        self._mode: Counting | None = None
+
+    def is_overdue(self) -> bool:
+        """Whether it should have ended long ago; so only once."""
+        return perf_counter_ns() - self.begun_ns > self._longest_ns and self.pending is None
+
+    def seen(self, step: int, now_ns: int) -> None:
+        """A step has ended: the one before `step`."""
+        self.seen_step, self.seen_ns = step, now_ns
+
+    def count(self, recorder: Recorder) -> None:
+        """Begins to count the operations of the step."""
+        from diagnose.analysis.trace_classes import operation_class
+        from diagnose.core.ledger import SLOT_OF
+        from diagnose.launch.deep_window_count import Counting
+
+        optimizer = SLOT_OF["optimizer"]
+        self._mode = Counting(lambda: recorder.current == optimizer, operation_class)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop_counting(self, asides: int) -> bool:
+        """Takes the mode off; says whether it could."""
+        mode = self._mode
+        if mode is None:
+            return True
+        mode.on = False
+        if not mode.leave():
+            return False
+        self._mode = None
+        if mode.broken:
+            self.why_not_counted = mode.broken
+        elif asides != self._asides:
+            self.why_not_counted = "that step evaluated, saved or compiled"
+        else:
+            self.counted = {**mode.as_json(), "num_operations": mode.num_operations}
+        return True
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what is known of it, in the form of `core.deep_window.DeepWindow`."""
+        counted = {key: value for key, value in (self.counted or {}).items() if key != "num_operations"}
+        return {
+            "asked_by": self.asked.by,
+            "first_step": self.first_step,
+            "num_steps": self.seen_step - self.first_step,
+            "start_ns": self.start_ns,
+            "stop_ns": self.stop_ns,
+            "wall_ns": self.seen_ns - self.began_ns,
+            "why_not_counted": self.why_not_counted,
+            "counted": counted or None,
+        }

@@ -1,0 +1,152 @@
+"""torch's profiler for a few steps: silent, alone, and out of the way of the script's own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+from diagnose.hooks.base import hidden, replaced, unseen
+
+NSIGHT = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
+"""Set by Nsight for what it starts. The driver's tracing takes one client only; a second spoils both."""
+
+SEVERITY = "_ZN9libkineto6Logger14severityLevel_E"
+"""The level from which Kineto prints on stderr: an `int` of its library, with no function to set it."""
+
+NOTHING_IS_SO_SEVERE = 1_000
+
+
+def why_not() -> str:
+    """Says why the profiler must not be started in this process now; empty where it may."""
+    if profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled():
+        return "the script's own profiler is on"
+    present = [name for name in NSIGHT if os.environ.get(name)]
+    if present:
+        return f"another profiler is there ({present[0]} is set)"
+    if os.environ.get("KINETO_USE_DAEMON") or os.environ.get("KINETO_LOG_LEVEL"):
+        return "KINETO_USE_DAEMON or KINETO_LOG_LEVEL is set: somebody else uses torch's profiler"
+    if not torch._C._autograd.kineto_available():
+        return "this torch was built without Kineto"
+    if _severity() is None:
+        return "this torch's profiler prints on stderr, and nothing keeps it from that"
+    return ""
+
+
+def _severity() -> Any:
+    """Returns Kineto's level as a variable; `None` where its library does not show it."""
+    name = "libtorch_cpu.so" if os.name == "posix" else "torch_cpu.dll"
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        return ctypes.c_int.in_dll(library, SEVERITY)
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keeps Kineto from printing on stderr inside."""
+    level = _severity()
+    before = level.value
+    level.value = NOTHING_IS_SO_SEVERE
+    try:
+        yield
+    finally:
+        level.value = before
+
+
+class Profiler:
+    """One recording. Every method but `save` belongs to the training thread."""
+
+    def __init__(self) -> None:
+        device = "cuda" if torch.cuda.is_initialized() else None
+        self._profile = profiler.profile(use_cpu=True, use_device=device, use_kineto=True)
+        self._config = self._profile.config()
+        self._results: Any = None
+        self._ready = self._on = False
+
+    def prepare(self) -> None:
+        """Makes everything ready, a step ahead: the first time it takes long on a device."""
+        self._ready = True
+        with silent():
+            _begin("_prepare_profiler")(self._config, self._profile.kineto_activities)
+
+    def start(self) -> None:
+        """Begins to record."""
+        self._on = True
+        with silent():
+            _begin("_enable_profiler")(self._config, self._profile.kineto_activities)
+        profiler._set_is_profiler_enabled(True)
+
+    def stop(self) -> None:
+        """Ends recording. The device is not waited for: Kineto does that itself for what it recorded."""
+        if not self._on:
+            return
+        self._on = self._ready = False
+        with silent():
+            self._results = torch._C._autograd._disable_profiler()
+        profiler._set_is_profiler_enabled(False)
+
+    def abandon(self) -> None:
+        """Ends it wherever it is, and keeps nothing: one that is ready has to be started for that."""
+        if self._ready and not self._on:
+            self.start()
+        self.stop()
+        self._results = None
+
+    def save(self, path: Path) -> None:
+        """Writes the trace as JSON. Holds the interpreter for about 20 ms per MB, whatever thread calls."""
+        with silent():
+            self._results.save(str(path))
+        self._results = None
+
+
+def _begin(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(torch._C._autograd, name)
+    return function
+
+
+@contextmanager
+def stepping_aside(aside: Callable[[], None], prepared: Callable[[bool], None]) -> Iterator[None]:
+    """Tells of the script's own profiler while the context is open.
+
+    Args:
+        aside: Called before the script's profiler is made ready or started, in its thread.
+        prepared: Gets whether the script has made one ready, or is done with it.
+    """
+
+    def beginning(original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            prepared(True)
+            aside()
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+
+        return hidden(begin)
+
+    def ending(original: Callable[..., Any]) -> Callable[..., Any]:
+        def end(*args: Any, **kwargs: Any) -> Any:
+            prepared(False)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                unseen(error)
+                raise
+
+        return hidden(end)
+
+    with (
+        replaced(profiler, "_prepare_profiler", beginning),
+        replaced(profiler, "_enable_profiler", beginning),
+        replaced(profiler, "_disable_profiler", ending),
+    ):
+        yield
