@@ -93,16 +93,22 @@ class CopyToDeviceHook(Hook):
         def wrap_cpu(original: Any) -> Any:
             from torch.compiler import is_dynamo_compiling
 
+            inside = False
+
             def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal inside
                 begun_ns = 0
-                if copies.looks and not is_dynamo_compiling():
+                if copies.looks and not inside and not is_dynamo_compiling():
                     looks = get_ident() == recorder.thread and recorder.current >= FIRST_GAP
                     begun_ns = perf_counter_ns() if looks and args[0].device.type != "cpu" else 0
+                inside = inside or begun_ns > 0  # a subclass of tensors comes here again
                 try:
                     result = original(*args, **kwargs)
                 except BaseException as error:
                     unseen(error)
                     raise
+                finally:
+                    inside = inside and not begun_ns
                 if begun_ns:
                     recorder.guarded(copies.fetched, args[0], begun_ns)
                 return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ class DeviceReadings:
     """Reads one process's device, from when the training thread has said which it is. Of one thread."""
 
     def __init__(self) -> None:
+        self._setup_ns = 0
         self._identity: Mapping[str, Any] | None = None
         self._driver: NvmlThread | None = None
 
@@ -30,13 +32,20 @@ class DeviceReadings:
             self._identity = facts.get("device")
             if self._identity is None:
                 return {}
+            begun = time.thread_time_ns()
             self._driver = NvmlThread(self._identity)
             self._driver.start()
+            self._setup_ns = time.thread_time_ns() - begun
         assert self._driver is not None
         if self._driver.constants:
             facts["nvml"] = self._driver.constants
         kinds = {"allocator": allocator.read(self._identity["index"]), "device": self._driver.take()}
         return {kind: figures for kind, figures in kinds.items() if figures}
+
+    def take_setup_ns(self) -> int:
+        """Returns, once, the CPU time that beginning took in the caller's thread: an import, mostly."""
+        setup_ns, self._setup_ns = self._setup_ns, 0
+        return setup_ns
 
     @property
     def notes(self) -> list[str]:

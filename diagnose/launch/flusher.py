@@ -38,7 +38,8 @@ class Flusher:
 
     Attributes:
         lost: Why records are lost, in words; empty while none are.
-        setup_ns: CPU time of the first flush: imports, and the making of the file.
+        setup_ns: CPU time of the first flush: imports, and the making of the file; and of importing what
+            reads the device's driver.
     """
 
     def __init__(
@@ -97,8 +98,10 @@ class Flusher:
                 self.lost = f"an error of our own: {traceback.format_exc().strip()}"
                 self._recorder.switch_off()
                 return
+            setup_ns = self._device.take_setup_ns()
+            self.setup_ns += setup_ns
             if self._flushes:
-                self._spent_ns += time.thread_time_ns() - begun
+                self._spent_ns += time.thread_time_ns() - begun - setup_ns
             elif self._writer is not None:
                 self.setup_ns += time.thread_time_ns() - begun  # imports, and the making of the file
             self._flushes += self._writer is not None
@@ -131,6 +134,8 @@ class Flusher:
             recorder.rotate_due = True  # the training thread hands its bucket over at the end of the step
         while rows := recorder.take_rows(FLUSH_STEPS):
             writer.add_steps(rows)
+        while (timed := recorder.take_device_rows(FLUSH_STEPS))[1]:
+            writer.add_device_steps(*timed)
         meetings = recorder.log.meetings
         writer.add_meetings([meetings.popleft() for _ in range(len(meetings))])
         while recorder.buckets:
