@@ -19,6 +19,7 @@ from diagnose.core.copies import Copies
 from diagnose.core.device import Device
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
+from diagnose.hooks._copies import SENT
 from diagnose.hooks._recorder import CURIOUS_UNTIL, Recorder
 from diagnose.hooks.copy_to_device import CopyToDeviceHook
 from diagnose.rules._engine import ask, built_in
@@ -79,7 +80,7 @@ def reading(**changes: Any) -> dict[str, Any]:
 def test_a_run_that_has_no_readings_knows_nothing_of_its_device():
     old = replace(log(), meta={})
     assert device_of(old, 0) == Device()
-    assert copies_of(old, 0, Device()) == Copies()
+    assert copies_of(old, 0) == Copies()
 
 
 def test_shares_of_the_time_are_parts_of_the_readings():
@@ -114,13 +115,12 @@ def test_what_others_have_measured_comes_first():
     whole = log([reading()] * 4)
     device = device_of(whole, 0, {"busy_share": 0.5, "idle_ns": {Phase.COPY: 2.0}, "num_kernels": None})
     assert (device.busy_share, device.num_kernels) == (0.5, None)
-    assert copies_of(whole, 0, device).to_device_ns == 2.0
 
 
 def test_a_link_is_read_under_load():
     idle = reading(busy_share=0.0, pcie_generation=1)
-    assert copies_of(log([idle] * 5), 0, Device()).link_generation is None
-    copies = copies_of(log([idle, *[reading(pcie_width=8)] * 3]), 0, Device())
+    assert copies_of(log([idle] * 5), 0).link_generation is None
+    copies = copies_of(log([idle, *[reading(pcie_width=8)] * 3]), 0)
     assert (copies.link_generation, copies.link_width, copies.link_max_width) == (4, 8, 16)
     assert copies.link_limit_bytes_per_s == pytest.approx(8 * 1.969e9)
     assert copies.link_bytes_per_s == 2e9
@@ -170,6 +170,13 @@ def test_retries_whose_cost_is_not_seen_have_none_told():
 # -- copies
 
 
+def by_device(host: RankLog, copying_ns: int) -> RankLog:
+    """The records of a run whose steps are by the device's clock."""
+    steps = host.steps.copy()
+    steps[:, COLUMNS.index("copy")] = copying_ns
+    return replace(host, steps=steps, meta={**host.meta, "by_device_clock": True})
+
+
 @contextmanager
 def steps_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """A recorder of a loop whose tensors are copied to `meta`, in place of a device, and from there."""
@@ -183,7 +190,7 @@ def steps_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 def told(recorder: Recorder) -> Copies:
     for look in recorder.flushed:
         look()
-    return copies_of(log(copies=recorder.facts["copies"]), 0, Device(idle_ns={Phase.COPY: 8.0 * MS}))
+    return copies_of(by_device(log(copies=recorder.facts["copies"]), 8 * MS), 0)
 
 
 def test_bytes_to_the_device_are_counted_by_how_they_are_sent(monkeypatch):
@@ -270,9 +277,12 @@ def test_heat_is_found_from_readings_alone():
 
 def test_a_bad_slot_is_found_where_the_device_waits_for_copies():
     slow = [reading(pcie_width=4, pcie_generation=1)] * 5
-    for waits_ns, expected in ((30.0 * MS, {"degraded-link"}), (1.0 * MS, set())):
-        device = device_of(log(slow), 0, {"idle_ns": {Phase.COPY: waits_ns}})
-        assert found(device, copies_of(log(slow), 0, device), copy_ms=40) - {"saturated-link"} == expected
+    sites = [{"kind": "sent", "file": "", "line": 0, **dict.fromkeys(SENT, 0), "bytes": 4_000_000, "ns": 9}]
+    whole = log(slow, copies={"num_steps": 10, "sites": sites})
+    for copying_ms, expected in ((30, {"degraded-link"}), (1, set())):
+        copies = copies_of(by_device(whole, copying_ms * MS), 0)
+        assert found(device_of(whole, 0), copies, copy_ms=copying_ms) - {"saturated-link"} == expected
+    assert copies_of(whole, 0).to_device_ns is None, "the host's clock cannot tell"
 
 
 def test_retries_are_found_from_the_allocators_counts_and_the_steps():

@@ -7,7 +7,7 @@ from typing import Any
 
 from diagnose.analysis.device import MIN_READINGS, busy, driver_readings
 from diagnose.core.copies import Copies
-from diagnose.core.device import Device
+from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.store.reader import RankLog
 
@@ -20,27 +20,37 @@ LANE_BYTES_PER_S = {1: 250e6, 2: 500e6, 3: 985e6, 4: 1_969e6, 5: 3_938e6, 6: 7_5
 Sites = Sequence[Mapping[str, Any]]
 
 
-def copies_of(log: RankLog, warmup: int, device: Device) -> Copies:
+def copies_of(log: RankLog, warmup: int) -> Copies:
     """Composes what is known of a rank's copies.
 
-    The time in which the device waited for the host's copies is the device's to tell: on the host's clock a
+    The time in which the device copied and computed nothing is told by its own clock alone: on the host's a
     copy also waits for all kernels before it.
 
     Args:
         log: One rank's records.
         warmup: Leading steps to leave out.
-        device: What is known of its device; of its idle time, what is charged to `copy` is a copy's.
     """
     facts: Mapping[str, Any] = log.meta.get("facts", {})
     looked: Mapping[str, Any] = facts.get("copies") or {}
-    to_device_ns = (device.idle_ns or {}).get(Phase.COPY)
-    figures: dict[str, Any] = {"to_device_ns": to_device_ns}
+    figures: dict[str, Any] = {}
     steps = int(looked.get("num_steps", 0))
     if facts.get("device") and steps >= MIN_STEPS:
         sites = looked.get("sites", ())
-        figures |= _sent([site for site in sites if site["kind"] == "sent"], steps, to_device_ns)
-        figures |= _fetched([site for site in sites if site["kind"] == "fetched"], steps)
+        sent = [site for site in sites if site["kind"] == "sent"]
+        fetched = [site for site in sites if site["kind"] == "fetched"]
+        figures |= _sent(sent, steps, _to_device_ns(log, warmup, sent, fetched))
+        figures |= _fetched(fetched, steps)
     return Copies(**figures, **_link(driver_readings(log, warmup), facts.get("nvml") or {}))
+
+
+def _to_device_ns(log: RankLog, warmup: int, sent: Sites, fetched: Sites) -> float | None:
+    """Divides what the device's clock charges to `copy` by bytes: both directions are about as fast."""
+    rows = log.steps[warmup:]
+    if not log.meta.get("by_device_clock") or not len(rows):
+        return None
+    charged = _sum(sent, "bytes")
+    both = charged + _sum(fetched, "charged_bytes")
+    return float(rows[:, COLUMNS.index(Phase.COPY.value)].mean()) * (charged / both if both else 0.0)
 
 
 def _sent(sites: Sites, steps: int, to_device_ns: float | None) -> dict[str, Any]:
@@ -48,6 +58,7 @@ def _sent(sites: Sites, steps: int, to_device_ns: float | None) -> dict[str, Any
     call_ns = _sum(sites, "ns")
     constant_ns = to_device_ns * _sum(sites, "constant_ns") / call_ns if to_device_ns and call_ns else None
     return {
+        "to_device_ns": to_device_ns,
         "to_device_bytes": total / steps,
         "pageable_share": _sum(sites, "pageable_bytes") / total if total else None,
         "blocking_share": _sum(sites, "blocking_bytes") / total if total else None,

@@ -242,7 +242,7 @@ def composed(
         ),
         settings=settings_of(main),
         device=device,
-        copies=copies_of(main, warmup, device),
+        copies=copies_of(main, warmup),
         events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
         tuning=_tuning(whole),
         notes=tuple(dict.fromkeys([*notes, *notes_of(manifest, ranks)])),

@@ -11,7 +11,7 @@ class Copies:
 
     Attributes:
         to_device_bytes: Bytes sent to the device, by `Tensor.to`, `cuda` and `copy_` in the loop.
-        to_device_ns: Time in which the device copied from the host and computed nothing.
+        to_device_ns: Time in which the device copied from the host and computed nothing, by its own clock.
         pageable_share: Part of the bytes sent that came from memory that is not page-locked.
         blocking_share: Part of the bytes sent by calls that did not say `non_blocking=True`.
         constant_bytes: Part of `to_device_bytes` that was the same tensor, unchanged, in the step before.

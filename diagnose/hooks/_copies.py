@@ -14,7 +14,8 @@ Site = tuple[int, int]
 """Code and instruction of the user's that copies."""
 
 SENT = ("calls", "bytes", "ns", "pageable_bytes", "blocking_bytes", "constant_bytes", "constant_ns")
-FETCHED = ("calls", "bytes", "ns")
+FETCHED = ("calls", "bytes", "ns", "charged_bytes")
+"""The last are those whose time is charged to `copy`."""
 
 REMEMBERED = 256
 """Tensors sent in one step that are looked for in the next."""
@@ -63,12 +64,10 @@ class Copies:
             ),
         )
 
-    def fetched(self, tensor: Any, begun_ns: int) -> None:
-        """A tensor has been fetched from the device."""
-        self._add(
-            "fetched",
-            (1, tensor.numel() * tensor.element_size(), perf_counter_ns() - begun_ns),
-        )
+    def fetched(self, tensor: Any, begun_ns: int, charged: bool) -> None:
+        """A tensor has been fetched from the device, and the time charged to `copy` or not."""
+        ns, num_bytes = perf_counter_ns() - begun_ns, tensor.numel() * tensor.element_size()
+        self._add("fetched", (1, num_bytes, ns, num_bytes * charged))
 
     def facts(self) -> dict[str, Any]:
         """Returns the tallies of finished steps by line, with the number of steps looked at.

@@ -74,7 +74,7 @@ class CopyToDeviceHook(Hook):
                 if not copies.looks:
                     return COPY
                 if target == "cpu":
-                    looking = (source, perf_counter_ns())
+                    looking = (source, perf_counter_ns(), True)
                 else:
                     at_once = kwargs.get("non_blocking", False) or any(
                         args[i] is True for i in NOT_BLOCKING[name] if i < len(args)
@@ -86,7 +86,7 @@ class CopyToDeviceHook(Hook):
                 nonlocal looking
                 looked, looking = looking, None
                 if looked is not None:
-                    (copies.fetched if len(looked) == 2 else copies.sent)(*looked)
+                    (copies.fetched if len(looked) == 3 else copies.sent)(*looked)
 
             return lambda original: spanned(original, recorder, before, after)
 
@@ -110,7 +110,7 @@ class CopyToDeviceHook(Hook):
                 finally:
                     inside = inside and not begun_ns
                 if begun_ns:
-                    recorder.guarded(copies.fetched, args[0], begun_ns)
+                    recorder.guarded(copies.fetched, args[0], begun_ns, False)
                 return result
 
             return hidden(call)
