@@ -15,6 +15,7 @@ import numpy as np
 from diagnose.analysis.across import stride_for
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.copies import copies_of
+from diagnose.analysis.deep_window import deep_window_of, device_readings, spoilt_steps, without_steps
 from diagnose.analysis.device import device_of
 from diagnose.analysis.history import history_of
 from diagnose.analysis.imbalance import imbalance_of
@@ -158,9 +159,11 @@ def window_of(manifest: Mapping[str, Any], log: RankLog, first_step: int | None,
         tuning = tuning_of(log)
         if tuning is not None and tuning.untouched[1] > MIN_STEPS:
             part = tuning.untouched
-    looked_at = Window(part=part).of(log)
+    spoilt = spoilt_steps(log)
+    looked_at = Window(part=part, spoilt=spoilt).of(log)
     return Window(
         part=part,
+        spoilt=spoilt,
         warmup=warmup_of(manifest, looked_at),
         stride=stride_for(len(looked_at.steps), num_ranks),
     )
@@ -201,7 +204,8 @@ def composed(
     status = Status.SCRIPT_FAILED if failed else Status.OK
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
-    device = device_of(main, warmup)
+    deep = deep_window_of(whole)
+    device = device_of(main, warmup, device_readings(deep))
     return Profile(
         run=info,
         status=status,
@@ -242,6 +246,7 @@ def composed(
         ),
         settings=settings_of(main),
         device=device,
+        deep_window=deep,
         copies=copies_of(main, warmup),
         events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
         tuning=_tuning(whole),
@@ -255,6 +260,7 @@ def load_series(run: Path) -> StepSeries:
     if log is None:
         empty = np.zeros(0)
         return StepSeries(step_time_ns=empty, phase_time_ns={}, samples=empty)
+    log = without_steps(log, spoilt_steps(log))
     warmup = warmup_of(read_manifest(run), log)
     rows = log.steps[warmup:]
     return StepSeries(

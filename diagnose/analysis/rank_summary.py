@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diagnose.analysis.across import Across
+from diagnose.analysis.deep_window import KIND as DEEP
+from diagnose.analysis.deep_window import Spoilt, without_steps
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import standing_ns
 from diagnose.analysis.meetings import waits_of
@@ -36,15 +38,19 @@ class Window:
         part: The first step, and the one after the last (`None`: the end); `None` for the whole run.
         warmup: Leading steps of the part that are left out of every figure.
         stride: One of so many steps becomes a point; see `Across`.
+        spoilt: Steps of the run that a deep window slowed down: none of the part.
     """
 
     part: tuple[int, int | None] | None = None
     warmup: int = 0
     stride: int = 1
+    spoilt: Spoilt = ()
 
     def of(self, log: RankLog) -> RankLog:
         """Returns a rank's records of the part."""
-        return log if self.part is None else part_of(log, *self.part)
+        if self.part is None:
+            return without_steps(log, self.spoilt)
+        return without_steps(part_of(log, *self.part), self.spoilt, self.part[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,5 +142,5 @@ def rank_of(log: RankLog) -> int:
 
 
 def count_events(events: Iterable[tuple[int, int, str, dict[str, Any]]]) -> dict[str, int]:
-    """Counts what happened, by kind, without what tuning did."""
-    return dict(Counter(kind for _, _, kind, _ in events if kind not in KINDS))
+    """Counts what happened, by kind, without what tuning and deep windows did."""
+    return dict(Counter(kind for _, _, kind, _ in events if kind not in (*KINDS, DEEP)))

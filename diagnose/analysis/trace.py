@@ -48,14 +48,19 @@ Vector = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, *, until_ns: int | None = None) -> Trace:
     """Reads and analyses a trace, `.json` or `.json.gz`.
+
+    Args:
+        path: The file.
+        until_ns: Leave out what begins later, counted from the first event. Default: nothing.
 
     Raises:
         DiagnoseError: If it is no trace.
         OSError: If it cannot be read.
     """
-    return summarize(read_events(path))
+    events = read_events(path)
+    return summarize(events if until_ns is None else events.until(until_ns))
 
 
 def summarize(events: Events) -> Trace:

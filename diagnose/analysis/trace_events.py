@@ -12,7 +12,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,6 +75,12 @@ class Events:
     device: str = ""
     num_events: int = 0
     damaged: bool = False
+
+    def until(self, end_ns: int) -> Events:
+        """Returns the events that begin before a time."""
+        kept = self.start_ns < end_ns
+        columns = ("start_ns", "end_ns", "kind", "name", "thread", "correlation")
+        return replace(self, **{name: getattr(self, name)[kept] for name in columns})
 
 
 def read_events(path: Path) -> Events:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from diagnose.core.copies import Copies
+from diagnose.core.deep_window import DeepWindow
 from diagnose.core.device import Device
 from diagnose.core.finding import Abstention, Finding
 from diagnose.core.history import History
@@ -82,7 +83,8 @@ class StepStats:
     Attributes:
         count: All steps that ended, warm-up included.
         warmup: Leading steps left out of every figure.
-        left_out: Other steps left out: those of a tuned run that were not the script's own.
+        left_out: Other steps left out: those of a tuned run that were not the script's own, those that a deep
+            window slowed down.
         total_time_ns: Wall time of the measured steps together.
     """
 
@@ -265,6 +267,8 @@ class Profile:
         settings: How the process was set up.
         device: What the accelerator says, if there is one.
         copies: What is copied between host and device.
+        deep_window: A few steps recorded operation by operation; `None` where none were. No other figure is
+            of those steps.
         events: How often something happened over the whole run: `compile`, `checkpoint`, `gc`, ...
         findings: Named faults, the most costly first; empty until the rules have been asked.
         abstained: Rules that missed a reading.
@@ -290,6 +294,7 @@ class Profile:
     settings: Settings = field(default_factory=Settings)
     device: Device = field(default_factory=Device)
     copies: Copies = field(default_factory=Copies)
+    deep_window: DeepWindow | None = None
     events: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstention, ...] = ()

@@ -1,0 +1,197 @@
+"""The deep window of a run: which steps it spoilt, what it recorded, and what that says of the device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diagnose.analysis.spans import WHOLE_STEPS, whole_steps
+from diagnose.analysis.trace import read_trace
+from diagnose.core.deep_window import (
+    ClassTime,
+    Counted,
+    DeepWindow,
+    Hot,
+    Sync,
+    Trace,
+    Work,
+    WorkClass,
+)
+from diagnose.core.errors import DiagnoseError
+from diagnose.store.machine import read_rates
+from diagnose.store.reader import RankLog
+
+KIND = "deep-window"
+
+TO_THE_END = 1 << 60
+"""The last step of a window that the process did not live to end."""
+
+SUMMARY = 1
+"""Version of the summary that is kept beside a trace, so that it is read once. Another is made again."""
+
+Spoilt = tuple[tuple[int, int], ...]
+"""First and last step of each stretch, in order."""
+
+
+def spoilt_steps(log: RankLog) -> Spoilt:
+    """Returns the steps that deep windows slowed down, from their events."""
+    stretches: list[tuple[int, int]] = []
+    for _, _, kind, detail in log.events:
+        if kind != KIND:
+            continue
+        if detail.get("state") == "begun":
+            stretches.append((int(detail.get("first", 0)), TO_THE_END))
+        elif detail.get("state") in ("ended", "undone") and stretches:
+            stretches[-1] = (stretches[-1][0], int(detail.get("last", 0)))
+    return tuple(stretches)
+
+
+def without_steps(log: RankLog, spoilt: Spoilt, first: int = 0) -> RankLog:
+    """Returns a rank's records as if some steps had not been.
+
+    Running totals stay whole, as in `spans.part_of`.
+
+    Args:
+        log: The records, or a part of them.
+        spoilt: Stretches of steps, counted from the run's first.
+        first: The step, likewise, that `log` begins with.
+    """
+    gone = np.zeros(len(log.steps), dtype=bool)
+    for begin, end in spoilt:
+        gone[max(0, begin - first) : max(0, min(end, TO_THE_END - 1) - first + 1)] = True
+    if not gone.any():
+        return log
+    before = np.concatenate(([0], np.cumsum(gone)))
+
+    def stays(step: int) -> bool:
+        return not (0 <= step < len(gone) and gone[step])
+
+    def moved(step: int) -> int:
+        return step - int(before[min(max(step, 0), len(gone))])
+
+    return replace(
+        log,
+        meta={**log.meta, WHOLE_STEPS: whole_steps(log)},
+        steps=log.steps[~gone],
+        device_steps=log.device_steps[~gone[: len(log.device_steps)]],
+        samples=[
+            (moved(step), slot, stack, weight) for step, slot, stack, weight in log.samples if stays(step)
+        ],
+        events=[(time, moved(step), kind, detail) for time, step, kind, detail in log.events],
+        vitals=[(time, moved(step), totals) for time, step, totals in log.vitals if stays(step)],
+    )
+
+
+def deep_window_of(log: RankLog) -> DeepWindow | None:
+    """Returns the newest deep window that a rank has finished; `None` without any.
+
+    A trace that nobody has read yet is read now, and what it says kept beside it.
+    """
+    ended = [detail for _, _, kind, detail in log.events if kind == KIND and detail.get("state") == "ended"]
+    if not ended:
+        return None
+    found = []
+    for path in log.path.parent.glob(f"deep-rank{int(log.meta.get('rank', 0))}-step*.window.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            found.append(_window(json.loads(path.read_text(encoding="utf-8"))))
+    if not found:
+        return None
+    newest = max(found, key=lambda window: window.first_step)
+    counted = newest.counted
+    return replace(
+        newest,
+        trace=_with_lines(_trace(log.path.parent / newest.trace_file, newest.wall_ns), counted),
+        rates=read_rates(str(log.meta.get("device_name") or "cpu"), counted.dtype if counted else ""),
+    )
+
+
+def device_readings(window: DeepWindow | None) -> dict[str, Any]:
+    """Returns what a window says of the fields of `core.device.Device`: nothing where it saw no kernel."""
+    if window is None or not window.trace.on_device or not window.num_steps:
+        return {}
+    trace = window.trace
+    times = {each.work: each.total_ns for each in trace.classes}
+    products = times.get(WorkClass.MATRIX, 0) + times.get(WorkClass.ATTENTION, 0)
+    span_ns = window.wall_ns or trace.span_ns
+    return {
+        "busy_share": min(1.0, trace.busy_ns / span_ns) if span_ns else None,
+        "num_kernels": trace.num_kernels / window.num_steps,
+        "tensor_core_share": trace.tensor_core_ns / trace.kernel_ns if trace.kernel_ns else None,
+        "matmul_share": min(1.0, products / trace.kernel_ns) if trace.kernel_ns else None,
+        "layout_share": trace.layout_ns / trace.kernel_ns if trace.kernel_ns else None,
+    }
+
+
+def _with_lines(trace: Trace, counted: Counted | None) -> Trace:
+    """Names the line of a wait that only one line makes: the trace has none, the counted step has."""
+    lines: dict[str, list[Sync]] = {}
+    for each in counted.lines if counted else ():
+        lines.setdefault(each.what, []).append(each)
+
+    def named(sync: Sync) -> Sync:
+        own = lines.get(sync.what.rpartition(" in ")[2], [])
+        return replace(sync, file=own[0].file, line=own[0].line) if len(own) == 1 else sync
+
+    return replace(trace, syncs=tuple(map(named, trace.syncs)))
+
+
+def _trace(path: Path, wall_ns: int) -> Trace:
+    """Returns what a trace says, from its summary if there is one."""
+    if not path.is_file():
+        return Trace()
+    summary = path.with_name(path.name.removesuffix(".trace.json.gz") + ".summary.json")
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(summary.read_text(encoding="utf-8"))
+        if kept.pop("version") == SUMMARY and kept.pop("bytes") == path.stat().st_size:
+            return _parsed(kept)
+    try:
+        trace = read_trace(path, until_ns=wall_ns or None)
+    except (DiagnoseError, OSError):
+        return Trace(damaged=True)
+    with contextlib.suppress(OSError):
+        beside = summary.with_name(f".{summary.name}.{os.getpid()}")
+        told = {"version": SUMMARY, "bytes": path.stat().st_size, **asdict(trace)}
+        beside.write_text(json.dumps(told), encoding="utf-8")
+        beside.replace(summary)
+    return trace
+
+
+def _parsed(kept: Mapping[str, Any]) -> Trace:
+    return Trace(
+        **{
+            **kept,
+            "classes": tuple(
+                ClassTime(**{**each, "work": WorkClass(each["work"])}) for each in kept["classes"]
+            ),
+            "top": tuple(Hot(**{**each, "work": WorkClass(each["work"])}) for each in kept["top"]),
+            "syncs": _syncs(kept["syncs"]),
+        }
+    )
+
+
+def _window(told: Mapping[str, Any]) -> DeepWindow:
+    """Raises:
+    TypeError, KeyError, ValueError: If it was not written by us.
+    """
+    counted = told.pop("counted") if isinstance(told, dict) else None
+    return DeepWindow(
+        **told,
+        counted=None
+        if counted is None
+        else Counted(
+            work=tuple(Work(**{**each, "work": WorkClass(each["work"])}) for each in counted["work"]),
+            dtype=str(counted["dtype"]),
+            lines=_syncs(counted["lines"]),
+        ),
+    )
+
+
+def _syncs(kept: Iterable[Mapping[str, Any]]) -> tuple[Sync, ...]:
+    return tuple(Sync(**each) for each in kept)
