@@ -14,6 +14,15 @@ from typing import Any
 
 import pytest
 
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    # Under `nohup`, or in the background of a shell, they are ignored, and every process of a test inherits that.
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
+
 MODULES = (
     "safetensors.torch",
     "torch",
