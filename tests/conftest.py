@@ -19,7 +19,7 @@ for _number, _usual in (
     (signal.SIGHUP, signal.SIG_DFL),
     (signal.SIGQUIT, signal.SIG_DFL),
 ):
-    # Under `nohup`, or in the background of a shell, they are ignored, and every process of a test inherits that.
+    # Under `nohup`, or in the background of a shell, they are ignored, in all that a test starts, too.
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 
