@@ -10,11 +10,14 @@ from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
+from diagnose.core.deep_window import DeepWindow
 from diagnose.core.device import Device
 from diagnose.core.units import format_bytes, format_share
 from diagnose.report.base import Column, Fact, Facts, Row, Table
+from diagnose.report.deep_window import classes, facts, hottest, roofline, taken, waiting
 
 NAME = "kernels"
+MAX_LISTED = 40
 
 
 class Kernels(Page):
@@ -33,15 +36,12 @@ class Kernels(Page):
 
 
 def _draw(snap: Snapshot) -> list[Component]:
-    words = (
-        "A deep window records every kernel of a few steps. None was taken in this run, so nothing is"
-        " known of single kernels here; the phases on the overview are measured all the same."
-    )
-    made = [empty("No deep window was taken", words)]
     profile = snap.profile
-    facts = _device(profile.device) if profile is not None else []
-    if facts:
-        made.append(panel("The device over the measured steps", *shown([Facts(items=tuple(facts))])))
+    window = profile.deep_window if profile is not None else None
+    made = [*_window(window)] if window is not None else [_none_taken()]
+    said = _device(profile.device) if profile is not None else []
+    if said:
+        made.append(panel("The device over the measured steps", *shown([Facts(items=tuple(said))])))
     if profile is not None and profile.program.optimizers:
         table = Table(
             caption="What launches kernels beside the model itself.",
@@ -57,6 +57,33 @@ def _draw(snap: Snapshot) -> list[Component]:
         )
         made.append(panel("Optimizers", *shown([table])))
     return made
+
+
+def _window(window: DeepWindow) -> list[Component]:
+    made = [panel("Deep window", *shown([Facts(items=tuple(facts(window)))]), note=taken(window))]
+    if window.trace.classes:
+        made.append(panel("By class", *shown([classes(window)])))
+    roof = roofline(window)
+    if roof is not None:
+        made.append(panel("Roofline", *shown([roof])))
+    elif window.counted is not None and window.counted.flops:
+        words = "What this device reaches has not been measured here; it takes a minute."
+        made.append(empty("No roofline", words, "diagnose doctor --measure"))
+    if window.trace.top:
+        what = "Kernels" if window.trace.on_device else "Operations"
+        made.append(panel(what, *shown([hottest(window, MAX_LISTED)])))
+    waits = waiting(window)
+    if waits is not None:
+        made.append(panel("Waits", *shown([waits])))
+    return made
+
+
+def _none_taken() -> Component:
+    words = (
+        "A deep window records every operation of a few steps. None was taken in this run, so nothing is"
+        " known of single kernels here; the phases on the overview are measured all the same."
+    )
+    return empty("No deep window was taken", words, "diagnose run --deep-window 100 train.py")
 
 
 def _device(device: Device) -> list[Fact]:

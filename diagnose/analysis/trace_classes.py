@@ -109,6 +109,12 @@ def operation_class(name: str) -> WorkClass:
     return _first(name, _OPERATIONS)
 
 
+def work_of(name: str, in_optimizer: bool) -> WorkClass:
+    """Returns what an operation is for, also where an optimizer's step is what it is for."""
+    work = operation_class(name)
+    return WorkClass.OPTIMIZER if in_optimizer and work in IN_OPTIMIZER else work
+
+
 def uses_tensor_cores(name: str) -> bool:
     """Whether a kernel's name says so. One whose name does not may still use them."""
     return TENSOR_CORES.search(name) is not None

@@ -392,12 +392,12 @@ class _Window:
 
     def count(self, recorder: Recorder) -> None:
         """Begins to count the operations of the step."""
-        from diagnose.analysis.trace_classes import operation_class
+        from diagnose.analysis.trace_classes import work_of
         from diagnose.core.ledger import SLOT_OF
         from diagnose.launch.deep_window_count import Counting
 
         optimizer = SLOT_OF["optimizer"]
-        self._mode = Counting(lambda: recorder.current == optimizer, operation_class)
+        self._mode = Counting(lambda: recorder.current == optimizer, work_of)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop_counting(self, asides: int) -> bool:

@@ -50,7 +50,7 @@ class Counting(TorchDispatchMode):
 
     Args:
         in_optimizer: Whether an optimizer is stepping.
-        operation_class: Says what an operation is for.
+        work_of: Says what an operation is for, from its name and whether an optimizer is stepping.
 
     Attributes:
         on: Whether it still counts; else operations pass through.
@@ -58,16 +58,14 @@ class Counting(TorchDispatchMode):
         num_operations: Operations seen.
     """
 
-    def __init__(
-        self, in_optimizer: Callable[[], bool], operation_class: Callable[[str], WorkClass]
-    ) -> None:
+    def __init__(self, in_optimizer: Callable[[], bool], work_of: Callable[[str, bool], WorkClass]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.on = True
         self.broken = ""
         self.num_operations = 0
         self._in_optimizer = in_optimizer
-        self._operation_class = operation_class
-        self._known: dict[Any, tuple[str, WorkClass, bool, Any]] = {}
+        self._work_of = work_of
+        self._known: dict[Any, tuple[str, bool, Any]] = {}
         self._totals: dict[WorkClass, list[int]] = defaultdict(lambda: [0, 0, 0])
         self._dtypes: Counter[str] = Counter()
         self._lines: dict[tuple[str, int, int], list[int]] = defaultdict(lambda: [0, 0])
@@ -124,10 +122,8 @@ class Counting(TorchDispatchMode):
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = self._look_at(func)
-        name, work, is_view, flops_of = known
-        if self._in_optimizer() and work is not WorkClass.MATRIX:
-            work = WorkClass.OPTIMIZER
-        totals = self._totals[work]
+        name, is_view, flops_of = known
+        totals = self._totals[self._work_of(name, self._in_optimizer())]
         totals[0] += 1
         if flops_of is not None:
             flops = int(flops_of(*args, **kwargs, out_val=result))
@@ -148,12 +144,12 @@ class Counting(TorchDispatchMode):
             line[0] += 1
             line[1] += spent
 
-    def _look_at(self, func: Any) -> tuple[str, WorkClass, bool, Any]:
+    def _look_at(self, func: Any) -> tuple[str, bool, Any]:
         schema = func._schema
         name = schema.name
         returned = [each.alias_info for each in schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in returned)
-        return name, self._operation_class(name), is_view, flop_registry.get(func._overloadpacket)
+        return name, is_view, flop_registry.get(func._overloadpacket)
 
 
 hidden(Counting.__torch_dispatch__)

@@ -180,4 +180,36 @@ class Levels:
     changes: Sequence[int] = ()
 
 
-Chart = PhaseAreas | StepLine | TimeLines | Waterfall | Gains | RankMap | Levels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """A point under a roofline.
+
+    Attributes:
+        label: What it is the rate of.
+        flops_per_byte: Its arithmetic intensity.
+        flops_per_s: What it reaches.
+    """
+
+    label: str
+    flops_per_byte: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Rates of arithmetic below the device's limits, both axes logarithmic.
+
+    Attributes:
+        title: What the chart shows.
+        bytes_per_s: What its memory reaches.
+        flops_per_s: What its arithmetic reaches.
+        points: What is compared with it.
+    """
+
+    title: str
+    bytes_per_s: float
+    flops_per_s: float
+    points: tuple[Roof, ...]
+
+
+Chart = PhaseAreas | StepLine | TimeLines | Waterfall | Gains | RankMap | Levels | Roofline

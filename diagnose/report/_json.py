@@ -12,6 +12,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, RunInfo, SourceLine
 from diagnose.core.trial import Trial, Tuning
 from diagnose.core.units import NS_PER_MS
+from diagnose.report._json_window import window_as_json
 
 SCHEMA = 1
 LINE_KEYS = ("phase", "file", "line", "function", "share", "num_samples", "in_worker", "text", "via")
@@ -60,6 +61,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
         else None,
         "ranks": [_rank(rank) for rank in profile.ranks],
         "input": asdict(profile.input),
+        "deep_window": window_as_json(profile.deep_window),
         "events": dict(profile.events),
         "notes": list(profile.notes),
     }

@@ -20,6 +20,7 @@ from diagnose.report._charts import (
     Levels,
     PhaseAreas,
     RankMap,
+    Roofline,
     StepLine,
     TimeLines,
     Vector,
@@ -27,6 +28,7 @@ from diagnose.report._charts import (
 )
 from diagnose.report._colors import PHASE_COLORS
 from diagnose.report._plotly_axes import NEUTRAL, axes, cut_off, escaped, packed, step_axes, vertical_line
+from diagnose.report._plotly_roofline import roofline
 
 CONFIG = {
     "displayModeBar": False,
@@ -58,6 +60,8 @@ def figure(chart: Chart) -> dict[str, Any]:
         return gains(chart)
     if isinstance(chart, RankMap):
         return rank_map(chart)
+    if isinstance(chart, Roofline):
+        return roofline(chart)
     return levels(chart)
 
 
