@@ -29,7 +29,7 @@ struct Adam {
           inverse_root(scalars[5]),
           eps(scalars[6]),
           weight_decay(scalars[7]),
-          flags(launch.groups[row.group].flags),
+          flags(flags_of(launch, row.group)),
           scale(launch) {}
 
     // Decays p and brings the moments up to date.

@@ -12,13 +12,12 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from diagnose.kernels._device import why_none
-from diagnose.kernels._layout import disjoint, fits
-from diagnose.kernels._structs import PAIRS, Group, Row
-from diagnose.kernels._table import TORCH_EPSILON, Table
+from diagnose.kernels._gradients import Gradients, GradientTables, look_at
+from diagnose.kernels._table import TORCH_EPSILON
 from torch.amp import grad_scaler
 from torch.autograd.graph import increment_version
 from torch.nn.utils import clip_grad
@@ -28,11 +27,7 @@ from diagnose.hooks.base import replaced
 if TYPE_CHECKING:
     from diagnose.kernels._swap import Swap
 
-TABLES = 4
-"""So many lists of gradients are remembered: a script clips one, a GAN two."""
-
-_ANY_PAIR = {grad: pair for (_, grad, _), pair in reversed(PAIRS.items())}
-"""One that has gradients of a type; these kernels look at nothing else of it."""
+_GRAD = attrgetter("grad")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,12 +72,11 @@ def versions(grads: Sequence[torch.Tensor]) -> dict[int, int]:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """A norm that was given to the script, with what it was measured by."""
+    """A norm that was given to the script, with what it was measured of."""
 
     norm: torch.Tensor
     outcome_4: torch.Tensor
-    addresses: list[int]
-    table: Table
+    grads: Gradients
     max_norm: float
 
 
@@ -93,7 +87,7 @@ class Clipping:
         self.swaps: weakref.WeakSet[Swap] = weakref.WeakSet()
         self._ends: dict[int, Any] = {}
         self._patches = ExitStack()
-        self._tables: dict[Any, Table] = {}
+        self._tables = GradientTables()
         self._last: Measured | None = None
         self._max_norm = math.inf
 
@@ -126,9 +120,8 @@ class Clipping:
     ) -> torch.Tensor | None:
         """What the kernel `norm` says of gradients: norm, factor that clips them, whether an infinity is
         among them. `None` where it cannot."""
-        if why_unfit(grads, any_dtype=True) or self._may_not_build(grads):
-            return None
-        return self._run(self._table(grads), grads, None, max_norm, epsilon)
+        found = look_at(grads)
+        return None if found is None else self._tables.measure(found, max_norm=max_norm, epsilon=epsilon)
 
     def _norm_for(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @torch.no_grad()
@@ -158,10 +151,13 @@ class Clipping:
             foreach: bool | None = None,
         ) -> None:
             params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            grads = [param.grad for param in params if param.grad is not None]
+            grads = [grad for grad in map(_GRAD, params) if grad is not None]
             last, self._last = self._last, None
-            addresses = [grad.data_ptr() for grad in grads]
-            if last is None or last.norm is not total_norm or last.addresses != addresses:
+            if (
+                last is None
+                or last.norm is not total_norm
+                or last.grads.addresses != list(map(torch.Tensor.data_ptr, grads))
+            ):
                 original(params, max_norm, total_norm, foreach)
                 return
             self._max_norm = float(max_norm)
@@ -171,9 +167,10 @@ class Clipping:
             swap = self._deferring(grads)
             if swap is not None:
                 swap.defer(grads, last.outcome_4, coef=coef)
-            else:
-                last.table.run("scale", "scale", clip_coef=coef)
+            elif self._tables.scale(last.grads, coef):
                 increment_version(grads)
+            else:
+                original(params, max_norm, total_norm, foreach)
 
         return clip_grads_with_norm_
 
@@ -183,132 +180,55 @@ class Clipping:
             scaler: Any, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
         ) -> dict[torch.device, torch.Tensor]:
             params = [param for group in optimizer.param_groups for param in group["params"]]
-            grads = [param.grad for param in params if param.grad is not None]
+            grads = [grad for grad in map(_GRAD, params) if grad is not None]
             swap = self._deferring(grads)
-            fp16 = any(grad.dtype is torch.float16 for grad in grads)
-            if (
-                swap is None
-                or swap.optimizer is not optimizer
-                or (fp16 and not allow_fp16)
-                or self._may_not_build(grads)
-            ):
+            found = None
+            if swap is not None and swap.optimizer is optimizer:
+                fp16 = any(grad.dtype is torch.float16 for grad in grads)
+                found = None if fp16 and not allow_fp16 else look_at(grads)
+            # `allow_fp16` says that it only looks for infinities, before a step that is to unscale.
+            grad_scale = None if allow_fp16 else scaler._scale
+            outcome_4 = None
+            if found is not None:
+                outcome_4 = self._tables.measure(found, max_norm=self._max_norm, grad_scale=grad_scale)
+            if swap is None or outcome_4 is None:
                 result: dict[torch.device, torch.Tensor] = original(
                     scaler, optimizer, inv_scale, found_inf, allow_fp16
                 )
                 return result
-            # `allow_fp16` says that it only looks for infinities, before a step that is to unscale.
-            grad_scale = None if allow_fp16 else scaler._scale
-            table = self._table(grads)
-            outcome_4 = self._run(table, grads, grad_scale, self._max_norm)
             if grad_scale is not None:
                 swap.defer(grads, outcome_4, grad_scale=grad_scale)
-            return {table.place: outcome_4[2]}
+            return {outcome_4.device: outcome_4[2]}
 
         return unscale_grads_
 
     def _measure(self, grads: list[torch.Tensor]) -> Measured | None:
         """The norm of gradients by a kernel, or `None` where torch has to measure it."""
         deferring = self._deferring(grads)
-        if why_unfit(grads, any_dtype=deferring is not None) or self._may_not_build(grads):
+        found = look_at(grads)
+        # Torch computes the norm and the factor of 16-bit gradients in 16 bits.
+        if found is None or not (deferring is not None or found.are_f32):
             return None
-        table = self._table(grads)
         pending = deferring.pending if deferring is not None else None
         if pending is not None and pending.is_of(grads) and pending.is_untouched(grads):
-            outcome_4 = pending.outcome_4
+            outcome_4: torch.Tensor | None = pending.outcome_4
         else:
-            outcome_4 = self._run(table, grads, None, self._max_norm)
+            outcome_4 = self._tables.measure(found, max_norm=self._max_norm)
+        if outcome_4 is None:
+            return None
         return Measured(
-            norm=outcome_4[0].to(grads[0].dtype),
-            outcome_4=outcome_4,
-            addresses=[grad.data_ptr() for grad in grads],
-            table=table,
-            max_norm=self._max_norm,
-        )
-
-    def _run(
-        self,
-        table: Table,
-        grads: list[torch.Tensor],
-        grad_scale: torch.Tensor | None,
-        max_norm: float,
-        epsilon: float = TORCH_EPSILON,
-    ) -> torch.Tensor:
-        outcome_4 = torch.empty(4, dtype=torch.float32, device=table.place)
-        table.point_to([grad.data_ptr() for grad in grads])
-        table.run(
-            "norm",
-            "gradient_norm",
-            grad_scale=None if grad_scale is None else grad_scale.to(table.place, non_blocking=True),
-            outcome_4=outcome_4,
-            max_norm=max_norm,
-            clip_epsilon=epsilon,
-        )
-        return outcome_4
-
-    def _table(self, grads: list[torch.Tensor]) -> Table:
-        key = _key(grads)
-        table = self._tables.pop(key, None)
-        if table is None:
-            rows = [Row(count=grad.numel(), pair=_ANY_PAIR[grad.dtype]) for grad in grads]
-            table = Table(grads[0].device, rows, [Group()])
-        self._tables[key] = table
-        if len(self._tables) > TABLES:
-            del self._tables[next(iter(self._tables))]
-        return table
-
-    def _may_not_build(self, grads: list[torch.Tensor]) -> bool:
-        """Whether a table for them would have to be made while a CUDA graph is captured: that waits."""
-        return (
-            grads[0].is_cuda
-            and torch.cuda.is_current_stream_capturing()
-            and _key(grads) not in self._tables
+            norm=outcome_4[0].to(grads[0].dtype), outcome_4=outcome_4, grads=found, max_norm=self._max_norm
         )
 
     def _deferring(self, grads: Sequence[torch.Tensor]) -> Swap | None:
-        """The swap that defers what is to be done to exactly these gradients."""
-        wanted = {id(grad) for grad in grads}
-        for swap in self.swaps:
-            if swap.clip == "deferred" and not why_unfit(grads, any_dtype=True):
-                params = [param for group in swap.optimizer.param_groups for param in group["params"]]
-                if {id(param.grad) for param in params if param.grad is not None} == wanted:
-                    return swap
+        """The swap that defers what is to be done to exactly these gradients, all of which kernels know."""
+        ready = [swap for swap in self.swaps if swap.clip == "deferred"]
+        wanted = {id(grad) for grad in grads} if ready and look_at(grads) is not None else set()
+        for swap in ready if wanted else ():
+            params = [param for group in swap.optimizer.param_groups for param in group["params"]]
+            if {id(grad) for grad in map(_GRAD, params) if grad is not None} == wanted:
+                return swap
         return None
-
-
-def _key(grads: list[torch.Tensor]) -> tuple[object, ...]:
-    """What a table is found by."""
-    return (
-        grads[0].device,
-        tuple(map(torch.Tensor.numel, grads)),
-        tuple([grad.dtype for grad in grads]),
-    )
-
-
-def why_unfit(grads: Sequence[torch.Tensor], *, any_dtype: bool) -> str:
-    """Why torch clips these gradients itself, in words; empty if kernels can.
-
-    Args:
-        grads: The gradients.
-        any_dtype: Whether those of 16 bits are taken too. Torch computes their norm and coefficient in 16
-            bits, kernels in 32.
-    """
-    if not grads:
-        return "there are none"
-    known = _ANY_PAIR if any_dtype else (torch.float32,)
-    if set(map(type, grads)) != {torch.Tensor} or not {grad.dtype for grad in grads} <= set(known):
-        return "a gradient is of another type"
-    if len({grad.device for grad in grads}) != 1:
-        return "gradients are on several devices"
-    if any(grad.requires_grad for grad in grads):
-        return "a gradient is to be differentiated"
-    if any(grad.layout is not torch.strided for grad in grads):
-        return "a gradient is sparse"
-    if not all(map(torch.Tensor.is_contiguous, grads)) and not all(fits([grad]) for grad in grads):
-        return "a gradient has gaps in memory"
-    addresses = list(map(torch.Tensor.data_ptr, grads))
-    if len(set(addresses)) != len(addresses) and not disjoint(grads):
-        return "gradients share memory"
-    return why_none(grads[0].device)
 
 
 CLIPPING = Clipping()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import compress
-from operator import is_, or_
+from operator import attrgetter, or_
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from diagnose.kernels._table import Table
 from torch.autograd.graph import increment_version
 
 _ROW_STATES = ("m", "v", "v_max", "v_scales")
+
+_DTYPE = attrgetter("dtype")
 
 _EMPTY_GRADIENT = 8
 """Address of a gradient without elements, which has no memory: 0 says that there is no gradient."""
@@ -131,13 +133,14 @@ class Lineup:
         self._flags = [group.flags for group in groups]
         self._params = [member.param for member in members]
         self._indices = [member.index for member in members]
+        self._all = frozenset(self._indices)
         self._grad_dtypes = [member.grad_dtype for member in members]
+        self._are_contiguous = all(member.param.is_contiguous() for member in members)
         self._strides = [member.stride for member in members]
         self._counts = [row.count for row in rows]
         held = [(member.state, *pair) for member in members for pair in member.moments.items()]
         self._holders = [state for state, _, _ in held]
         self._names = [name for _, name, _ in held]
-        self._moments = [moment for _, _, moment in held]
         self._addresses = self._look_up()
         self._grads: list[int] = []
         self._updated: list[torch.Tensor] = []
@@ -145,13 +148,13 @@ class Lineup:
     def is_current(self, groups: Sequence[Group]) -> bool:
         """Whether the rows still say where parameters and states are. Looked at before each step: a stale
         address is silent corruption."""
-        return (
-            self._look_up() == self._addresses
-            and all(map(is_, map(dict.get, self._holders, self._names), self._moments))
-            and [group.flags for group in groups] == self._flags
-        )
+        try:
+            found = self._look_up()
+        except (TypeError, RuntimeError):  # a state is gone, or is no tensor with memory any more
+            return False
+        return found == self._addresses and [group.flags for group in groups] == self._flags
 
-    def take(self, grads: Sequence[torch.Tensor | None]) -> set[int]:
+    def take(self, grads: Sequence[torch.Tensor | None]) -> frozenset[int]:
         """Looks at the gradients of this step and remembers those that the rows can be updated with.
 
         Args:
@@ -160,13 +163,13 @@ class Lineup:
         Returns:
             The places, among all parameters, of those that will be updated.
         """
-        own = [grads[index] for index in self._indices]
-        present = [grad for grad in own if grad is not None]
-        if len(present) == len(own) and self._all_fit(present):
-            self._grads, self._updated = list(map(torch.Tensor.data_ptr, present)), self._params
-            if 0 in self._grads:
-                self._grads = [address or _EMPTY_GRADIENT for address in self._grads]
-            return set(self._indices)
+        own = grads if len(self._all) == len(grads) else [grads[index] for index in self._indices]
+        addresses = self._addresses_if_all_fit(own)
+        if addresses is not None:
+            self._grads, self._updated = addresses, self._params
+            if 0 in addresses:
+                self._grads = [address or _EMPTY_GRADIENT for address in addresses]
+            return self._all
         fitting = [
             grad is not None and member.takes(grad) for member, grad in zip(self.members, own, strict=True)
         ]
@@ -175,7 +178,18 @@ class Lineup:
             for grad, fit in zip(own, fitting, strict=True)
         ]
         self._updated = list(compress(self._params, fitting))
-        return set(compress(self._indices, fitting))
+        return frozenset(compress(self._indices, fitting))
+
+    def prepare(self, *, unscales: bool) -> None:
+        """Has compiled what a step will launch; see `Table.prepare`.
+
+        Args:
+            unscales: Whether it divides gradients in memory first.
+        """
+        for entry in self._algorithm.entries:
+            self.table.prepare(self._algorithm.stem, entry, self._defines)
+        if unscales:
+            self.table.prepare("scale", "scale")
 
     def step(
         self,
@@ -213,14 +227,24 @@ class Lineup:
             )
         increment_version(self._updated)
 
-    def _all_fit(self, grads: list[torch.Tensor]) -> bool:
-        """Whether each fits as the quick look tells that most do: a slower one may find more."""
-        return (
-            all(grad.layout is torch.strided for grad in grads)
-            and [grad.dtype for grad in grads] == self._grad_dtypes
-            and list(map(torch.Tensor.stride, grads)) == self._strides
-            and list(map(torch.Tensor.numel, grads)) == self._counts
-        )
+    def _addresses_if_all_fit(self, grads: Sequence[Any]) -> list[int] | None:
+        """Where the gradients are, if each fits as the quick look tells that most do: a slower one may find
+        more. Each of these lines is a twentieth of what a step costs the host."""
+        try:
+            if not (
+                all(map(torch.Tensor.is_contiguous, grads))
+                if self._are_contiguous
+                else list(map(torch.Tensor.stride, grads)) == self._strides
+            ):
+                return None
+            if (
+                list(map(_DTYPE, grads)) != self._grad_dtypes
+                or list(map(torch.Tensor.numel, grads)) != self._counts
+            ):
+                return None
+            return list(map(torch.Tensor.data_ptr, grads))
+        except (TypeError, RuntimeError):  # there is none, or it is sparse
+            return None
 
     def adopt(self, counts: Sequence[torch.Tensor | float]) -> None:
         """Takes over how many steps each member has taken, without waiting for the device where it is known
@@ -234,9 +258,8 @@ class Lineup:
                 steps_N[row].copy_(count)
 
     def _look_up(self) -> list[int]:
-        return list(map(torch.Tensor.data_ptr, self._params)) + list(
-            map(torch.Tensor.data_ptr, self._moments)
-        )
+        held: Any = map(dict.get, self._holders, self._names)
+        return [*map(torch.Tensor.data_ptr, self._params), *map(torch.Tensor.data_ptr, held)]
 
 
 def by_device(members: Iterable[Member]) -> dict[torch.device, list[Member]]:

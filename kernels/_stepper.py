@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from diagnose.kernels._layout import disjoint
 from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
 from diagnose.kernels._structs import Group, GroupFlag
 from torch.optim import Optimizer
+
+from diagnose.core.errors import DiagnoseError
+
+_GRAD = attrgetter("grad")
 
 Grads = Sequence[torch.Tensor | None]
 """The gradients of all parameters of an optimizer."""
@@ -56,6 +61,8 @@ class Stepper:
         self._params: list[torch.Tensor] = []
         self._outside: list[tuple[int, Mapping[str, Any]]] = []
         self._unbegun: set[int] = set()
+        self._prepared: set[bool] = set()
+        self._broken: list[str] = []
         self.unscales_in_memory = True
         self.stochastic = False
         self.scaling_is_ours = False
@@ -81,14 +88,17 @@ class Stepper:
             torch_unscales=given is not None and not self.scaling_is_ours,
         )
         params = [param for group in groups for param in group["params"]]
-        grads = [param.grad for param in params]
-        taken: set[int] = set()
-        self.left = [reason for group in groups for reason in group_refusals(group)]
+        grads = list(map(_GRAD, params))
+        taken: frozenset[int] = frozenset()
+        self.left = [*self._broken, *(reason for group in groups for reason in group_refusals(group))]
         if self.left:
             self.release()
-        elif self._line_up(params, grads):
-            taken = set().union(*(lineup.take(grads) for lineup in self._lineups))
-        rest = {index: grad for index, grad in enumerate(grads) if grad is not None and index not in taken}
+        elif self._line_up(params, grads) and self._prepare(factors):
+            taken = frozenset().union(*(lineup.take(grads) for lineup in self._lineups))
+        rest = {}
+        if len(taken) < len(grads):
+            found = enumerate(grads)
+            rest = {index: grad for index, grad in found if grad is not None and index not in taken}
         if rest and not self._prepare_for_torch(list(rest.values()), factors):
             return []
         if taken:
@@ -104,6 +114,7 @@ class Stepper:
                 for name in member.moments:
                     member.state.pop(name, None)
         self._lineups, self._state = [], None
+        self._prepared.clear()
 
     def saved(self, state: Mapping[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
         """The state as torch would save it at this moment, each count of steps in a tensor of its own."""
@@ -182,6 +193,26 @@ class Stepper:
         ]
         self._state = state
         self._params = params
+        return True
+
+    def _prepare(self, factors: Factors) -> bool:
+        """Has all compiled that this step launches, while nothing is changed yet. If that fails, the
+        optimizer is torch's from now on, in the same state."""
+        unscales = factors.grad_scale is not None and self.unscales_in_memory
+        if unscales in self._prepared:
+            return True
+        try:
+            for lineup in self._lineups:
+                lineup.prepare(unscales=unscales)
+        except (OSError, DiagnoseError) as error:
+            self.release()
+            name = type(self._optimizer).__name__
+            self._broken = self.left = [str(error)]
+            warnings.warn(
+                f"kernels: {error}\nTraining goes on with torch's {name}.", RuntimeWarning, stacklevel=2
+            )
+            return False
+        self._prepared.add(unscales)
         return True
 
     def _is_current(self, params: list[torch.Tensor], grads: Grads) -> bool:

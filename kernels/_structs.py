@@ -23,6 +23,9 @@ PATCH_VALUES = 510
 PATCH_MANY_VALUES = 4092
 """Likewise in the 32 KB that drivers for CUDA 12.1 and later take."""
 
+TOLD_WORDS, TOLD_MANY_WORDS = 498, 4080
+"""What any other launch carries beside its 14 fixed words, in as much."""
+
 
 class Row(ctypes.Structure):
     """One parameter."""
@@ -81,7 +84,8 @@ class Control(ctypes.Structure):
 
 
 class Launch(ctypes.Structure):
-    """The one argument of every kernel but `patch`."""
+    """The one argument of every kernel but `patch`: what is fixed, and words that the table does not hold
+    yet, addresses of gradients before those of groups."""
 
     _fields_ = (
         ("rows", c_uint64),
@@ -97,11 +101,19 @@ class Launch(ctypes.Structure):
         ("num_rows", c_int32),
         ("num_large", c_int32),
         ("num_small", c_int32),
-        ("zero", c_int32),
+        ("first_told", c_int32),
         ("max_norm", c_float),
         ("clip_epsilon", c_float),
-        ("rest", c_uint64),
+        ("num_told", c_int32),
+        ("num_group_words", c_int32),
+        ("told", c_uint64 * TOLD_WORDS),
     )
+
+
+class LaunchMany(ctypes.Structure):
+    """`Launch` with more room."""
+
+    _fields_ = (*Launch._fields_[:-1], ("told", c_uint64 * TOLD_MANY_WORDS))
 
 
 class Patch(ctypes.Structure):
@@ -126,7 +138,8 @@ class PatchMany(ctypes.Structure):
     )
 
 
-SIZES = {Row: 96, Chunk: 16, Group: 64, Control: 64, Launch: 112, Patch: 4096, PatchMany: 32752}
+SIZES = {Row: 96, Chunk: 16, Group: 64, Control: 64, Launch: 4096, LaunchMany: 32752}
+SIZES |= {Patch: 4096, PatchMany: 32752}
 assert all(ctypes.sizeof(struct) == size for struct, size in SIZES.items())
 
 

@@ -69,10 +69,16 @@ struct Control {
 };
 static_assert(sizeof(Control) == 64, "the layout that the host writes");
 
+// Words that the launch itself carries: addresses of gradients, then words of the groups. 4 KB of arguments in all
+// by default, which every driver takes.
+#ifndef TOLD
+#define TOLD 498
+#endif
+
 struct Launch {
     Row* rows;
     const Chunk* chunks;
-    const Group* groups;
+    Group* groups;
     float* steps;
     Control* control;
     double* workspace;
@@ -83,12 +89,14 @@ struct Launch {
     int num_rows;
     int num_large;
     int num_small;
-    int unused;
+    int first_told;  // the row of the first address told
     float max_norm;
     float clip_epsilon;
-    u64 reserved;
+    int num_told;         // addresses
+    int num_group_words;  // of all groups, or 0
+    u64 told[TOLD];
 };
-static_assert(sizeof(Launch) == 112, "the layout that the host writes");
+static_assert(sizeof(Launch) == 112 + 8 * TOLD, "the layout that the host writes");
 
 enum RowFlag : int { COPY_IS_BF16 = 1, COPY_IS_F16 = 2 };
 
@@ -110,6 +118,48 @@ enum Feature : int { HAS_AMSGRAD = 1, HAS_COPY = 2, HAS_STOCHASTIC = 4, HAS_ZERO
 
 template <int FEATURE>
 constexpr bool MAY_HAVE = (FEATURES & FEATURE) != 0;
+
+// The gradient of a row: as this launch tells it, else as the table has it.
+__device__ __forceinline__ void* gradient_of(const Launch& launch, int row) {
+    const int at = row - launch.first_told;
+    if (at >= 0 && at < launch.num_told) return reinterpret_cast<void*>(launch.told[at]);
+    return launch.rows[row].g;
+}
+
+__device__ __forceinline__ Row row_of(const Launch& launch, int index) {
+    Row row = launch.rows[index];
+    row.g = gradient_of(launch, index);
+    return row;
+}
+
+__device__ __forceinline__ Group group_of(const Launch& launch, int index) {
+    if (launch.num_group_words == 0) return launch.groups[index];
+    const u64* words = launch.told + launch.num_told + index * (sizeof(Group) / sizeof(u64));
+    Group group;
+    group.lr = __longlong_as_double(words[0]);
+    group.beta1 = __longlong_as_double(words[1]);
+    group.beta2 = __longlong_as_double(words[2]);
+    group.eps = __longlong_as_double(words[3]);
+    group.weight_decay = __longlong_as_double(words[4]);
+    group.lr_tensor = reinterpret_cast<const void*>(words[5]);
+    group.flags = static_cast<u32>(words[6]);
+    return group;
+}
+
+__device__ __forceinline__ u32 flags_of(const Launch& launch, int index) {
+    if (launch.num_group_words == 0) return launch.groups[index].flags;
+    return static_cast<u32>(launch.told[launch.num_told + index * (sizeof(Group) / sizeof(u64)) + 6]);
+}
+
+// Writes what the launch tells into the table, for the launches that follow: whoever is in this one takes it from the
+// arguments, since other blocks may not have written yet. Every kernel calls it before all else.
+__device__ __forceinline__ void keep_told(const Launch& launch) {
+    const int first = blockIdx.x * THREADS + threadIdx.x, threads = gridDim.x * THREADS;
+    for (int k = first; k < launch.num_told; k += threads)
+        launch.rows[launch.first_told + k].g = reinterpret_cast<void*>(launch.told[k]);
+    for (int k = first; k < launch.num_group_words; k += threads)
+        reinterpret_cast<u64*>(launch.groups)[k] = launch.told[launch.num_told + k];
+}
 
 __device__ __forceinline__ double learning_rate(const Group& group) {
     if (group.lr_tensor == nullptr) return group.lr;
@@ -169,7 +219,7 @@ __device__ __forceinline__ bool is_last_block(u32* arrivals, u32* shared) {
 __device__ __forceinline__ void count_step(const Launch& launch, u32* shared) {
     if (!is_last_block(&launch.control->step_arrivals, shared)) return;
     for (int row = threadIdx.x; row < launch.num_rows; row += THREADS)
-        if (launch.rows[row].g != nullptr) launch.steps[row] += 1.0f;
+        if (gradient_of(launch, row) != nullptr) launch.steps[row] += 1.0f;
     if (threadIdx.x == 0) launch.control->offset += 1;
 }
 

@@ -260,7 +260,7 @@ __device__ __forceinline__ void update_all(const Launch& launch, float (*scalars
             const int group = launch.rows[index].group;
             const float step = launch.steps[index] + 1.0f;
             if (group != known_group || step != known_step) {
-                Op::prepare(launch.groups[group], step, scalars[threadIdx.x]);
+                Op::prepare(group_of(launch, group), step, scalars[threadIdx.x]);
                 known_group = group;
                 known_step = step;
             }
@@ -268,7 +268,7 @@ __device__ __forceinline__ void update_all(const Launch& launch, float (*scalars
         __syncthreads();
         if (item.chunk() >= item.end) continue;
         const Chunk chunk = launch.chunks[item.chunk()];
-        const Row row = launch.rows[chunk.row];  // a copy: what is stored might alias the table
+        const Row row = row_of(launch, chunk.row);  // a copy: what is stored might alias the table
         Op op(launch, row, chunk.row, scalars[item.large ? 0 : threadIdx.x / LANES]);
         if (row.g != nullptr) run_pair(op, row, chunk, item.lane(), item.lanes());
         op.finish(launch, item, shared);

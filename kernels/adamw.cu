@@ -44,6 +44,7 @@ struct AdamW : Elementwise {
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) adamw(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
+    keep_told(launch);
     if (is_skipped(launch)) return;
     update_all<AdamW>(launch, scalars, nullptr);
     count_step(launch, &last);

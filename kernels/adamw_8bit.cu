@@ -185,6 +185,7 @@ struct AdamW8bit : Elementwise {
 extern "C" __global__ void __launch_bounds__(THREADS, 2) adamw_8bit(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
+    keep_told(launch);
     if (is_skipped(launch)) return;
     update_all<AdamW8bit>(launch, scalars, nullptr);
     count_step(launch, &last);

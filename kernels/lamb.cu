@@ -52,7 +52,7 @@ struct LambMoments : Elementwise {
     }
 
     __device__ __forceinline__ LambMoments(const Launch& launch, const Row& row, int, const float* scalars)
-        : with(scalars), flags(launch.groups[row.group].flags), scale(launch) {}
+        : with(scalars), flags(flags_of(launch, row.group)), scale(launch) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) {
@@ -100,7 +100,7 @@ struct LambUpdate : Elementwise {
     __device__ __forceinline__ LambUpdate(const Launch& launch, const Row& row, int index, const float* scalars)
         : with(scalars),
           step_size(with.lr * static_cast<float>(launch.workspace[2 * (launch.num_large + launch.num_small) + index])),
-          flags(launch.groups[row.group].flags),
+          flags(flags_of(launch, row.group)),
           dice(launch, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
@@ -126,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) lamb_moments(const __gr
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ double sums[WARPS];
     __shared__ u32 last;
+    keep_told(launch);
     if (is_skipped(launch)) return;
     update_all<LambMoments>(launch, scalars, sums);
     if (!is_last_block(&launch.control->norm_arrivals, &last)) return;
@@ -141,13 +142,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) lamb_moments(const __gr
         }
         squared_p = warp_sum(squared_p);
         squared_way = warp_sum(squared_way);
-        if (lane == 0) ratios[index] = trust_ratio(launch.groups[row.group], squared_p, squared_way);
+        if (lane == 0) ratios[index] = trust_ratio(group_of(launch, row.group), squared_p, squared_way);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) lamb_update(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
+    keep_told(launch);
     if (is_skipped(launch)) return;
     update_all<LambUpdate>(launch, scalars, nullptr);
     count_step(launch, &last);

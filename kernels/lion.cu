@@ -23,7 +23,7 @@ struct Lion : Elementwise {
           weight1(scalars[1]),
           weight2(scalars[2]),
           lr(scalars[3]),
-          flags(launch.groups[row.group].flags),
+          flags(flags_of(launch, row.group)),
           scale(launch),
           dice(launch, index) {}
 
@@ -51,6 +51,7 @@ struct Lion : Elementwise {
 extern "C" __global__ void __launch_bounds__(THREADS, MAY_HAVE<HAS_STOCHASTIC> ? 2 : RESIDENT) lion(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
+    keep_told(launch);
     if (is_skipped(launch)) return;
     update_all<Lion>(launch, scalars, nullptr);
     count_step(launch, &last);

@@ -48,12 +48,13 @@ __device__ __forceinline__ void write_outcome(const Launch& launch, double squar
 extern "C" __global__ void __launch_bounds__(THREADS) gradient_norm(const __grid_constant__ Launch launch) {
     __shared__ double sums[WARPS];
     __shared__ u32 last;
+    keep_told(launch);
     bool nonfinite = false;
     for (int at = blockIdx.x; at < num_items(launch); at += gridDim.x) {
         const Item item(launch, at);
         if (item.chunk() >= item.end) continue;
         const Chunk chunk = launch.chunks[item.chunk()];
-        const Row row = launch.rows[chunk.row];
+        const Row row = row_of(launch, chunk.row);
         Squares squares;
         if (row.g != nullptr) {
             if (row.pair == 0 || row.pair == 7)

@@ -28,13 +28,14 @@ __device__ __forceinline__ void scale_chunk(const Row& row, const Chunk& chunk, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constant__ Launch launch) {
+    keep_told(launch);
     const GradientScale scale(launch);
     if (scale.inverse == 1.0f && scale.coef == 1.0f) return;
     for (int at = blockIdx.x; at < num_items(launch); at += gridDim.x) {
         const Item item(launch, at);
         if (item.chunk() >= item.end) continue;
         const Chunk chunk = launch.chunks[item.chunk()];
-        const Row row = launch.rows[chunk.row];
+        const Row row = row_of(launch, chunk.row);
         if (row.g == nullptr) continue;
         if (row.pair == 0 || row.pair == 7)
             scale_chunk<float>(row, chunk, item, scale);

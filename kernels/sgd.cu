@@ -26,7 +26,7 @@ struct Sgd : Elementwise {
           keep(scalars[2]),
           weight_decay(scalars[3]),
           first(scalars[4] == 1.0f),
-          flags(launch.groups[row.group].flags),
+          flags(flags_of(launch, row.group)),
           scale(launch),
           dice(launch, index) {}
 
@@ -60,6 +60,7 @@ struct Sgd : Elementwise {
 extern "C" __global__ void __launch_bounds__(THREADS, PAIRS == 0xff ? 1 : RESIDENT) sgd(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
+    keep_told(launch);
     if (is_skipped(launch)) return;
     update_all<Sgd>(launch, scalars, nullptr);
     count_step(launch, &last);

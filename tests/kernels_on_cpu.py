@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import torch
 from diagnose.kernels._clip import CLIPPING
 from diagnose.kernels._device import standing_in
 from diagnose.kernels._kernels import kernel
+from diagnose.kernels._nvrtc import NoCompiler
+from diagnose.kernels._structs import Launch
 
 from tests.emulated import EmulatedDevice
 
@@ -21,6 +25,7 @@ class CpuDevice:
 
     Attributes:
         launched: The entry points, in order.
+        told: How many words each launch carried that the table did not hold.
     """
 
     large_arguments = False
@@ -28,6 +33,7 @@ class CpuDevice:
     def __init__(self, seed: int = 0) -> None:
         self._emulated = EmulatedDevice(seed)
         self.launched: list[str] = []
+        self.told: list[int] = []
 
     def launch(
         self,
@@ -41,6 +47,7 @@ class CpuDevice:
     ) -> None:
         """See `Device.launch`. One library, for every variant, serves all tests."""
         self.launched.append(entry)
+        self.told += [arg.num_told + arg.num_group_words for arg in args if isinstance(arg, Launch)]
         self._emulated.launch(kernel(stem), entry, grid=grid, block=block, args=args)
 
     def resident_blocks(
@@ -60,3 +67,15 @@ def kernels_on_cpu(seed: int = 0) -> Iterator[CpuDevice]:
         finally:
             for swap in list(CLIPPING.swaps):
                 swap.remove()
+
+
+def without(stem: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes one kernel one that does not compile for this device."""
+    compiled = device.resident_blocks
+
+    def resident_blocks(name: str, entry: str, **how: Any) -> int:
+        if name == stem:
+            raise NoCompiler(f"{stem}: NVRTC has no image for sm_61.")
+        return compiled(name, entry, **how)
+
+    monkeypatch.setattr(device, "resident_blocks", resident_blocks)

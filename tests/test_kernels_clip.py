@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +13,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from diagnose.kernels import _gradients
 from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, without
 
 LAUNCHES = ("gradient_norm", "scale", "adamw")
 
@@ -398,3 +401,97 @@ def test_an_empty_generator_warns_as_in_torch(device: CpuDevice) -> None:
         warnings.simplefilter("always")
         assert clip_grad_norm_((p for p in ()), 1.0) == 0
     assert "empty generator" in str(given[0].message)
+
+
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+def test_new_gradients_and_a_new_learning_rate_at_each_step_cost_no_launch(
+    clip: Any, device: CpuDevice
+) -> None:
+    expected = {"exact": list(LAUNCHES), "deferred": ["gradient_norm", "adamw"]}[clip]
+    model = network()
+    optimizer = adamw(model)
+    swap(optimizer, clip=clip)
+    kept = []
+    for number in range(3):
+        kept.append([param.grad for param in model.parameters()])  # so that their addresses stay taken
+        model.zero_grad()
+        backward(model, number)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        device.launched.clear()
+        clip_grad_norm_(model.parameters(), 1e-2)
+        optimizer.step()
+        assert device.launched == expected
+
+
+def test_two_threads_that_clip_gradients_of_the_same_shapes_do_not_mix_them_up(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between finding the table, telling it the addresses and the launch either may get its turn."""
+    launch = device.launch
+
+    def slowly(*names: str, **how: Any) -> None:
+        time.sleep(0.002)
+        launch(*names, **how)
+
+    monkeypatch.setattr(device, "launch", slowly)
+    norms: dict[int, list[float]] = {1: [], 2: []}
+
+    def clips(size: int) -> None:
+        param = nn.Parameter(torch.zeros(400))
+        for _ in range(20):
+            param.grad = torch.full((400,), float(size))
+            norms[size].append(float(clip_grad_norm_([param], 1e3)))
+
+    params = [nn.Parameter(torch.zeros(400))]
+    held = swap(torch.optim.SGD(params, lr=1.0))
+    threads = [threading.Thread(target=clips, args=(size,)) for size in norms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert held.clip == "exact"
+    assert norms == {size: [pytest.approx(20.0 * size)] * 20 for size in norms}
+
+
+def test_each_stream_has_tables_of_its_own_and_a_graph_takes_one_over(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is queued on two streams may run at the same time, and a table has one place for sums."""
+    now = [0, False]
+    monkeypatch.setattr(_gradients, "_stream_at", lambda place: tuple(now))
+    tables = _gradients.GradientTables()
+    grads = _gradients.look_at([torch.ones(30)])
+    assert grads is not None
+    first = tables._table(grads)
+    now[:] = [1, False]
+    second = tables._table(grads)
+    assert second is not None and second is not first
+    now[:] = [2, True]
+    assert tables._table(grads) in (first, second), "none can be made in a capture"
+    assert tables._table(grads) in (first, second)
+    now[:] = [3, True]
+    assert tables._table(grads) is not None
+    now[:] = [4, False]
+    assert tables._table(grads) not in (first, second, None)
+
+
+@pytest.mark.parametrize("missing", ["norm", "scale"])
+def test_clipping_goes_on_by_torch_where_a_kernel_does_not_compile(
+    missing: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        backward(model, 0)
+        if on:
+            swap(optimizer)
+            without(missing, device, monkeypatch)
+            with pytest.warns(RuntimeWarning, match="sm_61.\nTorch goes on clipping"):
+                norm = clip_grad_norm_(model.parameters(), 1e-2)
+        else:
+            norm = clip_grad_norm_(model.parameters(), 1e-2)
+        ends.append([norm, *grads_of(model)])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert launched(device) == []

@@ -7,6 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 from diagnose.actions._shadow import compare_update
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, without
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -601,3 +602,58 @@ def test_a_parameter_given_twice_is_refused(device: CpuDevice) -> None:
     with pytest.warns(UserWarning, match="duplicate parameters"):
         optimizer = torch.optim.SGD([weight, weight], lr=0.1)
     assert support(optimizer) == ["two parameters share memory"]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+def test_a_kernel_that_does_not_compile_hands_the_step_to_torch_and_says_so_once(
+    clip: Any, name: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first step, where deferred clipping has left the gradients as they were."""
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS[name](model.parameters())
+        if on:
+            taken = swap(optimizer, clip=clip)
+            without("sgd" if name.startswith("sgd") else "adamw", device, monkeypatch)
+        for number in range(3):
+            optimizer.zero_grad()
+            model(torch.full((2, 50), number + 1.0)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            expected = r"no image for sm_61.\nTraining goes on with torch's (AdamW|Adam|SGD)\."
+            with pytest.warns(RuntimeWarning, match=expected) if on and number == 0 else nullcontext():
+                optimizer.step()
+            if on:
+                assert "sm_61" in taken.stepper.left[0]
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+    assert not {"adamw", "sgd"} & set(device.launched)
+
+
+def test_a_variant_that_does_not_compile_later_costs_no_step_and_no_state(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parameter in 16 bits joins, for which another variant is needed."""
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS["adamw"](model.parameters())
+        if on:
+            swap(optimizer)
+        step(model, optimizer, 0)
+        step(model, optimizer, 1)
+        if on:
+            without("adamw", device, monkeypatch)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(5))]})
+        optimizer.param_groups[1]["params"][0].grad = torch.ones(5)
+        with pytest.warns(RuntimeWarning, match="no image") if on else nullcontext():
+            step_without_zeroing(model, optimizer)
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+    assert {float(each["step"]) for each in optimizer.state_dict()["state"].values()} == {1.0, 3.0}
+
+
+def step_without_zeroing(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(4, 50)).square().mean().backward()
+    optimizer.step()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diagnose.kernels._layout import disjoint, fits
-from diagnose.kernels._structs import CHUNK_ELEMENTS, PATCH_VALUES, SMALL_ELEMENTS, Row
+from diagnose.kernels._structs import CHUNK_ELEMENTS, PATCH_VALUES, SMALL_ELEMENTS, Group, Row
 from diagnose.kernels._swap import Swap, swap, unswap
 from diagnose.kernels._table import Table, lay_out
 from torch import nn
@@ -281,10 +281,11 @@ def test_nothing_is_written_into_the_table_while_pointers_and_numbers_stay(devic
         for p in params:
             assert p.grad is not None
             p.grad.mul_(0.5)
-    assert device.launched == ["patch", "adamw", "adamw", "adamw"]
+    assert device.launched == ["adamw", "adamw", "adamw"]
+    assert device.told == [len(params), 0, 0], "each address"
     optimizer.param_groups[0]["lr"] = 0.5
     optimizer.step()
-    assert device.launched[4:] == ["patch", "adamw"]
+    assert device.told[3:] == [8]
 
 
 def test_a_captured_step_replays_with_its_own_gradients_and_numbers(
@@ -332,17 +333,30 @@ def copies(args: Sequence[ctypes.Structure]) -> list[ctypes.Structure]:
 
 
 def test_gradients_given_by_the_table_are_the_last_ones_and_only_those(device: CpuDevice) -> None:
-    """Writes to random subsets of a long column, against what a list would hold."""
-    rows = [Row(g=index + 1) for index in range(2 * PATCH_VALUES)]
-    table = Table(CPU, rows, [])
+    """Writes to random subsets of a column longer than a launch carries, against what a list would hold. A
+    scale by 1 touches no gradient."""
+    rows = [Row(g=index + 1, count=1) for index in range(2 * PATCH_VALUES)]
+    table = Table(CPU, rows, [Group()])
     expected = [row.g for row in rows]
     generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
+    for number in range(5):
         for index in torch.randint(len(rows), (20,), generator=generator).tolist():
             expected[index] += 1000
-        table.point_to(expected)
+        table.point_to(list(expected))
+        table.set_groups([Group(lr=float(number))])
+        table.run("scale", "scale")
         held = table._memory["rows"].view(torch.int64).view(-1, 12)[:, 1]
         assert held.tolist() == expected
+        assert table._memory["groups"].view(torch.float64)[0] == number
+
+
+def test_more_groups_than_a_launch_carries_are_written_before_it(device: CpuDevice) -> None:
+    table = Table(CPU, [Row(g=8, count=1)], [Group() for _ in range(80)])
+    table.set_groups([Group(lr=float(number)) for number in range(80)])
+    table.run("scale", "scale")
+    held = table._memory["groups"].view(torch.float64).view(-1, 8)[:, 0]
+    assert held.tolist() == list(range(80))
+    assert device.launched == ["patch"] * 2 + ["scale"]
 
 
 @pytest.mark.parametrize("what", ["parameter", "state tensor", "data of the state"])

@@ -24,8 +24,9 @@ GROUP = np.dtype([*((name, "f8") for name in ("lr", "beta1", "beta2", "eps", "we
                   ("lr_tensor", "u8"), ("flags", "u4"), ("zero", "u4", 3)])  # fmt: skip
 LAUNCH = np.dtype([*((name, "u8") for name in ("rows", "chunks", "groups", "steps", "control", "workspace",
                                                "grad_scale", "found_inf", "clip_coef", "outcome")),
-                   *((name, "i4") for name in ("num_rows", "num_large", "num_small", "zero")),
-                   ("max_norm", "f4"), ("clip_epsilon", "f4"), ("rest", "u8")])  # fmt: skip
+                   *((name, "i4") for name in ("num_rows", "num_large", "num_small", "first_told")),
+                   ("max_norm", "f4"), ("clip_epsilon", "f4"),
+                   ("num_told", "i4"), ("num_group_words", "i4"), ("told", "u8", 498)])  # fmt: skip
 
 SIZES = (1, 3, 255, 257, 1023, 2048, 2049, 4097, 16390)
 BYTES = {
