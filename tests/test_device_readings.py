@@ -24,6 +24,7 @@ from diagnose.hooks._recorder import CURIOUS_UNTIL, Recorder
 from diagnose.hooks.copy_to_device import CopyToDeviceHook
 from diagnose.rules._engine import ask, built_in
 from diagnose.rules._examples import profile
+from diagnose.rules._traps import traps
 from diagnose.store.reader import RankLog
 
 RULES = built_in()
@@ -291,3 +292,9 @@ def test_retries_are_found_from_the_allocators_counts_and_the_steps():
     assert found(device) == {"allocator-retries"}
     torn = replace(device, inactive_split_bytes=24 * GIB, reserved_bytes=76 * GIB)
     assert found(torn) == {"memory-fragmentation"}
+
+
+def test_errors_of_the_devices_memory_are_a_note():
+    (note,) = traps(profile(device=device_of(log([reading(uncorrected_errors=2)] * 3), 0)))
+    assert note.startswith("the device's memory had 2 errors that ECC could not correct")
+    assert traps(profile(device=device_of(log([reading(uncorrected_errors=0)] * 3), 0))) == ()

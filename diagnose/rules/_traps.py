@@ -1,7 +1,8 @@
-"""What makes a device's figures unfit to judge the script by. These are notes: never a fault of its."""
+"""What of a device is no fault of the script's: its figures are unfit to judge it by, or it is broken."""
 
 from __future__ import annotations
 
+from diagnose.core.device import Device
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 
@@ -10,8 +11,21 @@ MIN_OTHER_SHARE = 0.03
 
 
 def traps(profile: Profile) -> tuple[str, ...]:
-    """Returns a note for each circumstance outside the script that the figures suffer from."""
-    device = profile.device
+    """Returns a note for each circumstance outside the script that figures, or results, suffer from."""
+    return (*_broken_memory(profile.device), *_neighbours(profile.device))
+
+
+def _broken_memory(device: Device) -> tuple[str, ...]:
+    if not device.uncorrected_errors:
+        return ()
+    errors = "an error" if device.uncorrected_errors == 1 else f"{device.uncorrected_errors} errors"
+    return (
+        f"the device's memory had {errors} that ECC could not correct since its driver was loaded: see"
+        " nvidia-smi -q -d ECC,ROW_REMAPPER, and have the card checked.",
+    )
+
+
+def _neighbours(device: Device) -> tuple[str, ...]:
     if not device.other_processes:
         return ()
     share = device.other_sm_share

@@ -29,8 +29,9 @@ class AllocatorRetries(DeviceRule):
 
     ## When it is wrong
     Sizes that change from batch to batch fill the memory with pieces that do not fit: see
-    `memory-fragmentation`. It reads the allocator's count of retries and the time that they took; no run on
-    a GPU has tried it yet.
+    `memory-fragmentation`. It reads the allocator's count of retries; what they cost shows in how much
+    longer steps with them are, so in a run that has them all the time it is not known. No run on a GPU has
+    tried it yet.
     """
 
     needs = ("device.alloc_retries", "device.retry_ns")

@@ -25,7 +25,8 @@ class DegradedLink(DeviceRule):
     on a cloud machine, ask for another one.
 
     ## When it is wrong
-    A reading taken while the device was idle: links fall back to save power, and that costs nothing.
+    A link that falls back to save power between one kernel and the next: it is read only while kernels run,
+    and of those readings the best counts.
     """
 
     needs = (
@@ -73,12 +74,10 @@ class DegradedLink(DeviceRule):
         generation, newest = copies.link_generation, copies.link_max_generation
         assert width and most and generation and newest and copies.to_device_ns is not None
         spent_ns = min(copies.to_device_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
-        if (width, generation) >= (most, newest) or spent_ns < MIN_SHARE * profile.step_time_ns:
-            return None
         # A generation doubles the rate of a lane.
-        speed = min(1.0, width / most * 2.0 ** (generation - newest))
+        speed = min(1.0, width / most) * min(1.0, 2.0 ** (generation - newest))
         lost_ns = spent_ns * (1 - speed)
-        if not lost_ns:
+        if not lost_ns or spent_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

@@ -17,8 +17,8 @@ MIN_SHARE = 0.02
 class RepeatedUpload(DeviceRule):
     """
     ## What it means
-    A tensor that does not change (a mask, class weights, position indices, a constant made with
-    `torch.tensor` in the loop) is copied to the device anew in every step.
+    A tensor that does not change (a mask, class weights, position indices) is copied to the device anew in
+    every step.
 
     ## What to do
     Copy it once before the loop, make it on the device, or register it with `register_buffer` so that it
@@ -26,7 +26,7 @@ class RepeatedUpload(DeviceRule):
 
     ## When it is wrong
     A tensor whose values change in place without its version being counted, such as one that shares
-    memory with numpy.
+    memory with numpy. A constant that the loop makes anew each time, with `torch.tensor`, is not seen.
     """
 
     needs = (
