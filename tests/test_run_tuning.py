@@ -175,3 +175,24 @@ def await_trial(path: Path) -> None:
             if "trying" in states:
                 return
     pytest.fail("no trial began")
+
+
+@pytest.mark.extended
+def test_a_loss_that_goes_wrong_in_a_trial_ends_it_and_the_weights_are_those_of_before(tmp_path):
+    options = (
+        "--tune",
+        "--allow",
+        "training",
+        "--only",
+        "loader-workers-reseeded",
+        "--json",
+        "report.json",
+    )
+    ended = run(*DIAGNOSE, *options, SCRIPTS / "spoiled.py", cwd=tmp_path)
+    num_wrong, is_finite = ended.stdout.split()
+    assert is_finite == "True"
+    assert 0 < int(num_wrong) < 100, "the batches that were made ahead are handed out still"
+    (trial,) = report(tmp_path)["trials"]
+    assert trial["state"] == "harmed"
+    assert trial["reason"].startswith("the loss is nan; weights and optimizer state are those of step ")
+    assert "harmful, and undone: loader-workers-reseeded" in ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import RanksLost
 from diagnose.tuner.controller import Controller
+from diagnose.tuner.policy import Policy
 from tests.test_tuner import MS, Change, Machine, controller, lead, train
+from tests.test_tuner_loss import Training
 
 
 class Meeting:
@@ -149,3 +153,36 @@ def test_what_fails_unseen_by_the_others_freezes():
     ranks = controls[1]._world.ranks
     assert isinstance(ranks, Simulated) and ranks.left == "something of ours failed"
     assert machines[1].stopped, "what fails in each step is not called for ever"
+
+
+@pytest.mark.parametrize("spoiled_from", ["trial", "holding"])
+def test_an_alarm_of_one_rank_undoes_the_change_on_all_at_the_same_step(spoiled_from):
+    meeting = Meeting(2)
+    machines = [Machine(seed=rank, base_ns=60 * MS) for rank in range(2)]
+    trainings = [Training(machine) for machine in machines]
+    controls = []
+    for rank, (machine, training) in enumerate(zip(machines, trainings, strict=True)):
+        lossy = Change(machine, "lossy", factor=0.6, safety=Safety.TRAINING)
+        controls.append(
+            controller(
+                machine,
+                [lossy],
+                policy=Policy(allowed=frozenset({Safety.TRAINING})),
+                ranks=Simulated(meeting, rank),
+                losses=training.losses,
+                snapshot=training.snapshot,
+            )
+        )
+    if spoiled_from == "holding":
+        train_together(machines, controls, 600)
+        assert [set(machine.factors) for machine in machines] == [{"lossy"}] * 2
+    trainings[1].wrong = lambda: math.nan if machines[1].factors else None
+    train_together(machines, controls, 400)
+    assert [machine.factors for machine in machines] == [{}, {}]
+    if spoiled_from == "trial":
+        assert trainings[0].restored == trainings[1].restored != []
+        assert machines[0].trials()[0]["outcome"] == "harmed"
+        assert machines[0].trials()[0]["reason"].startswith("rank 1: the loss is nan; weights")
+    else:
+        assert machines[0].last("dropped") == {"action": "lossy", "reason": "rank 1: the loss is nan"}
+    assert "tuning_error" not in [kind for machine in machines for kind, _ in machine.told]

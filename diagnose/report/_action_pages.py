@@ -39,6 +39,16 @@ on against off: that is the number to believe. Every step of a trial is a step o
 A fix that changes what is computed is first checked: the job computes one more step beside the training,
 with the fix and without, and the difference must be within what the script's own rounding, or the noise
 between its mini-batches, explains. An error of ours undoes everything, and training goes on.
+
+Before a `precision` or `training` fix is tried, weights, buffers, the optimizer's state, gradient scalers
+and random numbers are copied to the host, if they fit into half of its free memory. While such a fix is
+tried or in force the training loss is watched, without ever waiting for a device. A loss that is no number
+any more undoes the fix at the end of that step (in a job of several ranks, at their next exchange); during
+the trial, weights and all are then put back, and the steps in between are lost. A loss that rises more
+than it ever did by itself (a one-sided CUSUM) undoes the fix, too, unless a numerics check can be made and
+passes: then the rise is the script's own. Learning rates, counters and what the script averages itself are
+not turned back. `python benchmarks/loss_alarms.py` prints how often the watch errs, and how soon it sees a
+fault.
 """
 
 

@@ -35,6 +35,9 @@ def verdict(tuning: Tuning) -> str:
             return f"{fixes} kept; together {gain(confirmed)}: cannot tell from noise"
         return f"tuned to {gain(confirmed)} of its speed with {fixes}, confirmed on against off"
     tried = sum(trial.outcome in MEASURED for trial in tuning.trials)
+    harmful = [trial.action for trial in tuning.trials if trial.outcome is Outcome.HARMED]
+    if harmful:
+        return f"nothing kept: {_fixes(tried)} tried; harmful, and undone: {', '.join(harmful)}"
     if tried:
         return f"nothing kept: {_fixes(tried)} tried, none measurably faster"
     if tuning.trials:

@@ -58,18 +58,20 @@ class LossTrend:
     Attributes:
         alarm: What is wrong, in words; empty while nothing is.
         fatal: Whether the loss is no number any more.
+        paused: Whether losses mean nothing for now; until `restart`.
     """
 
     def __init__(self) -> None:
         self.alarm = ""
         self.fatal = False
+        self.paused = False
         self._had_faults = False
         self._above: deque[float] = deque(maxlen=REMEMBERED_BLOCKS)
         self.restart()
 
     def restart(self) -> None:
         """Takes the level that comes now for the usual one; how far losses scatter stays known."""
-        self.alarm, self.fatal = "", False
+        self.alarm, self.fatal, self.paused = "", False, False
         self._block: list[float] = []
         self._level: float | None = None
         self._sum = self._before = 0.0
@@ -77,6 +79,8 @@ class LossTrend:
 
     def add(self, loss: float) -> None:
         """Takes the loss of the next step."""
+        if self.paused:
+            return
         if not math.isfinite(loss):
             self._num_faults += 1
             if self._num_faults >= (OWN_FAULTS if self._had_faults else 1):

@@ -86,9 +86,10 @@ class Attempt:
             outcome = Outcome.NOT_YET if isinstance(refusal, NotYet) else Outcome.REFUSED
             return self._trial(candidate, outcome, str(refusal), test)
         except LossAlarm as alarm:
-            self._candidate = None
             self._changes.remove(*self._changes.tried)
-            return self._cut_short(candidate, test, alarm)
+            trial = yield from self._cut_short(candidate, test, alarm)
+            self._candidate = None
+            return trial
         self._candidate = None
         trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best.value)
         if trial.outcome is Outcome.KEPT:
@@ -118,11 +119,14 @@ class Attempt:
         self._spending.spent_ns += world.clock() - begun
         return reason
 
-    def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Trial:
+    def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Plan[Trial]:
         """The loss went wrong in the trial; the change is out by now."""
         if candidate.action.safety not in ASKED_FOR:  # an earlier change is to blame: its alarm stands
             return self._trial(candidate, Outcome.CANNOT_TELL, str(alarm), test)
         world, snapshot, self._snapshot = self._world, self._snapshot, None
+        world.loss.alarm, world.loss.paused = "", True
+        for _ in range(candidate.action.settle_steps):  # what it has left behind, as batches made ahead
+            yield
         if snapshot is None:
             back = "the weights are as they came to be: there was no way back"
         else:

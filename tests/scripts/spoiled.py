@@ -21,7 +21,7 @@ class Spoiled(Dataset):
         time.sleep(0.001)
         global made
         made += os.getpid() != MAIN
-        return torch.rand(8) if made < 60 else torch.full((8,), float("nan"))
+        return torch.rand(8) if made < 12 else torch.full((8,), float("nan"))
 
 
 if __name__ == "__main__":
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     model = nn.Linear(8, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
-    for _ in range(24):
+    for _ in range(40):
         for batch in DataLoader(Spoiled(), batch_size=4, shuffle=True):
             optimizer.zero_grad()
             loss = model(batch).pow(2).mean()
