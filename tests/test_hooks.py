@@ -907,7 +907,8 @@ TELLS = sorted(
     for name, value in vars(Recorder).items()
     if callable(value)
     and not name.startswith("_")
-    and name not in ("broke", "guarded", "reset", "push", "leave", "finish", "take_rows", "has_rows")
+    and name not in ("broke", "guarded", "reset", "push", "leave", "finish")
+    and name not in ("take_rows", "take_device_rows", "has_rows")
     and name
     not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked", "unmeasured")
 )

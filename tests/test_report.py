@@ -169,6 +169,7 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
         ),
         "throughput": ["samples_per_s", "samples_per_s_ci95", "steps_per_s", "tokens_per_s"],
         "steps": ["count", "mean_ms", "median_ms", "p95_ms", "p99_ms", "warmup"],
+        "clock": ["device_share"],
         "overhead": ["startup_s", "us_per_step"],
         "input": sorted(field.name for field in fields(InputStats)),
         "events": ["checkpoint", "gc"],

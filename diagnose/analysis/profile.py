@@ -17,6 +17,7 @@ from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.copies import copies_of
 from diagnose.analysis.deep_window import deep_window_of, device_readings, spoilt_steps, without_steps
 from diagnose.analysis.device import device_of
+from diagnose.analysis.device_ledger import device_share, idle_ns
 from diagnose.analysis.history import history_of
 from diagnose.analysis.imbalance import imbalance_of
 from diagnose.analysis.lines import source_lines, worker_lines
@@ -205,7 +206,7 @@ def composed(
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
     deep = deep_window_of(whole)
-    device = device_of(main, warmup, device_readings(deep))
+    device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
         run=info,
         status=status,
@@ -247,6 +248,7 @@ def composed(
         settings=settings_of(main),
         device=device,
         deep_window=deep,
+        device_clock_share=device_share(main, warmup),
         copies=copies_of(main, warmup),
         events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
         tuning=_tuning(whole),

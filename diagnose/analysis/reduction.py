@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diagnose.analysis.across import Across
+from diagnose.analysis.device_ledger import by_device_clock
 from diagnose.analysis.rank_summary import RankSummary, Window, summarize
 from diagnose.analysis.roles import Sources
 from diagnose.store.reader import RankLog, read_rank
@@ -78,4 +79,4 @@ def read_or_note(path: Path, window: Window | None = None) -> tuple[RankLog | No
         log = read_rank(path, brief_from=brief_from)
     except sqlite3.DatabaseError as error:
         return None, [f"{path.name} cannot be read ({error}); its steps are missing."]
-    return log, log.notes
+    return by_device_clock(log), log.notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diagnose.analysis.device_ledger import recording_ns
 from diagnose.analysis.rank_summary import RankSummary
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.profile import Overhead, RunInfo
@@ -49,6 +50,7 @@ def overhead_of(log: RankLog, manifest: Mapping[str, Any]) -> Overhead:
         spans * float(meta.get("span_ns", 0))
         + float(meta.get("sampler_ns", 0))
         + float(meta.get("flusher_ns", 0))
+        + recording_ns(log)
     )
     startup = float(meta.get("startup_ns", 0)) / NS_PER_S + float(manifest.get("startup_s") or 0)
     return Overhead(us_per_step=spent_ns / steps / 1000 if steps else None, startup_s=startup)

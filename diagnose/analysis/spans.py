@@ -32,6 +32,7 @@ def part_of(log: RankLog, first: int, last: int | None = None) -> RankLog:
         meta={**log.meta, WHOLE_STEPS: whole_steps(log)},
         workers=[report for report in log.workers if not _came_after(report, after_ns)],
         steps=log.steps[first:end],
+        device_steps=log.device_steps[first:end],
         samples=[
             (step - first, slot, stack, weight) for step, slot, stack, weight in log.samples if inside(step)
         ],

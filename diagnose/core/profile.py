@@ -266,6 +266,8 @@ class Profile:
         program: What the script trains with.
         settings: How the process was set up.
         device: What the accelerator says, if there is one.
+        device_clock_share: Part of the measured steps whose phases are by the clock of the device; the
+            others are by the host's. `None`: all are.
         copies: What is copied between host and device.
         deep_window: A few steps recorded operation by operation; `None` where none were. No other figure is
             of those steps.
@@ -293,6 +295,7 @@ class Profile:
     program: Program = field(default_factory=Program)
     settings: Settings = field(default_factory=Settings)
     device: Device = field(default_factory=Device)
+    device_clock_share: float | None = None
     copies: Copies = field(default_factory=Copies)
     deep_window: DeepWindow | None = None
     events: Mapping[str, int] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import CellType, FunctionType
 from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, SLOT_OF, SLOTS
@@ -51,6 +52,7 @@ class Log:
     __slots__ = (
         "_arrived_ns",
         "_base",
+        "_cells",
         "_closed",
         "_current",
         "_entries",
@@ -69,12 +71,27 @@ class Log:
     def __init__(self) -> None:
         self._entries: deque[int | Mark] = deque()
         self._closed: deque[Mark] = deque()
+        self._cells: list[CellType] = []
         self.append: Callable[[int | Mark], None] = self._entries.append
         self.close: Callable[[Mark], None] = self._closed.append
         self.clear()
 
+    def kept_by(self, function: Callable[..., Any]) -> None:
+        """Tells of a wrapper that keeps `append` in a variable `log` of its closure: what every call of it
+        looks up would cost every step, so `divert` changes the variable."""
+        assert isinstance(function, FunctionType) and function.__closure__ is not None
+        self._cells.append(function.__closure__[function.__code__.co_freevars.index("log")])
+
+    def divert(self, append: Callable[[int | Mark], None], close: Callable[[Mark], None]) -> None:
+        """From now on `append` and `close` are these, wherever they are kept; each must call the one that
+        it takes the place of. Lasts until `clear`."""
+        self.append, self.close = append, close
+        for cell in self._cells:
+            cell.cell_contents = append
+
     def clear(self) -> None:
-        """Forgets everything. The bound methods that others hold stay valid."""
+        """Forgets everything, a diversion too. The bound methods that others hold stay valid."""
+        self.divert(self._entries.append, self._closed.append)
         self._entries.clear()
         self._closed.clear()
         self._marked: deque[tuple[Mark, Totals]] = deque()

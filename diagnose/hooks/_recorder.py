@@ -21,6 +21,7 @@ from typing import Any
 
 from diagnose.core.job import Route
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.hooks._device_ledger import DeviceLedger
 from diagnose.hooks._frames import user_frame
 from diagnose.hooks._log import SETTLED, STEPPED, WIDTH, Log, Mark, Seen
 from diagnose.hooks._steps import StepFinder
@@ -70,6 +71,7 @@ class Recorder:
             be charged; else 0: an optimizer has stepped, an evaluation is or was on, no loader counts the
             samples, or the hooks look around. The hooks look at nothing else while it is set.
         calm_when_told: What `calm` becomes when a loader has told the samples of this step's batch.
+        device: The ledger by the device's clock, once there is a device to have one.
         curious: Whether the hooks look around in this step.
         listening: Whether modules of new classes are looked for at this moment.
         current: The slot that time is running into.
@@ -95,6 +97,8 @@ class Recorder:
         optimizers: Likewise to the optimizers that stepped.
         inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
             live objects and add to `facts`.
+        cared: Called on the training thread after each of the first `CURIOUS_UNTIL` steps, then now and
+            then.
         flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
         on_pass: Called with the arguments of each outermost backward pass, before it.
@@ -121,10 +125,12 @@ class Recorder:
         "buckets",
         "calm",
         "calm_when_told",
+        "cared",
         "clock",
         "counters",
         "curious",
         "current",
+        "device",
         "evaluating",
         "events",
         "facts",
@@ -171,6 +177,7 @@ class Recorder:
         self.on_iterator: list[Callable[[Any, Any], None]] = []
         self.routes: dict[int, list[Route]] = {}
         self.inspections: list[Callable[[], None]] = []
+        self.cared: list[Callable[[], None]] = []
         self.flushed: list[Callable[[], None]] = []
         self.log = Log()
         self.models: set[int] = set()
@@ -179,6 +186,7 @@ class Recorder:
     def reset(self) -> None:
         """Forgets everything measured: a forked child begins with an empty ledger."""
         self.current = GAP_AFTER_REST
+        self.device: DeviceLedger | None = None  # a forked child has no device
         self.log.clear()  # in place, as the models are: the wrappers hold them
         self.asides = 0
         self.on_boundary: Callable[[], None] | None = None
@@ -438,6 +446,11 @@ class Recorder:
         self.counters["batches"] = self.log.batches
         return rows
 
+    def take_device_rows(self, at_most: int) -> tuple[int, list[tuple[int, ...]]]:
+        """Returns the next steps by the device's clock, in the order of `core.ledger.DEVICE_COLUMNS`, and
+        the number of the first. For the flusher's thread."""
+        return self.device.take_rows(at_most) if self.device is not None else (0, [])
+
     def has_rows(self) -> bool:
         """Whether `take_rows` has any to return. For the flusher's thread, too."""
         return self.log.has_rows()
@@ -491,6 +504,8 @@ class Recorder:
                 self.guarded(inspect)
         if steps == self.max_steps:
             self.switch_off()
+        for care in self.cared:
+            self.guarded(care)
         self.calm = 0
         self.curious = steps < CURIOUS_UNTIL or not steps % CURIOUS_EVERY
         # After curiosity one more step with open eyes, in which the search for modules ends.

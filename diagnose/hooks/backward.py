@@ -79,6 +79,7 @@ class BackwardHook(Hook):
                 log(clock() * WIDTH + GAP)
                 return result
 
+            recorder.log.kept_by(call)
             return hidden(functools.wraps(original)(call))
 
         with (

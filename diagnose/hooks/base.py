@@ -174,6 +174,7 @@ def charged(original: Callable[..., Any], recorder: Recorder, slot: int) -> Call
         log(clock() * WIDTH + gap)
         return result
 
+    recorder.log.kept_by(call)
     return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
 
 

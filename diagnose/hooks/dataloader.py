@@ -143,6 +143,7 @@ class DataLoaderHook(Hook):
                     recorder.guarded(after, (), batch)
                 return batch
 
+            recorder.log.kept_by(call)
             return hidden(functools.wraps(original)(call))
 
         with replaced(_BaseDataLoaderIter, "__next__", wrap):

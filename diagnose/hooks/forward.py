@@ -181,6 +181,7 @@ class _Search:
             log(clock() * WIDTH + GAP)
             return result
 
+        recorder.log.kept_by(call)
         return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

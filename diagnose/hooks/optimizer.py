@@ -98,6 +98,7 @@ class OptimizerHook(Hook):
             except Exception:  # noqa: BLE001 (a hook meets the script)
                 recorder.broke(post)
 
+        recorder.log.kept_by(pre)
         handles = register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)
         try:
             yield

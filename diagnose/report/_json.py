@@ -43,6 +43,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
             "p99_ms": _ms(steps.p99_ns),
         },
         "phases": _phases(profile.phase_time_ns),
+        "clock": {"device_share": profile.device_clock_share},
         "where": [_line(line) for line in profile.where],
         "overhead": asdict(profile.overhead),
         "findings": [_finding(finding, profile) for finding in profile.findings],

@@ -49,10 +49,22 @@ class Phases(Section):
             ),
         ]
         blocks[1:1] = over_the_steps(profile)
+        if profile.device_clock_share is not None:
+            blocks.append(Paragraph(text=clocks(profile.device_clock_share)))
         missing = ", ".join(phase.label for phase in Phase if phase not in profile.phase_time_ns)
         if missing:
             blocks.append(Paragraph(text=f"Not measured in this run: {missing}."))
         return blocks
+
+
+def clocks(device_share: float) -> str:
+    """Says whose time the phases are, where the host runs ahead of a device."""
+    covered = percent(device_share) if device_share < 1 else "all"
+    rest = "; the others are by the host's" if device_share < 1 else ""
+    return (
+        f"By the device's clock in {covered} of the steps{rest}: work counts where it was launched,"
+        " idleness for what the host did meanwhile."
+    )
 
 
 def over_the_steps(profile: Profile) -> list[Block]:

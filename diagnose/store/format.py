@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS workers (pid INTEGER PRIMARY KEY, report TEXT NOT NUL
 CREATE TABLE IF NOT EXISTS vitals (
     time_ns INTEGER PRIMARY KEY, step INTEGER NOT NULL, readings TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS worker_samples (stack INTEGER PRIMARY KEY, weight_ns INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS device_chunks (
+    first_step INTEGER PRIMARY KEY, num_steps INTEGER NOT NULL, columns BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS meetings (first INTEGER PRIMARY KEY, times BLOB NOT NULL);
 """
 
@@ -48,20 +50,17 @@ def pack(rows: Sequence[tuple[int, ...]]) -> tuple[str, bytes]:
         long run can be drawn without unpacking it; and the columns one after the other as little-endian
         int64, compressed.
     """
-    packed = array("q")
     columns = list(zip(*rows, strict=True))
+    assert len(columns) == len(COLUMNS)
+    totals = [rows[-1][0], *map(sum, columns[1:])]
+    return json.dumps(totals), pack_columns(columns)
+
+
+def pack_columns(columns: Sequence[Sequence[int]]) -> bytes:
+    """Packs columns one after the other as little-endian int64, compressed."""
+    packed = array("q")
     for column in columns:
         packed.extend(column)
-    assert len(packed) == len(rows) * len(COLUMNS)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    totals = [rows[-1][0], *map(sum, columns[1:])]
-    return json.dumps(totals), zlib.compress(packed.tobytes(), _LEVEL)
-
-
-def pack_times(times: Sequence[tuple[int, int]]) -> bytes:
-    """Packs pairs of times: all first ones, then all second ones, as little-endian int64, compressed."""
-    packed = array("q", (time for column in zip(*times, strict=True) for time in column))
     if sys.byteorder == "big":
         packed.byteswap()
     return zlib.compress(packed.tobytes(), _LEVEL)

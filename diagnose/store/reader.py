@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.core.errors import DiagnoseError
-from diagnose.core.ledger import COLUMNS
+from diagnose.core.ledger import COLUMNS, DEVICE_COLUMNS
 from diagnose.store.format import VERSION
 
 Frame = tuple[str, int, str]
@@ -36,6 +36,8 @@ class RankLog:
         path: The file.
         meta: What the rank said of itself.
         steps: int64 of shape `(steps, len(COLUMNS))`, in the order of `core.ledger.COLUMNS`.
+        device_steps: Likewise by the device's clock, in the order of `DEVICE_COLUMNS`, for each of the
+            steps; empty where there is no device. A step without a row there has holes.
         samples: First step of the bucket, slot, stack, nanoseconds. A stack is the frame of an installed
             package, or one without a file, then the user's frames, innermost first.
         sites: Kind, file, line, function, calls.
@@ -51,6 +53,9 @@ class RankLog:
     path: Path
     meta: dict[str, Any] = field(default_factory=dict)
     steps: npt.NDArray[np.int64]
+    device_steps: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.empty((0, len(DEVICE_COLUMNS)), dtype=np.int64)
+    )
     samples: list[tuple[int, int, tuple[Frame, ...], int]] = field(default_factory=list)
     sites: list[tuple[str, str, int, str, int]] = field(default_factory=list)
     events: list[tuple[int, int, str, dict[str, Any]]] = field(default_factory=list)
@@ -88,11 +93,13 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
             )
         stacks = dict(_rows(db, "SELECT id, frames FROM stacks", path, notes, _stack))
         meta = dict(_rows(db, "SELECT key, value FROM meta", path, notes, lambda k, v: (k, json.loads(v))))
+        # A scan is in the order of the integer primary key, the first step.
+        steps = _steps(_rows(db, "SELECT num_steps, columns FROM chunks", path, notes, _chunk))
         return RankLog(
             path=path,
             meta=meta | meta.pop("state", {}),
-            # A scan is in the order of the integer primary key, the first step.
-            steps=_steps(_rows(db, "SELECT num_steps, columns FROM chunks", path, notes, _chunk)),
+            steps=steps,
+            device_steps=_device_steps(db, path, notes, len(steps)),
             samples=_rows(
                 db,
                 "SELECT * FROM samples" if brief_from is None else _brief_samples(db, brief_from),
@@ -217,13 +224,39 @@ def _chunk(num_steps: int, blob: bytes) -> npt.NDArray[np.int64]:
     return np.frombuffer(zlib.decompress(blob), dtype="<i8").reshape(len(COLUMNS), num_steps)
 
 
+def _has_table(db: sqlite3.Connection, table: str, path: Path, notes: list[str]) -> bool:
+    """Files of before there was such a table have none, and miss nothing."""
+    return (table,) in _rows(db, "SELECT name FROM sqlite_master", path, notes)
+
+
 def _meetings(db: sqlite3.Connection, path: Path, notes: list[str]) -> npt.NDArray[np.int64]:
-    """Reads the meetings of the ranks; files of before there were any have no table of them."""
-    tables = _rows(db, "SELECT name FROM sqlite_master", path, notes)
-    if ("meetings",) not in tables:
+    if not _has_table(db, "meetings", path, notes):
         return np.empty((0, 2), dtype=np.int64)
     blobs = _rows(db, "SELECT times FROM meetings", path, notes, _times)  # in the order of its key
     return np.concatenate([*blobs, np.empty((0, 2), dtype=np.int64)])
+
+
+def _device_steps(
+    db: sqlite3.Connection, path: Path, notes: list[str], num_steps: int
+) -> npt.NDArray[np.int64]:
+    width = len(DEVICE_COLUMNS)
+    chunks: list[tuple[int, npt.NDArray[np.int64]]] = []
+    if _has_table(db, "device_chunks", path, notes):
+        query = "SELECT first_step, num_steps, columns FROM device_chunks"
+        chunks = _rows(db, query, path, notes, _device_chunk)
+    steps = np.zeros((num_steps if chunks else 0, width), dtype=np.int64)
+    steps[:, DEVICE_COLUMNS.index("holes")] = 1
+    for first, rows in chunks:
+        end = min(first + len(rows), num_steps)
+        steps[first:end] = rows[: max(0, end - first)]
+    return steps
+
+
+def _device_chunk(first: int, num_steps: int, blob: bytes) -> tuple[int, npt.NDArray[np.int64]]:
+    if first < 0:
+        raise ValueError(first)
+    flat: npt.NDArray[np.int64] = np.frombuffer(zlib.decompress(blob), dtype="<i8")
+    return int(first), flat.reshape(len(DEVICE_COLUMNS), num_steps).T
 
 
 def _times(blob: bytes) -> npt.NDArray[np.int64]:
@@ -234,4 +267,5 @@ def _times(blob: bytes) -> npt.NDArray[np.int64]:
 def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     # Column by column in memory, as chunks are and as every analysis goes through it.
     none = np.empty((len(COLUMNS), 0), dtype=np.int64)
-    return np.concatenate([none, *chunks], axis=1).T
+    columns: npt.NDArray[np.int64] = np.concatenate([none, *chunks], axis=1)
+    return columns.T

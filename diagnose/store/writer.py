@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diagnose.store.format import SCHEMA, VERSION, pack, pack_times
+from diagnose.store.format import SCHEMA, VERSION, pack, pack_columns
 
 LONGEST_WAIT_MS = 1000
 """So long the end of a script waits for somebody who reads the file; a look takes a hundredth of it."""
@@ -54,10 +54,17 @@ class Writer:
         self._db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (self._steps, len(rows), *pack(rows)))
         self._steps += len(rows)
 
+    def add_device_steps(self, first_step: int, rows: Sequence[tuple[int, ...]]) -> None:
+        """Adds steps by the device's clock, in the order of `core.ledger.DEVICE_COLUMNS`."""
+        if rows:
+            packed = pack_columns(list(zip(*rows, strict=True)))
+            self._db.execute("INSERT INTO device_chunks VALUES (?, ?, ?)", (first_step, len(rows), packed))
+
     def add_meetings(self, meetings: Sequence[tuple[int, int]]) -> None:
         """Appends backward passes: when this rank's gradients were there, and when those of all ranks."""
         if meetings:
-            self._db.execute("INSERT INTO meetings VALUES (?, ?)", (self._meetings, pack_times(meetings)))
+            packed = pack_columns(list(zip(*meetings, strict=True)))
+            self._db.execute("INSERT INTO meetings VALUES (?, ?)", (self._meetings, packed))
             self._meetings += len(meetings)
 
     def add_samples(self, first_step: int, samples: Iterable[tuple[int, Frames, int]]) -> None:

@@ -1,0 +1,80 @@
+"""A CUDA device, as `_device.Device` wants one. No GPU has run this yet."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+from diagnose.hooks._device import Event, Stream
+
+DRIVERS = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+
+RELAXED = 2
+"""`CU_STREAM_CAPTURE_MODE_RELAXED`."""
+
+
+class CudaDevice:
+    """One CUDA device, by torch's events.
+
+    Args:
+        index: Its number in this process.
+    """
+
+    def __init__(self, index: int) -> None:
+        from torch import cuda
+
+        self.index = index
+        self._cuda = cuda
+        # The classes that `cuda.Event` wraps: a step has a dozen of these calls, and each counts.
+        base: Any = cuda.Event.__mro__[1]
+        self.record = base.record
+        self.has_passed = base.query
+        self.ms_between = base.elapsed_time
+        self.is_capturing = cuda.is_current_stream_capturing
+
+    def current_stream(self) -> Stream:
+        """See `Device`."""
+        return self._cuda.current_stream(self.index)
+
+    def new_event(self) -> Event:
+        """See `Device`."""
+        return self._cuda.Event(enable_timing=True)
+
+    def begin_reading(self) -> None:
+        """See `Device`. While one thread captures a graph, CUDA lets no other ask for an event, and breaks
+        the capture if it does; unless that other thread has said that it knows what it does. Torch's own
+        threads say it in the same way, where Python cannot reach.
+
+        Raises:
+            OSError: If there is no such driver, or it refuses.
+        """
+        self._cuda.set_device(self.index)  # of this thread alone
+        mode = ctypes.c_int(RELAXED)
+        refused = _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        if refused:
+            raise OSError(f"cuThreadExchangeStreamCaptureMode: error {refused}")
+
+
+def cuda_in_use() -> bool:
+    """Whether this process has initialised CUDA; does not initialise it."""
+    torch: Any = sys.modules["torch"]
+    return bool(torch.cuda.is_initialized())
+
+
+def device_of(modules: list[Any]) -> CudaDevice | None:
+    """Returns the device that the first of these modules with parameters on one has them on, or `None`."""
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.is_cuda:
+                return CudaDevice(parameter.device.index)
+    return None
+
+
+def _driver() -> Any:
+    for name in DRIVERS:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            missing = error
+    raise missing

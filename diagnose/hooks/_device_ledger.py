@@ -1,0 +1,297 @@
+"""The ledger by the device's clock: an event where the training thread changes its slot, read when passed.
+
+An event takes its place in the main stream behind all that was launched before it. The device passes it
+when that is done, and not before it was recorded. So of two neighbours, the time between them by the
+device's clock is the time of what was launched between them, plus the time in which the device had nothing
+to do *while the host was between them*: work is charged where it was launched, idleness to what the host
+did meanwhile, and a backlog of the backward pass never to the wait for data in which it is worked off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from time import perf_counter_ns
+from typing import Any
+
+from diagnose.core.ledger import COUNTS
+from diagnose.hooks._device import Device, Event
+from diagnose.hooks._log import WIDTH, Log, Mark, Seen
+
+MAX_EVENTS = 16_384
+"""Half a second, the time between two looks, of a step each millisecond; made as they are needed."""
+
+MAX_WAITING = 8 * MAX_EVENTS
+"""Entries that wait to be read. The device has not passed an event for so long: it hangs, or the stream is
+one that nobody works through."""
+
+SHORTEST_NS = 4_000
+"""Torch launches nothing in less: of two changes of the slot with less between them, the second needs no
+event of its own. Recording the first takes half of it."""
+
+LOOK_AHEAD = 64
+"""Events on one stream are passed in order: if this one has been, so have all before it."""
+
+DRY_WINDOW_NS = 500_000_000
+"""Two oscillators run apart by up to some 50 us a second, so what has been seen of the offset of the clocks
+counts for so long, and half of that again."""
+
+NO_EVENT: Event = None
+NO_MODELS: Seen = {}
+Entry = int | Mark
+
+
+class DeviceLedger:
+    """Records events beside the entries of a log, and reads from them the same steps by the device's clock.
+
+    One thread records, the training thread, which makes this, too; one reads, the flusher's.
+
+    Args:
+        device: The device.
+        log: The host's log, which this diverts.
+        now_ns: The host's time. A step has just ended.
+        steps: How many have.
+        broke: Told which function an exception ended that is being handled.
+
+    Attributes:
+        events: Events recorded.
+        event_ns: What recording one takes, on average over the first ones.
+        on: Whether events are recorded. Nothing turns it on again.
+        gave_up: Why not, in words; empty where nothing went wrong.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        log: Log,
+        broke: Callable[[Callable[..., Any]], None],
+        *,
+        now_ns: int,
+        steps: int,
+    ) -> None:
+        self.events = 0
+        self.event_ns = 0.0
+        self.on = True
+        self.gave_up = ""
+        self._device = device
+        self._broke = broke
+        self._log = log
+        self._next = steps
+        self._waiting: deque[tuple[Entry, Event]] = deque()
+        self._ends: deque[Mark] = deque()
+        self._free: deque[Event] = deque()
+        self._times = Log()
+        self._dry = Log()
+        self._pairs: deque[tuple[Mark, Mark, Mark]] = deque()
+        self._reading = False
+        self._last: Event = NO_EVENT
+        self._last_ns = 0
+        self._now_ns = 0
+        self._dry_ns = 0
+        self._holes = 0
+        self._lag_ns = 0
+        self._offset = _Offset()
+        self._host = log.append, log.close
+        log.divert(self._recording(now_ns), self._close)
+
+    # -- the training thread
+
+    def _recording(self, begun_ns: int) -> Callable[[Entry], None]:
+        device, wait, free = self._device, self._waiting.append, self._free
+        record, is_capturing = device.record, device.is_capturing
+        keep = self._host[0]
+        stream = device.current_stream()
+        last, last_ns, made = device.new_event(), begun_ns, 1
+        begin: Mark = (begun_ns, 0, 0, 0, NO_MODELS, False)
+        record(last, stream)
+        wait((begin, last))
+        self._ends.append(begin)
+
+        def append(entry: Entry) -> None:
+            nonlocal stream, last, last_ns, made
+            keep(entry)
+            try:
+                event = NO_EVENT
+                if isinstance(entry, tuple):
+                    now_ns = entry[0]
+                    current = device.current_stream()
+                    if current != stream and not is_capturing():
+                        # Two streams have no common order: a hole between them, and on with the new one.
+                        wait((entry, NO_EVENT))
+                        stream, last = current, NO_EVENT
+                        return
+                else:
+                    now_ns = entry // WIDTH
+                if last is not NO_EVENT and now_ns - last_ns < SHORTEST_NS:
+                    event = last
+                elif is_capturing():
+                    last = NO_EVENT
+                else:
+                    if free:
+                        event = free.popleft()
+                    elif made < MAX_EVENTS:
+                        event = device.new_event()
+                        made += 1
+                    if event is not NO_EVENT:
+                        if self.events < LOOK_AHEAD:
+                            before_ns = perf_counter_ns()
+                            record(event, stream)
+                            took_ns = perf_counter_ns() - before_ns
+                            self.event_ns += (took_ns - self.event_ns) / (self.events + 1)
+                        else:
+                            record(event, stream)
+                        self.events += 1
+                        last_ns = now_ns
+                    last = event
+                wait((entry, event))
+                if len(self._waiting) > MAX_WAITING:
+                    self._give_up("the device has passed no event for too long")
+            except Exception:  # noqa: BLE001 (a hook meets the script, which goes on by the host's clock)
+                self._give_up("an event could not be recorded")
+                self._broke(append)
+
+        return append
+
+    def _close(self, mark: Mark) -> None:
+        self._host[1](mark)
+        self._ends.append(mark)
+
+    def _give_up(self, why: str) -> None:
+        self.gave_up = self.gave_up or why
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends the recording; any thread may call it. What was recorded can still be read."""
+        if self.on:
+            self.on = False
+            self._log.divert(*self._host)
+
+    # -- the flusher's thread
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what is known of the recording itself, for the run's metadata."""
+        return {"events": self.events, "event_ns": round(self.event_ns), "gave_up": self.gave_up}
+
+    def take_rows(self, at_most: int) -> tuple[int, list[tuple[int, ...]]]:
+        """Returns the next steps by the device's clock, and the number of the first of them.
+
+        A row is in the order of `core.ledger.DEVICE_COLUMNS`. Steps before the first row have none; from
+        then on each gets one when the device has passed its end.
+        """
+        try:
+            if not self._reading:
+                self._device.begin_reading()
+                self._reading = True
+            self._read()
+        except Exception:  # noqa: BLE001 (the script meets the driver's errors itself, and better)
+            self._give_up("the device's events could not be read")
+            self._waiting.clear()
+            self._broke(self.take_rows)
+        self._end_steps()
+        times, dry = self._times.take_rows(at_most), self._dry.take_rows(at_most)
+        self._times.meetings.clear()
+        self._dry.meetings.clear()
+        first, self._next = self._next, self._next + len(times)
+        counts = len(COUNTS)
+        return first, [
+            (row[1], row[3], *row[counts:], *idle[counts:]) for row, idle in zip(times, dry, strict=True)
+        ]
+
+    def _read(self) -> None:
+        waiting = self._waiting
+        known = 0  # so many entries at the left have been passed
+        while waiting:
+            entry, event = waiting[0]
+            if event is not NO_EVENT and event is not self._last and not known:
+                known = self._passed()
+                if not known:
+                    return
+            waiting.popleft()
+            known = max(0, known - 1)
+            self._charge(entry, event)
+
+    def _passed(self) -> int:
+        """How many of the waiting entries the device has passed for certain, at least."""
+        has_passed = self._device.has_passed
+        ahead = [event for _, event in islice(self._waiting, LOOK_AHEAD)]
+        if NO_EVENT not in ahead and has_passed(ahead[-1]):
+            return len(ahead)
+        return int(has_passed(ahead[0]))
+
+    def _charge(self, entry: Entry, event: Event) -> None:
+        mark = entry if isinstance(entry, tuple) else None
+        host_ns = mark[0] if mark is not None else entry // WIDTH  # type: ignore[operator]
+        last = self._last
+        dry_ns = 0
+        if event is NO_EVENT or last is NO_EVENT:
+            # Without both of its ends nothing is known of the time between: the step is the host's.
+            self._holes += 1
+            self._now_ns += max(0, host_ns - self._last_ns)
+            if event is not NO_EVENT:
+                self._offset.forget()
+        elif event is not last:
+            took_ns = max(0, round(1e6 * self._device.ms_between(last, event)))
+            self._now_ns += took_ns
+            # Idleness ends at the host's next change of the slot at the latest, and begins when the
+            # device has come to the one before.
+            dry_ns = min(took_ns, max(0, host_ns - self._last_ns - self._offset.lag_ns))
+        if event is not last:
+            if last is not NO_EVENT:
+                self._free.append(last)
+            self._last = event
+            if event is not NO_EVENT:
+                self._offset.see(host_ns, self._now_ns)
+        self._last_ns = host_ns
+        self._dry_ns += dry_ns
+        if mark is None:
+            code = entry % WIDTH  # type: ignore[operator]
+            self._times.append(self._now_ns * WIDTH + code)
+            self._dry.append(self._dry_ns * WIDTH + code)
+            return
+        self._lag_ns += self._offset.lag_ns
+        on_device = (self._now_ns, self._holes, 0, self._lag_ns, NO_MODELS, mark[5])
+        dry = (self._dry_ns, 0, 0, 0, NO_MODELS, mark[5])
+        self._times.append(on_device)
+        self._dry.append(dry)
+        self._pairs.append((mark, on_device, dry))
+
+    def _end_steps(self) -> None:
+        """Closes the marks that have been read and that end steps on the host."""
+        ends, pairs = self._ends, self._pairs
+        while ends and pairs:
+            mark, on_device, dry = pairs[0]
+            if mark is ends[0]:
+                self._times.close(on_device)
+                self._dry.close(dry)
+                ends.popleft()
+                pairs.popleft()
+            else:
+                pairs.popleft()  # marked, and not an end
+
+
+class _Offset:
+    """How far the device is behind the host.
+
+    Their clocks have no common zero, but no event is passed before it is recorded: the least difference
+    seen of late is that of an event which met a device with nothing to do. Where there was none, the lag is
+    larger than this says, by the same in all of the window.
+    """
+
+    def __init__(self) -> None:
+        self.lag_ns = 0
+        self._least_ns: list[int] = []
+        self._begun_ns = 0
+
+    def see(self, host_ns: int, device_ns: int) -> None:
+        """An event was recorded and passed at these times."""
+        apart_ns = device_ns - host_ns
+        if not self._least_ns or host_ns - self._begun_ns > DRY_WINDOW_NS // 2:
+            self._least_ns = [*self._least_ns[-2:], apart_ns]
+            self._begun_ns = host_ns
+        self._least_ns[-1] = min(self._least_ns[-1], apart_ns)
+        self.lag_ns = apart_ns - min(self._least_ns)
+
+    def forget(self) -> None:
+        """What was seen is of another count of the device's time."""
+        self._least_ns = []

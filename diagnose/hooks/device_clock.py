@@ -1,0 +1,67 @@
+"""The steps by the clock of the device that the model is on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from diagnose.hooks._cuda import cuda_in_use, device_of
+from diagnose.hooks._device import Device
+from diagnose.hooks._device_ledger import DeviceLedger
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook
+
+NAME = "device_clock"
+STOPPED = "The device's clock is not read any more"
+
+
+class DeviceClockHook(Hook):
+    """Records a CUDA event wherever the ledger changes its slot, once a model on a CUDA device has trained.
+
+    Looks for one after each of the first steps. On a build of torch without CUDA nothing is installed, and
+    as long as no model is on a device nothing is added to what an event of the loop costs.
+    """
+
+    requires = "torch.cuda"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        import torch
+
+        if not torch.backends.cuda.is_built():
+            yield
+            return
+        ledgers: list[DeviceLedger] = []  # for good: a forked child must not free its parent's events
+
+        def look() -> None:
+            if recorder.device is None and cuda_in_use():
+                models = [model for known in recorder.modules if (model := known()) is not None]
+                device = device_of(models)
+                if device is not None:
+                    ledgers.append(follow(recorder, device))
+
+        def tell() -> None:
+            if recorder.device is not None:
+                recorder.facts[NAME] = recorder.device.facts()
+                note = f"{STOPPED}: {recorder.device.gave_up}. Later steps are by the host's clock."
+                if recorder.device.gave_up and note not in recorder.notes:
+                    recorder.notes.append(note)
+
+        recorder.cared.append(look)
+        recorder.flushed.append(tell)
+        try:
+            yield
+        finally:
+            recorder.cared.remove(look)
+            recorder.flushed.remove(tell)
+            for ledger in ledgers:
+                ledger.stop()
+
+
+def follow(recorder: Recorder, device: Device) -> DeviceLedger:
+    """Begins to record events of a device, between two steps, on the training thread."""
+    recorder.device = DeviceLedger(
+        device, recorder.log, recorder.broke, now_ns=recorder.clock(), steps=recorder.steps
+    )
+    return recorder.device
