@@ -171,6 +171,23 @@ def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str
     assert recorder.facts["calls"]["batch_size"] == 2
 
 
+@pytest.mark.parametrize("dtype", ["", "bfloat16"])
+def test_the_type_that_autocast_computes_in_is_that_of_the_training_calls(dtype: str):
+    model = nn.Linear(4, 4)
+    recorder = Recorder()
+    recorder.model_appears(model)
+    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
+        for inspect in recorder.inspections:
+            inspect()
+        for _ in range(7):
+            with torch.autocast("cpu", enabled=bool(dtype)):
+                model(torch.randn(2, 4))
+            with torch.no_grad():
+                model(torch.randn(2, 4))
+            recorder.steps += 1
+    assert recorder.facts["calls"]["autocast_dtype"] == dtype
+
+
 @pytest.mark.parametrize("evaluated", ["a teacher", "the trained model", "a part of it"])
 def test_a_teacher_is_told_from_an_evaluation_of_the_trained_model(evaluated: str):
     model, teacher = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)

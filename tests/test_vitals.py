@@ -137,6 +137,36 @@ def test_threads_that_come_and_go_are_counted_once_each():
     assert [(thread.name, thread.cpus) for thread in found] == [("a", 0.3), ("b", 0.25)]
 
 
+def stat(*cores: tuple[int, int]) -> str:
+    """`/proc/stat` of some cores: their busy and idle ticks, half of the busy ones in the kernel."""
+    each = [(busy // 2, 0, busy - busy // 2, idle, 5, 0, 0, 0, 0, 0) for busy, idle in cores]
+    lines = ["cpu " + " ".join(map(str, map(sum, zip(*each, strict=True))))]
+    lines += [f"cpu{core} " + " ".join(map(str, ticks)) for core, ticks in enumerate(each)]
+    return "\n".join([*lines, "intr 123 4 5", "ctxt 6"])
+
+
+def test_a_single_full_core_is_seen_among_idle_ones(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    cores = vitals._Cores()
+    assert cores.read(stat((100, 100), (100, 100), (100, 100), (0, 0))) == {}
+    now = cores.read(stat((150, 100), (110, 140), (100, 150), (999, 0)))
+    assert now == {"busiest_core_share": 1.0, "full_cores": 1}, "the last one is not this process's to use"
+    assert cores.read(stat((150, 150), (135, 165), (100, 200), (999, 0)))["busiest_core_share"] == 0.5
+    assert cores.read(stat((150, 150), (135, 165), (100, 200), (999, 0))) == {}, "no tick has passed"
+
+
+def test_bytes_written_to_storage_are_read(tmp_path: Path):
+    before = vitals.read(threading.get_ident())
+    if "written_bytes" not in before:
+        pytest.skip("this container hides /proc/self/io")
+    with open(tmp_path / "file", "wb") as file:
+        file.write(b"x" * (1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+    written = vitals.read(threading.get_ident())["written_bytes"] - before["written_bytes"]
+    assert written >= 1 << 20 or not before["written_bytes"], "a file system in memory writes nothing"
+
+
 # -- quotas
 
 
