@@ -108,8 +108,15 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
     return replace(
         newest,
         trace=_with_lines(_trace(log.path.parent / newest.trace_file, newest.wall_ns), counted),
-        rates=read_rates(str(log.meta.get("device_name") or "cpu"), counted.dtype if counted else ""),
+        rates=read_rates(str(log.meta.get("device_name") or "cpu"), _products_of(log, counted)),
     )
+
+
+def _products_of(log: RankLog, counted: Counted | None) -> str:
+    """Returns the type that the rates of products are of: tensor cores may take float32 as another."""
+    dtype = counted.dtype if counted else ""
+    settings = (log.meta.get("facts") or {}).get("device") or {}
+    return "tf32" if dtype == "float32" and settings.get("tf32") else dtype
 
 
 def device_readings(window: DeepWindow | None) -> dict[str, Any]:

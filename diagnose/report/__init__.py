@@ -6,6 +6,7 @@ the end block of a run, the long text, markdown, HTML and JSON.
 
 from diagnose.report._calibration import calibration_json, calibration_text
 from diagnose.report._comparison import comparison_json, comparison_text
+from diagnose.report._doctor import doctor_json, doctor_text
 from diagnose.report._end_block import end_block
 from diagnose.report._fault_changes import FaultChanges
 from diagnose.report._html import to_html
@@ -25,6 +26,8 @@ __all__ = [
     "calibration_text",
     "comparison_json",
     "comparison_text",
+    "doctor_json",
+    "doctor_text",
     "end_block",
     "rule_pages",
     "rule_text",
