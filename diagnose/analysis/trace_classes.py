@@ -29,7 +29,7 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
     (
         C.MATRIX,
         r"(?<!fb)gemm|gemv|cutlass|xmma|_mma_|wgmma|s\d+cudnn|scudnn|hcudnn|cijk_|triton_tem|_mm_|\bdot_kernel"
-        r"|splitk|conv(?!ert)|winograd|fprop|dgrad|wgrad|implicit_|cublas|_mm$|mm_kernel|ck_tile",
+        r"|splitk|nvjet|conv(?!ert)|winograd|fprop|dgrad|wgrad|implicit_|cublas|_mm$|mm_kernel|ck_tile",
     ),
     (C.COPY, r"tonhwc|tonchw|nchwto|nhwcto|transpose|catarray|direct_copy|copy_kernel|copy_device|permute"),
     (C.NORM, r"norm|gammabeta|bn_(fw|bw)|\bbn_|_bn_|welford"),

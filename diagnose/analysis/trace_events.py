@@ -6,6 +6,7 @@ whole text nor the events as objects are ever there at once, and no layout of th
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import re
@@ -41,7 +42,7 @@ KIND_OF = {
 }
 
 PIECE = 1 << 22
-"""Characters read at a time: long enough that an event cut in two costs nothing."""
+"""Bytes read at a time: long enough that an event cut in two costs nothing."""
 
 MAX_HEADER = 1 << 24
 """Where no event has begun by then, it is no trace."""
@@ -141,6 +142,7 @@ class _Stream:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.device = ""
         self.num_events = 0
         self.damaged = False
@@ -171,7 +173,7 @@ class _Stream:
                 if isinstance(event, dict):
                     yield event
 
-    def _header(self, file: IO[str]) -> tuple[str, int]:
+    def _header(self, file: IO[bytes]) -> tuple[str, int]:
         """Returns the first piece of the text, and where in it the events begin."""
         text = ""
         while len(text) < MAX_HEADER:
@@ -193,16 +195,24 @@ class _Stream:
         except (ValueError, KeyError, IndexError, TypeError):
             self.device = ""
 
-    def _more(self, file: IO[str]) -> str:
-        try:
-            return file.read(PIECE)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if not self.num_events and isinstance(error, gzip.BadGzipFile):
-                raise DiagnoseError(f"{self._path.name}: cannot be unpacked: {error}.") from None
-            return ""
+    def _more(self, file: IO[bytes]) -> str:
+        """Returns the next piece of text; none at the end, also where a packed file ends too early."""
+        pieces: list[str] = []
+        missing = PIECE
+        while missing > 0:
+            try:
+                # Not `read`, which keeps nothing of what it has read when the file ends too early.
+                piece = file.read1(missing)  # type: ignore[attr-defined]
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                if not (pieces or self.num_events) and isinstance(error, gzip.BadGzipFile):
+                    raise DiagnoseError(f"{self._path.name}: cannot be unpacked: {error}.") from None
+                break
+            if not piece:
+                break
+            pieces.append(self._decoder.decode(piece))
+            missing -= len(piece)
+        return "".join(pieces)
 
 
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
+def _opened(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")

@@ -1,0 +1,300 @@
+"""Traces of torch's profiler, made by hand, with what they must say to the nanosecond."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnose.analysis import trace_events
+from diagnose.analysis.trace import read_trace
+from diagnose.analysis.trace_classes import (
+    changes_layout,
+    kernel_class,
+    operation_class,
+    uses_tensor_cores,
+    work_of,
+)
+from diagnose.core.deep_window import Hot, Sync, WorkClass
+from diagnose.core.errors import DiagnoseError
+
+C = WorkClass
+GEMM = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_tn"
+ADD = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, "
+    "at::native::(anonymous namespace)::launch()::{lambda(float)})"
+)
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def event(
+    category: str, name: str, start_us: float, took_us: float, *, on: Any = 1, call: int = -1
+) -> dict:
+    made = {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": on, "ts": start_us, "dur": took_us}
+    return made if call < 0 else {**made, "args": {"correlation": call}}
+
+
+def kernel(name: str, start_us: float, took_us: float, *, stream: int = 7, call: int = -1) -> dict:
+    return event("kernel", name, start_us, took_us, on=stream, call=call)
+
+
+def written(folder: Path, *events: dict, name: str = "t.json", **header: Any) -> Path:
+    text = json.dumps({"schemaVersion": 1, **header, "traceEvents": list(events), "traceName": "t"})
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+# -- kernels
+
+
+def test_busy_time_counts_an_instant_once_whatever_streams_run(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        kernel(GEMM, 0, 10),
+        kernel(ADD, 5, 10, stream=8),
+        kernel(ADD, 30, 5),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 34, 4, on=9),
+        deviceProperties=[{"name": "NVIDIA Any"}],
+    )
+    trace = read_trace(path)
+    assert trace.on_device and trace.device == "NVIDIA Any"
+    assert (trace.busy_ns, trace.compute_ns, trace.kernel_ns) == (23_000, 20_000, 25_000)
+    assert (trace.num_kernels, trace.kernels_span_ns, trace.tensor_core_ns) == (3, 38_000, 10_000)
+    assert [(each.work, each.count, each.total_ns) for each in trace.classes] == [
+        (C.ELEMENTWISE, 2, 15_000),
+        (C.MATRIX, 1, 10_000),
+        (C.COPY, 1, 4_000),
+    ]
+    assert trace.top[1] == Hot(name=GEMM, work=C.MATRIX, count=1, total_ns=10_000, tensor_core=True)
+
+
+def test_communication_is_exposed_where_nothing_computes(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(
+            tmp_path,
+            kernel(GEMM, 0, 10),
+            kernel(NCCL, 5, 20, stream=20),
+            kernel(GEMM, 12, 3),
+            kernel(NCCL, 40, 2, stream=20),
+            event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 16, 2),
+        )
+    )
+    assert trace.communication_ns == 22_000
+    assert trace.exposed_ns == 14_000, "10 to 12, 15 to 25, 40 to 42: a copy hides none of it"
+
+
+def test_launch_bound_is_an_idle_device_while_the_host_works_and_does_not_wait(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(
+            tmp_path,
+            kernel(GEMM, 10, 10, call=1),  # idle from 20 to 60
+            kernel(ADD, 60, 10, call=2),
+            event("cuda_runtime", "cudaLaunchKernel", 8, 2, call=1),
+            event("cpu_op", "aten::item", 15, 20),
+            event("cuda_runtime", "cudaStreamSynchronize", 16, 14),  # until 30
+            event("cpu_op", "aten::add", 50, 20),
+            event("cuda_runtime", "cudaLaunchKernel", 55, 4, call=2),
+        )
+    )
+    assert trace.num_launches == 2
+    assert trace.launch_bound_ns == 15_000, "30 to 35 in item, 50 to 60 in add; 35 to 50 is the script's"
+    assert trace.sync_ns == 14_000
+    assert trace.syncs == (Sync(what="cudaStreamSynchronize in aten::item", count=1, blocked_ns=14_000),)
+
+
+def test_without_the_hosts_side_nothing_is_said_of_launches(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, kernel(GEMM, 0, 10), kernel(GEMM, 20, 10)))
+    assert trace.launch_bound_ns is None and trace.num_launches is None
+
+
+def test_kernels_launched_inside_the_optimizers_step_are_its_own_but_for_products(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(
+            tmp_path,
+            event("user_annotation", "Optimizer.step#AdamW.step", 10, 10),
+            event("cuda_runtime", "cudaLaunchKernel", 5, 1, call=1),
+            event("cuda_runtime", "cudaLaunchKernel", 12, 1, call=2),
+            event("cuda_runtime", "cudaLaunchKernel", 14, 1, call=3),
+            kernel(ADD, 30, 3, call=1),
+            kernel(ADD, 33, 5, call=2),
+            kernel(GEMM, 38, 7, call=3),
+        )
+    )
+    assert {each.work: each.total_ns for each in trace.classes} == {
+        C.ELEMENTWISE: 3_000,
+        C.OPTIMIZER: 5_000,
+        C.MATRIX: 7_000,
+    }
+
+
+# -- operations of a CPU
+
+
+def test_an_operation_has_the_time_of_none_inside_it(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(
+            tmp_path,
+            event("cpu_op", "aten::linear", 0, 100),
+            event("cpu_op", "aten::addmm", 10, 80),
+            event("cpu_op", "aten::copy_", 20, 5),
+            event("cpu_op", "aten::addmm", 50, 10, on=2),  # another thread's
+            event("user_annotation", "Optimizer.step#SGD.step", 100, 10),
+            event("cpu_op", "aten::add_", 101, 4),
+        )
+    )
+    assert not trace.on_device and trace.busy_ns == 0 and trace.launch_bound_ns is None
+    assert {each.work: each.total_ns for each in trace.classes} == {
+        C.MATRIX: 105_000,
+        C.COPY: 5_000,
+        C.OPTIMIZER: 4_000,
+    }
+    assert trace.top[0].name == "aten::addmm" and trace.top[0].total_ns == 85_000
+
+
+# -- files
+
+
+def test_a_packed_trace_says_the_same_and_names_are_any_text(tmp_path: Path) -> None:
+    events = (kernel('カーネル<\u2028>"\\', 0, 1.25), kernel(ADD, 4_433_276_676_525.222, 0.001))
+    plain, packed = (read_trace(written(tmp_path, *events, name=name)) for name in ("a.json", "a.json.gz"))
+    assert plain == packed
+    assert plain.top[0].name == 'カーネル<\u2028>"\\' and plain.kernel_ns == 1_251
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_a_trace_that_ends_in_the_middle_is_read_as_far_as_it_goes(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, *(kernel(GEMM, 10 * index, 4) for index in range(2000)), name=name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    trace = read_trace(path)
+    assert trace.damaged and 100 < trace.num_kernels < 2000
+    assert trace.busy_ns == 4_000 * trace.num_kernels
+
+
+def test_pieces_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, *(kernel("ö" * 9, 10 * index, 4) for index in range(40)))
+    whole = read_trace(path)
+    for piece in (7, 64, 193):
+        monkeypatch.setattr(trace_events, "PIECE", piece)
+        assert read_trace(path) == whole
+
+
+def test_a_bare_list_of_events_is_a_trace_too_and_odd_ones_are_left_out(tmp_path: Path) -> None:
+    odd = [
+        {"ph": "M", "name": "process_name"},
+        {"ph": "X", "cat": "kernel", "name": GEMM},
+        {"ph": "X", "cat": "kernel", "name": GEMM, "ts": "soon", "dur": 1},
+        {"ph": "X", "cat": "kernel", "name": GEMM, "ts": 1, "dur": -1},
+        {"ph": "X", "cat": "kernel", "name": GEMM, "ts": 1, "dur": float("nan")},
+        {"ph": "X", "cat": 5, "name": None, "ts": 1, "dur": 1, "args": []},
+        7,
+        kernel(GEMM, 3, 2),
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(odd))
+    trace = read_trace(path)
+    assert trace.num_kernels == 1 and trace.busy_ns == 2_000 and not trace.damaged
+
+
+def test_a_trace_without_events_says_nothing(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path))
+    assert (trace.span_ns, trace.classes, trace.damaged) == (0, (), False)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"a": 1}', "\0\0", "hello"])
+def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(DiagnoseError, match=r"x\.json: no trace"):
+        read_trace(path)
+
+
+def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json.gz"
+    path.write_text("{}")
+    with pytest.raises(DiagnoseError, match="unpacked"):
+        read_trace(path)
+
+
+def test_events_after_the_end_are_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, kernel(GEMM, 0, 4), kernel(GEMM, 10, 4), kernel(GEMM, 20, 4))
+    assert read_trace(path, until_ns=20_000).num_kernels == 2
+
+
+def test_steps_that_the_trace_marks_are_counted_once(tmp_path: Path) -> None:
+    marks = [event("user_annotation", f"ProfilerStep#{index // 2}", 10 * index, 5) for index in range(6)]
+    assert read_trace(written(tmp_path, kernel(GEMM, 0, 1), *marks)).num_steps == 3
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    "name, work, tensor_cores",
+    [
+        (GEMM, C.MATRIX, True),
+        ("volta_sgemm_128x64_nn", C.MATRIX, False),
+        (
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8>",
+            C.MATRIX,
+            True,
+        ),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", C.MATRIX, True),
+        ("nvjet_tst_192x192_64x4_2x1_v_bz_coopA_TNN", C.MATRIX, True),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw", C.MATRIX, True),
+        ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", C.MATRIX, True),
+        ("triton_tem_fused_addmm_relu_3", C.MATRIX, False),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", C.ATTENTION, True),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", C.ATTENTION, True),
+        ("triton_poi_fused_add_cos_sin_0", C.ELEMENTWISE, False),
+        ("triton_red_fused_native_layer_norm_1", C.NORM, False),
+        ("triton_per_fused_sum_2", C.REDUCTION, False),
+        (ADD, C.ELEMENTWISE, False),
+        ("void at::native::(anonymous namespace)::softmax_warp_forward<float>", C.REDUCTION, False),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>", C.NORM, False),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>", C.NORM, False),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>",
+            C.OPTIMIZER,
+            False,
+        ),
+        ("update", C.OPTIMIZER, False),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>", C.COPY, False),
+        ("Memcpy DtoH (Device -> Pageable)", C.COPY, False),
+        (NCCL, C.COLLECTIVE, False),
+        ("void fbgemm_gpu::_FP8rowwise_to_float_cuda_kernel<float>", C.OTHER, False),
+    ],
+)
+def test_a_kernel_is_known_by_its_name(name: str, work: WorkClass, tensor_cores: bool) -> None:
+    assert (kernel_class(name), uses_tensor_cores(name)) == (work, tensor_cores)
+
+
+@pytest.mark.parametrize(
+    "name, work",
+    [
+        ("aten::mm", C.MATRIX),
+        ("aten::convolution_backward", C.MATRIX),
+        ("aten::scaled_dot_product_attention", C.ATTENTION),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", C.ATTENTION),
+        ("aten::native_layer_norm_backward", C.NORM),
+        ("aten::_softmax", C.REDUCTION),
+        ("aten::add_", C.ELEMENTWISE),
+        ("aten::_fused_adamw_", C.OPTIMIZER),
+        ("aten::_local_scalar_dense", C.COPY),
+        ("c10d::allreduce_", C.COLLECTIVE),
+        ("gloo:all_reduce", C.COLLECTIVE),
+        ("aten::view", C.OTHER),
+    ],
+)
+def test_an_operation_is_known_by_its_name(name: str, work: WorkClass) -> None:
+    assert operation_class(name) == work
+
+
+def test_inside_an_optimizer_all_but_products_and_copies_is_the_optimizers() -> None:
+    assert work_of("aten::add_", True) == work_of("aten::view", True) == C.OPTIMIZER
+    assert (work_of("aten::mm", True), work_of("aten::copy_", True)) == (C.MATRIX, C.COPY)
+    assert changes_layout("void cudnn::ops::nhwcToNchwKernel<float>") and not changes_layout(GEMM)
