@@ -1,9 +1,9 @@
 """Fused CUDA optimizer kernels; imported as `diagnose.kernels`.
 
 `swap(optimizer)` lets kernels step a live optimizer of torch's, `unswap` takes them away again, `support`
-says in words why they cannot. `Adam`, `AdamW`, `AdamW8bit`, `SGD`, `Lion` and `Lamb` are optimizers that
-kernels step from the start. `info()` tells what was compiled. Importing this compiles nothing and does not
-import torch.
+says in words why they cannot. `Adam`, `AdamW`, `AdamW8bit`, `MasterAdamW`, `SGD`, `Lion` and `Lamb` are
+optimizers that kernels step from the start. `info()` tells what was compiled. Importing this compiles
+nothing and does not import torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _HOME = {
     "CannotSwap": "_swap",
     "Lamb": "_optimizers",
     "Lion": "_optimizers",
+    "MasterAdamW": "_optimizer_master",
     "SGD": "_optimizers",
     "info": "_info",
     "support": "_swap",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diagnose.kernels._masters import has_master
 from diagnose.kernels._structs import Group, GroupFlag
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -25,6 +26,7 @@ class Algorithm:
         moment_dtype: Type of the first two moments, if it is not the parameter's.
         block_elements: If not 0, the third and fourth moment hold a number in fp32 for so many elements of
             a parameter each.
+        master: Name of the state that holds a parameter of 16 bits in fp32; empty if there is none.
     """
 
     stem: str
@@ -35,6 +37,12 @@ class Algorithm:
     starts_from_gradient: bool = False
     moment_dtype: torch.dtype | None = None
     block_elements: int = 0
+    master: str = ""
+
+    def held(self, group: Mapping[str, Any], param: torch.Tensor) -> tuple[str, ...]:
+        """The names of all states of a parameter that its row points to: moments, then the master."""
+        own = (self.master,) if self.master and has_master(param) else ()
+        return self.moments(group) + own
 
     def make(self, place: int, param: torch.Tensor) -> torch.Tensor:
         """The moment at a place of `moments`, of a parameter before its first step."""
@@ -137,6 +145,15 @@ ADAMW_8BIT = Algorithm(
     group=_adamw_group,
     moment_dtype=torch.uint8,
     block_elements=256,
+)
+
+ADAMW_MASTER = Algorithm(
+    stem="adamw",
+    entries=("adamw",),
+    moments=_adam_moments,
+    group=_adamw_group,
+    moment_dtype=torch.float32,
+    master="master_param",
 )
 
 LAMB = Algorithm(

@@ -13,6 +13,7 @@ import torch
 from diagnose.kernels._algorithms import Algorithm
 from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import fits
+from diagnose.kernels._masters import COPY_FLAGS, take_over
 from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
 from diagnose.kernels._table import Table
 from torch.autograd.graph import increment_version
@@ -38,6 +39,7 @@ class Member:
         state: Its entry in the optimizer's state.
         moments: The tensors of the state that the kernel updates, by name.
         alike: Those of them that hold an element for each of the parameter's.
+        master: That of them which is stepped in place of the parameter, the last one; `None` if none is.
         grad_dtype: The type that its gradients have.
         shape: Its shape, which its gradients have.
         stride: Its strides; a gradient with others may still fit.
@@ -49,22 +51,26 @@ class Member:
     state: dict[str, Any]
     moments: Mapping[str, torch.Tensor]
     alike: Sequence[torch.Tensor]
+    master: torch.Tensor | None
     grad_dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
 
     def row(self) -> Row:
         """What the kernel reads of it."""
-        dtype = self.param.dtype
-        state_dtype = _state_dtype(dtype, self.alike)
-        addresses = [moment.data_ptr() for moment in self.moments.values()]
-        return Row(
-            p=self.param.data_ptr(),
+        stepped = self.param if self.master is None else self.master
+        state_dtype = _state_dtype(stepped.dtype, self.alike)
+        moments = [moment for moment in self.moments.values() if moment is not self.master]
+        row = Row(
+            p=stepped.data_ptr(),
             count=self.param.numel(),
             group=self.group,
-            pair=PAIRS[dtype, self.grad_dtype, state_dtype],
-            **dict(zip(_ROW_STATES, addresses, strict=False)),
+            pair=PAIRS[stepped.dtype, self.grad_dtype, state_dtype],
+            **dict(zip(_ROW_STATES, map(torch.Tensor.data_ptr, moments), strict=False)),
         )
+        if self.master is not None:
+            row.copy, row.flags = self.param.data_ptr(), COPY_FLAGS[self.param.dtype]
+        return row
 
     def takes(self, grad: torch.Tensor) -> bool:
         """Whether the row can be updated with this gradient."""
@@ -126,6 +132,9 @@ class Lineup:
         self._algorithm = algorithm
         flags = GroupFlag(reduce(or_, (group.flags for group in groups)))
         features = [feature for flag, feature in _FEATURES.items() if flag in flags]
+        self._masters = [member for member in members if member.master is not None]
+        self._versions = [-1] * len(self._masters)
+        features += [Feature.COPY] if self._masters else []
         self._defines = {
             "PAIRS": reduce(or_, (1 << row.pair for row in rows)),
             "FEATURES": int(reduce(or_, features, Feature(0))),
@@ -211,6 +220,8 @@ class Lineup:
         """
         if not self._updated:
             return
+        if self._masters:
+            self._follow_parameters()
         self.table.point_to(self._grads)
         self.table.set_groups(groups)
         if grad_scale is not None and unscale_in_memory:
@@ -226,6 +237,13 @@ class Lineup:
                 clip_coef=clip_coef,
             )
         increment_version(self._updated)
+        self._versions = [member.param._version for member in self._masters]
+
+    def _follow_parameters(self) -> None:
+        """Lets masters follow parameters that someone else has written since the last step."""
+        for member, version in zip(self._masters, self._versions, strict=True):
+            if member.master is not None and member.param._version != version:
+                take_over(member.master, member.param)
 
     def _addresses_if_all_fit(self, grads: Sequence[Any]) -> list[int] | None:
         """Where the gradients are, if each fits as the quick look tells that most do: a slower one may find

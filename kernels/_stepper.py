@@ -12,6 +12,7 @@ import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
 from diagnose.kernels._layout import disjoint
 from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
+from diagnose.kernels._masters import made_from
 from diagnose.kernels._structs import Group, GroupFlag
 from torch.optim import Optimizer
 
@@ -159,7 +160,7 @@ class Stepper:
             reason = why_misfit(param, like, self._moments(groups[number], param))
             if not reason and grad is not None:
                 self._create(groups[number], param)
-            names = self._algorithm.moments(groups[number])
+            names = self._algorithm.held(groups[number], param)
             moments = {name: state[param].get(name) for name in names}
             if reason or not all(isinstance(moment, torch.Tensor) for moment in moments.values()):
                 self.left.append(reason or "a parameter's state lacks what its group asks for")
@@ -172,6 +173,7 @@ class Stepper:
                     state=state.get(param, {}),
                     moments=moments,
                     alike=self._algorithm.alike(list(moments.values())),
+                    master=moments.get(self._algorithm.master),
                     grad_dtype=like.dtype,
                     shape=param.shape,
                     stride=param.stride(),
@@ -240,6 +242,8 @@ class Stepper:
             if state.get(name) is None:
                 state[name] = self._algorithm.make(place, param)
                 self._unbegun.add(id(state))
+        if self._algorithm.master in self._algorithm.held(group, param):
+            state[self._algorithm.master] = made_from(param)
 
     def _adopt(self, lineup: Lineup) -> None:
         """Hands the counts of steps to the table; views of it take their place."""
@@ -294,7 +298,7 @@ class Stepper:
 
     def _moments(self, group: Mapping[str, Any], param: torch.Tensor) -> Sequence[torch.Tensor]:
         state = self._optimizer.state.get(param, {})
-        found = [state.get(name) for name in self._algorithm.moments(group)]
+        found = [state.get(name) for name in self._algorithm.held(group, param)]
         return self._algorithm.alike([moment for moment in found if isinstance(moment, torch.Tensor)])
 
     def _structs(self, place: torch.device) -> list[Group]:

@@ -213,6 +213,7 @@ def test_the_package_gives_away_what_it_promises() -> None:
         "Adam",
         "AdamW",
         "AdamW8bit",
+        "MasterAdamW",
         "SGD",
         "Lion",
         "Lamb",
