@@ -131,7 +131,7 @@ def main() -> None:
 def recorded(root: Path) -> RankLog:
     """Records a short real run of two ranks; returns the first's records."""
     command = [sys.executable, "-m", "diagnose", "run", "--quiet", "--run-dir", str(root), "--name", "real"]
-    subprocess.run([*command, "--nproc-per-node", "2", str(JOB), "--steps", "60"], check=True)
+    subprocess.run([*command, "--nproc-per-node", "2", str(JOB), "--steps", "200"], check=True)
     return read_rank(root / "real" / "rank0.sqlite")
 
 

@@ -12,7 +12,7 @@ from diagnose.analysis.imbalance import imbalance_of
 from diagnose.analysis.profile import load_profile
 from diagnose.analysis.rank_summary import Window
 from diagnose.analysis.reduction import reduce_logs
-from diagnose.analysis.roles import Sources
+from diagnose.analysis.script import Script
 from diagnose.core.graph import Graph, Work
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import Imbalance
@@ -100,7 +100,7 @@ def log(rank: int, tokens_S: np.ndarray, forward_S: np.ndarray) -> RankLog:
 
 
 def imbalance(*logs: RankLog, warmup: int) -> Imbalance | None:
-    reduced = reduce_logs(enumerate(logs), Window(warmup=warmup), Sources())
+    reduced = reduce_logs(enumerate(logs), Window(warmup=warmup), Script())
     assert reduced.across is not None
     return imbalance_of(reduced.across, {place: one.rank for place, one in reduced.ranks.items()})
 

@@ -74,7 +74,7 @@ def source_lines(
 
 
 def standing_ns(
-    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, sources: Sources
+    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, idioms: Idioms
 ) -> float:
     """Returns nanoseconds of the mean step in lines that only wait, in the loop and for nothing else.
 
@@ -83,11 +83,10 @@ def standing_ns(
         rows: Its measured steps.
         warmup: Leading steps whose samples are left out.
         roles: Tells what a line between hooks serves.
-        sources: Where the text of a line is read.
+        idioms: Tells what a line is there for.
     """
     sampled: dict[int, float] = defaultdict(float)
     standing: dict[int, float] = defaultdict(float)
-    idioms = Idioms(sources)
     for slot, (_, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
         if slot >= FIRST_GAP and stack and WAIT in idioms.of_line(*stack[0][:2]):

@@ -28,6 +28,7 @@ from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.run_info import notes_of, overhead_of, run_info
+from diagnose.analysis.script import Script
 from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.spans import part_of
@@ -72,7 +73,7 @@ def analysed(run: Path, *, first_step: int | None = None) -> tuple[Profile, dict
     """
     manifest, notes = _manifest(run), []
     files = list(enumerate(rank_files(run)))
-    sources = Sources()
+    script = Script()
     with _reducers(files) as pool:
         first: RankLog | None = None
         while files and first is None:
@@ -83,10 +84,10 @@ def analysed(run: Path, *, first_step: int | None = None) -> tuple[Profile, dict
         if first is None:
             return _without_steps(manifest, [*notes, *_lost(run)]), {}
         window = window_of(manifest, first, first_step, len(files) + 1)
-        reduced = reduce_logs([(place, first)], window, sources)
-        reduced.fold(pool.reduce(files, window) if pool else reduce_files(files, window, sources))
+        reduced = reduce_logs([(place, first)], window, script)
+        reduced.fold(pool.reduce(files, window) if pool else reduce_files(files, window, script))
     notes += [note for place in sorted(reduced.damage) for note in reduced.damage[place]]
-    profile = composed(manifest, first, window, reduced, sources, [*notes, *_lost(run)])
+    profile = composed(manifest, first, window, reduced, script, [*notes, *_lost(run)])
     return profile, {rank.file: rank.gap_parts for rank in reduced.ranks.values()}
 
 
@@ -143,11 +144,9 @@ def profile_of(
     """Analyses what `read_logs` returned; `first_step` as in `load_profile`."""
     if not logs:
         return _without_steps(manifest, notes)
-    sources = Sources()
+    script = Script()
     window = window_of(manifest, logs[0], first_step, len(logs))
-    return composed(
-        manifest, logs[0], window, reduce_logs(enumerate(logs), window, sources), sources, notes
-    )
+    return composed(manifest, logs[0], window, reduce_logs(enumerate(logs), window, script), script, notes)
 
 
 def window_of(manifest: Mapping[str, Any], log: RankLog, first_step: int | None, num_ranks: int) -> Window:
@@ -175,7 +174,7 @@ def composed(
     whole: RankLog,
     window: Window,
     reduced: Reduced,
-    sources: Sources,
+    script: Script,
     notes: Iterable[str],
 ) -> Profile:
     """Puts the first rank's records and the summaries of all ranks together.
@@ -185,7 +184,7 @@ def composed(
         whole: The first rank's records.
         window: The steps that are looked at.
         reduced: All ranks, the first included.
-        sources: Where the text of a line is read.
+        script: What its source says.
         notes: What could not be read.
     """
     across = reduced.across
@@ -198,7 +197,7 @@ def composed(
     main = window.of(whole)
     warmup = window.warmup
     rows = main.steps[warmup:]
-    roles = Roles(main.sites, sources, main.samples)
+    sources, roles = script.sources, script.roles(main)
     parts = ranks[0].gap_parts
     stats = _step_stats(whole, main, warmup)
     failed = info.error is not None or info.signal is not None or info.exit_code not in (0, None)

@@ -18,7 +18,7 @@ from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import standing_ns
 from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.program import ddp_of
-from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.script import Script
 from diagnose.analysis.signals import host_stats
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import GapParts, divided
@@ -94,14 +94,14 @@ class RankSummary:
     events: Mapping[str, int] = field(default_factory=dict)
 
 
-def summarize(log: RankLog, place: int, window: Window, sources: Sources) -> tuple[RankSummary, Across]:
+def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple[RankSummary, Across]:
     """Summarizes one rank.
 
     Args:
         log: Its records.
         place: Its place among all ranks of the run.
         window: The steps to look at.
-        sources: Where the text of a line is read; shared by the ranks, which run the same script.
+        script: What its source says.
 
     Returns:
         Its figures, and what becomes comparisons with other ranks.
@@ -109,7 +109,7 @@ def summarize(log: RankLog, place: int, window: Window, sources: Sources) -> tup
     log = window.of(log)
     warmup = min(window.warmup, len(log.steps))
     rows = log.steps[warmup:]
-    roles = Roles(log.sites, sources, log.samples)
+    roles = script.roles(log)
     parts = split_gaps(log, window.warmup, roles)
     series = divided(rows, parts)
     meta = log.meta
@@ -125,7 +125,7 @@ def summarize(log: RankLog, place: int, window: Window, sources: Sources) -> tup
         phase_time_ns={
             phase: float(times.mean()) if len(times) else 0.0 for phase, times in series.items()
         },
-        standing_ns=standing_ns(log, rows, window.warmup, roles, sources),
+        standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),
         gap_parts=parts,

@@ -22,7 +22,7 @@ from typing import Any
 import diagnose
 from diagnose.analysis.rank_summary import Window
 from diagnose.analysis.reduction import Reduced, reduce_files
-from diagnose.analysis.roles import Sources
+from diagnose.analysis.script import Script
 from diagnose.core.errors import DiagnoseError
 
 BLOCK = 16
@@ -81,7 +81,7 @@ def reducers(num_files: int) -> Iterator[Reducers]:
 def serve() -> None:
     """Answers the process that started this one until it goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is that process's
-    sources = Sources()
+    script = Script()
     while True:
         try:
             block, window = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this)
@@ -89,7 +89,7 @@ def serve() -> None:
             return
         answer: Reduced | DiagnoseError
         try:
-            answer = reduce_files(block, window, sources)
+            answer = reduce_files(block, window, script)
         except DiagnoseError as error:
             answer = error
         with contextlib.suppress(BrokenPipeError):
@@ -107,7 +107,7 @@ def _drain(process: Process, blocks: SimpleQueue[Block], window: Window) -> Redu
             return reduced
         answer = _answer(process, block, window)
         if answer is None:
-            answer = reduce_files(block, window, Sources())
+            answer = reduce_files(block, window, Script())
         if isinstance(answer, DiagnoseError):
             raise answer
         reduced.fold(answer)

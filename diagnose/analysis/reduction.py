@@ -10,7 +10,7 @@ from pathlib import Path
 from diagnose.analysis.across import Across
 from diagnose.analysis.device_ledger import by_device_clock
 from diagnose.analysis.rank_summary import RankSummary, Window, summarize
-from diagnose.analysis.roles import Sources
+from diagnose.analysis.script import Script
 from diagnose.store.reader import RankLog, read_rank
 
 
@@ -28,10 +28,10 @@ class Reduced:
     across: Across | None = None
     damage: dict[int, list[str]] = field(default_factory=dict)
 
-    def add(self, place: int, log: RankLog, window: Window, sources: Sources) -> None:
+    def add(self, place: int, log: RankLog, window: Window, script: Script) -> None:
         """Takes a rank in that is not there yet."""
         if len(log.steps):
-            summary, across = summarize(log, place, window, sources)
+            summary, across = summarize(log, place, window, script)
             self.fold(Reduced(ranks={place: summary}, across=across))
 
     def fold(self, other: Reduced) -> None:
@@ -44,15 +44,15 @@ class Reduced:
             self.across.fold(other.across)
 
 
-def reduce_logs(logs: Iterable[tuple[int, RankLog]], window: Window, sources: Sources) -> Reduced:
+def reduce_logs(logs: Iterable[tuple[int, RankLog]], window: Window, script: Script) -> Reduced:
     """Summarizes ranks, each given with its place."""
     reduced = Reduced()
     for place, log in logs:
-        reduced.add(place, log, window, sources)
+        reduced.add(place, log, window, script)
     return reduced
 
 
-def reduce_files(files: Iterable[tuple[int, Path]], window: Window, sources: Sources) -> Reduced:
+def reduce_files(files: Iterable[tuple[int, Path]], window: Window, script: Script) -> Reduced:
     """Reads and summarizes ranks one after the other, each given with its place.
 
     Raises:
@@ -64,7 +64,7 @@ def reduce_files(files: Iterable[tuple[int, Path]], window: Window, sources: Sou
         if damage:
             reduced.damage[place] = damage
         if log is not None:
-            reduced.add(place, log, window, sources)
+            reduced.add(place, log, window, script)
     return reduced
 
 

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
@@ -113,6 +114,15 @@ class Roles:
                     self._anchored.update((file, line) for line in _header_lines(statement))
                 for line, phase in _slice(statements, found).items():
                     self._roles[file, line] = phase
+
+
+def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same."""
+    straight: dict[tuple[str, int], set[str]] = {}
+    for kind, file, line, _, _ in sites:
+        straight.setdefault((file, line), set()).add(kind)
+    kinds = frozenset((line, kind) for line, kinds in straight.items() for kind in kinds)
+    return kinds, frozenset(_callers(straight, samples))
 
 
 def _callers(

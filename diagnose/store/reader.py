@@ -199,11 +199,11 @@ def _brief_samples(db: sqlite3.Connection, first_step: int) -> str:
 
 def _brief_vitals(db: sqlite3.Connection, first_step: int) -> str:
     """Returns the query for the first reading from a step on, the last, and some between them."""
-    ends = f"SELECT min(time_ns), max(time_ns) FROM vitals WHERE step >= {first_step}"
-    first = last = None
-    with contextlib.suppress(*DAMAGE):
-        first, last = db.execute(ends).fetchone()
-    if first is None or last is None:
+    begin = f"SELECT time_ns FROM vitals WHERE step >= {first_step} ORDER BY time_ns LIMIT 1"
+    try:
+        ((first,),) = db.execute(begin).fetchall()
+        ((last,),) = db.execute("SELECT max(time_ns) FROM vitals").fetchall()
+    except (ValueError, *DAMAGE):  # none that late, or none that can be read
         return "SELECT * FROM vitals LIMIT 0"
     spread = (first + part * (last - first) // BRIEF_VITALS for part in range(BRIEF_VITALS + 1))
     nearest = "(SELECT min(time_ns) FROM vitals WHERE time_ns >= {})"
@@ -267,5 +267,5 @@ def _times(blob: bytes) -> npt.NDArray[np.int64]:
 def _steps(chunks: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     # Column by column in memory, as chunks are and as every analysis goes through it.
     none = np.empty((len(COLUMNS), 0), dtype=np.int64)
-    columns: npt.NDArray[np.int64] = np.concatenate([none, *chunks], axis=1)
-    return columns.T
+    steps: npt.NDArray[np.int64] = np.concatenate([none, *chunks], axis=1).T
+    return steps

@@ -106,9 +106,13 @@ class Look:
         return self._read(query, (step, limit), _chunk)
 
     def chunks_before(self, step: int, limit: int = MAX_CHUNKS) -> list[Chunk]:
-        """Returns chunks that begin before this step, newest first."""
+        """Returns chunks of steps before this one, newest first.
+
+        One that goes on beyond it has been merged of others since; what follows has been read in them.
+        """
         query = "SELECT * FROM chunks WHERE first_step < ? ORDER BY first_step DESC LIMIT ?"
-        return self._read(query, (step, limit), _chunk)
+        chunks: list[Chunk] = self._read(query, (step, limit), _chunk)
+        return [chunk for chunk in chunks if chunk.first + chunk.num_steps <= step]
 
     def begin_of(self, step: int) -> int:
         """Returns the first step of the chunk that holds this one."""

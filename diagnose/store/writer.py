@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from diagnose.core.ledger import COLUMNS, DEVICE_COLUMNS
 from diagnose.store.format import SCHEMA, VERSION, pack, pack_columns
+from diagnose.store.merging import Merging
+
+BUCKETS = 64
+"""A bucket of sampled stacks spans this part of the steps before it, which is less than a look at any part
+of a run can tell from its neighbours."""
 
 LONGEST_WAIT_MS = 1000
 """So long the end of a script waits for somebody who reads the file; a look takes a hundredth of it."""
@@ -45,6 +51,13 @@ class Writer:
         self._stacks: dict[str, int] = {}
         self._steps = 0
         self._meetings = 0
+        self._chunks_merging = Merging(self._db, "chunks", "columns", len(COLUMNS), "num_steps", "totals")
+        self._device_merging = Merging(
+            self._db, "device_chunks", "columns", len(DEVICE_COLUMNS), "num_steps"
+        )
+        self._meetings_merging = Merging(self._db, "meetings", "times", 2)
+        self._bucket = (0, 0)
+        self._sampled: dict[tuple[int, int], int] = {}
         self.safe_steps = 0
 
     def add_steps(self, rows: Sequence[tuple[int, ...]]) -> None:
@@ -52,6 +65,7 @@ class Writer:
         if not rows:
             return
         self._db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (self._steps, len(rows), *pack(rows)))
+        self._chunks_merging.added(self._steps, len(rows))
         self._steps += len(rows)
 
     def add_device_steps(self, first_step: int, rows: Sequence[tuple[int, ...]]) -> None:
@@ -59,20 +73,34 @@ class Writer:
         if rows:
             packed = pack_columns(list(zip(*rows, strict=True)))
             self._db.execute("INSERT INTO device_chunks VALUES (?, ?, ?)", (first_step, len(rows), packed))
+            self._device_merging.added(first_step, len(rows))
 
     def add_meetings(self, meetings: Sequence[tuple[int, int]]) -> None:
         """Appends backward passes: when this rank's gradients were there, and when those of all ranks."""
         if meetings:
             packed = pack_columns(list(zip(*meetings, strict=True)))
             self._db.execute("INSERT INTO meetings VALUES (?, ?)", (self._meetings, packed))
+            self._meetings_merging.added(self._meetings, len(meetings))
             self._meetings += len(meetings)
 
     def add_samples(self, first_step: int, samples: Iterable[tuple[int, Frames, int]]) -> None:
-        """Appends sampled stacks: slot, frames, nanoseconds."""
-        self._db.executemany(
-            "INSERT INTO samples VALUES (?, ?, ?, ?)",
-            [(first_step, slot, self._stack(frames), weight) for slot, frames, weight in samples],
-        )
+        """Adds sampled stacks of the steps from `first_step` on: slot, frames, nanoseconds.
+
+        The further a run has gone, the longer a bucket holds: their number grows with its logarithm.
+        """
+        if not self._bucket[0] <= first_step < self._bucket[1]:
+            self._bucket = (first_step, first_step + 1 + first_step // BUCKETS)
+            self._sampled = {}
+        for slot, frames, weight in samples:
+            stack = self._stack(frames)
+            row = self._sampled.get((slot, stack))
+            if row is None:
+                values = (self._bucket[0], slot, stack, weight)
+                inserted = self._db.execute("INSERT INTO samples VALUES (?, ?, ?, ?)", values)
+                self._sampled[slot, stack] = inserted.lastrowid or 0
+            else:
+                more = "UPDATE samples SET weight_ns = weight_ns + ? WHERE rowid = ?"
+                self._db.execute(more, (weight, row))
 
     def add_sites(self, sites: Iterable[tuple[str, str, int, str, int]]) -> None:
         """Replaces the counts of call sites: kind, file, line, function, calls."""
