@@ -79,7 +79,7 @@ def composed(
         overview=steps_of(bins, own[0], begun_ns),
         recent=_recent(trained, own[0], begun_ns),
         lateness=lateness_of([tail.number for tail in trained], bins, own),
-        vitals=vitals_of(first.vitals, begun_ns),
+        vitals=vitals_of(first.vitals, begun_ns, (first.meta.get("facts") or {}).get("nvml") or {}),
         tuning=tuning,
         marks=marks_of(first.events, begun_ns),
         control=_control(liveness, first.meta),

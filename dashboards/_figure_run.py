@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from dash import html
 from diagnose.dashboards._look_blocks import Component, swatch
-from diagnose.dashboards._snapshot import Snapshot, Steps, Vector
+from diagnose.dashboards._snapshot import DeviceLane, Snapshot, Steps, Vector
 
 from diagnose.core.units import format_share
 from diagnose.report._charts import Mark, PhaseAreas, StepLine, TimeLines
@@ -46,13 +46,34 @@ def throughput(steps: Steps, marked: Sequence[Mark]) -> StepLine:
 
 
 def memory(snap: Snapshot) -> TimeLines:
-    """Memory of the training process over time."""
-    seconds, (resident,) = _thinned(snap.vitals.time_s, snap.vitals.resident_bytes)
+    """Memory of the training process over time, and what it has of the device's."""
+    vitals = snap.vitals
+    seconds, (resident, held, reserved) = _thinned(
+        vitals.time_s, vitals.resident_bytes, vitals.allocated_bytes, vitals.reserved_bytes
+    )
     return TimeLines(
         title="Memory of the training process over time",
         unit="MiB",
         seconds=seconds,
-        lines={"resident": resident / MIB},
+        lines={
+            "resident": resident / MIB,
+            "device, in tensors": held / MIB,
+            "device, reserved": reserved / MIB,
+        },
+    )
+
+
+def device(snap: Snapshot) -> TimeLines:
+    """What the device's driver says over time."""
+    lane = snap.vitals.device or DeviceLane()
+    seconds, (busy, clock, power) = _thinned(
+        lane.time_s, lane.busy_percent, lane.clock_percent, lane.power_percent
+    )
+    return TimeLines(
+        title="The device over time: kernels running, clock of the highest, power of its limit",
+        unit="%",
+        seconds=seconds,
+        lines={"kernels running": busy, "clock": clock, "power": power},
     )
 
 

@@ -80,6 +80,23 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceLane:
+    """Readings of the device's driver over time, 0 to 100; NaN where one was not measured.
+
+    Attributes:
+        time_s: Seconds from the end of the run's first step.
+        busy_percent: Part of the time in which any kernel ran, of anybody's.
+        clock_percent: The cores' clock, of their highest.
+        power_percent: Power, of the limit that is set.
+    """
+
+    time_s: Vector = field(default_factory=_none)
+    busy_percent: Vector = field(default_factory=_none)
+    clock_percent: Vector = field(default_factory=_none)
+    power_percent: Vector = field(default_factory=_none)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Vitals:
     """Readings of the operating system over time; NaN where one was not measured.
 
@@ -91,6 +108,9 @@ class Vitals:
         process_cpus: CPUs that it used since the reading before.
         child_cpus: CPUs that its children used, such as DataLoader workers.
         busy_cpus: CPUs of the machine in use by anybody.
+        allocated_bytes: Memory of the device that tensors held.
+        reserved_bytes: Likewise what torch's allocator had taken from the driver.
+        device: What the device's driver says; `None` without one.
     """
 
     time_s: Vector = field(default_factory=_none)
@@ -100,6 +120,9 @@ class Vitals:
     process_cpus: Vector = field(default_factory=_none)
     child_cpus: Vector = field(default_factory=_none)
     busy_cpus: Vector = field(default_factory=_none)
+    allocated_bytes: Vector = field(default_factory=_none)
+    reserved_bytes: Vector = field(default_factory=_none)
+    device: DeviceLane | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 import dash
 from dash import Input, Output, dcc, html
 from dash import State as Known
-from diagnose.dashboards._figure_run import cpus, ledger, legend, memory, throughput
+from diagnose.dashboards._figure_run import cpus, device, ledger, legend, memory, throughput
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown, tabs
 from diagnose.dashboards._look_control import control_of, control_panel, register
 from diagnose.dashboards._look_findings import findings_panel
@@ -76,6 +76,15 @@ class Run(Page):
                             ],
                             className="grid",
                         ),
+                        html.Div(
+                            panel(
+                                "Device",
+                                chart(device(NOTHING), id="run-device", height=200),
+                                note="As its driver sees it, once a second. Kernels of anybody count.",
+                            ),
+                            id="run-device-panel",
+                            hidden=True,
+                        ),
                     ],
                     id="run-charts",
                     hidden=True,
@@ -95,6 +104,8 @@ class Run(Page):
             Output("run-throughput", "figure"),
             Output("run-memory", "figure"),
             Output("run-cpus", "figure"),
+            Output("run-device", "figure"),
+            Output("run-device-panel", "hidden"),
             Output("run-charts", "hidden"),
             Output("control", "hidden"),
             Output("control-action", "data"),
@@ -105,7 +116,7 @@ class Run(Page):
             Known("run-drawn", "data"),
         )
         def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, Any] | None) -> Any:
-            same = (dash.no_update,) * (len(OUTPUTS) + 9)
+            same = (dash.no_update,) * (len(OUTPUTS) + 11)
             if not view or view.get("page") != RUN or not view.get("run"):
                 return same
             query = view.get("query") or {}
@@ -133,6 +144,8 @@ class Run(Page):
                 figure(throughput(steps, marks(snap))),
                 figure(memory(snap)),
                 figure(cpus(snap)),
+                figure(device(snap)),
+                snap.vitals.device is None,
                 not snap.num_steps,
                 *control_of(snap),
                 {**version, "analysed": analysed},

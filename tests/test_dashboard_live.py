@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,12 +26,14 @@ from diagnose.dashboards._look_kpis import _now
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards._tailing import RankTail
+from diagnose.dashboards._vitals import vitals_of
 
 from diagnose.analysis.profile import load_profile
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COUNTS
 from diagnose.core.phases import Phase
 from diagnose.core.trial import Outcome, Safety, Trial
+from diagnose.core.units import NS_PER_S
 from diagnose.report import to_json
 from diagnose.rules import diagnosed
 from diagnose.store.format import pack
@@ -288,6 +291,24 @@ def test_memory_and_cpus_are_levels_and_rates(tmp_path: Path, follow: Callable[[
     assert vitals.process_cpus[1:] == pytest.approx(1.0)
     assert vitals.busy_cpus[1:] == pytest.approx(2.0)
     assert np.isnan(vitals.swapped_bytes).all(), "not measured is not zero"
+    assert vitals.device is None
+
+
+def test_a_device_is_drawn_at_the_times_its_driver_was_read():
+    reading = {"time_ns": 2 * NS_PER_S, "busy_share": 0.9, "sm_hz": 0.7e9, "power_w": 300}
+    rows: list[Any] = [
+        (NS_PER_S, 10, {"allocator": {"allocated_bytes": 5, "reserved_bytes": 8}}),
+        (3 * NS_PER_S, 20, {"device": reading}),
+        (4 * NS_PER_S, 30, {"device": {"time_ns": 3 * NS_PER_S, "sm_hz": 1.4e9, "power_limit_w": 400}}),
+    ]
+    vitals = vitals_of(rows, NS_PER_S, {"max_sm_hz": 1.4e9})
+    assert vitals.allocated_bytes[0] == 5 and np.isnan(vitals.allocated_bytes[1:]).all()
+    lane = vitals.device
+    assert lane is not None
+    assert lane.time_s.tolist() == [1, 2]
+    assert lane.clock_percent.tolist() == [50, 100]
+    assert lane.busy_percent[0] == 90 and np.isnan(lane.busy_percent[1])
+    assert np.isnan(lane.power_percent).all(), "the power or its limit was not told"
 
 
 # -- states of a run
