@@ -14,6 +14,7 @@ import torch
 
 from diagnose.analysis.copies import copies_of
 from diagnose.analysis.device import device_of
+from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.retries import retry_ns
 from diagnose.core.copies import Copies
 from diagnose.core.device import Device
@@ -175,7 +176,7 @@ def by_device(host: RankLog, copying_ns: int) -> RankLog:
     """The records of a run whose steps are by the device's clock."""
     steps = host.steps.copy()
     steps[:, COLUMNS.index("copy")] = copying_ns
-    return replace(host, steps=steps, meta={**host.meta, "by_device_clock": True})
+    return replace(host, steps=steps, meta={**host.meta, BY_DEVICE: True})
 
 
 @contextmanager

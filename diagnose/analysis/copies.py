@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diagnose.analysis.device import MIN_READINGS, busy, driver_readings
+from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.core.copies import Copies
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
@@ -46,7 +47,7 @@ def copies_of(log: RankLog, warmup: int) -> Copies:
 def _to_device_ns(log: RankLog, warmup: int, sent: Sites, fetched: Sites) -> float | None:
     """Divides what the device's clock charges to `copy` by bytes: both directions are about as fast."""
     rows = log.steps[warmup:]
-    if not log.meta.get("by_device_clock") or not len(rows):
+    if not log.meta.get(BY_DEVICE) or not len(rows):
         return None
     charged = _sum(sent, "bytes")
     both = charged + _sum(fetched, "charged_bytes")
