@@ -58,17 +58,15 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
         phases: Those that are looked at.
         steadily: Leave out a rank that is so in some steps only.
     """
+    if len(profile.ranks) < 2:
+        return None
     found: Late | None = None
-    for one in profile.ranks:
-        others = [rank for rank in profile.ranks if rank is not one]
-        if not others:
-            return None
+    looked_at = {*phases, *waits_in(profile)}
+    others_ns = {phase: medians_of_others([_time(r, phase) for r in profile.ranks]) for phase in looked_at}
+    for index, one in enumerate(profile.ranks):
+        waited = {wait: others_ns[wait][index] - _time(one, wait) for wait in waits_in(profile)}
         for phase in phases:
-            late_ns = _time(one, phase) - median(_time(rank, phase) for rank in others)
-            waited = {
-                wait: median(_time(rank, wait) for rank in others) - _time(one, wait)
-                for wait in waits_in(profile)
-            }
+            late_ns = _time(one, phase) - others_ns[phase][index]
             waited_ns = sum(max(0.0, ns) for ns in waited.values())
             if late_ns <= 0 or waited_ns < MIN_AGREEMENT * late_ns:
                 continue
@@ -87,6 +85,18 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
                     else {wait: ns for wait, ns in parts.items() if ns},
                 )
     return found
+
+
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """Returns, for each of two values or more, the median of all but it, in one sort."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ordered = [values[index] for index in order]
+    upper = (len(values) - 1) // 2
+    lower = (len(values) - 2) // 2
+    medians = [0.0] * len(values)
+    for place, index in enumerate(order):  # what stands behind it moves up by one
+        medians[index] = (ordered[lower + (lower >= place)] + ordered[upper + (upper >= place)]) / 2
+    return medians
 
 
 def waits_in(profile: Profile) -> tuple[Phase, ...]:
