@@ -10,31 +10,41 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
-from diagnose.core.units import format_ms, format_share
+from diagnose.core.units import format_ms
 from diagnose.rules._ranks import holding, meeting, ranks_example
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.08
 """Of the step, in which the others wait."""
 
-MIN_DELAY_SHARE = 0.1
-"""Part of its time that the rank waits for a CPU beyond what the others do: ranks that share a machine all
-wait a little."""
+MIN_EXPLAINED = 0.5
+"""Part of the lateness that waiting for CPUs must make up: else something else makes the rank late."""
 
-MIN_EXPLAINED = 0.3
-"""Part of the lateness that this waiting must make up: else something else makes the rank late."""
+MIN_STRETCH = 1.2
+"""Every phase that computes must take so many times longer than on the others: what makes one of them
+longer, such as more tokens, leaves the optimizer as it is."""
+
+MAX_RATIO = 4.0
+"""By so many times more may one phase be stretched than another: a phase that waits in part is less so.
+What makes a single phase longer does so by far more than chance does the others."""
+
+COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+MIN_PHASE = 0.02
+"""Of the step: shorter phases are not looked at."""
 
 LOW, HIGH = 0.5, 1.2
 """Some of the wait would be there without the late rank."""
 
-ALIKE = {Phase.FORWARD: 20.0, Phase.BACKWARD: 40.0, Phase.COMMUNICATION: 40.0}
-SLOW = {Phase.FORWARD: 32.0, Phase.BACKWARD: 64.0, Phase.COMMUNICATION: 4.0}
+ALIKE = {Phase.FORWARD: 18.0, Phase.BACKWARD: 36.0, Phase.OPTIMIZER: 6.0, Phase.COMMUNICATION: 40.0}
+SLOW = {Phase.FORWARD: 28.0, Phase.BACKWARD: 58.0, Phase.OPTIMIZER: 10.0, Phase.COMMUNICATION: 4.0}
+LONGER = {Phase.FORWARD: 30.0, Phase.BACKWARD: 60.0, Phase.OPTIMIZER: 6.0, Phase.COMMUNICATION: 4.0}
 
 
-def delayed(*shares: float | None) -> Profile:
+def delayed(*shares: float | None, late: dict[Phase, float] = SLOW) -> Profile:
     """Two ranks of which the second comes last, and that wait so long for a CPU."""
     met = Program(meetings=meeting(40, 4, last=1, held_ms=36))
-    ranks = ranks_example(ALIKE, SLOW, program=met)
+    ranks = ranks_example(ALIKE, late, program=met)
     stats = (HostStats(on_cpu_share=0.5, runnable_share=share) for share in shares)
     return replace(
         ranks,
@@ -59,7 +69,13 @@ class ContendedRank(Rule):
     needs = ("program.meetings",)
     explains = ("compute-straggler", "input-straggler", "noisy-neighbour")
     fires_on = (delayed(0.02, 0.4), delayed(0.1, 0.35))
-    silent_on = (delayed(0.02, 0.05), delayed(0.4, 0.42), delayed(None, None), delayed(0.4, 0.02))
+    silent_on = (
+        delayed(0.02, 0.4, late=LONGER),
+        delayed(0.02, 0.1),
+        delayed(0.4, 0.42),
+        delayed(None, None),
+        delayed(0.4, 0.02),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
@@ -71,13 +87,14 @@ class ContendedRank(Rule):
         if held is None or held.held_ns < MIN_SHARE * profile.step_time_ns:
             return None
         one = next(rank for rank in profile.ranks if rank.rank == held.rank)
-        others = [ns for rank in profile.ranks if rank is not one and (ns := _delay(rank)) is not None]
+        others = [each for rank in profile.ranks if rank is not one and (each := _delay(rank)) is not None]
         own = _delay(one)
         if own is None or not others:
             return None
+        # Whoever computes more waits for a CPU more often, on a machine where all do.
         usual = median(others)
-        step_ns = sum(one.phase_time_ns.values())
-        if own - usual < MIN_DELAY_SHARE or (own - usual) * step_ns < MIN_EXPLAINED * held.held_ns:
+        delay_ns = (own - usual) * (one.stats.on_cpu_share or 0.0) * sum(one.phase_time_ns.values())
+        if delay_ns < MIN_EXPLAINED * held.held_ns or not _all_stretched(profile, one):
             return None
         return Finding(
             rule=self.name,
@@ -87,8 +104,8 @@ class ContendedRank(Rule):
             high_ns=HIGH * held.held_ns,
             assumption="with CPUs of its own the rank is as fast as the others",
             evidence=(
-                f"Rank {held.rank} is ready to run and has no CPU for {format_share(own)} of the time; the"
-                f" others for {format_share(usual)}.",
+                f"For each second that rank {held.rank} is on a CPU it waits {own:.1f} s for one; the"
+                f" others wait {usual:.1f} s.",
                 f"It has its gradients last, and holds the others up for {format_ms(held.held_ns)} of each"
                 " step.",
             ),
@@ -98,6 +115,18 @@ class ContendedRank(Rule):
         )
 
 
+def _all_stretched(profile: Profile, one: RankProfile) -> bool:
+    """Whether a rank takes longer in all that it computes, and about as many times in each."""
+    stretches = []
+    for phase in COMPUTING:
+        usual_ns = median(rank.phase_time_ns.get(phase, 0.0) for rank in profile.ranks if rank is not one)
+        if usual_ns > MIN_PHASE * profile.step_time_ns:
+            stretches.append(one.phase_time_ns.get(phase, 0.0) / usual_ns)
+    least, most = min(stretches, default=0.0), max(stretches, default=0.0)
+    return least >= MIN_STRETCH and most - 1 <= MAX_RATIO * (least - 1)
+
+
 def _delay(rank: RankProfile) -> float | None:
-    """Part of the time that a rank's training thread waits for a CPU, or for its quota to begin anew."""
-    return rank.stats.runnable_share
+    """How long a rank's training thread waits for a CPU, as a multiple of its time on one."""
+    waited, on_cpu = rank.stats.runnable_share, rank.stats.on_cpu_share
+    return waited / on_cpu if waited is not None and on_cpu else None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.parallel import Imbalance
+from diagnose.core.parallel import Imbalance, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._ranks import ranks_example
+from diagnose.rules._ranks import holding, meeting, ranks_example
 from diagnose.rules.base import Rule
 
 MIN_CORRELATION = 0.7
 """How well a rank's forward time must follow the size of its batch: else something else is slow."""
+
+SEEN_CORRELATION = 0.35
+"""Likewise, where the rank that always has the fullest batch is seen to come last: on a busy machine single
+steps scatter far more than batches differ."""
 
 MIN_SPREAD = 0.03
 """Part by which the fullest batch is above the mean; shuffled data of one length differ by nothing."""
@@ -28,17 +32,26 @@ LOW, HIGH = 0.6, 1.2
 COMPUTING = (Phase.FORWARD, Phase.BACKWARD)
 
 
-def uneven(spread: float = 300.0, correlation: float = 0.95, forward_ns: float = 30e3) -> Profile:
+def uneven(
+    spread: float = 300.0,
+    correlation: float = 0.95,
+    forward_ns: float = 30e3,
+    meetings: Meetings | None = None,
+) -> Profile:
     imbalance = Imbalance(
         unit="tokens",
         spread=spread,
         mean=1000.0,
         forward_ns_per_unit=forward_ns,
         correlation=correlation,
-        fullest={0: 0.4, 1: 0.6},
+        fullest={0: 0.4, 1: 0.6} if meetings is None else {0: 0.0, 1: 1.0},
     )
-    times = {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
-    return ranks_example(times, times, program=Program(imbalance=imbalance))
+    few = {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
+    many = few if meetings is None else {Phase.FORWARD: 39.0, Phase.BACKWARD: 91.0}
+    return ranks_example(few, many, program=Program(imbalance=imbalance, meetings=meetings))
+
+
+SEEN = meeting(33, 3, last=1, held_ms=30)
 
 
 class UnevenWork(Rule):
@@ -58,7 +71,7 @@ class UnevenWork(Rule):
 
     needs = ("program.imbalance",)
     explains = ("compute-straggler", "exposed-communication")
-    fires_on = (uneven(), uneven(spread=100.0))
+    fires_on = (uneven(), uneven(spread=100.0), uneven(correlation=0.5, meetings=SEEN))
     silent_on = (
         uneven(spread=10.0),
         uneven(correlation=0.3),
@@ -76,15 +89,17 @@ class UnevenWork(Rule):
         """See `Rule.check`."""
         work = profile.program.imbalance
         assert work is not None
-        if work.correlation < MIN_CORRELATION or work.spread < MIN_SPREAD * work.mean:
+        worst = max(work.fullest, key=lambda rank: work.fullest[rank], default=0)
+        always = work.fullest.get(worst, 0.0) > 0.9
+        held = holding(profile) if always else None
+        enough = SEEN_CORRELATION if held is not None and held.rank == worst else MIN_CORRELATION
+        if work.correlation < enough or work.spread < MIN_SPREAD * work.mean:
             return None
         times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
         there_ns = sum(times.values())
         lost_ns = min(PASSES * work.forward_ns_per_unit * work.spread, 0.7 * there_ns)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        worst = max(work.fullest, key=lambda rank: work.fullest[rank], default=0)
-        always = work.fullest.get(worst, 0.0) > 0.9
         return Finding(
             rule=self.name,
             summary=f"The fullest rank has {format_share(work.spread / work.mean)} more {work.unit} than"
