@@ -72,6 +72,19 @@ def test_busy_time_counts_an_instant_once_whatever_streams_run(tmp_path: Path) -
     assert trace.top[1] == Hot(name=GEMM, work=C.MATRIX, count=1, total_ns=10_000, tensor_core=True)
 
 
+def test_kernels_of_few_blocks_leave_multiprocessors_without_work(tmp_path: Path) -> None:
+    def launched(begun_us: float, took_us: float, blocks_per_sm: Any) -> dict:
+        return {
+            **kernel(GEMM, begun_us, took_us),
+            "args": {"blocks per SM": blocks_per_sm, "correlation": 3},
+        }
+
+    small, large = launched(0, 30, 0.25), launched(30, 10, 7.5)
+    assert read_trace(written(tmp_path, small, large)).sm_share == pytest.approx((0.25 * 30 + 10) / 40)
+    assert read_trace(written(tmp_path, small, kernel(ADD, 50, 20))).sm_share is None, "most do not say"
+    assert read_trace(written(tmp_path, launched(0, 5, "?"))).sm_share is None
+
+
 def test_communication_is_exposed_where_nothing_computes(tmp_path: Path) -> None:
     trace = read_trace(
         written(

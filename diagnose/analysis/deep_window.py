@@ -132,6 +132,7 @@ def device_readings(window: DeepWindow | None) -> dict[str, Any]:
         "num_kernels": trace.num_kernels / window.num_steps,
         "tensor_core_share": trace.tensor_core_ns / trace.kernel_ns if trace.kernel_ns else None,
         "matmul_share": min(1.0, products / trace.kernel_ns) if trace.kernel_ns else None,
+        "sm_share": trace.sm_share,
         "layout_share": trace.layout_ns / trace.kernel_ns if trace.kernel_ns else None,
     }
 

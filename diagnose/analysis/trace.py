@@ -41,6 +41,9 @@ WAITS = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|(cuda|hip
 """Calls that return when the device has done something. `cudaMemcpy` without `Async` is one."""
 
 LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext)?(Graph)?Launch\w*|hipModuleLaunchKernel|cudaLaunchKernelExC")
+TOLD_SHARE = 0.9
+"""Of the kernels' time: what the others do could not change a mean by much."""
+
 STEP_MARK = "ProfilerStep#"
 OPTIMIZER_MARK = "Optimizer.step#"
 
@@ -103,10 +106,20 @@ def summarize(events: Events) -> Trace:
         kernel_ns=int(times[kernel].sum()),
         tensor_core_ns=int(times[tensor].sum()),
         layout_ns=int(times[layout].sum()),
+        sm_share=_sm_share(events.blocks_per_sm[kernel], times[kernel]),
         classes=classes,
         top=top,
         syncs=_syncs(events, waits),
     )
+
+
+def _sm_share(blocks_per_sm: npt.NDArray[np.float64], times: npt.NDArray[np.int64]) -> float | None:
+    """Returns the part of the multiprocessors in use while kernels ran, where nearly all kernels tell."""
+    told = np.isfinite(blocks_per_sm)
+    told_ns = times[told].sum()
+    if not told_ns or told_ns < TOLD_SHARE * times.sum():
+        return None
+    return float((np.clip(blocks_per_sm[told], 0.0, 1.0) * times[told]).sum() / told_ns)
 
 
 def _launch_bound_ns(events: Events, busy: Instants, waiting: Instants) -> int | None:

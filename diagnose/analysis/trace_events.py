@@ -61,6 +61,7 @@ class Events:
         name: Index into `names`.
         thread: A number for the host's thread, or the device's stream.
         correlation: The number that a kernel shares with the call that launched it; -1 without one.
+        blocks_per_sm: Blocks that a kernel starts for each multiprocessor of its device; NaN where unknown.
         device: Name of the first device that the trace describes.
         num_events: Events of all sorts that were read.
         damaged: Whether the file ends in the middle.
@@ -72,6 +73,7 @@ class Events:
     name: npt.NDArray[np.int64]
     thread: npt.NDArray[np.int64]
     correlation: npt.NDArray[np.int64]
+    blocks_per_sm: npt.NDArray[np.float64]
     names: tuple[str, ...]
     device: str = ""
     num_events: int = 0
@@ -80,7 +82,7 @@ class Events:
     def until(self, end_ns: int) -> Events:
         """Returns the events that begin before a time."""
         kept = self.start_ns < end_ns
-        columns = ("start_ns", "end_ns", "kind", "name", "thread", "correlation")
+        columns = ("start_ns", "end_ns", "kind", "name", "thread", "correlation", "blocks_per_sm")
         return replace(self, **{name: getattr(self, name)[kept] for name in columns})
 
 
@@ -91,7 +93,7 @@ def read_events(path: Path) -> Events:
         DiagnoseError: If it is no trace.
         OSError: If it cannot be read.
     """
-    start, length, kinds = array("d"), array("d"), array("q")
+    start, length, blocks, kinds = array("d"), array("d"), array("d"), array("q")
     name, thread, correlation = array("q"), array("q"), array("q")
     names: dict[str, int] = {}
     threads: dict[tuple[Any, Any], int] = {}
@@ -107,9 +109,13 @@ def read_events(path: Path) -> Events:
         except (KeyError, TypeError, ValueError):
             continue
         arguments = event.get("args")
-        number = arguments.get("correlation", -1) if isinstance(arguments, dict) else -1
+        if not isinstance(arguments, dict):
+            arguments = {}
+        number = arguments.get("correlation", -1)
+        per_sm = arguments.get("blocks per SM") if kind == KERNEL else None
         start.append(begun)
         length.append(took)
+        blocks.append(per_sm if isinstance(per_sm, (int, float)) else float("nan"))
         kinds.append(kind)
         name.append(names.setdefault(str(event.get("name", "")), len(names)))
         thread.append(threads.setdefault((str(event.get("pid")), str(event.get("tid"))), len(threads)))
@@ -126,6 +132,7 @@ def read_events(path: Path) -> Events:
         name=_column(name)[good],
         thread=_column(thread)[good],
         correlation=_column(correlation)[good],
+        blocks_per_sm=np.frombuffer(blocks, dtype=np.float64)[good] if blocks else np.zeros(0),
         names=tuple(names),
         device=stream.device,
         num_events=stream.num_events,

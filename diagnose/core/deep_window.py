@@ -94,6 +94,8 @@ class Trace:
         kernel_ns: Times of all kernels added up.
         tensor_core_ns: Likewise of those that use tensor cores.
         layout_ns: Likewise of those that only change how a tensor lies in memory.
+        sm_share: Part of the multiprocessors that a kernel has blocks for, averaged over the kernels' time;
+            `None` where the trace does not say.
         classes: By class, the longest first.
         top: The longest kernels or operations.
         syncs: Where the host waits, the longest first.
@@ -116,6 +118,7 @@ class Trace:
     kernel_ns: int = 0
     tensor_core_ns: int = 0
     layout_ns: int = 0
+    sm_share: float | None = None
     classes: tuple[ClassTime, ...] = ()
     top: tuple[Hot, ...] = ()
     syncs: tuple[Sync, ...] = ()
