@@ -303,3 +303,38 @@ def test_it_refuses(case: Any, reason: str) -> None:
     model = Deep()
     with case(model), pytest.raises(CannotApply, match=reason):
         RegionalCompile().check(Job(models=[model]))
+
+
+def test_blocks_that_compile_again_and_again_must_go(eager):
+    """An attribute that changes from step to step is part of what a graph was made for."""
+    torch.manual_seed(0)
+    model, action = Deep(), RegionalCompile()
+    for block in model.blocks:
+        block.drop.p = 0.0
+    job = Job(models=[model])
+    with action.prepare(job, None) as compiler, action.apply(job, compiler):
+        model(torch.randn(4, 8)).sum().backward()
+        assert action.why_not_stay(compiler) == ""
+        for step in range(3):
+            model.blocks[0].drop.p = model.blocks[1].drop.p = model.blocks[2].drop.p = 0.1 * (step + 1)
+            model(torch.randn(4, 8)).sum().backward()
+        assert action.why_not_stay(compiler).startswith("it compiles again and again: ")
+    assert not any("_compiled_call_impl" in vars(module) for module in model.modules())
+
+
+def test_a_short_last_batch_is_no_reason_to_go(eager):
+    torch.manual_seed(0)
+    model, action = Deep(), RegionalCompile()
+    job = Job(models=[model])
+    with action.prepare(job, None) as compiler, action.apply(job, compiler):
+        for size in (8, 8, 3, 8, 8, 3, 8):
+            model(torch.randn(size, 8)).sum().backward()
+        assert action.why_not_stay(compiler) == ""
+
+
+def test_a_cold_cache_costs_twenty_seconds(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    action = RegionalCompile()
+    assert action.start_up_s(Job()) == 20
+    (tmp_path / "fxgraph" / "ab").mkdir(parents=True)
+    assert action.start_up_s(Job()) == 1

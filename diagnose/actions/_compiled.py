@@ -12,12 +12,18 @@ from torch import nn
 
 from diagnose.actions._careful import Failure, in_short
 
+GRAPHS_OF_A_KIND = 6
+"""Graphs that blocks of one kind may need: the first, and one for the block whose input needs no gradient;
+as many where a short last batch makes that size a variable, and for what changes once. More means that
+something changes all the time: each compiles for seconds, and after eight torch gives up."""
+
 
 class Compiler:
     """Torch's compiler, as all blocks of one action use it.
 
     Attributes:
         slots: A slot for each block.
+        num_kinds: Kinds of blocks; those of one share their graphs.
         failure: Why blocks run as they were, if they do.
         num_graphs: Graphs compiled so far.
         seconds: Time that compiling has taken.
@@ -25,6 +31,7 @@ class Compiler:
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
+        self.num_kinds = 0
         self.failure = Failure()
         self.num_graphs = 0
         self.seconds = 0.0
@@ -34,6 +41,7 @@ class Compiler:
 
         Dynamo keeps its graphs, and limits their number, by code object. So each kind gets one of its own.
         """
+        self.num_kinds += 1
         call = types.FunctionType(_call_block.__code__.replace(co_name="block"), globals())
         compiled = torch.compile(call, backend=self._backend, fullgraph=True)
         self.slots += [Slot(block, compiled, self) for block in blocks]

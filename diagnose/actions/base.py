@@ -62,6 +62,11 @@ class Action:
         """Returns the settings to choose from; the best of several is found by successive halving."""
         return (None,)
 
+    def start_up_s(self, job: Job) -> float:
+        """Returns about how many seconds it takes once before it helps; 0 where that is hardly any. It is
+        not tried where what is left of the run would win less."""
+        return 0.0
+
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """Does what is dear and does not change the job yet: starts workers, compiles.
@@ -78,6 +83,11 @@ class Action:
             CannotApply: If it cannot after all; then nothing was changed.
         """
         raise NotImplementedError
+
+    def why_not_stay(self, prepared: Any) -> str:
+        """Returns why it must not stay in force, as has turned out while it was; empty where it may. Asked
+        in its trial and now and again while it is kept."""
+        return ""
 
     def state(self, job: Job) -> Any:
         """Returns everything that `apply` changes, comparably: flags, identities of objects."""

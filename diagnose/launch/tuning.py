@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diagnose.launch.interrupts import interrupts_wait
+from diagnose.launch.steps_left import steps_left
 
 if TYPE_CHECKING:
     from diagnose.actions._losses import Losses
@@ -57,6 +59,7 @@ class LiveTuning:
             routes=recorder.routes,
             on_iterator=recorder.on_iterator,
             local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
+            steps_left=self._steps_left,
             unmeasured=recorder.unmeasured,
         )
         self._commands: deque[Command] = deque()
@@ -173,6 +176,15 @@ class LiveTuning:
         finally:
             self._recorder.inputs = None
             self._job.inputs = {}
+
+    def _steps_left(self) -> int | None:
+        recorder, within = self._recorder, None
+        if recorder.stop_after:
+            return max(0, recorder.stop_after - recorder.steps)
+        for loader, iterator in zip(self._job.loaders, self._job.iterators, strict=True):
+            with suppress(TypeError, ZeroDivisionError):  # of a stream nobody knows the length
+                within = min(1.0, getattr(iterator, "_num_yielded", 0) / len(loader))
+        return steps_left(sys._getframe(), recorder.steps, within)
 
     def _latest_losses(self) -> Sequence[float]:
         if self._losses is None:

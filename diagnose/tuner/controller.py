@@ -18,7 +18,7 @@ from diagnose.core.units import NS_PER_S
 from diagnose.tuner.agreement import RankFailed, RanksLost, until
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.diagnosis import Diagnosis
-from diagnose.tuner.holding import is_early, measure_kept
+from diagnose.tuner.holding import drop_what_must_go, is_early, measure_kept
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.loss_trend import LossAlarm
@@ -285,6 +285,7 @@ class Controller:
             for _ in range(RECHECK_STEPS // LOOK_STEPS):
                 yield from self._orders.let_pass(LOOK_STEPS, self.state, until_reopened=True)
                 self._loss.heed()
+                drop_what_must_go(self._world, self._changes)
                 if self._orders.reopened or self._looks_again():
                     return True
             if self._changes.kept:

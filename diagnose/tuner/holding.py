@@ -10,6 +10,7 @@ from diagnose.core.trial import Measured
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest
+from diagnose.tuner.trying import refuse_to_stay
 from diagnose.tuner.windows import measure
 from diagnose.tuner.world import Plan, Spending, World
 
@@ -60,6 +61,16 @@ def put_back(world: World, changes: Changes) -> None:
     for installed in list(changes.kept):
         try:
             switch(world, [installed], True)
+        except CannotApply as refusal:
+            changes.remove(installed)
+            world.tell("dropped", {"action": installed.name, "reason": str(refusal)})
+
+
+def drop_what_must_go(world: World, changes: Changes) -> None:
+    """Undoes what has turned out not to be fit to stay."""
+    for installed in list(changes.kept):
+        try:
+            refuse_to_stay(world, [installed])
         except CannotApply as refusal:
             changes.remove(installed)
             world.tell("dropped", {"action": installed.name, "reason": str(refusal)})

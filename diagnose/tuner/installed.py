@@ -66,6 +66,10 @@ class Installed:
             self.on = False  # first: a way back that fails half-way is not gone a second time
             self._application.close()
 
+    def why_not_stay(self) -> str:
+        """See `Action.why_not_stay`."""
+        return self.action.why_not_stay(self._prepared)
+
     def remove(self) -> None:
         """Takes the action back and out.
 

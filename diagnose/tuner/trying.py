@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.trial import ASKED_FOR, Outcome, Safety, Trial
+from diagnose.core.units import NS_PER_S
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
@@ -64,7 +65,7 @@ class Attempt:
             return self._trial(candidate, Outcome.NOT_ALLOWED, needs_leave(action.safety))
         test = PairedTest(MANY_PAIRS if candidate.lead.speedup < LITTLE else MAX_PAIRS)
         try:
-            together(world, f"looking at {name}", lambda: action.check(world.job))
+            together(world, f"looking at {name}", lambda: self._look(candidate))
             if self._policy.dry_run:
                 return self._trial(candidate, Outcome.NOT_TRIED, "a dry run changes nothing")
             begins()
@@ -80,6 +81,7 @@ class Attempt:
             verdict = yield from measure(world, [best], test, self._spending)
             assert verdict is not None
             switch(world, [best], verdict is Verdict.FASTER)
+            refuse_to_stay(world, [best])
         except CannotApply as refusal:
             self._candidate = None
             self._changes.remove(*self._changes.tried)
@@ -103,6 +105,19 @@ class Attempt:
             return None
         reason = f"{why} after {len(self._test.logs)} pairs of windows"
         return self._trial(self._candidate, Outcome.CANNOT_TELL, reason, self._test)
+
+    def _look(self, candidate: Candidate) -> None:
+        """Raises `CannotApply` if the action cannot be applied, or would cost more than it wins."""
+        job = self._world.job
+        candidate.action.check(job)
+        cost_s, left = candidate.action.start_up_s(job), job.steps_left() if self._step() else None
+        if not cost_s or left is None:
+            return
+        step_s = (self._world.clock() - self._spending.begun_ns) / NS_PER_S / self._step()
+        share = 1 - 1 / candidate.lead.speedup if candidate.lead.gain else 1.0
+        if left * step_s * share < cost_s:
+            could = f"it could win {left * step_s * share:.1f} s in about {left} steps that are left"
+            raise CannotApply(f"starting it takes about {cost_s:.0f} s, and {could}")
 
     def _keep_snapshot(self, reason: str) -> str:
         """Keeps what training has come to on every rank; adds to the reason why, if it cannot be kept."""
@@ -220,6 +235,20 @@ def numerics_allow(world: World, installed: Installed, spending: Spending) -> Pl
             return str(together(world, f"numerics of {installed.name}", check, dear=True)[0]["reason"])
         finally:
             spending.spent_ns += world.clock() - begun
+
+
+def refuse_to_stay(world: World, changes: Sequence[Installed]) -> None:
+    """Raises `CannotApply` on every rank if one has found that a change must not stay."""
+    asked = [each for each in changes if type(each.action).why_not_stay is not Action.why_not_stay]
+
+    def look() -> None:
+        for each in asked:
+            reason = each.why_not_stay()
+            if reason:
+                raise CannotApply(reason)
+
+    if asked:  # the same on every rank: each question costs milliseconds
+        together(world, f"looking after {', '.join(each.name for each in asked)}", look)
 
 
 def needs_leave(safety: Safety) -> str:

@@ -1,0 +1,175 @@
+"""How many steps a script is still going to make, read off its loops as it is written.
+
+`for epoch in range(args.epochs):` tells how far the loop is where its bounds can be looked up without
+calling anything: numbers, names, attributes of plain objects, and sums and products of these.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from diagnose.hooks._frames import USER, owner
+
+WRAPPERS = ("enumerate", "tqdm")
+"""Calls that go through their first argument."""
+
+RANGES = ("range", "trange")
+
+LOOKS_AT_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe"})
+"""A function that uses one of these may hold the dictionary of its own names."""
+
+Loops = tuple[ast.For | ast.AsyncFor | ast.While, ...]
+
+
+def steps_left(frame: FrameType | None, steps: int, within: float | None) -> int | None:
+    """Returns about how many steps there will be; `None` where the loops do not tell.
+
+    Args:
+        frame: The innermost frame.
+        steps: How many there were, since the outermost loop began.
+        within: The part of its data that the innermost loop has gone through, if that is known.
+    """
+    done = part_done(frame, within)
+    return None if not done or done > 1 else round(steps * (1 - done) / done)
+
+
+def part_done(frame: FrameType | None, within: float | None) -> float | None:
+    """Returns the part of the user's outermost loop that is done."""
+    users = []
+    while frame is not None:
+        if owner(frame.f_code) == USER:
+            users.append(frame)
+        frame = frame.f_back
+    levels = [_level(user, loop) for user in reversed(users) for loop in _loops_around(user)]
+    if not levels or levels[0] is None:
+        return within if len(levels) == 1 else None
+    done, size = 0.0, 1.0
+    for level in levels:
+        if level is None:
+            return done + size * (within or 0.0)
+        index, count = level
+        size /= count
+        done += index * size
+    return done
+
+
+def _loops_around(frame: FrameType) -> list[ast.AST]:
+    """The loops of a frame's function that its present line is in, outermost first."""
+    code = frame.f_code
+    return [
+        loop
+        for loop in _loops_of(code.co_filename, code.co_name, code.co_firstlineno)
+        if loop.lineno <= frame.f_lineno <= (loop.body[-1].end_lineno or 0)
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _loops_of(filename: str, name: str, first_line: int) -> Loops:
+    """The loops of one function, each after those around it."""
+    try:
+        tree: ast.AST = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):
+        return ()
+    if name != "<module>":
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, kinds)
+            and first_line in {node.lineno, *(each.lineno for each in node.decorator_list)}
+        ]
+        if not found:
+            return ()
+        tree = found[0]
+    return tuple(_within(tree))
+
+
+def _within(tree: ast.AST) -> Iterator[ast.For | ast.AsyncFor | ast.While]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            yield node
+        yield from _within(node)
+
+
+def _level(frame: FrameType, loop: ast.AST) -> tuple[int, int] | None:
+    """Returns which of how many passes of a loop is under way."""
+    if not isinstance(loop, ast.For):
+        return None
+    target, call = loop.target, loop.iter
+    counted = _called(call) == "enumerate" and len(getattr(call, "args", ())) == 1
+    if counted and isinstance(target, ast.Tuple) and target.elts:
+        target = target.elts[0]
+    while isinstance(call, ast.Call) and call.args and _called(call) in WRAPPERS:
+        call = call.args[0]
+    if not isinstance(target, ast.Name) or _called(call) not in RANGES:
+        return None
+    assert isinstance(call, ast.Call)
+    bounds = [_value(frame, each) for each in call.args]
+    now = _value(frame, target)
+    if not all(type(each) is int for each in (*bounds, now)) or not 1 <= len(bounds) <= 3:
+        return None
+    passes = range(*bounds)
+    if counted:
+        passes = range(len(passes))
+    return (passes.index(now), len(passes)) if now in passes else None
+
+
+def _called(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "id", getattr(node.func, "attr", ""))
+
+
+def _named(frame: FrameType, name: str) -> Any:
+    """Returns what a name stands for.
+
+    Before Python 3.13 a function's `f_locals` is one dictionary, that keeps what it held, and that the
+    function's own `locals()` returns: it is emptied again, and not looked at where that may be in use.
+    """
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED or name not in (
+        *code.co_varnames,
+        *code.co_cellvars,
+        *code.co_freevars,
+    ):
+        return frame.f_globals.get(name)
+    if sys.version_info >= (3, 13):
+        return frame.f_locals.get(name)
+    if sys.gettrace() is not None or not LOOKS_AT_LOCALS.isdisjoint(code.co_names):
+        return None
+    held = frame.f_locals
+    value = held.get(name)
+    held.clear()
+    return value
+
+
+def _value(frame: FrameType, node: ast.AST) -> Any:
+    """Looks a number up; runs no code of the script's, such as properties."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return _named(frame, node.id)
+    if isinstance(node, ast.Attribute):
+        held = getattr(_value(frame, node.value), "__dict__", None)
+        return held.get(node.attr) if isinstance(held, dict) else None
+    if isinstance(node, ast.BinOp):
+        left, right = _value(frame, node.left), _value(frame, node.right)
+        if type(left) is int and type(right) is int:
+            if isinstance(node.op, ast.Add):
+                return left + right
+            if isinstance(node.op, ast.Sub):
+                return left - right
+            if isinstance(node.op, ast.Mult):
+                return left * right
+            if isinstance(node.op, ast.FloorDiv) and right:
+                return left // right
+    return None
