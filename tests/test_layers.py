@@ -20,7 +20,7 @@ GROUPS = (
     ("tuner", "report", "gate"),
     ("export",),
     ("launch", "dashboards"),
-    ("cli",),
+    ("cli", "callbacks"),
 )
 RANK = {folder: rank for rank, group in enumerate(GROUPS) for folder in group}
 

@@ -34,6 +34,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--output", default="out")
+    parser.add_argument(
+        "--callback", metavar="RUNS", help="measure with DiagnoseCallback, into this folder"
+    )
     args = parser.parse_args()
 
     set_seed(0)
@@ -62,6 +65,10 @@ def main() -> None:
         train_dataset=Sentences(256, 32, config.vocab_size, seed=0),
         eval_dataset=Sentences(32, 32, config.vocab_size, seed=1),
     )
+    if args.callback:
+        from diagnose.callbacks.huggingface import DiagnoseCallback
+
+        trainer.add_callback(DiagnoseCallback(run_dir=args.callback, quiet=True))
     trainer.train()
     if trainer.is_world_process_zero():
         print("final evaluation loss", round(trainer.state.log_history[-2]["eval_loss"], 6))

@@ -65,6 +65,9 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--manual", action="store_true")
     parser.add_argument("--output", default="out")
+    parser.add_argument(
+        "--callback", metavar="RUNS", help="measure with DiagnoseCallback, into this folder"
+    )
     args = parser.parse_args()
 
     L.seed_everything(0, verbose=False)
@@ -72,7 +75,13 @@ def main() -> None:
     train_loader = DataLoader(TensorDataset(rows[:896]), batch_size=16, shuffle=True)
     val_loader = DataLoader(TensorDataset(rows[896:]), batch_size=16)
     model = ManualAutoEncoder() if args.manual else AutoEncoder()
+    callbacks = []
+    if args.callback:
+        from diagnose.callbacks.lightning import DiagnoseCallback
+
+        callbacks.append(DiagnoseCallback(run_dir=args.callback, quiet=True))
     trainer = L.Trainer(
+        callbacks=callbacks,
         max_epochs=args.epochs,
         accumulate_grad_batches=args.accumulate,
         accelerator="cpu",

@@ -254,7 +254,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
     global _session
     if _session is not None:
         raise RuntimeError("this process is measured already; call diagnose.detach() first")
-    import torch  # noqa: F401
+    import torch
 
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="diagnose-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -267,6 +267,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         "argv": sys.argv[1:],
         "cwd": os.getcwd(),
         "python": sys.executable,
+        "torch": str(torch.__version__),
         "host": socket.gethostname(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "started_unix": time.time(),

@@ -1,0 +1,236 @@
+"""What the callbacks have in common: one training is measured from its begin to its end, as one run."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.profile import Profile
+from diagnose.launch import run_folder, session
+from diagnose.launch.torchrun import RanksAtWork
+from diagnose.store.runs import check_name, runs_root
+
+FIRST_RANK = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked a callback for.
+
+    Attributes:
+        run_dir: Folder that holds the runs; `None` for that of `diagnose run`.
+        name: Name of the run; `None` for time and script. A second training gets `-2`, and so on.
+        html: Where to write the report as HTML.
+        json: Where to write the report as JSON.
+        warmup: Leading steps left out of every figure; `None` for the analysis to find.
+        quiet: Print no report.
+        logger: Takes the report instead of stderr.
+
+    Raises:
+        DiagnoseError: If the name is none, or the folder of a report is not there: now, not after hours.
+    """
+
+    run_dir: Path | None = None
+    name: str | None = None
+    html: Path | None = None
+    json: Path | None = None
+    warmup: int | None = None
+    quiet: bool = False
+    logger: logging.Logger | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name)
+        for option, path in (("html", self.html), ("json", self.json)):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise DiagnoseError(
+                    f"DiagnoseCallback: cannot write {option} {path}: "
+                    f"there is no folder {path.absolute().parent}."
+                )
+
+
+class Training:
+    """Measures one training after the other in this process. Whatever goes wrong, the training goes on.
+
+    A copy, and what is unpickled in another process, measures nothing until it is told to begin.
+
+    Args:
+        wanted: What the user asked for.
+
+    Attributes:
+        folder: The run's folder of the last training.
+        profile: What was found in it: on the first rank, once it has ended.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.folder: Path | None = None
+        self.profile: Profile | None = None
+        self._wanted = wanted
+        self._rank = FIRST_RANK
+        self._ranks: RanksAtWork | None = None
+        self._is_on = False
+        self._variables: dict[str, str] = {}
+        self._has_said = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_ranks": None, "_is_on": False, "_variables": {}}
+
+    def begin(self, rank: int, world_size: int) -> None:
+        """Begins to measure; ends what was measured before and has not ended, because it failed.
+
+        Args:
+            rank: Of this process.
+            world_size: Number of ranks. They must all call this, once torch's process group is there.
+        """
+        self.end()
+        self._rank = rank
+        with self._going_on():
+            if session.is_measured():
+                self._say_once(
+                    "diagnose: this process is measured already, by diagnose run or diagnose.attach(); "
+                    "DiagnoseCallback does nothing."
+                )
+                return
+            self._name_rank(rank, world_size)
+            self.profile = None
+            self.folder = self._make_folder(world_size)
+            self._ranks = RanksAtWork(self.folder) if world_size > 1 else None
+            session.attach(self.folder, warmup=self._wanted.warmup)
+            self._is_on = True
+            # For a training that ends by an exception of which its trainer tells nobody.
+            atexit.register(self.end)
+
+    def end(self) -> None:
+        """Ends the measurement, if one is on; the first rank reports."""
+        if not self._is_on:
+            return
+        self._is_on = False
+        atexit.unregister(self.end)
+        with self._going_on():
+            session.leave()
+            for name in self._variables:
+                os.environ.pop(name, None)
+            if self._ranks is not None:
+                if self._rank == FIRST_RANK:
+                    self._ranks.wait_for_others()
+                self._ranks.leave()
+                self._ranks = None
+            if self._rank == FIRST_RANK:
+                self._report()
+
+    def _name_rank(self, rank: int, world_size: int) -> None:
+        """Says which rank this is, where the launcher has not: the records bear its number."""
+        named = {"RANK": str(rank), "WORLD_SIZE": str(world_size)} if world_size > 1 else {}
+        self._variables = {name: text for name, text in named.items() if name not in os.environ}
+        os.environ.update(self._variables)
+
+    def _make_folder(self, world_size: int) -> Path:
+        """Makes the folder, on the first rank; the others get its name."""
+        folder = self._new_folder() if self._rank == FIRST_RANK else Path()
+        if world_size > 1:
+            folder = Path(_from_first_rank(str(folder)))
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _new_folder(self) -> Path:
+        script = Path(sys.argv[0]).stem if sys.argv else ""
+        name = self._wanted.name or run_folder.folder_name(time.localtime(), script)
+        root = self._wanted.run_dir or runs_root()
+        try:
+            return run_folder.create(root, name)
+        except OSError as error:
+            folder = run_folder.create(run_folder.temporary_root(), name)
+            self._say(f"diagnose: {root} could not be written ({error.strerror}); recording to {folder}.")
+            return folder
+
+    def _report(self) -> None:
+        from diagnose.analysis.profile import load_profile
+        from diagnose.report import Terminal, end_block, to_html, to_json
+        from diagnose.rules import diagnosed
+
+        assert self.folder is not None
+        profile = self.profile = diagnosed(load_profile(self.folder))
+        wanted = self._wanted
+        if not wanted.quiet:
+            terminal = Terminal.of(sys.stderr) if wanted.logger is None else Terminal()
+            self._say("\n" + end_block(profile, **asdict(terminal), command=self._command()).rstrip())
+        if wanted.json is not None:
+            wanted.json.write_text(json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n", "utf-8")
+        if wanted.html is not None:
+            wanted.html.write_text(to_html(profile), encoding="utf-8")
+
+    def _command(self) -> str | None:
+        assert self.folder is not None
+        if self.folder.parent == runs_root().absolute():
+            return None
+        return f"diagnose report {os.path.relpath(self.folder)} --html report.html"
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except (DiagnoseError, OSError) as error:
+            self._say(f"diagnose: this training is not measured, or not reported: {error}")
+        except Exception:  # noqa: BLE001 (a fault of ours must not become the training's)
+            self._say(f"diagnose: a bug of ours; the training goes on:\n{traceback.format_exc().rstrip()}")
+
+    def _say(self, text: str) -> None:
+        if self._wanted.logger is not None:
+            self._wanted.logger.info(text)
+        elif sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
+
+    def _say_once(self, text: str) -> None:
+        if not self._has_said and self._rank == FIRST_RANK and not self._wanted.quiet:
+            self._say(text)
+        self._has_said = True
+
+
+def training(
+    *,
+    run_dir: str | os.PathLike[str] | None,
+    name: str | None,
+    html: str | os.PathLike[str] | None,
+    json: str | os.PathLike[str] | None,
+    warmup: int | None,
+    quiet: bool,
+    logger: logging.Logger | None,
+) -> Training:
+    """Makes a `Training` of the arguments that every callback takes; see `Wanted`."""
+
+    def path(given: str | os.PathLike[str] | None) -> Path | None:
+        return None if given is None else Path(given)
+
+    return Training(
+        Wanted(
+            run_dir=path(run_dir),
+            name=name,
+            html=path(html),
+            json=path(json),
+            warmup=warmup,
+            quiet=quiet,
+            logger=logger,
+        )
+    )
+
+
+def _from_first_rank(text: str) -> str:
+    """Returns the first rank's text on every rank; this rank's own where there is no process group."""
+    distributed: Any = sys.modules["torch"].distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return text
+    box = [text]
+    broadcast: Callable[..., None] = distributed.broadcast_object_list
+    broadcast(box, src=FIRST_RANK)
+    return box[0]
