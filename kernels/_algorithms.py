@@ -26,6 +26,7 @@ class Algorithm:
         moment_dtype: Type of the first two moments, if it is not the parameter's.
         block_elements: If not 0, the third and fourth moment hold a number in fp32 for so many elements of
             a parameter each.
+        by_element: Whether each element is updated by itself, so that a shard of a parameter can be.
         master: Name of the state that holds a parameter of 16 bits in fp32; empty if there is none.
     """
 
@@ -37,6 +38,7 @@ class Algorithm:
     starts_from_gradient: bool = False
     moment_dtype: torch.dtype | None = None
     block_elements: int = 0
+    by_element: bool = False
     master: str = ""
 
     def held(self, group: Mapping[str, Any], param: torch.Tensor) -> tuple[str, ...]:
@@ -93,11 +95,15 @@ def _sgd_group(group: Mapping[str, Any]) -> Group:
     )
 
 
-ADAM = Algorithm(stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adam_group)
+ADAM = Algorithm(
+    stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adam_group, by_element=True
+)
 
 ALGORITHMS: dict[type[Optimizer], Algorithm] = {
     Adam: ADAM,
-    AdamW: Algorithm(stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adamw_group),
+    AdamW: Algorithm(
+        stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adamw_group, by_element=True
+    ),
     SGD: Algorithm(
         stem="sgd",
         entries=("sgd",),
@@ -105,6 +111,7 @@ ALGORITHMS: dict[type[Optimizer], Algorithm] = {
         group=_sgd_group,
         counts_steps=False,
         starts_from_gradient=True,
+        by_element=True,
     ),
 }
 """By the exact class: a subclass may compute anything."""
@@ -136,6 +143,7 @@ LION = Algorithm(
     moments=lambda group: ("exp_avg",),
     group=_lion_group,
     counts_steps=False,
+    by_element=True,
 )
 
 ADAMW_8BIT = Algorithm(

@@ -14,6 +14,7 @@ from diagnose.kernels._algorithms import Algorithm
 from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import fits
 from diagnose.kernels._masters import COPY_FLAGS, take_over
+from diagnose.kernels._shards import is_sharded, own_part
 from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
 from diagnose.kernels._table import Table
 from torch.autograd.graph import increment_version
@@ -35,7 +36,8 @@ class Member:
     Attributes:
         index: Its place among all parameters of the optimizer.
         group: The index of its group.
-        param: The parameter.
+        whole: The parameter.
+        param: What of it is on this rank: all, unless it is sharded. Likewise of states and gradients.
         state: Its entry in the optimizer's state.
         moments: The tensors of the state that the kernel updates, by name.
         alike: Those of them that hold an element for each of the parameter's.
@@ -47,6 +49,7 @@ class Member:
 
     index: int
     group: int
+    whole: torch.Tensor
     param: torch.Tensor
     state: dict[str, Any]
     moments: Mapping[str, torch.Tensor]
@@ -78,6 +81,7 @@ class Member:
             grad.dtype is not self.grad_dtype
             or grad.layout is not torch.strided
             or grad.shape != self.shape
+            or (grad.numel() and not grad.data_ptr())
         ):
             return False
         return grad.stride() == self.stride or fits([self.param, grad, *self.alike])
@@ -140,7 +144,8 @@ class Lineup:
             "FEATURES": int(reduce(or_, features, Feature(0))),
         }
         self._flags = [group.flags for group in groups]
-        self._params = [member.param for member in members]
+        self._params = [member.whole for member in members]
+        self._are_sharded = any(map(is_sharded, self._params))
         self._indices = [member.index for member in members]
         self._all = frozenset(self._indices)
         self._grad_dtypes = [member.grad_dtype for member in members]
@@ -176,8 +181,6 @@ class Lineup:
         addresses = self._addresses_if_all_fit(own)
         if addresses is not None:
             self._grads, self._updated = addresses, self._params
-            if 0 in addresses:
-                self._grads = [address or _EMPTY_GRADIENT for address in addresses]
             return self._all
         fitting = [
             grad is not None and member.takes(grad) for member, grad in zip(self.members, own, strict=True)
@@ -237,6 +240,8 @@ class Lineup:
                 clip_coef=clip_coef,
             )
         increment_version(self._updated)
+        if self._are_sharded:
+            increment_version(list(map(own_part, self._updated)))
         self._versions = [member.param._version for member in self._masters]
 
     def _follow_parameters(self) -> None:
@@ -260,7 +265,8 @@ class Lineup:
                 or list(map(torch.Tensor.numel, grads)) != self._counts
             ):
                 return None
-            return list(map(torch.Tensor.data_ptr, grads))
+            addresses = list(map(torch.Tensor.data_ptr, grads))
+            return None if 0 in addresses else addresses
         except (TypeError, RuntimeError):  # there is none, or it is sparse
             return None
 
@@ -277,7 +283,10 @@ class Lineup:
 
     def _look_up(self) -> list[int]:
         held: Any = map(dict.get, self._holders, self._names)
-        return [*map(torch.Tensor.data_ptr, self._params), *map(torch.Tensor.data_ptr, held)]
+        params: Iterable[torch.Tensor] = self._params
+        if self._are_sharded:  # a DTensor's own address is 0
+            params, held = map(own_part, params), map(own_part, held)
+        return [*map(torch.Tensor.data_ptr, params), *map(torch.Tensor.data_ptr, held)]
 
 
 def by_device(members: Iterable[Member]) -> dict[torch.device, list[Member]]:

@@ -13,6 +13,7 @@ from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
 from diagnose.kernels._layout import disjoint
 from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
 from diagnose.kernels._masters import made_from
+from diagnose.kernels._shards import PLAIN, is_sharded, own_part, own_part_alike
 from diagnose.kernels._structs import Group, GroupFlag
 from torch.optim import Optimizer
 
@@ -82,14 +83,16 @@ class Stepper:
             What is left for torch's own step, which its caller now has to do: groups with these parameters.
         """
         groups = self._optimizer.param_groups
-        given = getattr(self._optimizer, "grad_scale", None)
+        scale = getattr(self._optimizer, "grad_scale", None)
         factors = Factors(
-            grad_scale=grad_scale if given is None else given,
+            grad_scale=grad_scale if scale is None else scale,
             clip_coef=clip_coef,
-            torch_unscales=given is not None and not self.scaling_is_ours,
+            torch_unscales=scale is not None and not self.scaling_is_ours,
         )
         params = [param for group in groups for param in group["params"]]
-        grads = list(map(_GRAD, params))
+        grads = given = list(map(_GRAD, params))
+        if not set(map(type, params)) <= PLAIN:
+            grads = list(map(own_part_alike, given, params))
         taken: frozenset[int] = frozenset()
         self.left = [*self._broken, *(reason for group in groups for reason in group_refusals(group))]
         if self.left:
@@ -97,8 +100,8 @@ class Stepper:
         elif self._line_up(params, grads) and self._prepare(factors):
             taken = frozenset().union(*(lineup.take(grads) for lineup in self._lineups))
         rest = {}
-        if len(taken) < len(grads):
-            found = enumerate(grads)
+        if len(taken) < len(given):
+            found = enumerate(given)
             rest = {index: grad for index, grad in found if grad is not None and index not in taken}
         if rest and not self._prepare_for_torch(list(rest.values()), factors):
             return []
@@ -154,29 +157,34 @@ class Stepper:
         members = []
         numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
         for index, (number, param, grad) in enumerate(zip(numbers, params, grads, strict=True)):
-            like = param if grad is None else grad
+            part = own_part(param)
+            like = part if grad is None else grad
             if grad is None and param not in state:
                 continue
-            reason = why_misfit(param, like, self._moments(groups[number], param))
+            reason = self._why_no_shard(param) or why_misfit(
+                part, like, self._moments(groups[number], param)
+            )
             if not reason and grad is not None:
                 self._create(groups[number], param)
             names = self._algorithm.held(groups[number], param)
-            moments = {name: state[param].get(name) for name in names}
-            if reason or not all(isinstance(moment, torch.Tensor) for moment in moments.values()):
+            found = {name: state[param].get(name) for name in names}
+            if reason or not all(isinstance(moment, torch.Tensor) for moment in found.values()):
                 self.left.append(reason or "a parameter's state lacks what its group asks for")
                 continue
+            moments = {name: own_part(moment) for name, moment in found.items()}
             members.append(
                 Member(
                     index=index,
                     group=number,
-                    param=param,
+                    whole=param,
+                    param=part,
                     state=state.get(param, {}),
                     moments=moments,
                     alike=self._algorithm.alike(list(moments.values())),
                     master=moments.get(self._algorithm.master),
                     grad_dtype=like.dtype,
-                    shape=param.shape,
-                    stride=param.stride(),
+                    shape=part.shape,
+                    stride=part.stride(),
                 )
             )
         if not disjoint([member.param for member in members]):
@@ -225,7 +233,8 @@ class Stepper:
             and all(lineup.is_current(self._structs(lineup.place)) for lineup in self._lineups)
             and not any(
                 (grad := grads[index]) is not None
-                and not why_misfit(params[index], grad, self._moments(group, params[index]))
+                and not self._why_no_shard(params[index])
+                and not why_misfit(own_part(params[index]), grad, self._moments(group, params[index]))
                 for index, group in self._outside
             )
         )
@@ -299,7 +308,13 @@ class Stepper:
     def _moments(self, group: Mapping[str, Any], param: torch.Tensor) -> Sequence[torch.Tensor]:
         state = self._optimizer.state.get(param, {})
         found = [state.get(name) for name in self._algorithm.held(group, param)]
-        return self._algorithm.alike([moment for moment in found if isinstance(moment, torch.Tensor)])
+        parts = [own_part(moment) for moment in found if isinstance(moment, torch.Tensor)]
+        return self._algorithm.alike(parts)
+
+    def _why_no_shard(self, param: torch.Tensor) -> str:
+        if self._algorithm.by_element or not is_sharded(param):
+            return ""
+        return "a parameter is sharded, and its elements are not updated each by itself"
 
     def _structs(self, place: torch.device) -> list[Group]:
         structs = [group_struct(self._algorithm, group, place) for group in self._optimizer.param_groups]

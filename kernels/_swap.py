@@ -16,6 +16,7 @@ from diagnose.kernels._algorithms import ALGORITHMS, Algorithm, algorithm_of, gr
 from diagnose.kernels._clip import CLIPPING, Pending, versions, warn_touched
 from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import disjoint, fits
+from diagnose.kernels._shards import PLAIN, is_sharded, own_part
 from diagnose.kernels._stepper import Stepper
 from diagnose.kernels._structs import PAIRS
 from torch.compiler import is_dynamo_compiling
@@ -180,6 +181,12 @@ def swap(optimizer: Optimizer, *, clip: ClipLevel = "exact", allow: Sequence[str
     if unknown:
         raise ValueError(f"unknown in allow: {', '.join(unknown)}; known: {', '.join(ALLOWED)}")
     reasons = support(optimizer)
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    if clip == "deferred" and any(map(is_sharded, params)):
+        reasons.append(
+            "parameters are sharded, and the norm of gradients is a sum over ranks, which torch makes: "
+            "clipping cannot be deferred, only exact or off"
+        )
     if reasons:
         name = type(optimizer).__name__
         raise CannotSwap(f"{name}: {'; '.join(reasons)}. Training goes on with torch's {name}.")
@@ -212,6 +219,7 @@ def support(optimizer: Optimizer) -> list[str]:
     found = [reason for group in groups for reason in group_refusals(group)]
     found += [why_none(place) for place in {param.device for param in params}]
     found += sorted({_why_not(param) for param in params})
+    params = [own_part(param) for param in params]
     if swap_of(optimizer) is not None:
         found.append("its steps are done by kernels already")
     if not params:
@@ -231,7 +239,9 @@ def _algorithm(optimizer: Optimizer) -> Algorithm:
 
 
 def _why_not(param: torch.Tensor) -> str:
-    if type(param) not in (torch.nn.Parameter, torch.Tensor):
+    if is_sharded(param):
+        return _why_not(own_part(param))
+    if type(param) not in PLAIN:
         return f"a parameter is a {type(param).__name__}"
     if all(param.dtype is not of for of, _, _ in PAIRS):
         return f"a parameter is of {param.dtype}"
