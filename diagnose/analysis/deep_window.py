@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diagnose.analysis.spans import WHOLE_STEPS, whole_steps
+from diagnose.analysis.spans import moved_meta
 from diagnose.analysis.trace import read_trace
 from diagnose.core.deep_window import (
     ClassTime,
@@ -78,7 +78,7 @@ def without_steps(log: RankLog, spoilt: Spoilt, first: int = 0) -> RankLog:
 
     return replace(
         log,
-        meta={**log.meta, WHOLE_STEPS: whole_steps(log)},
+        meta=moved_meta(log, lambda step: moved(step) if stays(step) else None),
         steps=log.steps[~gone],
         device_steps=log.device_steps[~gone[: len(log.device_steps)]],
         samples=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ def part_of(log: RankLog, first: int, last: int | None = None) -> RankLog:
     after_ns = log.steps[end, 0] if end < len(log.steps) else None
     return replace(
         log,
-        meta={**log.meta, WHOLE_STEPS: whole_steps(log)},
+        meta=moved_meta(log, lambda step: step - first if inside(step) else None),
         workers=[report for report in log.workers if not _came_after(report, after_ns)],
         steps=log.steps[first:end],
         device_steps=log.device_steps[first:end],
@@ -41,6 +42,26 @@ def part_of(log: RankLog, first: int, last: int | None = None) -> RankLog:
         ],
         vitals=[(time, step - first, totals) for time, step, totals in log.vitals if inside(step)],
     )
+
+
+def moved_meta(log: RankLog, moved: Callable[[int], int | None]) -> dict[str, Any]:
+    """Returns what a rank said of itself, for a part of its records: the steps at which epochs began are
+    those of the part.
+
+    Args:
+        log: The records.
+        moved: Returns which step of the part a step is; `None` where it is none.
+    """
+    meta = {**log.meta, WHOLE_STEPS: whole_steps(log)}
+    facts = meta.get("facts", {})
+    if "loaders" in facts:
+        loaders = []
+        for fact in facts["loaders"]:
+            starts = [[*map(moved, start[:2]), *start[2:]] for start in fact.get("starts", ())]
+            within = [start for start in starts if None not in start[:2]]
+            loaders.append({**fact, "starts": within} if "starts" in fact else fact)
+        meta["facts"] = {**facts, "loaders": loaders}
+    return meta
 
 
 def _came_after(report: dict[str, Any], after_ns: int | None) -> bool:
