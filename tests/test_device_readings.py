@@ -23,6 +23,8 @@ from diagnose.core.phases import Phase
 from diagnose.hooks._copies import SENT
 from diagnose.hooks._recorder import CURIOUS_UNTIL, Recorder
 from diagnose.hooks.copy_to_device import CopyToDeviceHook
+from diagnose.report.base import Facts
+from diagnose.report.device import DeviceReadings
 from diagnose.rules._engine import ask, built_in
 from diagnose.rules._examples import profile
 from diagnose.rules._traps import traps
@@ -251,6 +253,16 @@ def test_a_loop_of_a_few_steps_tells_nothing_of_its_copies(monkeypatch):
         assert told(recorder).to_device_bytes is None
 
 
+def test_a_loop_that_copies_nothing_is_known_to_copy_nothing(monkeypatch):
+    with steps_on(monkeypatch) as recorder:
+        for recorder.steps in range(12):
+            torch.ones(300).to(torch.float64)
+        copies = told(recorder)
+    assert (copies.to_device_bytes, copies.pageable_share, copies.constant_bytes) == (0, 0, 0)
+    names = ("pageable-copies", "repeated-upload", "device-to-host-copies")
+    assert ask({name: RULES[name] for name in names}, profile(device="cuda", copies=copies)) == ((), ())
+
+
 # -- the rules on what can be read
 
 NOTHING = Copies()
@@ -299,3 +311,48 @@ def test_errors_of_the_devices_memory_are_a_note():
     (note,) = traps(profile(device=device_of(log([reading(uncorrected_errors=2)] * 3), 0)))
     assert note.startswith("the device's memory had 2 errors that ECC could not correct")
     assert traps(profile(device=device_of(log([reading(uncorrected_errors=0)] * 3), 0))) == ()
+
+
+# -- the report
+
+
+def test_the_report_says_what_the_device_said_and_nothing_of_what_it_did_not():
+    device = Device(
+        name="an A100",
+        utilisation_share=0.93,
+        clock_share=0.6,
+        throttle_share=0.95,
+        throttle_reasons={"HwSlowdown": 0.05, "SwPowerCap": 0.95},
+        power_limit_share=0.625,
+        power_w=248.7,
+        other_processes=1,
+        other_sm_share=0.2,
+        total_bytes=80 * GIB,
+        peak_bytes=42 * GIB,
+        alloc_retries=3,
+    )
+    copies = Copies(
+        to_device_bytes=19e6,
+        pageable_share=1.0,
+        link_generation=1,
+        link_width=4,
+        link_max_generation=4,
+        link_max_width=16,
+    )
+    (facts,) = DeviceReadings().blocks(profile(device=device, copies=copies))
+    assert isinstance(facts, Facts)
+    assert [" ".join(filter(None, (item.label, item.value, item.detail))) for item in facts.items] == [
+        "device an A100",
+        "kernels running 93 % of the time, as the driver counts",
+        "clock 60 % of the highest, while kernels ran",
+        "held down 95 % of the time: SwPowerCap 95 %, HwSlowdown 5.0 %",
+        "power limit 62 % of the card's default",
+        "power 249 W on average",
+        "processes of others 1 computing 20 % of the time",
+        "memory of tensors 42.0 GiB of 80.0 GiB",
+        "allocator retries 3 in the run",
+        "link PCIe 1 x4 of 4 x16",
+        "sent to it 18.1 MiB per step, 100 % from unpinned memory",
+    ]
+    assert DeviceReadings().blocks(profile()) == []
+    assert DeviceReadings().blocks(profile(device="cuda")) == []

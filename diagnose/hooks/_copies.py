@@ -72,15 +72,16 @@ class Copies:
     def facts(self) -> dict[str, Any]:
         """Returns the tallies of finished steps by line, with the number of steps looked at.
 
-        For another thread than the one that tallies.
+        For another thread than the one that tallies: at worst a step is missed until the next time.
         """
-        whole = list(self._whole.items())
+        steps, open_step = self._recorder.steps, self._step
+        tallies = [self._whole, self._open] if 0 < open_step < steps else [self._whole]
         sites = []
-        for (kind, site), tally in whole:
+        for (kind, site), tally in [each for tally in tallies for each in list(tally.items())]:
             file, line = resolve(*site)[:2] if site is not None else ("", 0)
             names = SENT if kind == "sent" else FETCHED
             sites.append({"kind": kind, "file": file, "line": line, **dict(zip(names, tally, strict=True))})
-        return {"num_steps": max(0, self._step - 1), "sites": sites}
+        return {"num_steps": max(0, min(steps, CURIOUS_UNTIL) - 1), "sites": sites}
 
     def _add(self, kind: str, amounts: tuple[int, ...]) -> None:
         self._turn()
