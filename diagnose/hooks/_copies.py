@@ -77,7 +77,7 @@ class Copies:
         steps, open_step = self._recorder.steps, self._step
         tallies = [self._whole, self._open] if 0 < open_step < steps else [self._whole]
         sites = []
-        for (kind, site), tally in [each for tally in tallies for each in list(tally.items())]:
+        for (kind, site), tally in [each for some in tallies for each in list(some.items())]:
             file, line = resolve(*site)[:2] if site is not None else ("", 0)
             names = SENT if kind == "sent" else FETCHED
             sites.append({"kind": kind, "file": file, "line": line, **dict(zip(names, tally, strict=True))})
