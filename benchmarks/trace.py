@@ -3,8 +3,8 @@
     python benchmarks/trace.py [TRACE ...] [--size-mb 200] [--hta-python PATH] [--markdown PATH]
 
 The first table is of a trace made here, of a GPU's training step said over and over: how long we take and
-in how much memory. The second compares the breakdown of each given trace with HTA's, in a process of its own
-under an interpreter that has HTA (`pip install HolisticTraceAnalysis`). HTA looks only at kernels whose
+in how much memory. The second compares the breakdown of each given trace with HTA's, in a process of its
+own under an interpreter that has HTA (`pip install HolisticTraceAnalysis`). HTA looks only at kernels whose
 launch the trace holds: for the comparison the others are left out of ours, as the table says. It rounds to
 microseconds unless told otherwise, and here it is.
 """
@@ -91,7 +91,7 @@ def large(size_mb: int) -> list[str]:
 
 
 def write_large(path: Path, num_bytes: int) -> None:
-    """Writes a trace in the form of Kineto's: operations, their launches, kernels, and the arrows between."""
+    """Writes a trace in Kineto's form: operations, their launches, their kernels, the arrows between."""
     with path.open("w", encoding="utf-8") as file:
         file.write('{"schemaVersion": 1, "deviceProperties": [{"name": "made"}], "traceEvents": [\n')
         number = 0

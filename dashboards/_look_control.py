@@ -18,6 +18,7 @@ from diagnose.report._wording import printable
 PLAIN = {
     "pause-tuning": "Pause tuning",
     "resume-tuning": "Resume tuning",
+    "deep-window": "Take a deep window",
 }
 MAX_ANSWERS = 6
 """Newest answers shown; all of them are marks in the run."""

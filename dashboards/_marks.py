@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from diagnose.dashboards._snapshot import Mark
 
+from diagnose.analysis.deep_window import KIND as DEEP
 from diagnose.analysis.tuning import KINDS, tuning_of
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.trial import Measured, Outcome, Trial, Tuning
@@ -17,8 +18,8 @@ from diagnose.report._tuning_words import TOLD, gain, named
 from diagnose.store.reader import RankLog
 from diagnose.store.tail import Event
 
-EVENTS = KINDS
-"""The events that are read: tuning's own, and commands."""
+EVENTS = (*KINDS, DEEP)
+"""The events that are read: tuning's own, commands, and deep windows."""
 
 MAX_MARKS = 100
 """More than this a chart neither shows nor sends in time: then the newest, without what comes often."""
@@ -95,4 +96,7 @@ def _label(kind: str, detail: dict[str, Any]) -> tuple[str, bool]:
         asked = f"{detail['command']} {detail.get('argument', '')}".strip()
         reason = f" ({detail['reason']})" if detail.get("reason") else ""
         return f"{asked}: {detail['state']}{reason}", False
+    if kind == DEEP:
+        reason = f" ({detail['reason']})" if detail.get("reason") else ""
+        return f"deep window {detail['state']}{reason}", False
     return "", False

@@ -17,7 +17,7 @@ from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.deep_window import classes, facts, hottest, roofline, taken, waiting
 
 NAME = "kernels"
-MAX_LISTED = 40
+MAX_LISTED = 25
 
 
 class Kernels(Page):

@@ -14,8 +14,9 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +181,7 @@ class _Stream:
                 if isinstance(event, dict):
                     yield event
 
-    def _header(self, file: IO[bytes]) -> tuple[str, int]:
+    def _header(self, file: BufferedIOBase) -> tuple[str, int]:
         """Returns the first piece of the text, and where in it the events begin."""
         text = ""
         while len(text) < MAX_HEADER:
@@ -202,14 +203,14 @@ class _Stream:
         except (ValueError, KeyError, IndexError, TypeError):
             self.device = ""
 
-    def _more(self, file: IO[bytes]) -> str:
+    def _more(self, file: BufferedIOBase) -> str:
         """Returns the next piece of text; none at the end, also where a packed file ends too early."""
         pieces: list[str] = []
         missing = PIECE
         while missing > 0:
             try:
                 # Not `read`, which keeps nothing of what it has read when the file ends too early.
-                piece = file.read1(missing)  # type: ignore[attr-defined]
+                piece = file.read1(missing)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 if not (pieces or self.num_events) and isinstance(error, gzip.BadGzipFile):
                     raise DiagnoseError(f"{self._path.name}: cannot be unpacked: {error}.") from None
@@ -221,5 +222,5 @@ class _Stream:
         return "".join(pieces)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> BufferedIOBase:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")

@@ -199,6 +199,8 @@ class DeepWindows:
         return deep_window_profiler.why_not()
 
     def _refuse(self, reason: str) -> None:
+        if self._asked is not None:
+            self._answer(self._asked, reason)
         self._asked = None
         self._recorder.on_boundary = None
         self._event("refused", reason=reason)
@@ -276,6 +278,7 @@ class DeepWindows:
             with contextlib.suppress(Exception), self._alone():
                 window.profiler.abandon()
             self._event("undone", last=self._recorder.steps + 1, reason=reason)
+            self._answer(window.asked, reason)
 
     def script_begins(self) -> None:
         """The script makes its own profiler ready, or starts it: ours is gone before."""
@@ -349,8 +352,15 @@ class DeepWindows:
             self._event("undone", last=last, reason=problem)
         else:
             self._event("ended", last=last, steps=window.seen_step - window.first_step, cut=cut)
+        self._answer(window.asked, problem)
         self._recorder.rotate_due = True
         self._writing = None
+
+    def _answer(self, asked: Asked, problem: str) -> None:
+        """Tells who gave the command what became of it."""
+        if asked.by == "command":
+            state = "refused" if problem else "done"
+            self._recorder.event("command", command=KIND, argument="", state=state, reason=problem)
 
     def _event(self, state: str, **detail: Any) -> None:
         self._recorder.event(KIND, state=state, **detail)

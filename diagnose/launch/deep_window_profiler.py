@@ -51,14 +51,18 @@ def _severity() -> Any:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Keeps Kineto from printing on stderr inside."""
+    """Keeps Kineto from printing on stderr inside.
+
+    When it is first used it chooses the level itself, and that stays: it is what the script would have.
+    """
     level = _severity()
     before = level.value
     level.value = NOTHING_IS_SO_SEVERE
     try:
         yield
     finally:
-        level.value = before
+        if level.value == NOTHING_IS_SO_SEVERE:
+            level.value = before
 
 
 class Profiler:

@@ -1,0 +1,312 @@
+"""Deep windows of real jobs on the CPU: what they record, and that the script is none the wiser."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diagnose.analysis.deep_window import TO_THE_END, device_readings, spoilt_steps, without_steps
+from diagnose.analysis.profile import load_profile, load_series
+from diagnose.analysis.trace import read_trace
+from diagnose.core.deep_window import (
+    ClassTime,
+    Counted,
+    DeepWindow,
+    Rates,
+    Sync,
+    Trace,
+    Work,
+    WorkClass,
+)
+from diagnose.core.errors import DiagnoseError
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.profile import Profile
+from diagnose.launch.deep_window_count import Counting
+from diagnose.launch.deep_window_file import pack
+from diagnose.launch.settings import resolve
+from diagnose.report import to_json
+from diagnose.report.deep_window import DeepWindowSection, roofline
+from diagnose.rules._examples import profile
+from diagnose.store.reader import RankLog, read_rank
+from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, run
+
+SCRIPT = SCRIPTS / "windowed.py"
+
+
+def windowed(folder: Path, *arguments: object, option: str = "10:3") -> tuple[Ended, Ended, Profile]:
+    """Runs the script plain and with a deep window; returns both ends and the run's profile."""
+    plain = run(*PLAIN, SCRIPT, *arguments, cwd=folder)
+    command = (*DIAGNOSE, "--quiet", "--name", "r", "--deep-window", option, SCRIPT, *arguments)
+    ended = run(*command, cwd=folder)
+    return plain, ended, load_profile(folder / ".diagnose" / "runs" / "r")
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    log = read_rank(folder / ".diagnose" / "runs" / "r" / "rank0.sqlite")
+    return [detail for _, _, kind, detail in log.events if kind == "deep-window"]
+
+
+# -- real jobs
+
+
+def test_a_window_records_what_was_asked_for_and_the_script_is_the_same(tmp_path: Path) -> None:
+    plain, ended, profile = windowed(tmp_path)
+    assert (ended.code, ended.stdout, ended.stderr) == (plain.code, plain.stdout, plain.stderr)
+    window = profile.deep_window
+    assert window is not None and window.asked_by == "option"
+    assert (window.first_step, window.num_steps) == (10, 3)
+    assert profile.steps.left_out == window.left_out >= 5, "one to count in, three, one to stop in"
+    assert profile.steps.measured == 30 - profile.steps.warmup - window.left_out
+    times = {each.work: each for each in window.trace.classes}
+    counts = {each.name: each.count for each in window.trace.top}
+    assert (counts["aten::addmm"], counts["aten::mm"]) == (6, 9), "in three steps of two layers"
+    assert {WorkClass.NORM, WorkClass.OPTIMIZER} <= set(times)
+    assert 0 < sum(each.total_ns for each in window.trace.classes) <= window.wall_ns
+    assert window.counted is not None and window.counted.dtype == "float32"
+    assert window.counted.flops == 2 * 8 * (32 * 64 * 2 + 64 * 4 * 3)
+    line = next(
+        number
+        for number, text in enumerate(SCRIPT.read_text().splitlines(), start=1)
+        if "total += loss.item()" in text
+    )
+    lines = [(each.what, each.file, each.line) for each in window.counted.lines]
+    assert ("aten::_local_scalar_dense", str(SCRIPT), line) in lines
+    run_folder = tmp_path / ".diagnose" / "runs" / "r"
+    assert (run_folder / window.trace_file).stat().st_size == window.trace_bytes < 1_000_000
+    assert (run_folder / "deep-rank0-step10.summary.json").is_file(), "it is read once"
+    assert load_profile(run_folder).deep_window == window
+    assert json.loads(json.dumps(to_json(profile)))["deep_window"]["first_step"] == 10
+    assert len(load_series(run_folder).samples) == profile.steps.measured
+    assert not [path for path in run_folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["raises", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("interrupted", "warns"))],
+)
+def test_what_the_script_raises_or_warns_inside_a_window_is_its_own(tmp_path: Path, kind: str) -> None:
+    plain, ended, _ = windowed(tmp_path, kind)
+    assert (ended.code, ended.stdout, ended.stderr) == (plain.code, plain.stdout, plain.stderr)
+    assert next(each["state"] for each in events_of(tmp_path)) == "begun"
+
+
+def test_the_scripts_own_profiler_goes_before_ours(tmp_path: Path) -> None:
+    plain, ended, profile = windowed(tmp_path, "profiler")
+    assert plain.stdout.count("addmm") == ended.stdout.count("addmm") > 0
+    assert (ended.code, ended.stdout) == (plain.code, plain.stdout)
+    told = [line for line in plain.stderr.splitlines() if "USDT" not in line]
+    assert [line for line in ended.stderr.splitlines() if "USDT" not in line] == told
+    assert ended.stderr.count("USDT") == plain.stderr.count("USDT"), "theirs still speaks"
+    assert profile.deep_window is None
+    assert [(each["state"], each.get("reason")) for each in events_of(tmp_path)] == [
+        ("begun", None),
+        ("undone", "the script's own profiler began"),
+    ]
+    assert profile.steps.left_out >= 3
+
+
+@pytest.mark.extended
+def test_a_window_at_the_end_keeps_the_steps_that_there_were(tmp_path: Path) -> None:
+    plain, ended, profile = windowed(tmp_path, "", 12, option="9:5")
+    assert (ended.code, ended.stdout, ended.stderr) == (plain.code, plain.stdout, plain.stderr)
+    assert profile.deep_window is not None
+    assert (profile.deep_window.first_step, profile.deep_window.num_steps) == (9, 3)
+
+
+@pytest.mark.extended
+def test_a_window_after_the_end_is_said_not_to_have_been(tmp_path: Path) -> None:
+    _, ended, profile = windowed(tmp_path, option="500")
+    assert ended.code == 0 and profile.deep_window is None and profile.steps.left_out == 0
+    assert [(each["state"], each["reason"]) for each in events_of(tmp_path)] == [
+        ("refused", "the training ended before")
+    ]
+
+
+@pytest.mark.parametrize("kind", ["compile", pytest.param("bare", marks=pytest.mark.extended)])
+def test_compiled_code_and_a_loop_without_a_loader_are_recorded_too(tmp_path: Path, kind: str) -> None:
+    plain, ended, profile = windowed(tmp_path, kind)
+    assert (ended.code, ended.stdout, ended.stderr) == (plain.code, plain.stdout, plain.stderr)
+    window = profile.deep_window
+    assert window is not None and window.num_steps == 3
+    assert {each.name: each.count for each in window.trace.top}["aten::mm"] == 9
+    assert bool(window.counted) == (kind == "bare")
+    assert ("compiled code" in window.why_not_counted) == (kind == "compile")
+
+
+# -- which steps no figure is of
+
+
+def log_of(num_steps: int, *events: tuple[int, str, dict[str, Any]]) -> RankLog:
+    steps = np.zeros((num_steps, len(COLUMNS)), dtype=np.int64)
+    steps[:, 0] = np.arange(num_steps)
+    return RankLog(
+        path=Path("rank0.sqlite"),
+        steps=steps,
+        samples=[(step, 0, (), 1) for step in range(num_steps)],
+        events=[(0, step, kind, detail) for step, kind, detail in events],
+        vitals=[(step, step, {}) for step in range(num_steps)],
+    )
+
+
+def test_the_steps_of_windows_are_gone_and_the_others_keep_their_order() -> None:
+    log = log_of(
+        12,
+        (2, "deep-window", {"state": "begun", "first": 3}),
+        (5, "deep-window", {"state": "ended", "last": 5}),
+        (8, "checkpoint", {}),
+        (8, "deep-window", {"state": "begun", "first": 8}),
+        (8, "deep-window", {"state": "undone", "last": 9}),
+    )
+    assert spoilt_steps(log) == ((3, 5), (8, 9))
+    rest = without_steps(log, spoilt_steps(log))
+    assert rest.steps[:, 0].tolist() == [0, 1, 2, 6, 7, 10, 11]
+    assert [step for step, *_ in rest.samples] == [step for _, step, _ in rest.vitals] == list(range(7))
+    assert [step for _, step, kind, _ in rest.events if kind == "checkpoint"] == [5]
+    part = without_steps(log_of(6), spoilt_steps(log), first=4)
+    assert part.steps[:, 0].tolist() == [2, 3], "4 and 5, then 8 and 9 of the run"
+
+
+def test_a_process_that_did_not_live_to_end_its_window_has_no_step_after_it() -> None:
+    log = log_of(6, (4, "deep-window", {"state": "begun", "first": 4}))
+    assert spoilt_steps(log) == ((4, TO_THE_END),)
+    assert len(without_steps(log, spoilt_steps(log)).steps) == 4
+
+
+# -- what a window says
+
+
+def window(**changes: Any) -> DeepWindow:
+    made: dict[str, Any] = {"rank": 0, "first_step": 4, "num_steps": 2, "wall_ns": 2_000_000, **changes}
+    return DeepWindow(**made)
+
+
+def test_the_readings_of_the_device_are_those_of_the_trace() -> None:
+    trace = Trace(
+        num_kernels=30,
+        busy_ns=500_000,
+        kernel_ns=400_000,
+        tensor_core_ns=100_000,
+        layout_ns=40_000,
+        sm_share=0.5,
+        classes=(
+            ClassTime(work=WorkClass.MATRIX, count=3, total_ns=150_000),
+            ClassTime(work=WorkClass.ATTENTION, count=1, total_ns=50_000),
+        ),
+    )
+    assert device_readings(window(trace=trace)) == {
+        "busy_share": 0.25,
+        "num_kernels": 15.0,
+        "tensor_core_share": 0.25,
+        "matmul_share": 0.5,
+        "layout_share": 0.1,
+        "sm_share": 0.5,
+    }
+    assert device_readings(window()) == device_readings(None) == {}, "a CPU has no kernels"
+
+
+def test_utilisation_is_the_products_over_the_roof_and_unknown_without_one() -> None:
+    counted = Counted(
+        work=(Work(work=WorkClass.MATRIX, count=2, flops=3_000_000, num_bytes=1_000),), dtype="float32"
+    )
+    rates = Rates(device="cpu", copy_bytes_per_s=1e9, flops_per_s=1e10)
+    assert window(counted=counted).mfu is None and roofline(window(counted=counted)) is None
+    assert window(counted=counted, rates=rates).mfu == pytest.approx(0.3)
+    trace = Trace(classes=(ClassTime(work=WorkClass.MATRIX, count=4, total_ns=1_000_000),))
+    drawn = roofline(window(counted=counted, rates=rates, trace=trace))
+    assert drawn is not None
+    assert [(point.label, point.flops_per_byte) for point in drawn.points] == [
+        ("matrix", 3000.0),
+        ("whole step", 3000.0),
+    ]
+    assert [point.flops_per_s for point in drawn.points] == pytest.approx([6e9, 3e9])
+
+
+def test_the_report_names_the_line_that_waits() -> None:
+    counted = Counted(
+        work=(),
+        lines=(Sync(what="aten::item", count=1, blocked_ns=7_000, file="/a/train.py", line=9),),
+    )
+    trace = Trace(
+        num_kernels=2,
+        span_ns=2_000_000,
+        classes=(ClassTime(work=WorkClass.MATRIX, count=2, total_ns=9),),
+        syncs=(Sync(what="cudaStreamSynchronize", count=2, blocked_ns=8_000),),
+    )
+    made = DeepWindowSection().blocks(replace(profile(), deep_window=window(trace=trace, counted=counted)))
+    cells = [row.cells for row in getattr(made[-1], "rows", ())]
+    assert ("cudaStreamSynchronize", "", "1", "4.0 us") in cells
+    assert any(cell[1].endswith("train.py:9") for cell in cells)
+
+
+# -- the parts
+
+
+def test_a_trace_too_large_is_cut_after_an_event_and_stays_one(tmp_path: Path) -> None:
+    whole = {
+        "traceEvents": [
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": f"k{zlib.crc32(bytes([i % 251, i // 251]))}",
+                "ts": i,
+                "dur": 1,
+            }
+            for i in range(3000)
+        ]
+    }
+    source, target = tmp_path / "t.json", tmp_path / "t.json.gz"
+    source.write_text(json.dumps(whole, indent=2).replace("    },", "  },").replace("    }\n", "  }\n"))
+    assert pack(source, target) is False
+    full = target.stat().st_size
+    assert json.loads(gzip.decompress(target.read_bytes()))["traceEvents"][-1]["ts"] == 2999
+    assert pack(source, target, max_bytes=full // 2) is True
+    assert target.stat().st_size <= full // 2
+    cut = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    assert 100 < len(cut) < 3000
+    trace = read_trace(target)
+    assert trace.num_kernels == len(cut) and not trace.damaged
+
+
+def test_counting_passes_everything_on_and_stops_where_it_does_not_understand() -> None:
+    mode = Counting(lambda: False, lambda name, inside: WorkClass.OTHER)
+    with mode:
+        product = torch.ones(3, 4) @ torch.ones(4, 5)
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.ones(3, 4) @ torch.ones(3, 4)
+        mode._work_of = lambda name, inside: {}[name]  # type: ignore[assignment,misc,return-value]
+        assert torch.equal(product + 0, product)
+    assert mode.broken.startswith("aten.") and not mode.on
+    assert sum(each["flops"] for each in mode.as_json()["work"]) == 2 * 3 * 4 * 5
+
+
+def test_a_mode_under_one_of_the_scripts_waits_for_it_to_go() -> None:
+    ours, theirs = (Counting(lambda: False, lambda name, inside: WorkClass.OTHER) for _ in range(2))
+    ours.__enter__()  # type: ignore[no-untyped-call]
+    theirs.__enter__()  # type: ignore[no-untyped-call]
+    assert not ours.leave()
+    assert theirs.leave() and ours.leave() and not ours.leave()
+
+
+@pytest.mark.parametrize("text", ["10", "0", "10:5", "auto"])
+def test_the_option_takes_a_step_and_a_count(tmp_path: Path, text: str) -> None:
+    assert resolve({"deep_window": text}, {}, tmp_path).deep_window == text
+    assert resolve({}, {"DIAGNOSE_DEEP_WINDOW": text}, tmp_path).deep_window == text
+
+
+@pytest.mark.parametrize("text", ["10:0", "10:6", "-1", "often", "1:2:3", "1e3"])
+def test_the_option_refuses_what_is_neither(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DiagnoseError, match="--deep-window: must be STEP, STEP:COUNT"):
+        resolve({"deep_window": text}, {}, tmp_path)
+
+
+def test_no_thread_of_ours_is_left() -> None:
+    assert not [each for each in threading.enumerate() if each.name == "diagnose-deep-window"]
