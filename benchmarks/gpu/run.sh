@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Everything about the kernels that needs a GPU, in one call of less than 9 minutes.
+# Everything that needs a GPU, in one call of less than 9 minutes: the kernels, and the device's clock in short.
 #
 #   benchmarks/gpu/run.sh                       all parts
 #   benchmarks/gpu/run.sh tests optimizers      only these
 #   DRY_RUN=1 benchmarks/gpu/run.sh             on a CPU: that the parts start and write what they should
 #
-# Writes eight files at most into $OUT (default ./out), as soon as there is something to write: summary.md has a
+# Writes nine files at most into $OUT (default ./out), as soon as there is something to write: summary.md has a
 # line per part, log.txt all that the parts printed. A part that fails or runs out of time costs no other.
 # Exit code 0 only if every part ran and none failed.
 #
@@ -25,7 +25,7 @@ SUMMARY=$OUT/summary.md
 SCRATCH=$(mktemp -d)
 trap 'rm -rf "$SCRATCH"' EXIT
 export PATH=$PATH:/usr/local/cuda/bin PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-ALL="environment tests memcheck racecheck optimizers end-to-end tune overhead"
+ALL="environment tests memcheck racecheck optimizers end-to-end device-ledger tune overhead"
 WANTED=${*:-$ALL}
 for name in $WANTED; do
     case " $ALL " in *" $name "*) ;; *) echo "run.sh: no part $name; there are: $ALL" >&2; exit 2 ;; esac
@@ -120,6 +120,7 @@ wait
 # The parts behind the table are kept this much time.
 reserve=0
 wanted end-to-end && reserve=$((reserve + 55))
+wanted device-ledger && reserve=$((reserve + 90))
 wanted tune && reserve=$((reserve + 65))
 room=$((TOTAL_S - SECONDS - reserve - 15))
 if ((room < 60)); then room=60; fi
@@ -130,6 +131,8 @@ if wanted optimizers; then
 fi
 wanted end-to-end && part end-to-end 70 \
     "$PYTHON" benchmarks/gpu/end_to_end.py --out "$OUT" --steps $steps ${dry[@]+"${dry[@]}"}
+wanted device-ledger && part device-ledger 110 \
+    "$PYTHON" benchmarks/gpu/device_ledger.py --out "$OUT" --rounds 1 --jobs text GPT ${dry[@]+"${dry[@]}"}
 wanted tune && part tune 80 bash -c "tune $tuned"
 wanted overhead && part overhead 120 bash -c overhead
 
