@@ -20,6 +20,7 @@ from diagnose.analysis.device import device_of
 from diagnose.analysis.device_ledger import device_share, idle_ns
 from diagnose.analysis.history import history_of
 from diagnose.analysis.imbalance import imbalance_of
+from diagnose.analysis.lateness import lateness
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
@@ -204,6 +205,8 @@ def composed(
     status = Status.SCRIPT_FAILED if failed else Status.OK
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
+    meetings = across.waits.meetings(numbered)
+    late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings)
     deep = deep_window_of(whole)
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
@@ -226,6 +229,7 @@ def composed(
                 host=rank.host,
                 phase_time_ns=rank.phase_time_ns,
                 standing_ns=rank.standing_ns,
+                late_ns_per_step=late_ns[index],
                 late_share=late,
                 stats=rank.stats,
             )
@@ -241,7 +245,7 @@ def composed(
             ),
             loaders=loaders_of(main, sources),
             imbalance=imbalance_of(across, numbered),
-            meetings=across.waits.meetings(numbered),
+            meetings=meetings,
             collective_ns=across.collective_ns(),
         ),
         settings=settings_of(main),

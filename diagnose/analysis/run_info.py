@@ -83,7 +83,16 @@ def notes_of(manifest: Mapping[str, Any], ranks: Sequence[RankSummary]) -> list[
         for who, _ in _named(without_log)
     ]
     notes += [str(note) for note in manifest.get("notes", ())]
-    if len({rank.rank for rank in ranks}) < len(ranks):
+    numbers = {rank.rank for rank in ranks}
+    world_size = max((rank.world_size or 1 for rank in ranks), default=1)
+    if ranks and len(numbers) < world_size:
+        chosen = manifest.get("ranks", "all")
+        why = "their files are not in the run's folder" if chosen == "all" else f"--ranks {chosen}"
+        notes.append(
+            f"{len(numbers):,} of {world_size:,} ranks are here ({why}): rates are of these together, and "
+            "a late rank among the others shows only as waiting."
+        )
+    if len(numbers) < len(ranks):
         notes.append(f"{len(ranks)} processes of the script trained; the figures are those of the first.")
     return notes
 

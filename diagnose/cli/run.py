@@ -85,6 +85,10 @@ def run(
     nproc_per_node: Annotated[
         str | None, typer.Option(metavar="N", help="Start N ranks through torchrun.")
     ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="RANKS", help="Ranks that record: all, first, sample, or 0,1,8-15."),
+    ] = None,
     nnodes: Annotated[str | None, _torchruns()] = None,
     node_rank: Annotated[int | None, _torchruns()] = None,
     master_addr: Annotated[str | None, _torchruns()] = None,

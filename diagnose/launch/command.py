@@ -96,6 +96,7 @@ def environment(environ: Mapping[str, str], settings: Settings, folder: Path | N
         value = getattr(settings, name)
         if value is not None:
             child[variable] = str(value)
+    child["DIAGNOSE_RANKS"] = settings.ranks
     child.pop("DIAGNOSE_TUNING", None)
     if settings.tunes:
         child["DIAGNOSE_TUNING"] = json.dumps(

@@ -112,5 +112,6 @@ def _facts(target: Target, settings: Settings, now: float) -> dict[str, Any]:
         "signal": None,
         "startup_s": None,
         "warmup": settings.warmup,
+        "ranks": settings.ranks,
         "notes": [],
     }

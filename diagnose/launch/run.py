@@ -13,6 +13,7 @@ from diagnose.launch.command import Target, environment, why_blind
 from diagnose.launch.ending import conclude, say, say_notes
 from diagnose.launch.exporting import Exporting, check_exports, start_exporting
 from diagnose.launch.opened import Opened, open_beside
+from diagnose.launch.rank_choice import ALL
 from diagnose.launch.record import Record, open_record
 from diagnose.launch.settings import Settings
 from diagnose.launch.supervisor import Fate, supervise
@@ -45,6 +46,11 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     if settings.apply is not None:
         read_kept(settings.apply)
     check_exports(settings.export)
+    if settings.tunes and settings.ranks != ALL:
+        raise DiagnoseError(
+            f"diagnose: --ranks {settings.ranks} leaves ranks out, and they decide on a fix together.\n"
+            "Leave out --ranks, or --tune, --dry-run and --apply."
+        )
     launcher = torchrun_arguments({"nproc_per_node": settings.nproc_per_node, **torchrun})
     place = None if launcher else place_in_torchrun(os.environ, settings.name or target.name)
     record = open_record(target, settings, place)

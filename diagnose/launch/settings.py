@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.core.errors import DiagnoseError
+from diagnose.launch.rank_choice import ALL, is_choice
 from diagnose.store.runs import DEFAULT_ROOT
 
 
@@ -28,6 +29,7 @@ class Settings:
         stop_after: Number of steps after which the script is ended cleanly; `None` for never.
         warmup: Leading steps left out of every figure; `None` for the analysis to find.
         nproc_per_node: Number of ranks to start, as torchrun understands it (`8`, `gpu`, `auto`).
+        ranks: Which ranks record; see `launch.rank_choice`.
         quiet: Print neither a start line nor the report.
         tune: Try fixes on the running job, and keep what helps.
         allow: Fixes to try beyond those that are exact or only round differently: `precision`, `training`.
@@ -49,6 +51,7 @@ class Settings:
     stop_after: int | None = None
     warmup: int | None = None
     nproc_per_node: str | None = None
+    ranks: str = ALL
     quiet: bool = False
     tune: bool = False
     allow: tuple[str, ...] = ()
@@ -99,7 +102,7 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
         elif key == "deep_window" and value is not None:
             values[key] = _checked(key, value, "--deep-window")
         elif value is not None:
-            values[key] = value
+            values[key] = _checked(key, value, "--ranks") if key == "ranks" else value
     return Settings(**values)
 
 
@@ -203,6 +206,9 @@ def _checked(key: str, value: Any, where: str) -> Any:
         text = str(value)
         ok = not isinstance(value, bool) and DEEP_WINDOW.fullmatch(text) is not None
         return _accept(ok, value, where, "STEP, STEP:COUNT with a COUNT of 1 to 5, or auto", str)
+    if key == "ranks":
+        ok = isinstance(value, (int, str)) and not isinstance(value, bool) and is_choice(str(value))
+        return _accept(ok, value, where, "all, first, sample, or ranks such as 0,1,8-15", str)
     is_text = isinstance(value, str) and value != ""
     return _accept(is_text, value, where, "text", str if key == "name" else Path)
 

@@ -42,16 +42,17 @@ def _boot() -> None:
         try:
             _die_with(int(os.environ.get("DIAGNOSE_SUPERVISOR") or 0))
             try:
-                from diagnose.launch import session
+                from diagnose.launch import rank_choice, session
             except ModuleNotFoundError:
                 # A checkout that is not installed: the package is three folders up.
                 root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
                 sys.path.append(root)
                 try:
-                    from diagnose.launch import session
+                    from diagnose.launch import rank_choice, session
                 finally:
                     sys.path.remove(root)
-            session.run_session(time.perf_counter_ns() - begun)
+            if rank_choice.records(os.environ.get("DIAGNOSE_RANKS", ""), os.environ):
+                session.run_session(time.perf_counter_ns() - begun)
         except Exception as error:  # noqa: BLE001 (the user's job outranks ours)
             print(f"diagnose: this process is not measured: {error!r}", file=sys.stderr)
     _chain(here)
