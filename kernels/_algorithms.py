@@ -119,7 +119,7 @@ ALGORITHMS: dict[type[Optimizer], Algorithm] = {
 
 def _lion_group(group: Mapping[str, Any]) -> Group:
     beta1, beta2 = group["betas"]
-    flags = GroupFlag.MAXIMIZE if group["maximize"] else GroupFlag(0)
+    flags = GroupFlag.MAXIMIZE if group.get("maximize") else GroupFlag(0)
     return Group(beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], flags=flags)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
+from diagnose.kernels._foreign import foreign_refusals
 from diagnose.kernels._layout import disjoint
 from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
 from diagnose.kernels._masters import made_from
@@ -95,6 +96,7 @@ class Stepper:
             grads = list(map(own_part_alike, given, params))
         taken: frozenset[int] = frozenset()
         self.left = [*self._broken, *(reason for group in groups for reason in group_refusals(group))]
+        self.left += foreign_refusals(self._optimizer)
         if self.left:
             self.release()
         elif self._line_up(params, grads) and self._prepare(factors):

@@ -15,6 +15,7 @@ import torch
 from diagnose.kernels._algorithms import ALGORITHMS, Algorithm, algorithm_of, group_refusals
 from diagnose.kernels._clip import CLIPPING, Pending, versions, warn_touched
 from diagnose.kernels._device import why_none
+from diagnose.kernels._foreign import foreign, foreign_refusals
 from diagnose.kernels._layout import disjoint, fits
 from diagnose.kernels._shards import PLAIN, is_sharded, own_part
 from diagnose.kernels._stepper import Stepper
@@ -213,10 +214,11 @@ def support(optimizer: Optimizer) -> list[str]:
     """Why kernels cannot step an optimizer, in words; empty if they can."""
     name, groups = type(optimizer).__name__, optimizer.param_groups
     params = [param for group in groups for param in group["params"]]
-    if algorithm_of(optimizer) is None:
+    if _known(optimizer) is None:
         known = ", ".join(sorted(each.__name__ for each in ALGORITHMS))
         return [f"there are kernels for {known}, not for {name} of {type(optimizer).__module__}"]
     found = [reason for group in groups for reason in group_refusals(group)]
+    found += foreign_refusals(optimizer)
     found += [why_none(place) for place in {param.device for param in params}]
     found += sorted({_why_not(param) for param in params})
     params = [own_part(param) for param in params]
@@ -232,8 +234,13 @@ def support(optimizer: Optimizer) -> list[str]:
     return list(filter(None, dict.fromkeys(found)))
 
 
+def _known(optimizer: Optimizer) -> Algorithm | None:
+    found = foreign(optimizer)
+    return algorithm_of(optimizer) if found is None else found.algorithm
+
+
 def _algorithm(optimizer: Optimizer) -> Algorithm:
-    found = algorithm_of(optimizer)
+    found = _known(optimizer)
     assert found is not None, "support() has looked"
     return found
 
