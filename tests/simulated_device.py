@@ -65,6 +65,7 @@ class SimulatedDevice:
     queries: int = 0
     recorded: int = 0
     main: Stream = field(default_factory=lambda: Stream("main"))
+    aside: Stream = field(default_factory=lambda: Stream("copies"))
     current: Stream = field(init=False)
     slot: Callable[[], int] = field(default=lambda: 0)
 
@@ -93,6 +94,20 @@ class SimulatedDevice:
         self.now_ns += self.launch_ns
         self._hold_up()
         self._queued.append(self._work(self.current, time_ns))
+
+    def launch_many(self, count: int) -> None:
+        """Small kernels, each done before the host has launched the next."""
+        for _ in range(count):
+            self.launch(3 * US)
+
+    def launch_aside(self, time_ns: int) -> None:
+        """Puts a copy into another stream."""
+        self.now_ns += self.launch_ns
+        self._work(self.aside, time_ns)
+
+    def wait_for_aside(self, _: int) -> None:
+        """What comes later in the current stream waits for the copies."""
+        self.wait_stream(self.current, self.aside)
 
     def wait_stream(self, waits: Stream, waited_for: Stream) -> None:
         """What comes later in one stream waits for what is in another now."""

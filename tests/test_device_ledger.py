@@ -27,7 +27,6 @@ class Row:
 
     step: int
     holes: int
-    lag_ns: int
     times: dict[str, int]
     dry: dict[str, int]
 
@@ -106,7 +105,6 @@ def row_of(step: int, row: tuple[int, ...]) -> Row:
     return Row(
         step=step,
         holes=named["holes"],
-        lag_ns=named["lag_ns"],
         times={slot: named[slot] for slot in SLOTS if named[slot]},
         dry={slot: named[f"dry_{slot}"] for slot in SLOTS if named[f"dry_{slot}"]},
     )
@@ -213,6 +211,9 @@ Doing = tuple[str, int]
 doings: st.SearchStrategy[list[Doing]] = st.lists(
     st.one_of(
         st.tuples(st.just("launch"), st.integers(2, 3_000).map(lambda us: us * US)),
+        st.tuples(st.just("launch_many"), st.integers(1, 60)),
+        st.tuples(st.just("launch_aside"), st.integers(2, 3_000).map(lambda us: us * US)),
+        st.tuples(st.just("wait_for_aside"), st.just(0)),
         st.tuples(st.just("spend"), st.integers(0, 2_000).map(lambda us: us * US)),
         st.tuples(st.just("wait"), st.just(0)),
     ),
@@ -288,6 +289,19 @@ def test_what_may_have_been_idle_begins_when_the_device_has_come_so_far() -> Non
     for row in loop.finish()[2:]:
         assert row.times["backward"] == near(23 * MS)
         assert row.dry["backward"] == near(3 * MS)
+
+
+@pytest.mark.parametrize("drift", [-50e-6, 0, 50e-6])
+def test_clocks_that_run_apart_for_a_day_do_not_look_like_a_backlog(drift: float) -> None:
+    """Two seconds of each of 40 half hours; between two dry moments the device is 20 ms behind."""
+    offset = _device_ledger._Offset()
+    for half_hour in range(40):
+        begun_ns = half_hour * 1_800_000 * MS
+        for tenth in range(20):
+            for behind_ns in (0, 20 * MS):
+                host_ns = begun_ns + tenth * 100 * MS + behind_ns
+                offset.see(host_ns, round((host_ns + behind_ns) * (1 + drift)))
+                assert offset.lag_ns == near(behind_ns, 50 * US)
 
 
 def test_nothing_on_the_path_of_a_step_waits_or_asks_for_the_device() -> None:

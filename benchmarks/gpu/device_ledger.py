@@ -148,7 +148,7 @@ def against_trace(folder: Path, job: dict[str, Any], log: Any) -> dict[str, Any]
         for slot, spent_ns in truth.between(begin, end).items():
             by_trace[slot] += spent_ns
         for slot in by_ledger:
-            by_ledger[slot] += int(row[2 + slot])
+            by_ledger[slot] += int(row[1 + slot])
     total_ns = sum(by_trace.values())
     worst = max(by_trace, key=lambda slot: abs(by_trace[slot] - by_ledger[slot]))
     return found | {

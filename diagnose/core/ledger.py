@@ -39,7 +39,7 @@ COUNTS: Final[tuple[str, ...]] = ("end_ns", "samples", "tokens", "backward_passe
 COLUMNS: Final[tuple[str, ...]] = (*COUNTS, *SLOTS)
 """The columns of one stored step, all int64: counts first, then nanoseconds per slot."""
 
-DEVICE_COLUMNS: Final[tuple[str, ...]] = ("holes", "lag_ns", *SLOTS, *(f"dry_{name}" for name in SLOTS))
+DEVICE_COLUMNS: Final[tuple[str, ...]] = ("holes", *SLOTS, *(f"dry_{name}" for name in SLOTS))
 """The columns of one step by the device's clock, all int64: moments without an event, and if there are any
-the step is the host's; how far the device was behind the host at the step's end, at least; nanoseconds per
-slot; and of those the part in which the device may have had nothing to do, at most."""
+the step is the host's; nanoseconds per slot; and of those the part in which the device may have had nothing
+to do, at most."""

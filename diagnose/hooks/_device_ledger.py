@@ -90,7 +90,6 @@ class DeviceLedger:
         self._now_ns = 0
         self._dry_ns = 0
         self._holes = 0
-        self._lag_ns = 0
         self._offset = _Offset()
         self._host = log.append, log.close
         log.divert(self._recording(now_ns), self._close)
@@ -195,7 +194,7 @@ class DeviceLedger:
         first, self._next = self._next, self._next + len(times)
         counts = len(COUNTS)
         return first, [
-            (row[1], row[3], *row[counts:], *idle[counts:]) for row, idle in zip(times, dry, strict=True)
+            (row[1], *row[counts:], *idle[counts:]) for row, idle in zip(times, dry, strict=True)
         ]
 
     def _read(self) -> None:
@@ -249,8 +248,8 @@ class DeviceLedger:
             self._times.append(self._now_ns * WIDTH + code)
             self._dry.append(self._dry_ns * WIDTH + code)
             return
-        self._lag_ns += self._offset.lag_ns
-        on_device = (self._now_ns, self._holes, 0, self._lag_ns, NO_MODELS, mark[5])
+        # Where the host's log counts samples, this counts holes.
+        on_device = (self._now_ns, self._holes, 0, 0, NO_MODELS, mark[5])
         dry = (self._dry_ns, 0, 0, 0, NO_MODELS, mark[5])
         self._times.append(on_device)
         self._dry.append(dry)
@@ -287,7 +286,8 @@ class _Offset:
         """An event was recorded and passed at these times."""
         apart_ns = device_ns - host_ns
         if not self._least_ns or host_ns - self._begun_ns > DRY_WINDOW_NS // 2:
-            self._least_ns = [*self._least_ns[-2:], apart_ns]
+            recent = self._least_ns[-2:] if host_ns - self._begun_ns < DRY_WINDOW_NS else []
+            self._least_ns = [*recent, apart_ns]
             self._begun_ns = host_ns
         self._least_ns[-1] = min(self._least_ns[-1], apart_ns)
         self.lag_ns = apart_ns - min(self._least_ns)
