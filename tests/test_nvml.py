@@ -361,7 +361,7 @@ def test_a_reduced_power_limit_a_bad_slot_and_a_death_of_the_driver_are_told_of_
     )
     library = str(nvml_stub.folder())
     states = [stats(), stats(retries=3, reserved_bytes=70)]
-    folder = recorded(tmp_path, 6, states, LD_LIBRARY_PATH=library, NVML_STUB=str(driver))
+    folder = recorded(tmp_path, 5, states, LD_LIBRARY_PATH=library, NVML_STUB=str(driver))
     profile = diagnosed(load_profile(folder))
     device, copies = profile.device, profile.copies
     assert (device.name, device.capability) == ("NVIDIA A100-SXM4-80GB", (8, 0))
