@@ -13,7 +13,7 @@ from diagnose.core.ledger import DEVICE_COLUMNS, SLOT_OF, SLOTS
 from diagnose.hooks import _device_ledger
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.device_clock import follow
-from tests.simulated_device import MS, US, SimulatedDevice, Stream
+from tests.simulated_device import MS, US, Event, SimulatedDevice, Stream
 
 DATA_WAIT, COPY, FORWARD, BACKWARD, OPTIMIZER = (
     SLOT_OF[name] for name in ("data_wait", "copy", "forward", "backward", "optimizer")
@@ -437,6 +437,29 @@ def breakable(device: SimulatedDevice, call: str) -> list[bool]:
 
     setattr(device, call, may_refuse)
     return broken
+
+
+def test_a_collection_between_an_event_and_its_entry_counts_once() -> None:
+    """An entry takes memory, and that may start the collector, whose pause has events of its own."""
+    loop = Loop()
+    record = loop.device.record
+    pauses = [False] * 20 + [True]
+
+    def interrupted(event: Event, stream: Stream) -> None:
+        record(event, stream)
+        if pauses and pauses.pop(0):
+            slot = loop.recorder.push(SLOT_OF["gc"])
+            loop.device.spend(30 * MS)
+            loop.recorder.resume(slot)
+
+    loop.device.record = interrupted  # type: ignore[method-assign]
+    for _ in range(12):
+        loop.usual()
+        loop.phase(REST, ("wait", 0))
+    rows = loop.finish()
+    assert not pauses
+    assert sum(row.total_ns for row in rows) == near(11 * 4 * MS + 30 * MS, 11 * 40 * US)
+    assert sum(row.holes for row in rows) == 1, "whose slots are in the wrong order is the host's"
 
 
 def test_a_forked_child_has_no_device() -> None:

@@ -230,11 +230,14 @@ class DeviceLedger:
             if event is not NO_EVENT:
                 self._offset.forget()
         elif event is not last:
-            took_ns = max(0, round(1e6 * self._device.ms_between(last, event)))
+            took_ns = round(1e6 * self._device.ms_between(last, event))
             self._now_ns += took_ns
+            # A collection that began between an event and its entry has events of its own, which then stand
+            # before it: the next time is longer by as much as this is negative.
+            self._holes += took_ns < 0
             # Idleness ends at the host's next change of the slot at the latest, and begins when the
             # device has come to the one before.
-            dry_ns = min(took_ns, max(0, host_ns - self._last_ns - self._offset.lag_ns))
+            dry_ns = max(0, min(took_ns, host_ns - self._last_ns - self._offset.lag_ns))
         if event is not last:
             if last is not NO_EVENT:
                 self._free.append(last)
