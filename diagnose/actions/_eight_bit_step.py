@@ -1,0 +1,143 @@
+"""Steps a live AdamW of torch's by kernels that keep its moments in one byte each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.optim import AdamW, Optimizer
+
+from diagnose.kernels._adamw_8bit_state import decoded, encode
+from diagnose.kernels._algorithms import ADAMW_8BIT
+from diagnose.kernels._optimizer_8bit import _adamw_8bit_step
+from diagnose.kernels._stepper import Stepper
+from diagnose.kernels._swap import StandIn, support
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+COPIED = "__getstate__"
+"""What `copy` and `pickle` ask an optimizer for: a copy has none of our hooks, and must not have codes."""
+
+CODES = ADAMW_8BIT.moments({})
+
+
+def why_not(optimizer: Optimizer) -> str:
+    """Returns why the moments of an optimizer cannot be kept in bytes, in words; empty if they can."""
+    name, groups = type(optimizer).__name__, optimizer.param_groups
+    if type(optimizer) is not AdamW:
+        return f"states of one byte are AdamW's; {name} is another"
+    if any(group["amsgrad"] or group["differentiable"] or group["capturable"] for group in groups):
+        return "AdamW keeps a third moment, is differentiable or capturable"
+    if any(hasattr(p, "_local_tensor") for group in groups for p in group["params"]):
+        return "parameters are spread over ranks"
+    return "; ".join(support(optimizer))
+
+
+@contextmanager
+def in_bytes(optimizer: Optimizer) -> Iterator[None]:
+    """Keeps the moments of an optimizer in one byte each while open.
+
+    `state_dict` shows them as torch's AdamW has them, rounded to what the codes can tell, and a checkpoint
+    that is loaded meanwhile is coded.
+    """
+    kernels = _Kernels(optimizer)
+    with ExitStack() as stack:
+        stack.callback(_decode, optimizer)
+        stack.callback(kernels.stepper.release)
+        stack.callback(optimizer.__dict__.pop, COPIED, None)
+        setattr(optimizer, COPIED, kernels.as_torch_copies)
+        stack.callback(optimizer.register_load_state_dict_post_hook(kernels.loaded).remove)
+        stack.callback(optimizer.register_state_dict_post_hook(kernels.as_torch_saves).remove)
+        stack.callback(optimizer.register_step_pre_hook(kernels.before_step).remove)
+        _encode(optimizer)
+        yield
+
+
+class _Kernels:
+    """The hooks of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.stepper = Stepper(optimizer, ADAMW_8BIT)
+        self._optimizer = optimizer
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Hands torch's own `step` a stand-in that leaves it nothing to do."""
+        if is_dynamo_compiling():
+            return None
+        stepper = self.stepper
+        if optimizer is not self._optimizer:  # a copy of it, as the tuner makes to compare updates
+            stepper = Stepper(optimizer, ADAMW_8BIT)
+        return (_Coded(optimizer, stepper, lambda: None), *args[1:]), kwargs
+
+    def loaded(self, optimizer: Optimizer) -> None:
+        """The script has loaded a checkpoint."""
+        _encode(optimizer)
+
+    def as_torch_saves(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """The script saves one."""
+        state = self.stepper.saved(saved["state"])
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        return {
+            **saved,
+            "state": {index: _as_torch(held, params[index]) for index, held in state.items()},
+        }
+
+    def as_torch_copies(self) -> dict[str, Any]:
+        """Takes the place of `Optimizer.__getstate__`."""
+        held: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
+        plain = {p: _as_torch(state, p) for p, state in self.stepper.saved(held["state"]).items()}
+        return {**held, "state": defaultdict(dict, plain)}
+
+
+class _Coded(StandIn):  # type: ignore[misc]
+    """A stand-in that also steps what the kernels leave: torch's own code knows no codes."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """See `StandIn`. Empty: nothing is left."""
+        own: dict[str, Any] = self.__dict__
+        if own["_left"] is None:
+            optimizer, stepper = own["_optimizer"], own["_stepper"]
+            with torch.no_grad():
+                for group in stepper.step():
+                    for p in group["params"]:
+                        _adamw_8bit_step(group, optimizer.state[p], p, p.grad)
+            own["_left"] = []
+        return []
+
+
+def _encode(optimizer: Optimizer) -> None:
+    for p, state in optimizer.state.items():
+        if MOMENTS[0] in state:
+            m, v = (_in_order_of(p, state[name]) for name in MOMENTS)
+            coded = {name: ADAMW_8BIT.make(place, p) for place, name in enumerate(CODES)}
+            encode(m, coded["exp_avg_codes"], coded["exp_avg_scales"], signed=True)
+            encode(v.sqrt(), coded["exp_avg_sq_codes"], coded["exp_avg_sq_scales"], signed=False)
+            for name in MOMENTS:
+                del state[name]
+            state.update(coded)
+
+
+def _decode(optimizer: Optimizer) -> None:
+    for p, state in optimizer.state.items():
+        if CODES[0] in state:
+            plain = _as_torch(state, p)
+            state.clear()
+            state.update(plain)
+
+
+def _as_torch(state: dict[str, Any], p: torch.Tensor) -> dict[str, Any]:
+    """One parameter's state as torch's AdamW keeps it."""
+    if CODES[0] not in state:
+        return state
+    m = decoded(state["exp_avg_codes"], state["exp_avg_scales"], signed=True, like=p)
+    root = decoded(state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False, like=p)
+    return {"step": state["step"], "exp_avg": m.to(p.dtype), "exp_avg_sq": (root * root).to(p.dtype)}
+
+
+def _in_order_of(p: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
+    return made.detach().copy_(moment)

@@ -1,0 +1,79 @@
+"""AdamW keeps its moments in one byte each"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch.optim import Optimizer
+
+from diagnose.actions._eight_bit_step import COPIED, in_bytes, why_not
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class EightBitStates(Action):
+    """
+    ## What it does
+    Keeps both moments of each AdamW of the loop in one byte per element, with a scale for every 256: two
+    bytes and a little for each parameter instead of eight. A kernel of our own decodes, steps and codes
+    again in one launch. Checkpoints hold the moments as torch's AdamW does, and load into it; one that is
+    loaded meanwhile is coded.
+
+    ## When it takes effect
+    At the next step.
+
+    ## When it cannot help
+    Other optimizers than AdamW itself, and one with `amsgrad`. It needs an NVIDIA GPU, and saves memory of
+    the state only: a step is shorter where that has many bytes to read.
+
+    ## Hazards
+    Each step rounds the moments: the first to a 32nd of itself, the root of the second to a 64th, what is
+    less than 2^-12 of the largest in its 256 more coarsely. Training takes another way, hence
+    `--allow training`, and the loss is watched. Undone, the moments stay what the codes tell.
+    """
+
+    safety = Safety.TRAINING
+    order = 60
+    excludes = frozenset({"fused-optimizer", "optimizer-in-backward", "autocast-fp16"})
+    settle_steps = 2
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        _eligible(job)
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        with ExitStack() as stack:
+            for optimizer in _eligible(job):
+                stack.enter_context(in_bytes(optimizer))
+            yield
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return [_state(optimizer) for optimizer in job.optimizers]
+
+
+def _eligible(job: Job) -> list[Optimizer]:
+    """Returns the optimizers whose states can be kept in bytes.
+
+    Raises:
+        CannotApply: If there is none.
+    """
+    reasons = [(optimizer, why_not(optimizer)) for optimizer in job.optimizers]
+    found = [optimizer for optimizer, reason in reasons if not reason]
+    if not found:
+        raise CannotApply(reasons[0][1] if reasons else "no optimizer has stepped")
+    return found
+
+
+def _state(optimizer: Optimizer) -> dict[str, Any]:
+    hooks = ("step_pre", "state_dict_post", "load_state_dict_post")
+    return {
+        "hooks": [list(getattr(optimizer, f"_optimizer_{name}_hooks")) for name in hooks],
+        "copied": COPIED in vars(optimizer),
+        "kept": sorted({name for state in optimizer.state.values() for name in state}),
+    }
