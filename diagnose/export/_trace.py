@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.device_ledger import by_device_clock
 from diagnose.analysis.gaps import phase_weights, split_gaps
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.tuning import KINDS
@@ -111,7 +112,7 @@ def _rank_trace(path: Path, warmup: int, sources: Sources, max_steps: int) -> Ra
             )
     except UNREADABLE:
         return None
-    segments = _segments(log.steps, weights, offset_ns, max_steps)
+    segments = _segments(by_device_clock(log).steps, weights, offset_ns, max_steps)
     if not segments:
         return None
     return RankTrace(

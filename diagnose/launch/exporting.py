@@ -32,8 +32,12 @@ class Exporting:
     log: Path
     names: tuple[str, ...]
 
-    def finish(self) -> list[str]:
-        """Has the last export made, and returns what it has to say of all of them, a line each."""
+    def finish(self, *, quiet: bool) -> list[str]:
+        """Has the last export made, and returns what it has to say of all of them, a line each.
+
+        Args:
+            quiet: Only what failed.
+        """
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -42,17 +46,17 @@ class Exporting:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self.process.kill()
             self.process.wait()
-            return [*self._said(), f"export: it took too long and was ended; see {self.log}"]
-        return self._said() if code == 0 else [*self._said(), f"export: failed; see {self.log}"]
+            return [*self._said(quiet), f"export: it took too long and was ended; see {self.log}"]
+        return [*self._said(quiet), *([] if code == 0 else [f"export: failed; see {self.log}"])]
 
-    def _said(self) -> list[str]:
+    def _said(self, quiet: bool) -> list[str]:
         try:
             with self.log.open("rb") as file:
                 lines = file.read(MAX_LOG_BYTES).decode("utf-8", "replace").splitlines()
         except OSError:
             return []
         # Libraries and tracebacks speak there too.
-        begins = tuple(f"{name}: " for name in ("export", *self.names))
+        begins = tuple(f"{name}: " for name in ("export", *(() if quiet else self.names)))
         return list(dict.fromkeys(line for line in lines if line.startswith(begins)))
 
 

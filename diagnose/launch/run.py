@@ -74,7 +74,7 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         say_notes(record)
     conclude(record, settings, fate)
     if exporting is not None:
-        for words in exporting.finish():
+        for words in exporting.finish(quiet=settings.quiet):
             say(f"diagnose: {words}")
     if opened is not None:
         opened.close()
