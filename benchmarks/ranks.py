@@ -118,18 +118,20 @@ def communication(ranks: Sequence[int], rounds: int) -> list[str]:
     return [*lines, ""]
 
 
-def exposure(ranks: int, mbit: int) -> tuple[float, float, float]:
+def exposure(ranks: int, mbit: int, steps: int = 160) -> tuple[float, float, float]:
     """Returns milliseconds: a step without communication, what one with it takes longer, what is said."""
     with tempfile.TemporaryDirectory() as folder:
-        run = trained(Path(folder), ranks, "--alternate", "--steps", "160", "--width", "256", mbit=mbit)
-        steps, waits = [], []
+        run = trained(
+            Path(folder), ranks, "--alternate", "--steps", str(steps), "--width", "256", mbit=mbit
+        )
+        times, waits = [], []
         for path in rank_files(run):
             log = read_rank(path)
-            steps.append(step_times(log.steps) / 1e6)
+            times.append(step_times(log.steps) / 1e6)
             waits.append(waits_of(log, 0) / 1e6)
     # All ranks of a step, as they end it together; the first steps of a block pay for the one before.
-    count = min(map(len, steps))
-    step, wait = (np.mean([one[:count] for one in each], axis=0) for each in (steps, waits))
+    count = min(map(len, times))
+    step, wait = (np.mean([one[:count] for one in each], axis=0) for each in (times, waits))
     number = np.arange(count)
     settled = (number >= 2 * BLOCK) & (number % BLOCK >= 2)
     alone = number // BLOCK % 2 == 1

@@ -54,7 +54,7 @@ class Sentences(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if late and args.fault == "fetch":
             time.sleep(args.ms / 4000)
-        length = 24 if not (late and args.fault == "longer") else round(24 * (1 + args.ms / 10))
+        length = 24 if not (late and args.fault == "longer") else round(24 * (1 + args.ms / 5))
         return torch.randint(0, 1000, (length,))
 
 

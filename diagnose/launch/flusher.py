@@ -16,6 +16,7 @@ from typing import Any
 from diagnose.core.ledger import COLUMNS
 from diagnose.launch import vitals
 from diagnose.launch.device import DeviceReadings
+from diagnose.launch.place import place_of
 
 FLUSH_EVERY_S = 0.5
 """At most this much is lost when the process is killed."""
@@ -127,8 +128,9 @@ class Flusher:
         if self._writer is None:
             if not recorder.has_rows():
                 return  # a helper process that never finishes a step leaves no file
-            self._writer = Writer(self._folder, int(os.environ.get("RANK") or 0))
-            self._writer.set_meta(_facts(self._writer.journal))
+            rank, world_size = place_of(recorder.facts)
+            self._writer = Writer(self._folder, rank)
+            self._writer.set_meta({**_facts(self._writer.journal), "rank": rank, "world_size": world_size})
         writer = self._writer
         if not last:
             recorder.rotate_due = True  # the training thread hands its bucket over at the end of the step
@@ -182,8 +184,6 @@ def _facts(journal: str) -> dict[str, Any]:
     cuda_in_use = torch.cuda.is_initialized()
     return {
         "columns": COLUMNS,
-        "rank": int(os.environ.get("RANK") or 0),
-        "world_size": int(os.environ.get("WORLD_SIZE") or 1),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "torch": str(torch.__version__),

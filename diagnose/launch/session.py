@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from diagnose.hooks._imports import after_import
 from diagnose.launch.flusher import Flusher
+from diagnose.launch.place import doubt_about, place_of, rank_of
 from diagnose.store.runs import LOST
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Session:
 
     def _begin_deep_windows(self) -> None:
         """Of all ranks the first alone takes windows."""
-        if int(os.environ.get("RANK") or 0):
+        if rank_of(os.environ):
             return
         from diagnose.launch.deep_window import DeepWindows
         from diagnose.launch.deep_window_profiler import stepping_aside
@@ -157,7 +158,7 @@ class Session:
 
         A forked child that trains would take what is meant for the tuner of its parent.
         """
-        if int(os.environ.get("RANK") or 0) or self._parent_tunes:
+        if place_of(self._recorder.facts)[0] or self._parent_tunes:
             return
         from diagnose.launch.control import Inbox
 
@@ -174,7 +175,11 @@ class Session:
     def _state(self) -> dict[str, Any]:
         """What is known of this session besides its records."""
         return {
-            "notes": [*self._off, *self._recorder.notes, *filter(None, [self._sampler.missing])],
+            "notes": [
+                *self._off,
+                *self._recorder.notes,
+                *filter(None, [self._sampler.missing, doubt_about(os.environ)]),
+            ],
             "startup_ns": self.startup_ns + self._flusher.setup_ns,
             "span_ns": self._span_ns,
             "takes_commands": self._takes_commands,
@@ -274,7 +279,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         "warmup": warmup,
         "notes": [],
     }
-    if not int(os.environ.get("RANK") or 0):
+    if not rank_of(os.environ):
         (folder / "run.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     session = Session(folder, warmup=warmup)
     session.install()

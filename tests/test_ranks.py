@@ -1,0 +1,74 @@
+"""Ranks of a job: recorded as such however they were started, and what they wait for each other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from diagnose.analysis.profile import load_profile
+from diagnose.launch.place import doubt_about, place_of, rank_of
+from tests.running import DIAGNOSE, REPOSITORY, only_run, run, write
+
+sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+import ranks
+
+SPAWNED = """
+import sys
+import torch, torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(30):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.start_processes(train, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.extended)])
+def test_processes_that_the_script_starts_are_its_ranks_whatever_the_environment_says(
+    tmp_path: Path, method: str
+):
+    script = write(tmp_path / "train.py", SPAWNED)
+    ended = run(*DIAGNOSE, script, tmp_path / "store", method, cwd=tmp_path, RANK="first")
+    assert ended.code == 0, ended.stderr
+    profile = load_profile(only_run(tmp_path))
+    assert [rank.rank for rank in profile.ranks] == [0, 1]
+    assert profile.program.meetings is not None
+    assert set(profile.program.meetings.wait_ns) == {0, 1}
+    assert any("RANK is 'first', which is no number" in note for note in profile.notes)
+
+
+def test_the_process_group_knows_the_rank_better_than_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert place_of({}) == (3, 8)
+    assert place_of({"place": [1, 2]}) == (1, 2)
+
+
+@pytest.mark.parametrize(("text", "rank"), [("", 0), ("2", 2), ("two", 0), ("-1", 0), ("1.5", 0)])
+def test_a_rank_that_is_no_number_counts_as_the_first_and_is_told(text: str, rank: int):
+    assert rank_of({"RANK": text}) == rank
+    assert bool(doubt_about({"RANK": text})) == (text not in ("", "2"))
+
+
+@pytest.mark.alone
+def test_what_a_step_waits_for_gradients_is_what_it_loses_to_communication():
+    """Over a link that is slow for certain: how fast the machine's own is depends on what else it does."""
+    if not ranks.can_limit():
+        pytest.skip("no network namespace can be made here")
+    _, lost_ms, said_ms = ranks.exposure(2, 100, steps=60)
+    assert lost_ms > 100
+    assert said_ms == pytest.approx(lost_ms, rel=0.15)
