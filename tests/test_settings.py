@@ -115,7 +115,8 @@ def test_the_nearest_project_file_is_the_one_that_counts(tmp_path):
         (
             "step = 3",
             "step: there is no such setting. There are: run-dir, name, json, html, steps, stop-after, "
-            "warmup, nproc-per-node, ranks, quiet, tune, allow, only, skip, dry-run, apply, dashboard, export.",
+            "warmup, nproc-per-node, ranks, quiet, tune, allow, only, skip, dry-run, apply, "
+            "dashboard, export.",
         ),
         ("steps = 'many'", "steps: must be a whole number of 1 or more, not 'many'."),
         ("steps = 0", "steps: must be a whole number of 1 or more, not 0."),

@@ -140,8 +140,9 @@ def _process() -> Iterator[Process]:
         yield process
     finally:
         process.kill()
-        with process:  # closes the pipes and waits
+        with contextlib.suppress(OSError), process:  # closes the pipes; one of a killed process is broken
             pass
+        process.wait()
 
 
 def _cpus() -> int:

@@ -65,6 +65,9 @@ def open_record(target: Target, settings: Settings, place: Place | None) -> Reco
     wanted, name = settings.run_dir, place.folder if place else ""
     if place and place.path:
         wanted, name = place.path.parent, place.path.name
+    if place and place.late_s is not None and not place.path:
+        knows = None if place.rank is None else record.is_first
+        name, record.is_first = run_folder.common_folder(wanted, name, place.late_s, is_first=knows)
     if not place:
         name = settings.name or run_folder.folder_name(time.localtime(now), target.name)
     try:

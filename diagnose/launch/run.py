@@ -17,7 +17,7 @@ from diagnose.launch.rank_choice import ALL
 from diagnose.launch.record import Record, open_record
 from diagnose.launch.settings import Settings
 from diagnose.launch.supervisor import Fate, supervise
-from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, torchrun_arguments
+from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, place_of_node, torchrun_arguments
 from diagnose.store.runs import check_name
 from diagnose.tuner.kept import read as read_kept
 
@@ -52,7 +52,11 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
             "Leave out --ranks, or --tune, --dry-run and --apply."
         )
     launcher = torchrun_arguments({"nproc_per_node": settings.nproc_per_node, **torchrun})
-    place = None if launcher else place_in_torchrun(os.environ, settings.name or target.name)
+    name = settings.name or target.name
+    if launcher:
+        place = place_of_node(torchrun, os.environ, name, is_given=settings.name is not None)
+    else:
+        place = place_in_torchrun(os.environ, name)
     record = open_record(target, settings, place)
     blind = why_blind()
     if blind:

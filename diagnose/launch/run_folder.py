@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from diagnose.store.runs import read_manifest
+
 SCHEMA = 1
 
 MAX_STEM = 60
@@ -19,8 +21,38 @@ bytes that file systems allow."""
 
 def folder_name(started: time.struct_time, name: str) -> str:
     """Returns `YYYYmmdd-HHMMSS-name`, with every character outside `[A-Za-z0-9_.-]` made a dash."""
-    stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:MAX_STEM].strip("-.")
-    return f"{time.strftime('%Y%m%d-%H%M%S', started)}-{stem or 'run'}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', started)}-{named(name)}"
+
+
+def named(name: str) -> str:
+    """Returns a name with every character outside `[A-Za-z0-9_.-]` made a dash."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:MAX_STEM].strip("-.") or "run"
+
+
+def common_folder(root: Path, name: str, late_s: float, *, is_first: bool | None) -> tuple[str, bool]:
+    """Returns the folder's name for a job of several hosts, and whether this process is its first.
+
+    The folder of another host is joined; that of an earlier job of this name is not: it has ended, or began
+    too long ago, or has a first already. Then `-2`, `-3`, ... is added, as all hosts do.
+
+    Args:
+        root: Folder that holds the runs.
+        name: The name, the same on every host.
+        late_s: How much earlier another host may have begun.
+        is_first: Whether this is the first of all; `None` if whoever makes the folder is.
+    """
+    number = 1
+    while True:
+        path = root / (name if number == 1 else f"{name}-{number}")
+        manifest = read_manifest(path)
+        try:
+            began = manifest.get("started_unix") or path.stat().st_mtime
+        except OSError:
+            return path.name, is_first is not False
+        is_over = manifest.get("ended_unix") is not None or time.time() - began > late_s
+        if not is_over and not (is_first and manifest):
+            return path.name, bool(is_first)
+        number += 1
 
 
 def create(root: Path, name: str, *, shared: bool = False) -> Path:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from diagnose.launch.process_clock import started_unix
-from diagnose.launch.run_folder import folder_name
+from diagnose.launch.run_folder import folder_name, named
 
 
 def torchrun_arguments(options: Mapping[str, str | int | float | bool | None]) -> list[str]:
@@ -35,14 +36,17 @@ class Place:
     """This process's place among the ranks that an outer torchrun started.
 
     Attributes:
-        rank: 0 is the one that prints.
+        rank: 0 is the one that prints; where it is not known, that is whoever makes the folder.
         folder: Name of the run's folder, the same on every rank of this host.
         path: The run's folder itself, where the user gave it in `DIAGNOSE_RUN_DIR`.
+        late_s: How much later than another host this one may come and still find its folder; `None` where
+            the folder's name is that of one launch and no other.
     """
 
-    rank: int
+    rank: int | None
     folder: str
-    path: Path | None
+    path: Path | None = None
+    late_s: float | None = None
 
 
 def place_in_torchrun(environ: Mapping[str, str], name: str) -> Place | None:
@@ -50,7 +54,8 @@ def place_in_torchrun(environ: Mapping[str, str], name: str) -> Place | None:
 
     No rank can ask another for a folder before the script has made a process group, so each derives the
     same name from what they share: the launcher's parameters, and the time at which the launcher started.
-    The agents of several hosts start at different times; there, `DIAGNOSE_RUN_DIR` names the one folder.
+    The agents of several hosts start at different times; their ranks share the job's own name, and begin
+    within moments of each other.
 
     Args:
         environ: The environment that torchrun made.
@@ -66,14 +71,62 @@ def place_in_torchrun(environ: Mapping[str, str], name: str) -> Place | None:
     if run_id == "none":  # torchrun's own default, the same for every job
         run_id = f"{environ.get('MASTER_ADDR', '')}-{environ.get('MASTER_PORT', '')}"
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if restarts != "0":
-        run_id += f"-restart{restarts}"
+    again = "" if restarts == "0" else f"-restart{restarts}"
+    path = environ.get("DIAGNOSE_RUN_DIR", "")
+    if path:
+        return Place(rank=rank, folder=Path(path).name, path=Path(path))
+    if environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        common = named(f"{name}-{job_id(environ) or run_id}{again}")
+        return Place(rank=rank, folder=common, late_s=RANKS_LATE_S)
+    run_id += again
     started = started_unix(os.getppid())
     if started is None:
         run_id += f"-{os.getppid()}"
     folder = folder_name(time.localtime(started or 0), f"{name}-{run_id}")
+    return Place(rank=rank, folder=folder)
+
+
+def place_of_node(
+    options: Mapping[str, Any], environ: Mapping[str, str], name: str, *, is_given: bool
+) -> Place | None:
+    """Returns this host's place among those whose ranks torchrun starts for us; `None` for a single host.
+
+    They may begin minutes apart, so nothing but a name tells them that they belong together.
+
+    Args:
+        options: torchrun's.
+        environ: The environment.
+        name: What the user calls the run, or the script's.
+        is_given: Whether it is the user who does.
+    """
+    if str(options.get("nnodes") or 1).rpartition(":")[2] == "1":
+        return None
     path = environ.get("DIAGNOSE_RUN_DIR", "")
-    return Place(rank=rank, folder=folder, path=Path(path) if path else None)
+    end = options.get("rdzv_endpoint") or f"{options.get('master_addr')}-{options.get('master_port')}"
+    job = job_id(environ) or options.get("rdzv_id") or end
+    rank = options.get("node_rank")
+    if rank is None and environ.get("SLURM_NODEID", "").isdecimal():
+        rank = int(environ["SLURM_NODEID"])
+    return Place(
+        rank=rank,
+        folder=name if is_given else named(f"{name}-{job}"),
+        path=Path(path) if path else None,
+        late_s=HOSTS_LATE_S,
+    )
+
+
+def job_id(environ: Mapping[str, str]) -> str:
+    """Returns what the cluster calls the job, the same on all hosts; empty where there is none."""
+    return next((environ[name] for name in JOB_IDS if environ.get(name)), "")
+
+
+JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+
+RANKS_LATE_S = 60.0
+"""Ranks are started on all hosts as soon as their launchers have met."""
+
+HOSTS_LATE_S = 600.0
+"""Launchers wait for each other: this is the usual patience of a job."""
 
 
 LATE_RANK_S = 2.0
