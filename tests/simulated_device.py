@@ -51,6 +51,8 @@ class SimulatedDevice:
         hangs_ns: From when on the device gets nothing done.
         capturing: Whether a graph is being captured.
         queries: How often somebody asked whether an event has passed.
+        recorded: How many events have been recorded.
+        refusals: Calls that a test has made fail.
     """
 
     launch_ns: int = 4 * US
@@ -64,6 +66,7 @@ class SimulatedDevice:
     now_ns: int = 1_000_000_000
     queries: int = 0
     recorded: int = 0
+    refusals: list[str] = field(default_factory=list)
     main: Stream = field(default_factory=lambda: Stream("main"))
     aside: Stream = field(default_factory=lambda: Stream("copies"))
     current: Stream = field(init=False)

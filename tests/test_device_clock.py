@@ -22,6 +22,7 @@ from diagnose.core.phases import Phase
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.device_clock import follow
 from diagnose.launch import session
+from diagnose.report import end_block
 from diagnose.report._json import to_json
 from diagnose.report._terminal import Terminal
 from diagnose.report._text import to_text
@@ -125,6 +126,7 @@ def test_the_headline_is_the_devices_where_it_covers_the_steps(tmp_path: Path) -
     assert "By the device's clock in 99 % of the steps; the others are by the host's:" in to_text(
         profile, Terminal(width=200)
     )
+    assert "; device clock on 99 % of steps" in end_block(profile)
     assert profile.history is not None
     assert profile.history.phase_ms[Phase.DATA_WAIT][-1] == pytest.approx(4)
 

@@ -423,6 +423,10 @@ def test_a_driver_that_fails_in_the_flushers_thread_ends_the_clock_too(call: str
     assert ledger is not None
     assert not ledger.on
     assert ledger.gave_up == "the device's events could not be read"
+    refused = len(loop.device.refusals)
+    loop.usual()
+    assert loop.read() == []
+    assert len(loop.device.refusals) == refused == 1, "and it is not tried again"
 
 
 def breakable(device: SimulatedDevice, call: str) -> list[bool]:
@@ -432,6 +436,7 @@ def breakable(device: SimulatedDevice, call: str) -> list[bool]:
 
     def may_refuse(*args: Any) -> Any:
         if broken:
+            device.refusals.append(call)
             raise RuntimeError("the driver said no")
         return original(*args)
 

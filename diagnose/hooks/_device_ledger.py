@@ -179,7 +179,7 @@ class DeviceLedger:
         then on each gets one when the device has passed its end.
         """
         try:
-            if not self._reading:
+            if self._waiting and not self._reading:
                 self._device.begin_reading()
                 self._reading = True
             self._read()

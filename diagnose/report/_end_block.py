@@ -205,6 +205,11 @@ def _closing(
 ) -> list[str]:
     """Returns the notes, what measuring cost, and the next command to paste, which is never cut."""
     cost = f"measuring cost {overhead(profile)}"
+    if profile.device_clock_share is not None:
+        clock = f"; device clock on {percent(profile.device_clock_share)} of steps"
+        if len(cost + clock) > terminal.width - 2:
+            cost = cost.partition(", ")[0]
+        cost += clock
     kept_back = [plural(more_findings, "more finding")] if more_findings else []
     kept_back += [plural(len(profile.notes), "note")] if profile.notes and not notes else []
     if kept_back:
