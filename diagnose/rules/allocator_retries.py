@@ -35,6 +35,7 @@ class AllocatorRetries(DeviceRule):
     """
 
     needs = ("device.alloc_retries", "device.retry_ns")
+    actions = ("activation-checkpointing", "micro-batching", "eight-bit-states")
     fires_on = (
         profile(device=card(alloc_retries=400, retry_ns=12e6, peak_bytes=79 * GIB)),
         profile(device=card(alloc_retries=20, retry_ns=3e6, peak_bytes=79 * GIB)),
@@ -73,4 +74,5 @@ class AllocatorRetries(DeviceRule):
             assumption="with enough memory the allocator never asks the driver after the first steps",
             evidence=tuple(evidence),
             fix="Halve the micro-batch and accumulate two of them, or checkpoint some layers.",
+            actions=self.actions,
         )
