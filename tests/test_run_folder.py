@@ -78,6 +78,7 @@ def test_run_json_says_what_was_run_and_how_it_ended(tmp_path):
         "exit_code": 4,
         "signal": None,
         "warmup": 3,
+        "ranks": "all",
         "notes": [],
     }
 
