@@ -24,7 +24,7 @@ APPLY = '[[action]]\nname = "fused-optimizer"\n'
 """Put in force at once, then measured on against off. With momentum it is exact, and takes windows of five
 steps."""
 
-TOLD = ("tuning", "trial", "confirmation", "undone", "frozen", "tuning_error")
+TOLD = ("tuning", "trial", "confirmation", "undone", "dropped", "frozen", "tuning_error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ def start(
     steps: int = 260,
     patience_s: float = 30,
     wrong: str = "",
+    allow: Sequence[str] = (),
 ) -> list[subprocess.Popen[str]]:
     """Starts every rank by hand, so that nobody ends one because another has died.
 
@@ -79,6 +80,7 @@ def start(
         steps: Of training.
         patience_s: How long a rank is waited for.
         wrong: What goes wrong, as the script knows it.
+        allow: Classes of actions.
     """
     folder.mkdir(exist_ok=True)
     place = environment(
@@ -93,7 +95,7 @@ def start(
     if apply:
         settings = folder / "apply.toml"
         settings.write_text(apply)
-        place = recorded(place, Settings(apply=settings), folder)
+        place = recorded(place, Settings(apply=settings, allow=tuple(allow)), folder)
     return [
         subprocess.Popen(
             [*PLAIN, SCRIPT, str(steps)],
@@ -180,6 +182,18 @@ def test_an_exception_on_one_rank_undoes_everything_on_all(tmp_path, plain):
 
 
 @pytest.mark.extended
+@pytest.mark.extended
+def test_a_loss_of_one_rank_that_is_no_number_undoes_on_all_what_may_harm(tmp_path):
+    apply = '[[action]]\nname = "ddp-bf16-hook"\n'
+    job = train(tmp_path, apply, allow=["precision"], wrong="spoils", steps=500)
+    assert job.codes == [0, 0]
+    for rank in (0, 1):
+        (gone,) = job.told("dropped", rank)
+        assert gone["action"] == "ddp-bf16-hook"
+        assert "the loss is nan" in gone["reason"]
+        assert not job.told("tuning_error", rank) and not job.told("frozen", rank)
+
+
 def test_a_rank_that_is_late_is_waited_for(tmp_path, plain):
     job = train(tmp_path, wrong="is late")
     assert (job.codes, job.lines) == (plain.codes, plain.lines)

@@ -84,7 +84,10 @@ with model.join() if GOES_WRONG == "joins" else contextlib.nullcontext():
         input_BF = torch.randn(8, 32, generator=generator)
         optimizer.zero_grad()
         try:
-            model(input_BF).square().mean().backward()
+            loss = model(input_BF).square().mean()
+            if step == 2 * AT and rank == 1 and GOES_WRONG == "spoils":
+                loss = loss * float("nan")
+            loss.backward()
         except RuntimeError:
             print(f"rank {rank} lost its peer", flush=True)
             sys.exit(7)
