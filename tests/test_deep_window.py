@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import diagnose
 from diagnose.analysis.deep_window import TO_THE_END, device_readings, spoilt_steps, without_steps
 from diagnose.analysis.profile import load_profile, load_series
 from diagnose.analysis.trace import read_trace
@@ -30,6 +32,7 @@ from diagnose.core.deep_window import (
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.profile import Profile
+from diagnose.launch import deep_window_under_way
 from diagnose.launch.deep_window_count import Counting
 from diagnose.launch.deep_window_file import pack
 from diagnose.launch.settings import resolve
@@ -140,6 +143,33 @@ def test_compiled_code_and_a_loop_without_a_loader_are_recorded_too(tmp_path: Pa
     assert {each.name: each.count for each in window.trace.top}["aten::mm"] == 9
     assert bool(window.counted) == (kind == "bare")
     assert ("compiled code" in window.why_not_counted) == (kind == "compile")
+
+
+def test_a_window_in_which_no_step_ends_any_more_is_ended_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIAGNOSE_DEEP_WINDOW", "4:5")
+    monkeypatch.setattr(deep_window_under_way, "LONGEST_NS", 10**9)
+    monkeypatch.setattr(deep_window_under_way, "LONGEST_STEPS", 0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    diagnose.attach(tmp_path / "r")
+    for batch in torch.utils.data.DataLoader(torch.ones(14, 4), batch_size=2):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        if torch._C._autograd._profiler_enabled():
+            break
+    else:
+        pytest.fail("nothing was recorded")
+    until = time.monotonic() + 60
+    while torch._C._autograd._profiler_enabled() and time.monotonic() < until:
+        time.sleep(0.01)  # an evaluation, say
+    assert not torch._C._autograd._profiler_enabled()
+    diagnose.detach()
+    log = read_rank(tmp_path / "r" / "rank0.sqlite")
+    told = [(d["state"], d.get("reason")) for _, _, kind, d in log.events if kind == "deep-window"]
+    assert told == [("begun", None), ("undone", "no step ended for long")]
 
 
 # -- which steps no figure is of

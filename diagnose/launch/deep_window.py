@@ -14,23 +14,19 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from diagnose.launch import deep_window_profiler
 from diagnose.launch.deep_window_file import MAX_BYTES, pack
+from diagnose.launch.deep_window_under_way import Asked, Window, asked_of
 
 if TYPE_CHECKING:
     from diagnose.hooks._recorder import Recorder
-    from diagnose.launch.deep_window_count import Counting
     from diagnose.launch.deep_window_rules import Unsure
-
-DEFAULT_STEPS, MAX_STEPS = 3, 5
-"""Recorded steps. Memory and the time to write grow with each; three show what repeats."""
 
 NEAR_STEPS = 200
 """The end of a step is looked at from so many steps before the one that was asked for: looking costs a few
@@ -38,10 +34,6 @@ microseconds a step."""
 
 MAX_RECORDED = 1_000_000
 """Operations that a window may record: a GB of memory, until it is written."""
-
-LONGEST_NS, LONGEST_STEPS = 5_000_000_000, 8
-"""A window ends after so long, and so many usual steps for each of its own: an evaluation has begun inside
-it, or the training has ended."""
 
 BYTES_PER_OPERATION = 700
 """Of the written trace, per operation that is counted: with those it is called through it is two or three
@@ -57,27 +49,6 @@ LOOK_AT_RULES_AFTER = 40
 """Steps after which the rules are asked whether a window would help them."""
 
 KIND = "deep-window"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A window to take.
-
-    Attributes:
-        first_step: The first step to record, from 0, if it is not past.
-        num_steps: Steps to record.
-        by: Who asked: `option`, `command`, or the names of rules.
-    """
-
-    first_step: int
-    num_steps: int = DEFAULT_STEPS
-    by: str = "option"
-
-
-def asked_of(text: str) -> Asked:
-    """Returns the window of `STEP` or `STEP:COUNT`, as `launch.settings` has checked it."""
-    step, _, count = text.partition(":")
-    return Asked(first_step=int(step), num_steps=int(count) if count else DEFAULT_STEPS)
 
 
 class DeepWindows:
@@ -98,7 +69,7 @@ class DeepWindows:
         self._max_bytes = max_bytes
         self._unsure = _unsure(folder) if option == "auto" else None
         self._asked = asked_of(option) if option and option != "auto" else None
-        self._window: _Window | None = None
+        self._window: Window | None = None
         self._writing: threading.Thread | None = None
         self._tries = 0
         self._steps_before = 0
@@ -145,7 +116,7 @@ class DeepWindows:
         if self._recorder.on_boundary is None:  # tuning looks there too, and comes first
             self._recorder.on_boundary = self._boundary
 
-    def _end_from_outside(self, window: _Window) -> None:
+    def _end_from_outside(self, window: Window) -> None:
         """Asks the main thread to end a window between two of its instructions: no step may end any more.
 
         The profiler can be stopped by the thread that started it alone.
@@ -209,7 +180,7 @@ class DeepWindows:
         from diagnose.launch import deep_window_count
 
         begun = perf_counter_ns()
-        window = _Window(asked=asked, step=step, asides=self._recorder.asides, usual_ns=usual_ns)
+        window = Window(asked=asked, step=step, asides=self._recorder.asides, usual_ns=usual_ns)
         self._window = window
         self._event("begun", first=step, by=asked.by)
         with self._alone():
@@ -219,7 +190,7 @@ class DeepWindows:
             window.count(self._recorder)
         window.start_ns += perf_counter_ns() - begun
 
-    def _record(self, window: _Window, step: int) -> None:
+    def _record(self, window: Window, step: int) -> None:
         begun = perf_counter_ns()
         if not window.stop_counting(self._recorder.asides):
             return  # a mode of the script's is on top of ours: at the end of the next step
@@ -318,7 +289,7 @@ class DeepWindows:
 
     # -- in a thread of its own
 
-    def _write(self, window: _Window) -> None:
+    def _write(self, window: Window) -> None:
         begun = perf_counter_ns()
         rank = int(os.environ.get("RANK") or 0)
         stem = f"deep-rank{rank}-step{window.first_step}"
@@ -370,73 +341,3 @@ def _unsure(folder: Path) -> Unsure:
     from diagnose.launch.deep_window_rules import Unsure
 
     return Unsure(folder)
-
-
-class _Window:
-    """One window under way."""
-
-    def __init__(self, *, asked: Asked, step: int, asides: int, usual_ns: int) -> None:
-        self.asked = asked
-        self.step = step
-        self.num_steps = asked.num_steps
-        self.first_step = self.seen_step = step + 1
-        self.recording = False
-        self.profiler = deep_window_profiler.Profiler()
-        self.begun_ns = self.began_ns = perf_counter_ns()
-        self.seen_ns = 0
-        self.start_ns = self.stop_ns = 0
-        self.why_not_counted = ""
-        self.counted: dict[str, Any] | None = None
-        self.pending: Callable[..., Any] | None = None
-        self._longest_ns = max(LONGEST_NS, LONGEST_STEPS * (1 + asked.num_steps) * usual_ns)
-        self._asides = asides
-        self._mode: Counting | None = None
-
-    def is_overdue(self) -> bool:
-        """Whether it should have ended long ago; so only once."""
-        return perf_counter_ns() - self.begun_ns > self._longest_ns and self.pending is None
-
-    def seen(self, step: int, now_ns: int) -> None:
-        """A step has ended: the one before `step`."""
-        self.seen_step, self.seen_ns = step, now_ns
-
-    def count(self, recorder: Recorder) -> None:
-        """Begins to count the operations of the step."""
-        from diagnose.analysis.trace_classes import work_of
-        from diagnose.core.ledger import SLOT_OF
-        from diagnose.launch.deep_window_count import Counting
-
-        optimizer = SLOT_OF["optimizer"]
-        self._mode = Counting(lambda: recorder.current == optimizer, work_of)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
-
-    def stop_counting(self, asides: int) -> bool:
-        """Takes the mode off; says whether it could."""
-        mode = self._mode
-        if mode is None:
-            return True
-        mode.on = False
-        if not mode.leave():
-            return False
-        self._mode = None
-        if mode.broken:
-            self.why_not_counted = mode.broken
-        elif asides != self._asides:
-            self.why_not_counted = "that step evaluated, saved or compiled"
-        else:
-            self.counted = {**mode.as_json(), "num_operations": mode.num_operations}
-        return True
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns what is known of it, in the form of `core.deep_window.DeepWindow`."""
-        counted = {key: value for key, value in (self.counted or {}).items() if key != "num_operations"}
-        return {
-            "asked_by": self.asked.by,
-            "first_step": self.first_step,
-            "num_steps": self.seen_step - self.first_step,
-            "start_ns": self.start_ns,
-            "stop_ns": self.stop_ns,
-            "wall_ns": self.seen_ns - self.began_ns,
-            "why_not_counted": self.why_not_counted,
-            "counted": counted or None,
-        }
