@@ -48,15 +48,15 @@ class Image:
 
     Attributes:
         stem: Name of the source.
-        architecture: What it was compiled for: 90 is sm_90.
+        target: What it was compiled for: `sm_90`, or `compute_90` if the driver has to compile it on.
         compiler: Name, version and place of the compiler.
-        cubin: The machine code, an ELF file.
+        cubin: The machine code, an ELF file; PTX for a device that the compiler does not know.
         log: What the compiler printed.
         from_cache: Whether it was read from the disk, not compiled.
     """
 
     stem: str
-    architecture: int
+    target: str
     compiler: str
     cubin: bytes
     log: str
@@ -84,22 +84,22 @@ def build(stem: str, source: str, architecture: int, defines: Mapping[str, int] 
         CompileError: If the source does not compile.
     """
     compiler = nvrtc()
-    nearest = compiler.nearest(architecture)
-    if nearest is None:
+    target = compiler.target(architecture)
+    if target is None:
         known = ", ".join(f"sm_{each}" for each in compiler.architectures)
         raise NoCompiler(f"{stem}: {compiler} has no image for sm_{architecture}; it has {known}")
     flags = [*FLAGS, *(f"--define-macro={name}={value}" for name, value in sorted(defines.items()))]
-    depends = json.dumps([FORMAT, source, nearest, compiler.version, flags])
+    depends = json.dumps([FORMAT, source, target, compiler.version, flags])
     path = cache_folder() / f"{hashlib.sha256(depends.encode()).hexdigest()}.cubin"
     kept = _read(path)
     if kept is not None:
         cubin, log = kept
     else:
-        cubin, log = compiler.compile(f"{stem}.cu", source, nearest, flags)
+        cubin, log = compiler.compile(f"{stem}.cu", source, target, flags)
         _write(path, cubin, log)
     return Image(
         stem=stem,
-        architecture=nearest,
+        target=target,
         compiler=str(compiler),
         cubin=cubin,
         log=log,

@@ -143,7 +143,7 @@ def _why_no_gpu(index: int) -> str:
     if architecture < OLDEST_ARCHITECTURE:
         return f"sm_{architecture} is older than sm_{OLDEST_ARCHITECTURE}"
     try:
-        if nvrtc().nearest(architecture) is None:
+        if nvrtc().target(architecture) is None:
             raise NoCompiler(f"{nvrtc()} knows no sm_{architecture}")
         # Only a trial shows whether this driver takes what this compiler makes. Later it would end a step.
         device_at(torch.device("cuda", index)).resident_blocks("patch", "patch", block=32)

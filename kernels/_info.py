@@ -35,7 +35,7 @@ class Info:
             origin = "from the cache" if image.from_cache else "compiled"
             for entry, (registers, spilled) in image.registers().items():
                 used = f"{registers} registers, {spilled} bytes spilled"
-                lines.append(f"{entry}: sm_{image.architecture}, {used}, {origin}")
+                lines.append(f"{entry}: {image.target}, {used}, {origin}")
         return "\n".join(lines)
 
 

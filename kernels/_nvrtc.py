@@ -60,17 +60,27 @@ class Nvrtc:
     def __str__(self) -> str:
         return f"NVRTC {self.version[0]}.{self.version[1]} ({self.path})"
 
-    def nearest(self, architecture: int) -> int | None:
-        """The architecture to compile for so that a device of `architecture` runs it: machine code runs on
-        later devices of the same major number. `None` if there is none."""
-        fits = [each for each in self.architectures if each // 10 == architecture // 10]
-        return max((each for each in fits if each <= architecture), default=None)
-
-    def compile(self, name: str, source: str, architecture: int, flags: Sequence[str]) -> tuple[bytes, str]:
-        """Compiles one source to machine code.
+    def target(self, architecture: int) -> str | None:
+        """What to compile for so that a device of `architecture` runs it.
 
         Returns:
-            The cubin and the log, which holds what the flag `--ptxas-options=-v` asks for.
+            `sm_90` for machine code, which runs on later devices of the same major number too; `compute_90`
+            for a device later than all that the compiler knows, whose driver compiles it on; `None` for one
+            that is older or in between.
+        """
+        fits = [each for each in self.architectures if each // 10 == architecture // 10]
+        nearest = max((each for each in fits if each <= architecture), default=None)
+        if nearest is not None:
+            return f"sm_{nearest}"
+        newest = max(self.architectures)
+        return f"compute_{newest}" if architecture > newest else None
+
+    def compile(self, name: str, source: str, target: str, flags: Sequence[str]) -> tuple[bytes, str]:
+        """Compiles one source to what the driver loads.
+
+        Returns:
+            The code and the log, which holds what the flag `--ptxas-options=-v` asks for where the target
+            is a device's machine code.
 
         Raises:
             CompileError: If the source does not compile.
@@ -82,13 +92,13 @@ class Nvrtc:
             )
         )
         try:
-            given = [f"--gpu-architecture=sm_{architecture}", *flags]
+            given = [f"--gpu-architecture={target}", *flags]
             options = (ctypes.c_char_p * len(given))(*(flag.encode() for flag in given))
             code = self._library.nvrtcCompileProgram(program, len(given), options)
             log = self._bytes("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
             if code:
-                raise CompileError(f"{name} does not compile for sm_{architecture} with {self}:\n{log}")
-            return self._bytes("CUBIN", program), log
+                raise CompileError(f"{name} does not compile for {target} with {self}:\n{log}")
+            return self._bytes("CUBIN" if target.startswith("sm_") else "PTX", program), log
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
+from diagnose.kernels._factors import Factors, at
 from diagnose.kernels._foreign import foreign_refusals
 from diagnose.kernels._layout import disjoint
 from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
@@ -24,21 +24,6 @@ _GRAD = attrgetter("grad")
 
 Grads = Sequence[torch.Tensor | None]
 """The gradients of all parameters of an optimizer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
-    """What is still to be done to the gradients of a step.
-
-    Attributes:
-        grad_scale: What they are to be divided by.
-        clip_coef: What they are then to be multiplied by.
-        torch_unscales: Whether torch's own step of this optimizer divides by itself.
-    """
-
-    grad_scale: torch.Tensor | None
-    clip_coef: torch.Tensor | None
-    torch_unscales: bool
 
 
 class Stepper:
@@ -287,13 +272,7 @@ class Stepper:
         found_inf = getattr(self._optimizer, "found_inf", None) if self.scaling_is_ours else None
         if found_inf is not None and found_inf.item():
             return False
-        if factors.grad_scale is not None and not factors.torch_unscales:
-            inverse = factors.grad_scale.double().reciprocal().float()
-            for grad in grads:
-                grad.mul_(inverse.to(grad.device))
-        if factors.clip_coef is not None:
-            for grad in grads:
-                grad.mul_(factors.clip_coef.to(grad.device))
+        factors.carry_out(grads)
         return True
 
     def _launch(self, factors: Factors) -> None:
@@ -301,9 +280,9 @@ class Stepper:
         for lineup in self._lineups:
             lineup.step(
                 self._structs(lineup.place),
-                grad_scale=_at(lineup.place, factors.grad_scale),
-                found_inf=_at(lineup.place, found_inf),
-                clip_coef=_at(lineup.place, factors.clip_coef),
+                grad_scale=at(lineup.place, factors.grad_scale),
+                found_inf=at(lineup.place, found_inf),
+                clip_coef=at(lineup.place, factors.clip_coef),
                 unscale_in_memory=self.unscales_in_memory,
             )
 
@@ -329,7 +308,3 @@ def own_count(count: torch.Tensor, group: Mapping[str, Any], param: torch.Tensor
     """A count of steps as torch keeps it: on the device if the step is fused or capturable."""
     on_device = group.get("fused") or group.get("capturable")
     return count.detach().clone().to(param.device if on_device else "cpu")
-
-
-def _at(place: torch.device, tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.to(place, torch.float32, non_blocking=True)

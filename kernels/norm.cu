@@ -26,9 +26,11 @@ struct Squares {
         constexpr int V = 16 / sizeof(G);
         const bool aligned = (reinterpret_cast<u64>(row.g) + static_cast<u64>(chunk.start) * sizeof(G)) % 16 == 0;
         const int vectors = chunk.count / V;
-        if (aligned)
+        if (aligned) {
+            // One load is not enough to keep the memory busy, and nothing else is done here.
+#pragma unroll 4
             for (int k = lane; k < vectors; k += lanes) add<G, V, true>(row, chunk.start + k * V);
-        else
+        } else
             for (int k = lane; k < vectors; k += lanes) add<G, V, false>(row, chunk.start + k * V);
         for (int k = vectors * V + lane; k < chunk.count; k += lanes) add<G, 1, false>(row, chunk.start + k);
     }

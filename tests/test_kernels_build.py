@@ -119,10 +119,19 @@ def test_a_device_that_no_compiler_knows_is_named() -> None:
 
 def test_a_device_newer_than_the_compiler_gets_the_nearest_older_code_of_its_family() -> None:
     compiler = _nvrtc.nvrtc()
-    assert compiler.nearest(80) == 80
-    assert compiler.nearest(90) == 90
-    assert compiler.nearest(99) == 90
-    assert compiler.nearest(999) is None
+    assert compiler.target(80) == "sm_80"
+    assert compiler.target(90) == "sm_90"
+    assert compiler.target(99) == "sm_90"
+    assert compiler.target(61) is None
+
+
+def test_a_device_of_a_later_family_than_the_compiler_knows_gets_code_that_its_driver_compiles() -> None:
+    newest = max(_nvrtc.nvrtc().architectures)
+    image = build(architecture=999)
+    assert image.target == f"compute_{newest}"
+    assert f".target sm_{newest}".encode() in image.cubin
+    assert build(architecture=999).cubin == image.cubin
+    assert image.registers() == {}, "which are not known before"
 
 
 def test_without_a_compiler_it_says_what_to_install(
