@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,8 +26,8 @@ NICENESS = 10
 IDLE_S = 120.0
 """A process that nobody has asked for so long is ended: it holds what it has imported."""
 
-MAX_RECORDS = 3_000_000
-"""Steps times ranks beyond which an analysis would take gigabytes beside the training."""
+MAX_RECORDS = 20_000_000
+"""Steps times ranks beyond which an analysis would take a minute of CPU time beside the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Analysis:
     """
 
     profile: Profile
-    parts: dict[str, dict[int, dict[Phase, float]]]
+    parts: Mapping[str, Mapping[int, Mapping[Phase, float]]]
     took_s: float = 0.0
 
 
@@ -189,22 +189,13 @@ def analyse(run: Path) -> Analysis:
     Raises:
         DiagnoseError: If it is too large, or a newer version wrote it.
     """
-    from diagnose.analysis.gaps import split_gaps
-    from diagnose.analysis.profile import profile_of, read_run
-    from diagnose.analysis.roles import Roles, Sources
-    from diagnose.analysis.steps import find_warmup
+    from diagnose.analysis.profile import analysed
     from diagnose.rules import diagnosed
 
     begun = monotonic()
     _refuse_if_huge(run)
-    manifest, logs, notes = read_run(run)
-    profile = diagnosed(profile_of(manifest, logs, notes))
-    sources = Sources()
-    parts = {
-        log.path.name: split_gaps(log, find_warmup(log.steps), Roles(log.sites, sources, log.samples))
-        for log in logs
-    }
-    return Analysis(profile=profile, parts=parts, took_s=monotonic() - begun)
+    profile, parts = analysed(run)
+    return Analysis(profile=diagnosed(profile), parts=parts, took_s=monotonic() - begun)
 
 
 def compare(before: Path, after: Path) -> Compared:
