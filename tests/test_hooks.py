@@ -1034,6 +1034,7 @@ def test_every_replacing_hook_is_tried_without_one_of_its_names():
         "copy-to-device",
         "ddp-waits",
         "forward",
+        "fsdp-waits",
         "optimizer-facts",
         "process-group",
     }

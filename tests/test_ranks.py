@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from diagnose.analysis.profile import load_profile
+from diagnose.core.phases import Phase
 from diagnose.launch.place import doubt_about, place_of, rank_of
+from diagnose.rules import diagnosed
 from tests.running import DIAGNOSE, REPOSITORY, only_run, run, write
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
@@ -62,6 +64,39 @@ def test_the_process_group_knows_the_rank_better_than_the_environment(monkeypatc
 def test_a_rank_that_is_no_number_counts_as_the_first_and_is_told(text: str, rank: int):
     assert rank_of({"RANK": text}) == rank
     assert bool(doubt_about({"RANK": text})) == (text not in ("", "2"))
+
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(30):
+    optimizer.zero_grad()
+    model(torch.randn(4, 32)).sum().backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.extended
+def test_what_sharded_parameters_are_waited_for_is_communication_and_none_of_the_scripts(tmp_path: Path):
+    script = write(tmp_path / "train.py", SHARDED)
+    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    profile = diagnosed(load_profile(only_run(tmp_path)))
+    fsdp = profile.program.fsdp
+    assert fsdp is not None and fsdp.gather_ns and fsdp.scatter_ns
+    assert (fsdp.world_size, fsdp.reshards, fsdp.unsharded_bytes) == (2, True, 2 * (32 * 32 + 32) * 4)
+    assert profile.phase_time_ns[Phase.COMMUNICATION] > 0.5 * (fsdp.gather_ns + fsdp.scatter_ns)
+    assert "frequent-collectives" not in {finding.rule for finding in profile.findings}
 
 
 @pytest.mark.alone

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from diagnose.analysis.spans import whole_steps
 from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
-from diagnose.core.parallel import Ddp
+from diagnose.core.parallel import Ddp, Fsdp
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
 from diagnose.store.reader import RankLog
 
@@ -39,6 +40,7 @@ def program_of(log: RankLog, warmup: int) -> Program:
         graph=next(map(_graph, _one(facts.get("graph"))), None),
         compiler=next(map(_compiler, _one(facts.get("compiler"))), None),
         memory=memory_of(log, warmup),
+        fsdp=fsdp_of(log),
     )
 
 
@@ -46,6 +48,21 @@ def ddp_of(log: RankLog) -> Ddp | None:
     """Reads what one rank's `DistributedDataParallel` told; `None` without one."""
     fact = _facts(log).get("ddp")
     return next(iter(_made(Ddp, [{**_ddp(fact), "passes_per_step": _passes(log)}]))) if fact else None
+
+
+def fsdp_of(log: RankLog) -> Fsdp | None:
+    """Reads what one rank's sharded parameters told; `None` without any. The waits are of all steps."""
+    fact = _facts(log).get("fsdp")
+    steps = whole_steps(log)
+    if not fact or not steps:
+        return None
+    means = {
+        ours: float(fact[total]) / steps
+        for ours, total in (("gather_ns", "gathered_ns"), ("scatter_ns", "scattered_ns"))
+        if total in fact
+    }
+    fsdp: Fsdp = next(_made(Fsdp, [{**fact, **means}]))
+    return fsdp
 
 
 def memory_of(log: RankLog, warmup: int) -> Memory:

@@ -70,6 +70,7 @@ class Fsdp:
         world_size: Number of ranks that share each parameter.
         reshards: Whether parameters are given up after the forward and gathered again for the backward.
         gather_ns: Nanoseconds per step that the step waited for parameters to be gathered.
+        scatter_ns: Likewise, for gradients to be added up and scattered.
         peak_bytes: Most memory ever held on a device.
         unsharded_bytes: What the parameters would take if they stayed gathered.
         total_bytes: Memory of the device.
@@ -78,6 +79,7 @@ class Fsdp:
     world_size: int
     reshards: bool | None = None
     gather_ns: float | None = None
+    scatter_ns: float | None = None
     peak_bytes: int | None = None
     unsharded_bytes: int | None = None
     total_bytes: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
+from diagnose.core.parallel import Fsdp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
@@ -18,6 +19,9 @@ LOW = 0.5
 
 TURNS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
 """Now one rank is late to a single reduction and now the other."""
+
+
+SHARDED = Fsdp(world_size=2, gather_ns=12e6, scatter_ns=7e6)
 
 
 class FrequentCollectives(Rule):
@@ -51,6 +55,7 @@ class FrequentCollectives(Rule):
         ),
         ranks_example({Phase.BACKWARD: 100.0}, {Phase.BACKWARD: 100.0}),
         ranks_example(TURNS, TURNS, program=Program(collective_ns=1e6)),
+        ranks_example(TURNS, TURNS, program=Program(fsdp=SHARDED)),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -63,6 +68,9 @@ class FrequentCollectives(Rule):
         lost_ns = min(*times, profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0))
         if profile.program.collective_ns is not None:
             lost_ns = min(lost_ns, profile.program.collective_ns)
+        fsdp = profile.program.fsdp
+        if fsdp is not None:
+            lost_ns -= (fsdp.gather_ns or 0.0) + (fsdp.scatter_ns or 0.0)
         usual_ns = profile.series.median_ns.get(Phase.COMMUNICATION)
         if usual_ns is not None:
             lost_ns = min(lost_ns, 2 * usual_ns)  # once an epoch is not each step

@@ -48,8 +48,8 @@ class Oversharded(Rule):
     `ShardingStrategy.SHARD_GRAD_OP` with the older class.
 
     ## When it is wrong
-    Longer sequences are still to come. It reads the time that the step waits for gathering, the peak of
-    memory and the parameters' size, which nothing measures yet; no run has tried it.
+    Longer sequences are still to come. What the step waits for gathering is measured of `fully_shard`, by
+    the host's clock; no run on GPUs has tried it.
     """
 
     needs = (
@@ -77,7 +77,9 @@ class Oversharded(Rule):
         assert peak is not None and params is not None and total is not None
         if peak + params > FITS * total:
             return None
-        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in GATHERING}
+        seen = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0) >= fsdp.gather_ns
+        gathering = (Phase.COMMUNICATION,) if seen else GATHERING
+        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in gathering}
         there_ns = sum(times.values())
         waited_ns = min(fsdp.gather_ns, there_ns)
         lost_ns = SAVED * waited_ns

@@ -1,0 +1,86 @@
+"""What a step waits for parameters to be gathered and gradients to be scattered by `fully_shard`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, replaced, spanned, timed
+
+COMMUNICATION = SLOT_OF["communication"]
+GATHERS = ("unshard", "wait_for_unshard")
+SCATTERS = ("finalize_backward",)
+
+
+class FsdpWaitsHook(Hook):
+    """Charges the waits of FSDP2's parameter groups, which are made in Python, to `communication`.
+
+    On CUDA devices the host only launches there, and the time is short: what the device waits, its own
+    clock tells.
+    """
+
+    requires = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
+
+        gathered_ns = scattered_ns = 0
+        known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            return -1 if recorder.current == COMMUNICATION else COMMUNICATION
+
+        def took(time_ns: int) -> None:
+            nonlocal gathered_ns
+            gathered_ns += time_ns
+
+        def sent(time_ns: int) -> None:
+            nonlocal scattered_ns
+            scattered_ns += time_ns
+
+        def meet(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            if args and args[0] not in known:
+                known.add(args[0])
+                recorder.facts["fsdp"] = describe(list(known))
+            return before(args, kwargs)
+
+        def gathers(original: Any) -> Any:
+            return timed(spanned(original, recorder, meet), recorder, took)
+
+        def scatters(original: Any) -> Any:
+            return timed(spanned(original, recorder, before), recorder, sent)
+
+        def tell() -> None:
+            if "fsdp" in recorder.facts:
+                recorder.facts["fsdp"].update(gathered_ns=gathered_ns, scattered_ns=scattered_ns)
+
+        owners: list[tuple[Any, str, Callable[[Any], Any]]] = [
+            *((groups.FSDPParamGroup, name, gathers) for name in GATHERS),
+            *((groups.FSDPParamGroup, name, scatters) for name in SCATTERS),
+            (groups, "foreach_reduce", scatters),
+        ]
+        recorder.flushed.append(tell)
+        try:
+            with ExitStack() as stack:
+                for owner, name, wrap in owners:
+                    stack.enter_context(replaced(owner, name, wrap))
+                yield
+        finally:
+            recorder.flushed.remove(tell)
+
+
+def describe(groups: list[Any]) -> dict[str, Any]:
+    """Returns the facts of `core.parallel.Fsdp` that the groups themselves know."""
+    params = [param for group in groups for param in group.fsdp_params]
+    sizes = [param._orig_size.numel() * param.sharded_param.element_size() for param in params]
+    return {
+        "world_size": max(group._all_gather_process_group.size() for group in groups),
+        "reshards": any(group._reshard_after_forward for group in groups),
+        "unsharded_bytes": sum(sizes),
+    }
