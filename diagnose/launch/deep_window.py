@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,8 +147,8 @@ class DeepWindows:
                     self._record(window, step)
                 elif step >= window.first_step + window.num_steps:
                     self._end("")
-            elif asked is None:
-                recorder.on_boundary = None
+            elif asked is None or _rank():  # a spawned rank knows its number only by now
+                self._asked = recorder.on_boundary = None
             elif step >= asked.first_step - 2:
                 refusal = self._refusal()
                 if refusal and asked.by == "option":
@@ -291,13 +292,13 @@ class DeepWindows:
 
     def _write(self, window: Window) -> None:
         begun = perf_counter_ns()
-        rank = int(os.environ.get("RANK") or 0)
-        stem = f"deep-rank{rank}-step{window.first_step}"
-        raw, packed = self._folder / f".{stem}.json", self._folder / f"{stem}.trace.json.gz"
+        stem = f"deep-rank{_rank()}-step{window.first_step}"
+        raw, packed = self._folder / f".{stem}.{os.getpid()}.json", self._folder / f"{stem}.trace.json.gz"
         problem, cut = "", False
         try:
             window.profiler.save(raw)
-            cut = pack(raw, packed, self._max_bytes)
+            cut = pack(raw, raw.with_suffix(".gz"), self._max_bytes)
+            raw.with_suffix(".gz").replace(packed)
         except (OSError, RuntimeError) as error:
             problem = f"the trace could not be written: {error}"
         finally:
@@ -306,7 +307,7 @@ class DeepWindows:
         last = self._recorder.steps + 1  # the step that goes on, and where no loader is asked the next
         told = {
             **window.as_json(),
-            "rank": rank,
+            "rank": _rank(),
             "trace_file": "" if problem else packed.name,
             "trace_bytes": 0 if problem else packed.stat().st_size,
             "cut": cut,
@@ -314,7 +315,7 @@ class DeepWindows:
             "export_ns": perf_counter_ns() - begun,
         }
         try:
-            beside = self._folder / f".{stem}.window"
+            beside = self._folder / f".{stem}.{os.getpid()}.window"
             beside.write_text(json.dumps(told), encoding="utf-8")
             beside.replace(self._folder / f"{stem}.window.json")
         except OSError as error:
@@ -335,6 +336,14 @@ class DeepWindows:
 
     def _event(self, state: str, **detail: Any) -> None:
         self._recorder.event(KIND, state=state, **detail)
+
+
+def _rank() -> int:
+    """Returns this process's rank, as far as it is known yet."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK") or 0)
 
 
 def _unsure(folder: Path) -> Unsure:
