@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from diagnose.analysis.profile import load_profile
+from diagnose.analysis.rank_clocks import clock_offset, kept
 from diagnose.core.phases import Phase
 from diagnose.launch.place import doubt_about, place_of, rank_of
 from diagnose.rules import diagnosed
@@ -64,6 +66,20 @@ def test_the_process_group_knows_the_rank_better_than_the_environment(monkeypatc
 def test_a_rank_that_is_no_number_counts_as_the_first_and_is_told(text: str, rank: int):
     assert rank_of({"RANK": text}) == rank
     assert bool(doubt_about({"RANK": text})) == (text not in ("", "2"))
+
+
+@pytest.mark.parametrize(("offset_ns", "drift"), [(0, 0.0), (7_200_000_000_123, 0.0), (-5_000_000, 2e-5)])
+def test_the_offset_and_the_drift_of_another_hosts_clock_are_taken_off(offset_ns: int, drift: float):
+    draw = np.random.default_rng(0)
+    true_ns = np.cumsum(draw.integers(40_000_000, 60_000_000, 900)) + 10**12
+    theirs = true_ns + offset_ns + (drift * (true_ns - true_ns[0])).astype(np.int64)
+    late = draw.integers(0, 100_000, 900)  # of a message
+    late[::50] += 30_000_000  # and now and then of one that was lost
+    first = kept(np.stack([true_ns, true_ns], axis=1))
+    clock = clock_offset(first, kept(np.stack([theirs, theirs + late], axis=1)))
+    assert clock is not None
+    off = [clock.removed(int(there)) - int(true) for there, true in zip(theirs, true_ns, strict=True)]
+    assert max(map(abs, off)) < 150_000
 
 
 SHARDED = """

@@ -24,6 +24,7 @@ from diagnose.analysis.lateness import lateness
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
+from diagnose.analysis.rank_clocks import clock_offset
 from diagnose.analysis.rank_summary import Window
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
@@ -232,6 +233,7 @@ def composed(
                 late_ns_per_step=late_ns[index],
                 late_share=late,
                 stats=rank.stats,
+                clock=clock_offset(ranks[0].met_ns, rank.met_ns),
             )
             for index, (rank, late) in enumerate(zip(ranks, across.late_shares(places), strict=True))
         ),

@@ -18,6 +18,7 @@ from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import standing_ns
 from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.program import ddp_of
+from diagnose.analysis.rank_clocks import kept
 from diagnose.analysis.script import Script
 from diagnose.analysis.signals import host_stats
 from diagnose.analysis.spans import part_of
@@ -71,6 +72,7 @@ class RankSummary:
         samples_per_s: 0 when no batch size could be read.
         tokens_per_s: Likewise.
         gap_parts: How its gaps divide among the phases.
+        met_ns: When some of the ranks' meetings ended, by its own clock.
         stats: What the operating system says of it.
         ddp: Its `DistributedDataParallel`, if it has one.
         events: How often something happened.
@@ -89,6 +91,7 @@ class RankSummary:
     samples_per_s: float = 0.0
     tokens_per_s: float = 0.0
     gap_parts: GapParts = field(default_factory=dict)
+    met_ns: Mapping[int, int] = field(default_factory=dict)
     stats: HostStats = field(default_factory=HostStats)
     ddp: Ddp | None = None
     events: Mapping[str, int] = field(default_factory=dict)
@@ -129,6 +132,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),
         gap_parts=parts,
+        met_ns=kept(log.meetings),
         stats=host_stats(log, window.warmup),
         ddp=ddp_of(log),
         events=count_events(log.events),

@@ -158,3 +158,22 @@ class Meetings:
     calm_ns: float = 0.0
     last_share: Mapping[int, float] = field(default_factory=dict)
     held_ns: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """How far a rank's clock is ahead of the first rank's.
+
+    Attributes:
+        at_ns: A time by the rank's own clock.
+        offset_ns: How far it was ahead then.
+        drift: Nanoseconds that it gains in each of its own.
+    """
+
+    at_ns: int
+    offset_ns: float
+    drift: float = 0.0
+
+    def removed(self, time_ns: int) -> int:
+        """Returns a time of the rank by the first rank's clock."""
+        return time_ns - round(self.offset_ns + self.drift * (time_ns - self.at_ns))

@@ -12,6 +12,7 @@ from diagnose.core.device import Device
 from diagnose.core.finding import Abstention, Finding
 from diagnose.core.history import History
 from diagnose.core.host import HostStats
+from diagnose.core.parallel import ClockOffset
 from diagnose.core.phases import Phase
 from diagnose.core.program import Program
 from diagnose.core.series import Series
@@ -241,6 +242,7 @@ class RankProfile:
         late_share: Part of the steps, by phase, in which this rank took longest of all; empty where that is
             not known.
         stats: What the operating system says of its process and machine.
+        clock: How far its clock is ahead of the first rank's; `None` where they were not seen to meet.
     """
 
     rank: int
@@ -250,6 +252,7 @@ class RankProfile:
     standing_ns: float = 0.0
     late_share: Mapping[Phase, float] = field(default_factory=dict)
     stats: HostStats = field(default_factory=HostStats)
+    clock: ClockOffset | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

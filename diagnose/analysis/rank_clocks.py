@@ -1,0 +1,48 @@
+"""How far the ranks' clocks are apart, by the meetings that ended for all of them at the same moment.
+
+`time.perf_counter` has one zero for all processes of a machine, and another on each machine. All ranks get
+the gradients of a pass within the time that a message takes, which is far less than a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.core.parallel import ClockOffset
+
+MAX_KEPT = 256
+"""Meetings of a rank that are compared, evenly chosen: enough for a drift of a microsecond a second."""
+
+MIN_COMMON = 8
+"""Fewer do not tell an offset from what a single message was late."""
+
+Kept = Mapping[int, int]
+"""When meetings ended, in nanoseconds of the rank's own clock, by their number."""
+
+
+def kept(meetings: npt.NDArray[np.int64]) -> dict[int, int]:
+    """Chooses the meetings that are compared: the same numbers on ranks that met about as often."""
+    stride = 1
+    while len(meetings) > MAX_KEPT * stride:
+        stride *= 2
+    return {number: int(meetings[number, 1]) for number in range(0, len(meetings), stride)}
+
+
+def clock_offset(first: Kept, other: Kept) -> ClockOffset | None:
+    """Returns how far a rank's clock is ahead of the first rank's; `None` with too few meetings."""
+    common = sorted(first.keys() & other.keys())
+    if len(common) < MIN_COMMON:
+        return None
+    theirs = np.array([other[number] for number in common], dtype=float)
+    ahead = np.array([other[number] - first[number] for number in common], dtype=float)
+    begun = theirs[0]
+    # By the medians of both halves: a message that was late moves neither.
+    half = len(common) // 2
+    early, late = slice(None, half), slice(-half, None)
+    span = float(np.median(theirs[late]) - np.median(theirs[early]))
+    drift = float(np.median(ahead[late]) - np.median(ahead[early])) / span if span > 0 else 0.0
+    offset = float(np.median(ahead - drift * (theirs - begun)))
+    return ClockOffset(at_ns=int(begun), offset_ns=offset, drift=drift)
