@@ -116,7 +116,7 @@ def test_the_nearest_project_file_is_the_one_that_counts(tmp_path):
             "step = 3",
             "step: there is no such setting. There are: run-dir, name, json, html, steps, stop-after, "
             "warmup, nproc-per-node, ranks, quiet, tune, allow, only, skip, dry-run, apply, "
-            "dashboard, export.",
+            "dashboard, deep-window, export.",
         ),
         ("steps = 'many'", "steps: must be a whole number of 1 or more, not 'many'."),
         ("steps = 0", "steps: must be a whole number of 1 or more, not 0."),
@@ -126,6 +126,10 @@ def test_the_nearest_project_file_is_the_one_that_counts(tmp_path):
         ("name = 7", "name: must be text, not 7."),
         ("json = ''", "json: must be text, not ''."),
         ("nproc-per-node = 1.5", "nproc-per-node: must be a number of processes, not 1.5."),
+        (
+            "deep-window = '3:9'",
+            "deep-window: must be STEP, STEP:COUNT with a COUNT of 1 to 5, or auto, not '3:9'.",
+        ),
     ],
 )
 def test_a_wrong_key_or_value_in_the_project_is_named_with_its_file(tmp_path, line, problem):
