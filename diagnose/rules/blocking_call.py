@@ -8,6 +8,7 @@ from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Program
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
+from diagnose.rules._ranks import WAITS
 
 
 class BlockingCall(LineRule):
@@ -38,11 +39,15 @@ class BlockingCall(LineRule):
             program=Program(ddp=(Ddp(),)),
             where=(at("time.sleep(0.01)", 0.1, "wait", phase=Phase.BACKWARD),),
         ),
+        profile(
+            program=Program(ddp=(Ddp(),)),
+            where=(at("time.sleep(0.01)", 0.1, "wait", phase=Phase.COMMUNICATION),),
+        ),
     )
 
     def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
-        """See `LineRule.lines`. What waits in the backward pass among ranks is their communication."""
+        """See `LineRule.lines`. What waits among ranks in or after the backward pass is communication."""
         lines = super().lines(profile)
         if not profile.program.ddp:
             return lines
-        return tuple(line for line in lines if line.phase is not Phase.BACKWARD)
+        return tuple(line for line in lines if line.phase not in WAITS)
