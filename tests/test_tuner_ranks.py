@@ -34,13 +34,11 @@ class Job:
     Attributes:
         codes: How each rank ended.
         lines: What each printed.
-        took_s: Seconds from the start of the first to the end of the last.
         events: What tuning told on each rank, as `(kind, detail)`.
     """
 
     codes: list[int]
     lines: list[str]
-    took_s: float
     events: list[list[tuple[str, dict[str, Any]]]]
 
     def told(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
@@ -111,14 +109,11 @@ def start(
 
 def train(folder: Path, apply: str = APPLY, **options: Any) -> Job:
     """Runs a job to its end; the options are those of `start`."""
-    begun = time.monotonic()
     processes = start(folder, apply, **options)
     printed = [process.communicate(timeout=90) for process in processes]
-    took_s = time.monotonic() - begun
     return Job(
         codes=[process.returncode for process in processes],
         lines=[stdout.strip() for stdout, _ in printed],
-        took_s=took_s,
         events=[
             [(kind, detail) for _, _, kind, detail in read_rank(file).events if kind in TOLD]
             for file in sorted(folder.glob("rank*.sqlite"))
@@ -248,10 +243,9 @@ def test_ranks_that_join_with_different_numbers_of_batches_are_left_alone(tmp_pa
 
 @pytest.mark.parametrize("apply, wrong", [("", "dies"), (APPLY, "dies"), (APPLY, "dies at an exchange")])
 def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply, wrong):
-    job = train(tmp_path, apply, wrong=wrong)
+    job = train(tmp_path, apply, wrong=wrong, patience_s=300)  # `train` waits for less
     assert job.lines == ["rank 0 lost its peer", "killed"]
     assert job.codes == [7, -signal.SIGKILL]
-    assert job.took_s < 25, "less than the patience with a rank that is late"
     if wrong == "dies at an exchange":
         assert "did not meet" in job.told("frozen")[0]["reason"]
 
