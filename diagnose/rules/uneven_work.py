@@ -46,8 +46,10 @@ def uneven(
         correlation=correlation,
         fullest={0: 0.4, 1: 0.6} if meetings is None else {0: 0.0, 1: 1.0},
     )
-    few = {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
-    many = few if meetings is None else {Phase.FORWARD: 39.0, Phase.BACKWARD: 91.0}
+    few = many = {Phase.FORWARD: 30.0, Phase.BACKWARD: 70.0}
+    if meetings is not None:
+        few = {**few, Phase.COMMUNICATION: 33.0}
+        many = {Phase.FORWARD: 39.0, Phase.BACKWARD: 91.0, Phase.COMMUNICATION: 3.0}
     return ranks_example(few, many, program=Program(imbalance=imbalance, meetings=meetings))
 
 
@@ -98,13 +100,18 @@ class UnevenWork(Rule):
         times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
         there_ns = sum(times.values())
         lost_ns = min(PASSES * work.forward_ns_per_unit * work.spread, 0.7 * there_ns)
+        lost = {phase: lost_ns * ns / there_ns for phase, ns in times.items() if ns}
+        if held is not None and held.rank == worst:
+            # What the others wait for the rank was measured, and need not be told from its tokens.
+            lost, lost_ns = held.waits, held.held_ns
+            there_ns = max(there_ns, HIGH * lost_ns)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=f"The fullest rank has {format_share(work.spread / work.mean)} more {work.unit} than"
             " the mean, and all wait for it.",
-            lost_ns={phase: lost_ns * ns / there_ns for phase, ns in times.items() if ns},
+            lost_ns=lost,
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, there_ns),
             assumption="every step takes as long as its fullest rank, and each has the mean then",
