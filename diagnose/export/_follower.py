@@ -17,16 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.analysis.gaps import phase_weights, split_gaps
-from diagnose.analysis.profile import load_profile
-from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.gaps import phase_weights
+from diagnose.analysis.profile import analysed
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 from diagnose.export._reading import Point, RankReading, Reading
 from diagnose.rules import diagnosed
-from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
 from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, Look, look
 
@@ -39,12 +37,8 @@ ONE_BY_ONE = 100_000
 ANALYSE_SHARE = 0.01
 """A running job is analysed so seldom that it takes this part of one CPU at most."""
 
-MAX_RECORDS = 3_000_000
-"""Steps times ranks beyond which an analysis would take gigabytes beside the training."""
-
-MAX_SAMPLED = 64
-"""Ranks whose sampled lines are looked at; the time between the hooks of further ones divides as the first
-rank's does."""
+MAX_RECORDS = 20_000_000
+"""Steps times ranks beyond which an analysis would take a minute of CPU time beside the training."""
 
 SCRIPT_EVENTS = ("gc", "checkpoint", "compile")
 """Events that are counted: those of the script, and not the tuner's."""
@@ -106,15 +100,10 @@ class Follower:
         if records > MAX_RECORDS and self._profile is not None and not even_if_huge:
             return
         begun = monotonic()
-        self._profile = diagnosed(load_profile(self.folder))
-        sources = Sources()
-        usual: Weights | None = None
-        for rank in list(self._ranks.values())[:MAX_SAMPLED]:
-            rank.weights = weights_of(rank.path, self._profile.steps.warmup, sources)
-            usual = rank.weights if usual is None else usual
-        for rank in list(self._ranks.values())[MAX_SAMPLED:]:
-            assert usual is not None
-            rank.weights = usual
+        profile, parts = analysed(self.folder)
+        self._profile = diagnosed(profile)
+        for name, rank in self._ranks.items():
+            rank.weights = phase_weights(parts.get(name, {}))
         now = monotonic()
         # Before there are steps nothing was analysed yet, and the next look must do it.
         has_steps = self._profile.steps.count > 0
@@ -203,18 +192,6 @@ class _Rank:
             self._vitals_ns = vitals[-1][0]
             resident = vitals[-1][2].get("resident_bytes")
             self._resident_bytes = resident if isinstance(resident, int) else None
-
-
-def weights_of(path: Path, warmup: int, sources: Sources) -> Weights:
-    """Returns what part of each slot belongs to each phase, as the lines sampled in a rank tell.
-
-    Where its file cannot be read all of the time between hooks is `OTHER`.
-    """
-    try:
-        log = read_rank(path)
-    except UNREADABLE:
-        return phase_weights({})
-    return phase_weights(split_gaps(log, warmup, Roles(log.sites, sources, log.samples)))
 
 
 def unix_minus_clock_ns(meta: Mapping[str, Any]) -> int:

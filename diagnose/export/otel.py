@@ -26,10 +26,8 @@ SEND_WITHIN_MS = 10_000
 NEVER_MS = float("inf")
 """The SDK sends when it is told that there is a new reading, not by a clock of its own."""
 
-OUR_OWN = ("host", "script")
-"""Attributes that need no prefix: OpenTelemetry's conventions have names for them."""
-
 CONVENTIONS = {"host": "host.name", "script": "process.command"}
+"""Attributes that OpenTelemetry's own conventions have names for; ours get a prefix."""
 
 
 class Otel(Exporter):
