@@ -13,7 +13,6 @@ import ctypes
 import json
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from diagnose.launch import deep_window_profiler
 from diagnose.launch.deep_window_file import MAX_BYTES, pack
 from diagnose.launch.deep_window_under_way import Asked, Window, asked_of
+from diagnose.launch.place import place_of
 
 if TYPE_CHECKING:
     from diagnose.hooks._recorder import Recorder
@@ -79,6 +79,9 @@ class DeepWindows:
         self._ours = False
         if self._asked is not None and self._asked.first_step <= NEAR_STEPS:
             self._watch()
+
+    def _rank(self) -> int:
+        return place_of(self._recorder.facts)[0]
 
     # -- in the flusher's thread
 
@@ -147,7 +150,7 @@ class DeepWindows:
                     self._record(window, step)
                 elif step >= window.first_step + window.num_steps:
                     self._end("")
-            elif asked is None or _rank():  # a spawned rank knows its number only by now
+            elif asked is None or self._rank():  # a spawned rank knows its number only by now
                 self._asked = recorder.on_boundary = None
             elif step >= asked.first_step - 2:
                 refusal = self._refusal()
@@ -234,7 +237,10 @@ class DeepWindows:
         self._window, self._asked = None, None
         self._recorder.on_boundary = None
         self._writing = threading.Thread(
-            target=self._write, args=(window,), name="diagnose-deep-window", daemon=True
+            target=self._recorder.guarded,
+            args=(self._write, window),
+            name="diagnose-deep-window",
+            daemon=True,
         )
         self._writing.start()
 
@@ -285,21 +291,23 @@ class DeepWindows:
             self._event("refused", reason=reason)
         if self._unsure is not None:
             self._unsure.close()
-        if self._writing is not None:
-            self._writing.join()
+        writing = self._writing
+        if writing is not None:
+            writing.join()
 
     # -- in a thread of its own
 
     def _write(self, window: Window) -> None:
         begun = perf_counter_ns()
-        stem = f"deep-rank{_rank()}-step{window.first_step}"
+        stem = f"deep-rank{self._rank()}-step{window.first_step}"
         raw, packed = self._folder / f".{stem}.{os.getpid()}.json", self._folder / f"{stem}.trace.json.gz"
-        problem, cut = "", False
+        problem, cut, size = "", False, 0
         try:
             window.profiler.save(raw)
             cut = pack(raw, raw.with_suffix(".gz"), self._max_bytes)
             raw.with_suffix(".gz").replace(packed)
-        except (OSError, RuntimeError) as error:
+            size = packed.stat().st_size
+        except (OSError, RuntimeError, MemoryError) as error:
             problem = f"the trace could not be written: {error}"
         finally:
             with contextlib.suppress(OSError):
@@ -307,9 +315,9 @@ class DeepWindows:
         last = self._recorder.steps + 1  # the step that goes on, and where no loader is asked the next
         told = {
             **window.as_json(),
-            "rank": _rank(),
+            "rank": self._rank(),
             "trace_file": "" if problem else packed.name,
-            "trace_bytes": 0 if problem else packed.stat().st_size,
+            "trace_bytes": size,
             "cut": cut,
             "left_out": last + 1 - window.step,
             "export_ns": perf_counter_ns() - begun,
@@ -336,14 +344,6 @@ class DeepWindows:
 
     def _event(self, state: str, **detail: Any) -> None:
         self._recorder.event(KIND, state=state, **detail)
-
-
-def _rank() -> int:
-    """Returns this process's rank, as far as it is known yet."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return int(os.environ.get("RANK") or 0)
 
 
 def _unsure(folder: Path) -> Unsure:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from diagnose.launch.place import number_in
+
 ALL, FIRST, SAMPLE = "all", "first", "sample"
 
 SPREAD = 64
@@ -32,14 +34,14 @@ def records(choice: str, environ: Mapping[str, str]) -> bool:
         choice: As `is_choice` accepts it; empty for all.
         environ: The environment that torchrun made.
     """
-    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    rank, world_size = number_in(environ, "RANK"), number_in(environ, "WORLD_SIZE")
     if choice in ("", ALL) or rank is None or (world_size or 1) < 2:
         return True
     if choice == FIRST:
         return rank == 0
     if choice == SAMPLE:
-        local_rank = _number(environ, "LOCAL_RANK")
-        return in_sample(rank, world_size or 1, local_rank, _number(environ, "LOCAL_WORLD_SIZE"))
+        local_rank = number_in(environ, "LOCAL_RANK")
+        return in_sample(rank, world_size or 1, local_rank, number_in(environ, "LOCAL_WORLD_SIZE"))
     return any(int(low) <= rank <= int(high or low) for low, high in _ranges(choice))
 
 
@@ -66,8 +68,3 @@ def in_sample(rank: int, world_size: int, local_rank: int | None, local_size: in
 def _ranges(choice: str) -> list[tuple[str, str]]:
     parts = [part.partition("-") for part in choice.replace(" ", "").split(",")]
     return [(low, high) for low, _, high in parts]
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    return int(text) if text.isdecimal() else None
