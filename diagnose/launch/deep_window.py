@@ -27,7 +27,7 @@ from diagnose.launch.place import place_of
 
 if TYPE_CHECKING:
     from diagnose.hooks._recorder import Recorder
-    from diagnose.launch.deep_window_rules import Unsure
+    from diagnose.tuner.question import Question
 
 NEAR_STEPS = 200
 """The end of a step is looked at from so many steps before the one that was asked for: looking costs a few
@@ -68,7 +68,8 @@ class DeepWindows:
         self._recorder = recorder
         self._folder = folder
         self._max_bytes = max_bytes
-        self._unsure = _unsure(folder) if option == "auto" else None
+        self._asks_rules = option == "auto"
+        self._question: Question | None = None
         self._asked = asked_of(option) if option and option != "auto" else None
         self._window: Window | None = None
         self._writing: threading.Thread | None = None
@@ -88,12 +89,8 @@ class DeepWindows:
     def look(self) -> None:
         """Watches the end of steps while a window is near, and ends one that takes too long."""
         steps = self._recorder.steps
-        if self._unsure is not None and self._asked is None and steps >= LOOK_AT_RULES_AFTER:
-            names = self._unsure.names()
-            if names is not None:
-                self._unsure = None
-                if names:
-                    self._asked = Asked(first_step=steps, by=", ".join(names))
+        if self._asks_rules and self._asked is None and steps >= LOOK_AT_RULES_AFTER:
+            self._ask_rules(steps)
         near = steps + NEAR_STEPS + 4 * (steps - self._steps_before)
         self._steps_before = steps
         if self._asked is not None and self._asked.first_step <= near:
@@ -101,6 +98,18 @@ class DeepWindows:
         window = self._window
         if window is not None and window.is_overdue():
             self._end_from_outside(window)
+
+    def _ask_rules(self, steps: int) -> None:
+        """Has a window taken if rules want one, as soon as they have said so."""
+        if self._question is None:
+            from diagnose.tuner.question import Question
+
+            self._question = Question("diagnose.launch.deep_window_rules", str(self._folder.absolute()))
+        names = self._question.answer()
+        if names is not None:
+            self._asks_rules, self._question = False, None
+            if names:
+                self._asked = Asked(first_step=steps, by=", ".join(names))
 
     def ask(self) -> str:
         """Takes the command for a window; returns why there will be none."""
@@ -280,7 +289,8 @@ class DeepWindows:
 
     def forget(self) -> None:
         """In a forked child: what its parent takes is not its own."""
-        self._asked = self._window = self._writing = self._unsure = None
+        self._asks_rules = False
+        self._asked = self._window = self._writing = self._question = None
 
     def finish(self) -> None:
         """The script has ended: keeps a window that holds whole steps, and waits until it is written."""
@@ -289,8 +299,8 @@ class DeepWindows:
         elif self._asked is not None and self._asked.by == "option":
             reason = self._refusal() or "the training ended before"
             self._event("refused", reason=reason)
-        if self._unsure is not None:
-            self._unsure.close()
+        if self._question is not None:
+            self._question.close()
         writing = self._writing
         if writing is not None:
             writing.join()
@@ -344,9 +354,3 @@ class DeepWindows:
 
     def _event(self, state: str, **detail: Any) -> None:
         self._recorder.event(KIND, state=state, **detail)
-
-
-def _unsure(folder: Path) -> Unsure:
-    from diagnose.launch.deep_window_rules import Unsure
-
-    return Unsure(folder)
