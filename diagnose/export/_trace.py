@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from diagnose.analysis.gaps import phase_weights, split_gaps
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.tuning import KINDS
 from diagnose.core.ledger import COLUMNS, COUNTS
+from diagnose.core.parallel import ClockOffset
 from diagnose.core.phases import Phase
 from diagnose.export._follower import SCRIPT_EVENTS, UNREADABLE, unix_minus_clock_ns
 from diagnose.export._reading import clean, finite
@@ -37,13 +39,16 @@ VITALS = 300
 
 SAMPLES = COLUMNS.index("samples")
 
+Unix = Callable[[int], int]
+"""Gives nanoseconds since 1970 for a time of a rank's own clock."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Some steps that follow each other, mostly one.
 
     Attributes:
-        begin_ns: When the first began, in nanoseconds since 1970 by the rank's own clock.
+        begin_ns: When the first began, in nanoseconds since 1970.
         time_ns: What they took, all together.
         phase_ns: Likewise by phase, without those that took none, in the order of phases.
     """
@@ -83,40 +88,67 @@ class RankTrace:
     memory: tuple[tuple[int, int], ...]
 
 
-def read_trace(folder: Path, max_ranks: int, warmup: int) -> list[RankTrace]:
+def read_time_lines(
+    folder: Path, max_ranks: int, warmup: int, clocks: Mapping[str, ClockOffset | None]
+) -> list[RankTrace]:
     """Reads the time lines of a run's first ranks; one without steps, or unreadable, is left out.
 
     Args:
         folder: The run's folder.
         max_ranks: So many ranks at most.
         warmup: Leading steps whose sampled lines are left out.
+        clocks: By a rank's name, how far its clock is ahead of the first rank's; without it, its machine's
+            word on the time of day is taken.
     """
     paths = rank_files(folder)[:max_ranks]
     sources = Sources()
     each = MAX_STEPS // max(1, len(paths))
-    traces = (_rank_trace(path, warmup, sources, each) for path in paths)
+    first_ns = _first_anchor_ns(paths)
+    traces = (
+        _rank_trace(path, warmup, sources, each, clocks.get(_name_of(path)), first_ns) for path in paths
+    )
     return [trace for trace in traces if trace is not None]
 
 
-def _rank_trace(path: Path, warmup: int, sources: Sources, max_steps: int) -> RankTrace | None:
+def _name_of(path: Path) -> str:
+    return path.name.removeprefix("rank").removesuffix(".sqlite")
+
+
+def _first_anchor_ns(paths: Sequence[Path]) -> int:
+    """Returns what to add to the first rank's times: the first that has steps."""
+    for path in paths:
+        with contextlib.suppress(*UNREADABLE), look(path) as file:
+            if file.num_steps():
+                return unix_minus_clock_ns(file.meta())
+    return 0
+
+
+def _rank_trace(
+    path: Path, warmup: int, sources: Sources, max_steps: int, clock: ClockOffset | None, first_ns: int
+) -> RankTrace | None:
     try:
         log = read_rank(path)
         weights = phase_weights(split_gaps(log, warmup, Roles(log.sites, sources, log.samples)))
-        offset_ns = unix_minus_clock_ns(log.meta)
+        own_ns = unix_minus_clock_ns(log.meta)
+
+        def unix(time_ns: int) -> int:
+            return time_ns + own_ns if clock is None else clock.removed(time_ns) + first_ns
+
         with look(path) as file:
-            events = _events(file, offset_ns)
+            events = _events(file, unix)
             memory = tuple(
-                (time_ns + offset_ns, readings["resident_bytes"])
+                (unix(time_ns), readings["resident_bytes"])
                 for time_ns, _, readings in file.spread_vitals(VITALS)
                 if isinstance(readings.get("resident_bytes"), int)
             )
     except UNREADABLE:
         return None
-    segments = _segments(by_device_clock(log).steps, weights, offset_ns, max_steps)
+    pace = 1.0 if clock is None else 1.0 - clock.drift
+    segments = _segments(by_device_clock(log).steps, weights, unix, pace, max_steps)
     if not segments:
         return None
     return RankTrace(
-        name=path.name.removeprefix("rank").removesuffix(".sqlite"),
+        name=_name_of(path),
         host=str(log.meta.get("host", "")),
         segments=segments,
         events=events,
@@ -125,8 +157,9 @@ def _rank_trace(path: Path, warmup: int, sources: Sources, max_steps: int) -> Ra
 
 
 def _segments(
-    steps: npt.NDArray[np.int64], weights: npt.NDArray[np.float64], offset_ns: int, max_steps: int
+    steps: npt.NDArray[np.int64], weights: npt.NDArray[np.float64], unix: Unix, pace: float, max_steps: int
 ) -> tuple[Segment, ...]:
+    """Makes slices of steps; `pace` is what a nanosecond of the rank's clock is by that of the drawing."""
     newest = max(0, len(steps) - max_steps)
     width = -(-newest // MAX_BINS) or 1
     firsts = np.concatenate([np.arange(0, newest, width), np.arange(newest, len(steps))])
@@ -135,7 +168,7 @@ def _segments(
     sums = np.add.reduceat(steps, firsts, axis=0)
     slots = sums[:, len(COUNTS) :]
     times = slots.sum(axis=1)
-    phases = slots @ weights
+    phases = pace * (slots @ weights)
     lasts = np.append(firsts[1:], len(steps)) - 1
     order = tuple(Phase)
     # A step begins where the one before ended, unless the recorder paused: hence from its own end.
@@ -146,8 +179,8 @@ def _segments(
         Segment(
             first=int(first),
             num_steps=int(last - first) + 1,
-            begin_ns=begin_ns + offset_ns,
-            time_ns=int(time_ns),
+            begin_ns=unix(begin_ns),
+            time_ns=int(pace * time_ns),
             phase_ns={order[index]: float(own[index]) for index in np.flatnonzero(own > 0)},
             samples=int(samples),
         )
@@ -157,21 +190,21 @@ def _segments(
     )
 
 
-def _events(file: Look, offset_ns: int) -> tuple[Happened, ...]:
+def _events(file: Look, unix: Unix) -> tuple[Happened, ...]:
     kinds = (*SCRIPT_EVENTS, *KINDS)
     newest: deque[Event] = deque(maxlen=MAX_EVENTS)
     after = 0
     while events := file.events_after(after, kinds, EVENTS_AT_A_TIME):
         after = events[-1].number
         newest.extend(events)
-    return tuple(_happened(event, offset_ns) for event in newest)
+    return tuple(_happened(event, unix) for event in newest)
 
 
-def _happened(event: Event, offset_ns: int) -> Happened:
+def _happened(event: Event, unix: Unix) -> Happened:
     detail = event.detail
     said = [str(detail[key]) for key in ("action", "command", "state", "outcome") if detail.get(key)]
     return Happened(
-        time_ns=event.time_ns + offset_ns,
+        time_ns=unix(event.time_ns),
         step=event.step,
         label=": ".join([event.kind.replace("_", " "), " ".join(said)] if said else [event.kind]),
         is_scripts=event.kind in SCRIPT_EVENTS,

@@ -73,16 +73,18 @@ class Perfetto(Exporter):
 
 def trace_of(reading: Reading) -> dict[str, Any]:
     """Returns a run as the object form of the Chrome Trace Event format."""
-    from diagnose.export._trace import read_trace
+    from diagnose.export._trace import read_time_lines
 
-    ranks = read_trace(reading.folder, MAX_RANKS, reading.profile.steps.warmup)
+    profile = reading.profile
+    clocks = {str(rank.rank): rank.clock for rank in profile.ranks}
+    ranks = read_time_lines(reading.folder, MAX_RANKS, profile.steps.warmup, clocks)
     begun_ns = min((rank.segments[0].begin_ns for rank in ranks), default=0)
     events: list[dict[str, Any]] = []
     for number, rank in enumerate(ranks):
         # Process 0 is the kernel's own to Perfetto.
         events += _rank_events(rank, number + 1, begun_ns)
     events += _findings(reading, ranks, begun_ns)
-    run = reading.profile.run
+    run = profile.run
     left_out = len(reading.ranks) - len(ranks)
     return {
         "traceEvents": events,
