@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import traceback
 from contextlib import contextmanager
 
 import numpy as np
@@ -210,6 +212,23 @@ def test_an_error_of_the_backward_pass_is_the_scripts_and_the_next_is_noted():
         losses.step_ended()
         weight.sum().backward()
         assert losses.step_ended() == [3.0]
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.10 adds a frame again when it is re-raised"
+)
+def test_an_error_of_a_scaler_is_told_as_without_us():
+    def fail():
+        torch.amp.GradScaler("cpu").scale(3)
+
+    def places(error: BaseException) -> list[str]:
+        return [each.name for each in traceback.extract_tb(error.__traceback__)]
+
+    with pytest.raises(ValueError) as alone:
+        fail()
+    with noting(), pytest.raises(ValueError) as noted:
+        fail()
+    assert places(noted.value) == places(alone.value)
 
 
 def test_no_loss_is_kept_alive_and_unread_ones_are_limited():

@@ -70,29 +70,39 @@ class Losses:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or is_dynamo_compiling() or get_ident() != self._thread:
-                return original(*args, **kwargs)  # a part of a backward pass, as of a checkpoint
-            self._guarded(self._note, args[0] if args else kwargs.get("tensors"))
-            self._inside = True
+            # Else it is a part of a backward pass, as of a checkpoint.
+            outermost = not (self._inside or is_dynamo_compiling() or get_ident() != self._thread)
+            if outermost:
+                self._guarded(self._note, args[0] if args else kwargs.get("tensors"))
+                self._inside = True
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
                 unseen(error)
                 raise
             finally:
-                self._inside = False
+                if outermost:
+                    self._inside = False
 
         return hidden(functools.wraps(original)(backward))
 
     def _unscaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
-            scaled = original(scaler, outputs)
-            if isinstance(scaled, torch.Tensor) and get_ident() == self._thread:
-                self.scalers.add(scaler)
-                self._scaled = (weakref.ref(scaled), outputs.detach())
+            try:
+                scaled = original(scaler, outputs)
+            except BaseException as error:
+                unseen(error)
+                raise
+            if get_ident() == self._thread:
+                self._guarded(self._note_scaled, scaler, outputs, scaled)
             return scaled
 
         return hidden(functools.wraps(original)(scale))
+
+    def _note_scaled(self, scaler: Any, outputs: Any, scaled: Any) -> None:
+        if isinstance(scaled, torch.Tensor):
+            self.scalers.add(scaler)
+            self._scaled = (weakref.ref(scaled), outputs.detach())
 
     def _note(self, roots: Any) -> None:
         for root in roots if isinstance(roots, list | tuple) else (roots,):
