@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-EVENTS = {"retries": "num_alloc_retries", "ooms": "num_ooms", "device_allocs": "num_device_alloc"}
+EVENTS = {"retries": "num_alloc_retries", "ooms": "num_ooms"}
 
-LEVELS = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
+LEVELS = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 
 
 def read(index: int) -> Mapping[str, int]:
@@ -18,9 +18,9 @@ def read(index: int) -> Mapping[str, int]:
     That lock is held while the allocator waits for the driver, and so long does this take.
 
     Returns:
-        Of `allocated_bytes`, `reserved_bytes`, `active_bytes` and `inactive_split_bytes`: what they are,
-        and as `peak_*` the most they were since the script last reset them. `retries`, `ooms`,
-        `device_allocs`: how often. Empty where CUDA is not initialised; another allocator tells less.
+        Of `allocated_bytes`, `reserved_bytes` and `inactive_split_bytes`: what they are, and as `peak_*`
+        the most they were since the script last reset them. `retries`, `ooms`: how often. Empty where CUDA
+        is not initialised; another allocator tells less.
     """
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():

@@ -38,7 +38,7 @@ REASONS = {
 SM_CLOCK, MEMORY_CLOCK = 1, 2
 TEMPERATURE_OF_GPU = 0
 UNCORRECTED, SINCE_BOOT = 1, 0
-SENT, RECEIVED = 0, 1
+RECEIVED = 1
 
 MOST_PERCENT = 100
 """NVML's utilisation of a process is at times a number without meaning, far above this."""
@@ -128,17 +128,13 @@ class Nvml:
     def read(self) -> Figures:
         """Reads what changes.
 
-        Two of the figures, the link's traffic, are counted over 20 ms each, which pass in here.
+        One of the figures, the link's traffic, is counted over 20 ms, which pass in here.
 
         Raises:
             Unreadable: If the driver or the device is gone.
         """
         ask = self._ask
         utilisation, memory = ask(("nvmlDeviceGetUtilizationRates",)), ask(("nvmlDeviceGetMemoryInfo",))
-        kib_per_s = {
-            "to_device_bytes_per_s": ask(("nvmlDeviceGetPcieThroughput",), RECEIVED),
-            "to_host_bytes_per_s": ask(("nvmlDeviceGetPcieThroughput",), SENT),
-        }
         figures = {
             "busy_share": utilisation.gpu / 100 if utilisation is not None else None,
             "used_bytes": memory.used if memory is not None else None,
@@ -150,7 +146,7 @@ class Nvml:
             "reasons": self._reasons(),
             "pcie_generation": ask(("nvmlDeviceGetCurrPcieLinkGeneration",)),
             "pcie_width": ask(("nvmlDeviceGetCurrPcieLinkWidth",)),
-            **{name: _times(1024, rate) for name, rate in kib_per_s.items()},
+            "to_device_bytes_per_s": _times(1024, ask(("nvmlDeviceGetPcieThroughput",), RECEIVED)),
             "uncorrected_errors": ask(("nvmlDeviceGetTotalEccErrors",), UNCORRECTED, SINCE_BOOT),
             "temperature_c": ask(("nvmlDeviceGetTemperature",), TEMPERATURE_OF_GPU),
             **self._others(),
