@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from diagnose.dashboards._snapshot import Mark
 
-from diagnose.analysis.deep_window import KIND as DEEP
 from diagnose.analysis.tuning import KINDS, tuning_of
+from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.trial import Measured, Outcome, Trial, Tuning
 from diagnose.core.units import NS_PER_S

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from diagnose.analysis import profile as profiles
-from diagnose.analysis.profile import load_profile, profile_of, read_run
+from diagnose.analysis.profile import load_profile, profile_of, read_logs
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS, COUNTS
@@ -27,6 +27,7 @@ from diagnose.report import Terminal, to_text
 from diagnose.rules import diagnosed
 from diagnose.rules._ranks import medians_of_others
 from diagnose.store.reader import read_rank
+from diagnose.store.runs import read_manifest
 from diagnose.store.tail import look
 from diagnose.store.writer import Writer
 from tests.running import DIAGNOSE, only_run, run, write
@@ -83,7 +84,8 @@ def in_parallel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
 
 
 def test_many_ranks_read_in_parallel_give_what_one_process_finds(many, monkeypatch):
-    parallel, serial = in_parallel(many, monkeypatch), profile_of(*read_run(many))
+    logs, notes = read_logs(many)
+    parallel, serial = in_parallel(many, monkeypatch), profile_of(read_manifest(many), logs, notes)
     for field in fields(Profile):
         if field.name != "notes":
             assert repr(getattr(parallel, field.name)) == repr(getattr(serial, field.name)), field.name

@@ -15,6 +15,7 @@ import numpy as np
 from diagnose.analysis.spans import moved_meta
 from diagnose.analysis.trace import read_trace
 from diagnose.core.deep_window import (
+    KIND,
     ClassTime,
     Counted,
     DeepWindow,
@@ -27,8 +28,6 @@ from diagnose.core.deep_window import (
 from diagnose.core.errors import DiagnoseError
 from diagnose.store.machine import read_rates
 from diagnose.store.reader import RankLog
-
-KIND = "deep-window"
 
 TO_THE_END = 1 << 60
 """The last step of a window that the process did not live to end."""
@@ -51,6 +50,24 @@ def spoilt_steps(log: RankLog) -> Spoilt:
         elif detail.get("state") in ("ended", "undone") and stretches:
             stretches[-1] = (stretches[-1][0], int(detail.get("last", 0)))
     return tuple(stretches)
+
+
+def untold_window(log: RankLog, *, is_over: bool) -> list[str]:
+    """Returns, as a note or none, what became of a rank's last deep window if it told nothing.
+
+    Args:
+        log: The rank's records.
+        is_over: Whether the run has ended.
+    """
+    last = next((detail for _, _, kind, detail in reversed(log.events) if kind == KIND), {})
+    if last.get("state") in ("refused", "undone"):
+        return [f"There is no deep window: {last.get('reason')}."]
+    if last.get("state") == "begun" and is_over:
+        return [
+            f"The run ended in the deep window that began at step {int(last.get('first', 0)):,}; "
+            "steps since then are in no figure."
+        ]
+    return []
 
 
 def without_steps(log: RankLog, spoilt: Spoilt, first: int = 0) -> RankLog:

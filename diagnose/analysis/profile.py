@@ -15,7 +15,13 @@ import numpy as np
 from diagnose.analysis.across import stride_for
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.copies import copies_of
-from diagnose.analysis.deep_window import deep_window_of, device_readings, spoilt_steps, without_steps
+from diagnose.analysis.deep_window import (
+    deep_window_of,
+    device_readings,
+    spoilt_steps,
+    untold_window,
+    without_steps,
+)
 from diagnose.analysis.device import device_of
 from diagnose.analysis.device_ledger import device_share, idle_ns
 from diagnose.analysis.history import history_of
@@ -102,12 +108,6 @@ def _reducers(files: list[tuple[int, Path]]) -> AbstractContextManager[Reducers 
         with contextlib.suppress(OSError):
             num_bytes += path.stat().st_size
     return reducers(len(files)) if num_bytes > FEW_BYTES else nullcontext()
-
-
-def read_run(run: Path) -> tuple[dict[str, Any], list[RankLog], list[str]]:
-    """Reads what `profile_of` analyses: what `run.json` says, the files of all ranks, and notes."""
-    logs, notes = read_logs(run)
-    return _manifest(run), logs, [*notes, *_lost(run)]
 
 
 def read_logs(run: Path) -> tuple[list[RankLog], list[str]]:
@@ -257,7 +257,15 @@ def composed(
         copies=copies_of(main, warmup),
         events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
         tuning=_tuning(whole),
-        notes=tuple(dict.fromkeys([*notes, *notes_of(manifest, ranks)])),
+        notes=tuple(
+            dict.fromkeys(
+                [
+                    *notes,
+                    *notes_of(manifest, ranks),
+                    *untold_window(whole, is_over=bool(manifest.get("ended_unix"))),
+                ]
+            )
+        ),
     )
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diagnose.analysis.across import Across
-from diagnose.analysis.deep_window import KIND as DEEP
 from diagnose.analysis.deep_window import Spoilt, without_steps
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.lines import standing_ns
@@ -25,6 +24,7 @@ from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import GapParts, divided
 from diagnose.analysis.throughput import rate
 from diagnose.analysis.tuning import KINDS
+from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.host import HostStats
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+KIND = "deep-window"
+"""Name of the command that asks for one, and of the events that say which steps it spoils."""
+
 
 class WorkClass(str, Enum):
     """What a kernel, or an operation on the CPU, is for. Each has one."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from diagnose.core.deep_window import KIND
 from diagnose.launch import deep_window_profiler
 from diagnose.launch.deep_window_file import MAX_BYTES, pack
 from diagnose.launch.deep_window_under_way import Asked, Window, asked_of
@@ -48,8 +49,6 @@ MAX_TRIES = 3
 
 LOOK_AT_RULES_AFTER = 40
 """Steps after which the rules are asked whether a window would help them."""
-
-KIND = "deep-window"
 
 
 class DeepWindows:
@@ -299,8 +298,10 @@ class DeepWindows:
         elif self._asked is not None and self._asked.by == "option":
             reason = self._refusal() or "the training ended before"
             self._event("refused", reason=reason)
-        if self._question is not None:
-            self._question.close()
+        self._asks_rules = False
+        question, self._question = self._question, None  # records are flushed, and looked at, after this too
+        if question is not None:
+            question.close()
         writing = self._writing
         if writing is not None:
             writing.join()
