@@ -133,6 +133,7 @@ def _process() -> Iterator[Process]:
         [sys.executable, "-c", PROGRAM.format(root=root)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # what it fails at is read here, and fails here in words
         # One thread each: there are as many processes as CPUs.
         env={**environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
