@@ -16,7 +16,13 @@ import pytest
 import torch
 
 import diagnose
-from diagnose.analysis.deep_window import TO_THE_END, device_readings, spoilt_steps, without_steps
+from diagnose.analysis.deep_window import (
+    TO_THE_END,
+    device_readings,
+    spoilt_steps,
+    untold_window,
+    without_steps,
+)
 from diagnose.analysis.profile import load_profile, load_series
 from diagnose.analysis.trace import read_trace
 from diagnose.core.deep_window import (
@@ -32,7 +38,8 @@ from diagnose.core.deep_window import (
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.profile import Profile
-from diagnose.launch import deep_window_under_way
+from diagnose.hooks._recorder import Recorder
+from diagnose.launch import deep_window, deep_window_under_way
 from diagnose.launch.deep_window_count import Counting
 from diagnose.launch.deep_window_file import pack
 from diagnose.launch.settings import resolve
@@ -115,6 +122,7 @@ def test_the_scripts_own_profiler_goes_before_ours(tmp_path: Path) -> None:
         ("undone", "the script's own profiler began"),
     ]
     assert profile.steps.left_out >= 3
+    assert profile.notes == ("There is no deep window: the script's own profiler began.",)
 
 
 @pytest.mark.extended
@@ -132,6 +140,7 @@ def test_a_window_after_the_end_is_said_not_to_have_been(tmp_path: Path) -> None
     assert [(each["state"], each["reason"]) for each in events_of(tmp_path)] == [
         ("refused", "the training ended before")
     ]
+    assert profile.notes == ("There is no deep window: the training ended before.",)
 
 
 @pytest.mark.parametrize("kind", ["compile", pytest.param("bare", marks=pytest.mark.extended)])
@@ -209,6 +218,32 @@ def test_a_process_that_did_not_live_to_end_its_window_has_no_step_after_it() ->
     log = log_of(6, (4, "deep-window", {"state": "begun", "first": 4}))
     assert spoilt_steps(log) == ((4, TO_THE_END),)
     assert len(without_steps(log, spoilt_steps(log)).steps) == 4
+    assert untold_window(log, is_over=False) == []
+    [note] = untold_window(log, is_over=True)
+    assert "ended in the deep window that began at step 4;" in note
+
+
+def test_a_window_that_was_taken_after_all_is_not_said_to_be_missing() -> None:
+    undone = (2, "deep-window", {"state": "undone", "last": 3, "reason": "the script started a process"})
+    begun = (4, "deep-window", {"state": "begun", "first": 4})
+    ended = (5, "deep-window", {"state": "ended", "last": 6})
+    assert untold_window(log_of(8, undone), is_over=True) == [
+        "There is no deep window: the script started a process."
+    ]
+    assert untold_window(log_of(8, undone, begun, ended), is_over=True) == []
+
+
+def test_a_run_that_ends_while_the_rules_are_asked_looks_no_more(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.steps = deep_window.LOOK_AT_RULES_AFTER
+    windows = deep_window.DeepWindows(recorder, tmp_path, "auto")
+    windows.look()
+    question = windows._question
+    assert question is not None
+    windows.finish()
+    windows.look()
+    assert windows._question is None
+    assert question.answer() == []
 
 
 # -- what a window says

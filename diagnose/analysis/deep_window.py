@@ -59,7 +59,8 @@ def untold_window(log: RankLog, *, is_over: bool) -> list[str]:
         log: The rank's records.
         is_over: Whether the run has ended.
     """
-    last = next((detail for _, _, kind, detail in reversed(log.events) if kind == KIND), {})
+    told: list[dict[str, Any]] = [detail for _, _, kind, detail in log.events if kind == KIND]
+    last = told[-1] if told else {}
     if last.get("state") in ("refused", "undone"):
         return [f"There is no deep window: {last.get('reason')}."]
     if last.get("state") == "begun" and is_over:

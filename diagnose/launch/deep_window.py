@@ -100,11 +100,13 @@ class DeepWindows:
 
     def _ask_rules(self, steps: int) -> None:
         """Has a window taken if rules want one, as soon as they have said so."""
-        if self._question is None:
+        question = self._question
+        if question is None:
             from diagnose.tuner.question import Question
 
-            self._question = Question("diagnose.launch.deep_window_rules", str(self._folder.absolute()))
-        names = self._question.answer()
+            question = Question("diagnose.launch.deep_window_rules", str(self._folder.absolute()))
+            self._question = question
+        names = question.answer()
         if names is not None:
             self._asks_rules, self._question = False, None
             if names:
@@ -299,7 +301,10 @@ class DeepWindows:
             reason = self._refusal() or "the training ended before"
             self._event("refused", reason=reason)
         self._asks_rules = False
-        question, self._question = self._question, None  # records are flushed, and looked at, after this too
+        question, self._question = (
+            self._question,
+            None,
+        )  # after this there is another look
         if question is not None:
             question.close()
         writing = self._writing

@@ -56,11 +56,12 @@ class Question:
         )
 
     def answer(self) -> list[Any] | None:
-        """Returns the answer, `None` while it is not known yet. A process that failed has found nothing."""
+        """Returns the answer, `None` while it is not known yet. A process that failed, or was given up in
+        another thread, has found nothing."""
         if self._process.poll() is None:
             return None
-        self._answer.seek(0)
         try:
+            self._answer.seek(0)
             found: list[Any] = json.loads(self._answer.read())
         except ValueError:
             found = []
