@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.analysis.gaps import split_gaps
+from diagnose.analysis.gaps import phase_weights, split_gaps
 from diagnose.analysis.roles import Roles
-from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED
+from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
 from diagnose.store.reader import RankLog
 
@@ -82,14 +82,10 @@ def phase_series(log: RankLog, rows: Rows, warmup: int, roles: Roles) -> dict[Ph
 
 def divided(rows: Rows, parts: GapParts) -> dict[Phase, Vector]:
     """Returns nanoseconds of each phase in each of these steps, with the gaps divided in these parts."""
-    first = len(COUNTS)
-    phases: dict[Phase, Vector] = {
-        phase: rows[:, first + slot].astype(float) for slot, phase in enumerate(HOOKED)
-    }
-    phases[Phase.OTHER] = np.zeros(len(rows))
-    for slot in range(FIRST_GAP, rows.shape[1] - first):
-        gap = rows[:, first + slot]
-        if gap.any():
-            for phase, part in parts.get(slot, {Phase.OTHER: 1.0}).items():
-                phases[phase] += part * gap
+    phases: dict[Phase, Vector] = {phase: np.zeros(len(rows)) for phase in Phase}
+    for column, weights in zip(rows[:, len(COUNTS) :].T, phase_weights(parts), strict=True):
+        if column.any():
+            for phase, weight in zip(Phase, weights.tolist(), strict=True):
+                if weight:
+                    phases[phase] += weight * column
     return phases
