@@ -147,6 +147,7 @@ def test_what_cannot_be_written_is_refused_before_training(tmp_path):
 
 
 RANK = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -156,6 +157,7 @@ rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 training = Training(Wanted(run_dir=folder / "runs"))
 training.begin(rank, 2)
+assert "RANK" not in os.environ, "a loader of the script's may go by it"
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(30):

@@ -80,11 +80,10 @@ class Training:
         self._rank = FIRST_RANK
         self._ranks: RanksAtWork | None = None
         self._is_on = False
-        self._variables: dict[str, str] = {}
         self._has_said = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_ranks": None, "_is_on": False, "_variables": {}}
+        return {**vars(self), "_ranks": None, "_is_on": False}
 
     def begin(self, rank: int, world_size: int) -> None:
         """Begins to measure; ends what was measured before and has not ended, because it failed.
@@ -102,7 +101,6 @@ class Training:
                     "DiagnoseCallback does nothing."
                 )
                 return
-            self._name_rank(rank, world_size)
             self.profile = None
             self.folder = self._make_folder(world_size)
             self._ranks = RanksAtWork(self.folder) if world_size > 1 else None
@@ -119,8 +117,6 @@ class Training:
         atexit.unregister(self.end)
         with self._going_on():
             session.leave()
-            for name in self._variables:
-                os.environ.pop(name, None)
             if self._ranks is not None:
                 if self._rank == FIRST_RANK:
                     self._ranks.wait_for_others()
@@ -128,12 +124,6 @@ class Training:
                 self._ranks = None
             if self._rank == FIRST_RANK:
                 self._report()
-
-    def _name_rank(self, rank: int, world_size: int) -> None:
-        """Says which rank this is, where the launcher has not: the records bear its number."""
-        named = {"RANK": str(rank), "WORLD_SIZE": str(world_size)} if world_size > 1 else {}
-        self._variables = {name: text for name, text in named.items() if name not in os.environ}
-        os.environ.update(self._variables)
 
     def _make_folder(self, world_size: int) -> Path:
         """Makes the folder, on the first rank; the others get its name."""

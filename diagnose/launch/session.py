@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from diagnose.hooks._imports import after_import
 from diagnose.launch.flusher import Flusher
-from diagnose.launch.place import doubt_about, place_of, rank_of
+from diagnose.launch.place import doubt_about, place_of
 from diagnose.store.runs import LOST
 
 if TYPE_CHECKING:
@@ -60,6 +60,11 @@ class Session:
         self._takes_commands = False
         self._parent_tunes = False
         self._finished = False
+
+    @property
+    def rank(self) -> int:
+        """Which rank of its job this process is, as far as it is known by now. Needs `install`."""
+        return place_of(self._recorder.facts)[0]
 
     # -- beginning
 
@@ -102,7 +107,7 @@ class Session:
 
     def _begin_deep_windows(self) -> None:
         """Of all ranks the first alone takes windows."""
-        if rank_of(os.environ):
+        if self.rank:
             return
         from diagnose.launch.deep_window import DeepWindows
         from diagnose.launch.deep_window_profiler import stepping_aside
@@ -158,7 +163,7 @@ class Session:
 
         A forked child that trains would take what is meant for the tuner of its parent.
         """
-        if place_of(self._recorder.facts)[0] or self._parent_tunes:
+        if self.rank or self._parent_tunes:
             return
         from diagnose.launch.control import Inbox
 
@@ -279,10 +284,10 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         "warmup": warmup,
         "notes": [],
     }
-    if not rank_of(os.environ):
-        (folder / "run.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     session = Session(folder, warmup=warmup)
     session.install()
+    if not session.rank:
+        (folder / "run.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     atexit.register(session.finish)
     _session = session
     return folder
