@@ -120,6 +120,16 @@ def test_a_reading_process_that_is_killed_costs_no_rank(many, monkeypatch):
     assert repr(load_profile(many)) == repr(whole)
 
 
+def test_beside_a_training_no_process_is_started_to_read_with(many, monkeypatch):
+    whole = in_parallel(many, monkeypatch)
+
+    def reducers(num_files: int) -> Reducers:
+        raise AssertionError("the CPUs are the training's")
+
+    monkeypatch.setattr(profiles, "reducers", reducers)
+    assert repr(load_profile(many, alone=True)) == repr(whole)
+
+
 def test_a_file_of_a_newer_version_is_refused_from_whichever_process(tmp_path, monkeypatch):
     for rank in range(20):
         write_rank(tmp_path, rank, steps=30, world_size=20)

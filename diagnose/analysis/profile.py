@@ -59,21 +59,24 @@ FEW_BYTES = 32 << 20
 and it reads this much in less."""
 
 
-def load_profile(run: Path, *, first_step: int | None = None) -> Profile:
+def load_profile(run: Path, *, first_step: int | None = None, alone: bool = False) -> Profile:
     """Reads and analyses a run, finished or not.
 
     Args:
         run: The run's folder.
         first_step: Leave out every step before this one. Default: look at all of them, or, of a run that
             was tuned, at those before anything was changed.
+        alone: Start no processes to read with: a job that trains meanwhile needs the CPUs.
 
     Raises:
         DiagnoseError: If it was written by a newer version.
     """
-    return analysed(run, first_step=first_step)[0]
+    return analysed(run, first_step=first_step, alone=alone)[0]
 
 
-def analysed(run: Path, *, first_step: int | None = None) -> tuple[Profile, dict[str, GapParts]]:
+def analysed(
+    run: Path, *, first_step: int | None = None, alone: bool = False
+) -> tuple[Profile, dict[str, GapParts]]:
     """Reads and analyses a run as `load_profile` does, and tells how the gaps of each file's rank divide.
 
     Of all ranks but the first no more than summaries is kept. Those of a large job are made in several
@@ -82,7 +85,7 @@ def analysed(run: Path, *, first_step: int | None = None) -> tuple[Profile, dict
     manifest, notes = _manifest(run), []
     files = list(enumerate(rank_files(run)))
     script = Script()
-    with _reducers(files) as pool:
+    with nullcontext() if alone else _reducers(files) as pool:
         first: RankLog | None = None
         while files and first is None:
             place, path = files.pop(0)

@@ -80,7 +80,7 @@ class Follower:
         for path in rank_files(self.folder):
             self._ranks.setdefault(path.name, _Rank(path))
         if is_last or monotonic() >= self._analyse_after:
-            self._analyse(even_if_huge=is_last)
+            self._analyse(is_last=is_last)
         assert self._profile is not None
         points: list[Point] = []
         for index, rank in enumerate(self._ranks.values()):
@@ -95,12 +95,12 @@ class Follower:
             is_last=is_last,
         )
 
-    def _analyse(self, *, even_if_huge: bool) -> None:
+    def _analyse(self, *, is_last: bool) -> None:
         records = sum(rank.num_steps for rank in self._ranks.values())
-        if records > MAX_RECORDS and self._profile is not None and not even_if_huge:
+        if records > MAX_RECORDS and self._profile is not None and not is_last:
             return
         begun = monotonic()
-        profile, parts = analysed(self.folder)
+        profile, parts = analysed(self.folder, alone=not is_last)
         self._profile = diagnosed(profile)
         for name, rank in self._ranks.items():
             rank.weights = phase_weights(parts.get(name, {}))

@@ -21,7 +21,7 @@ def answer(folder: str) -> list[str]:
     from diagnose.rules import diagnosed
     from diagnose.rules._engine import reading, rules
 
-    profile = diagnosed(load_profile(Path(folder)))
+    profile = diagnosed(load_profile(Path(folder), alone=True))
     told = {name for name in TOLD if reading(profile, name) is None}
     known = rules()
     return [each.rule for each in profile.abstained if told.intersection(known[each.rule].needs)]

@@ -67,5 +67,5 @@ def answer(folder: str, first_step: str) -> list[dict[str, Any]]:
     from diagnose.analysis.profile import load_profile
     from diagnose.rules import diagnosed
 
-    profile = diagnosed(load_profile(Path(folder), first_step=int(first_step)))
+    profile = diagnosed(load_profile(Path(folder), first_step=int(first_step), alone=True))
     return leads_as_json(profile.findings, profile.step_time_ns)
