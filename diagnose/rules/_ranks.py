@@ -12,21 +12,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from diagnose.analysis.lateness import WAITS
 from diagnose.core.parallel import Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.rules._examples import profile
 
-WAITS = (Phase.BACKWARD, Phase.COMMUNICATION)
-"""Where a rank waits for the others, when its waits for gradients were not measured in each step."""
-
 MIN_TIMED = 5
 """Of fewer timed passes the quickest may still be a slow one."""
 
 MIN_AGREEMENT = 0.4
 """Part of a rank's lateness that the others must be seen to wait: else it is busy beside them."""
-
 
 MIN_LATE_SHARE = 0.75
 """Part of the steps in which a steady rank is the slowest: on a busy machine ranks take turns, and what one

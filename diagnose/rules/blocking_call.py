@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from diagnose.analysis.lateness import WAITS
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Program
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
-from diagnose.rules._ranks import WAITS
 
 
 class BlockingCall(LineRule):
