@@ -64,8 +64,13 @@ class Reducers:
             blocks.put(list(files[first : first + BLOCK]))
         reduced = Reduced()
         with ThreadPoolExecutor(len(self._processes)) as threads:
-            for part in threads.map(lambda process: _drain(process, blocks, window), self._processes):
-                reduced.fold(part)
+            try:
+                for part in threads.map(lambda process: _drain(process, blocks, window), self._processes):
+                    reduced.fold(part)
+            finally:  # after Ctrl-C, or a file of a newer version: the rest is not read first
+                with contextlib.suppress(Empty):
+                    while True:
+                        blocks.get_nowait()
         return reduced
 
 
