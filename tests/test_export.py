@@ -6,6 +6,8 @@ import gzip
 import importlib
 import json
 import os
+import resource
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from diagnose.export._live import export_once, follow_run
 from diagnose.export._metrics import Metric, metrics_of
 from diagnose.export._reading import Reading
 from diagnose.export.base import Destination, exporter_names
-from diagnose.export.perfetto import trace_of
+from diagnose.export.perfetto import Perfetto, trace_of
 from diagnose.export.prometheus import to_text
 from tests.recorded import BATCH, MS, manifest, record, steps, writer
 from tests.running import DIAGNOSE, run, write
@@ -305,6 +307,26 @@ def test_a_trace_is_compressed_where_its_name_says_so(finished, tmp_path):
     plain, packed = tmp_path / "trace.json", tmp_path / "trace.json.gz"
     export_once(finished, [Destination(name="perfetto", target=str(path)) for path in (plain, packed)])
     assert json.loads(gzip.decompress(packed.read_bytes())) == json.loads(plain.read_bytes())
+
+
+def test_a_full_disk_leaves_the_trace_that_was_there(finished, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text("before")
+    reading = read(finished)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        with (
+            pytest.raises(DiagnoseError, match="File too large"),
+            Perfetto().open(str(path), reading.profile.run) as put,
+        ):
+            put(reading)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert path.read_text() == "before"
+    assert not list(tmp_path.glob(".trace*"))
 
 
 # -- OpenTelemetry

@@ -296,6 +296,7 @@ def test_a_kernel_is_known_by_its_name(name: str, work: WorkClass, tensor_cores:
         ("aten::native_layer_norm_backward", C.NORM),
         ("aten::_softmax", C.REDUCTION),
         ("aten::add_", C.ELEMENTWISE),
+        ("aten::normal_", C.ELEMENTWISE),
         ("aten::_fused_adamw_", C.OPTIMIZER),
         ("aten::_local_scalar_dense", C.COPY),
         ("c10d::allreduce_", C.COLLECTIVE),

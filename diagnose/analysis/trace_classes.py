@@ -32,7 +32,7 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
         r"|splitk|nvjet|conv(?!ert)|winograd|fprop|dgrad|wgrad|implicit_|cublas|_mm$|mm_kernel|ck_tile",
     ),
     (C.COPY, r"tonhwc|tonchw|nchwto|nhwcto|transpose|catarray|direct_copy|copy_kernel|copy_device|permute"),
-    (C.NORM, r"norm|gammabeta|bn_(fw|bw)|\bbn_|_bn_|welford"),
+    (C.NORM, r"norm(?!al(_|\b))|gammabeta|bn_(fw|bw)|\bbn_|_bn_|welford"),
     (C.REDUCTION, r"reduce|softmax|pool|_sum|triton_(per|red)_|scan|argmax|sort|topk|nll_loss|loss"),
     (
         C.ELEMENTWISE,
@@ -60,7 +60,7 @@ OPERATIONS: tuple[tuple[WorkClass, str], ...] = (
         r"::(_?(scaled_)?(grouped_)?mm|addmm|bmm|baddbmm|addbmm|matmul|linear|mv|addmv|dot|einsum|vdot|addr)"
         r"(_|$|\b)|conv|_lstm|_gru|lstm_|gru_|mkldnn_linear|mkl_",
     ),
-    (C.NORM, r"norm"),
+    (C.NORM, r"norm(?!al(_|\b))"),  # normal_ draws numbers
     (
         C.COPY,
         r"::(copy_?|_to_copy|to|clone|contiguous|cat|_cat|stack|pin_memory|repeat|flip|roll"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diagnose import __version__
-from diagnose.core.errors import DiagnoseError
 from diagnose.core.profile import RunInfo
+from diagnose.export._files import replace
 from diagnose.export._reading import Reading, clean
 from diagnose.export.base import Exporter, Write
 
@@ -60,12 +60,7 @@ class Perfetto(Exporter):
 
         def write(reading: Reading) -> str:
             data = json.dumps(trace_of(reading), allow_nan=False, separators=(",", ":")).encode()
-            try:
-                path.write_bytes(gzip.compress(data, 6) if path.suffix == ".gz" else data)
-            except OSError as error:
-                raise DiagnoseError(
-                    f"export to perfetto: cannot write {path}: {error.strerror}."
-                ) from error
+            replace(path, gzip.compress(data, 6) if path.suffix == ".gz" else data, "perfetto")
             return f"wrote {path}: open it in https://ui.perfetto.dev (nothing is uploaded there)"
 
         yield write

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from diagnose.core.errors import DiagnoseError
 from diagnose.core.profile import RunInfo
+from diagnose.export._files import replace
 from diagnose.export._metrics import Metric, metrics_of
 from diagnose.export._reading import Reading, clean
 from diagnose.export.base import Exporter, Write
@@ -38,7 +36,7 @@ class Prometheus(Exporter):
 
         def write(reading: Reading) -> str:
             text = to_text(metrics_of(reading), clean(run.id))
-            _replace(path, text)
+            replace(path, text.encode(), "prometheus")
             return f"wrote {path}"
 
         yield write
@@ -72,15 +70,3 @@ def _labels(labels: Mapping[str, str]) -> str:
 def _escaped(text: str, *, quotes: bool = False) -> str:
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quotes else text
-
-
-def _replace(path: Path, text: str) -> None:
-    # Not a name that the collector reads, and in the same folder: only there is a rename one step.
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise DiagnoseError(f"export to prometheus: cannot write {path}: {error.strerror}.") from error

@@ -33,7 +33,7 @@ class DeepWindowSection(Section):
 
 def taken(window: DeepWindow) -> str:
     """Says what was recorded, and at what price."""
-    first, last = window.first_step + 1, window.first_step + window.num_steps
+    first, last = window.first_step, window.first_step + window.num_steps - 1  # as --deep-window counts
     which = f"Step {first:,} was" if window.num_steps == 1 else f"Steps {first:,} to {last:,} were"
     price = (
         f" {plural(window.left_out, 'step')} that it slowed down are in no other figure: starting took the"
