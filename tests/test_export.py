@@ -278,9 +278,9 @@ def test_a_trace_holds_each_step_with_its_phases_below_it(finished):
 def test_ranks_whose_hosts_disagree_on_the_time_are_drawn_by_the_first_ranks_clock(tmp_path):
     folder, rows = manifest(tmp_path / "run"), steps(0, 60, spread=0)
     for rank, ahead_ns in enumerate((0, 7_000 * MS)):
-        file = writer(folder, rank, anchor_ns=[0, ANCHOR_NS[1] + rank * 5_000 * MS])
-        # It gains a tenth of a percent, which is more than any clock does.
-        times = [round(end_ns * (1 + rank * 0.001)) + ahead_ns for end_ns, *_ in rows]
+        anchor_ns = [0, ANCHOR_NS[1] + rank * 5_000 * MS]
+        file = writer(folder, rank, host=f"node{rank}", anchor_ns=anchor_ns)
+        times = [round(end_ns * (1 + rank * 50e-6)) + ahead_ns for end_ns, *_ in rows]
         file.add_steps([(now, *row[1:]) for now, row in zip(times, rows, strict=True)])
         file.add_meetings([(now - MS, now) for now in times])
         file.close()

@@ -82,6 +82,13 @@ def test_the_offset_and_the_drift_of_another_hosts_clock_are_taken_off(offset_ns
     assert max(map(abs, off)) < 150_000
 
 
+def test_that_a_rank_comes_ever_less_late_in_a_short_run_is_no_drift_of_its_clock():
+    first = {number: 2_000_000 * number for number in range(200)}
+    clock = clock_offset(first, {number: ns + 5_000 * (200 - number) for number, ns in first.items()})
+    assert clock is not None
+    assert clock.drift == 0
+
+
 SHARDED = """
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard

@@ -19,6 +19,9 @@ MAX_KEPT = 256
 MIN_COMMON = 8
 """Fewer do not tell an offset from what a single message was late."""
 
+MAX_DRIFT = 200e-6
+"""No two oscillators run further apart: what seems to, in a short run on a busy machine, is lateness."""
+
 Kept = Mapping[int, int]
 """When meetings ended, in nanoseconds of the rank's own clock, by their number."""
 
@@ -44,5 +47,6 @@ def clock_offset(first: Kept, other: Kept) -> ClockOffset | None:
     early, late = slice(None, half), slice(-half, None)
     span = float(np.median(theirs[late]) - np.median(theirs[early]))
     drift = float(np.median(ahead[late]) - np.median(ahead[early])) / span if span > 0 else 0.0
+    drift = drift if abs(drift) <= MAX_DRIFT else 0.0
     offset = float(np.median(ahead - drift * (theirs - begun)))
     return ClockOffset(at_ns=int(begun), offset_ns=offset, drift=drift)

@@ -71,7 +71,9 @@ def trace_of(reading: Reading) -> dict[str, Any]:
     from diagnose.export._trace import read_time_lines
 
     profile = reading.profile
-    clocks = {str(rank.rank): rank.clock for rank in profile.ranks}
+    # On the first rank's own host all have one clock.
+    away = [rank for rank in profile.ranks if rank.host != profile.ranks[0].host]
+    clocks = {str(rank.rank): rank.clock for rank in away}
     ranks = read_time_lines(reading.folder, MAX_RANKS, profile.steps.warmup, clocks)
     begun_ns = min((rank.segments[0].begin_ns for rank in ranks), default=0)
     events: list[dict[str, Any]] = []
