@@ -99,14 +99,14 @@ def _headline(late: Lateness) -> list[Fact]:
             facts.append(
                 Fact(label="cause", value=late.cause.label, detail="where it exceeds the median rank")
             )
-    mean_ms = float(np.nanmean(late.communication_ms)) if np.isfinite(late.communication_ms).any() else 0.0
-    facts.append(
-        Fact(
-            label="exposed communication",
-            value=format_duration(mean_ms * NS_PER_MS),
-            detail="per step, mean of all ranks",
+    if np.nansum(late.communication_ms):  # none at all: nobody measured what these ranks wait for
+        facts.append(
+            Fact(
+                label="exposed communication",
+                value=format_duration(float(np.nanmean(late.communication_ms)) * NS_PER_MS),
+                detail="per step, mean of all ranks",
+            )
         )
-    )
     return [*facts, Fact(label="ranks", value=f"{len(late.ranks)}")]
 
 

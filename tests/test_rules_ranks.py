@@ -10,6 +10,7 @@ from diagnose.analysis.profile import load_profile
 from diagnose.core.phases import Phase
 from diagnose.rules import diagnosed
 from diagnose.rules._ranks import latest, ranks_example
+from diagnose.rules.input_straggler import InputStraggler
 from tests.running import DIAGNOSE, only_run, run, write
 
 pytestmark = pytest.mark.alone
@@ -32,6 +33,17 @@ def test_a_rank_that_is_slower_and_that_nobody_waits_for_is_not_late():
     busy = {Phase.FORWARD: 50.0, Phase.BACKWARD: 50.0}
     idle = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.OTHER: 30.0}
     assert latest(ranks_example(idle, busy), (Phase.FORWARD,)) is None
+
+
+def test_a_rank_that_stands_still_in_its_loop_is_not_said_to_wait_for_its_data():
+    own = {Phase.OTHER: 30.0, Phase.BACKWARD: 50.0}
+    fed = {Phase.DATA_WAIT: 30.0, Phase.BACKWARD: 50.0}
+    met = {Phase.DATA_WAIT: 1.0, Phase.BACKWARD: 79.0}
+    stands = InputStraggler().check(ranks_example(own, met, standing_ms=29.0))
+    waits = InputStraggler().check(ranks_example(fed, met))
+    assert stands is not None and "stands still" in stands.summary
+    assert waits is not None and "waits for its data" in waits.summary
+    assert stands.ranks == waits.ranks == (0,)
 
 
 SCRIPT = """

@@ -31,8 +31,8 @@ class InputStraggler(Rule):
     Look at what this rank alone reads: its shard, its disk, its workers, its neighbours on the machine.
 
     ## When it is wrong
-    A rank that sleeps, or waits for a process, between its passes counts as one that waits for its input.
-    Batches that must differ in their cost from rank to rank.
+    A rank that sleeps, or waits for a process, between its passes is found too, and said to stand still:
+    that need not be its input. Batches that must differ in their cost from rank to rank.
     """
 
     explains = ("blocking-call",)
@@ -57,17 +57,27 @@ class InputStraggler(Rule):
         if late is None or late.late_ns < MIN_SHARE * profile.step_time_ns:
             return None
         lost_ns = sum(late.waits.values())
+        one = next(rank for rank in profile.ranks if rank.rank == late.rank)
+        name, longer = f"Rank {late.rank}", format_ms(late.late_ns)
+        if 2 * one.standing_ns > late.late_ns:  # most of it in the loop's own lines, not in a loader
+            summary = f"{name} stands still between its passes, and the others wait for it."
+            seen = f"{name} sleeps or waits {longer} longer than the others, in lines of its loop."
+            fix = f"Find what rank {late.rank} alone waits for there: its input, or something else."
+        else:
+            summary = f"{name} waits for its data, and the others for rank {late.rank}."
+            seen = f"{name} waits {longer} longer for a batch than the others."
+            fix = f"Find what slows the input of rank {late.rank} alone."
         return Finding(
             rule=self.name,
-            summary=f"Rank {late.rank} waits for its data, and the others for rank {late.rank}.",
+            summary=summary,
             lost_ns=late.waits,
             low_ns=LOW * lost_ns,
             high_ns=HIGH * lost_ns,
             assumption="every step takes as long as its slowest rank",
             evidence=(
-                f"Rank {late.rank} waits {format_ms(late.late_ns)} longer for a batch than the others.",
+                seen,
                 f"The others spend {format_ms(lost_ns)} more in backward and collectives: they wait there.",
             ),
-            fix=f"Find what slows the input of rank {late.rank} alone.",
+            fix=fix,
             ranks=(late.rank,),
         )
