@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, run, start, write
+from diagnose.analysis.profile import load_profile
+from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run, start, write
 
 ENDS = SCRIPTS / "ends.py"
 
@@ -23,6 +25,17 @@ def block_of(ended: Ended, plain_stderr: str = "") -> list[str]:
     """The lines of the end block, all that may follow the script's own words and a blank line."""
     assert ended.stderr.startswith(plain_stderr + "\ndiagnose: "), ended.stderr
     return ended.stderr[len(plain_stderr) + 1 :].splitlines()
+
+
+def until_recorded(process: subprocess.Popen[str], folder: Path) -> None:
+    """Waits until the script has trained and its steps are in the store, which takes half a second."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "trained\n":
+            break
+    deadline = time.monotonic() + 60
+    while load_profile(only_run(folder)).steps.count < 29 and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 # A step ends when the next one begins or training is over: a script cut short has not ended its last.
@@ -71,10 +84,7 @@ def test_a_script_that_trained_is_reported_however_it_ends(tmp_path, way):
 def test_a_script_ended_from_outside_is_reported(tmp_path, name):
     number = signal.Signals[name]
     process, _ = start(*DIAGNOSE, "--json", "report.json", ENDS, 30, "waits", cwd=tmp_path)
-    for line in process.stdout:
-        if line == "trained\n":
-            break
-    subprocess.run(["sleep", "0.8"], check=True)  # records are written twice a second
+    until_recorded(process, tmp_path)
     child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
     os.kill(child, number)
     ours = finish(process)
@@ -88,10 +98,7 @@ def test_a_script_ended_from_outside_is_reported(tmp_path, name):
 
 def test_what_was_recorded_until_we_were_killed_can_be_reported_later(tmp_path):
     process, _ = start(*DIAGNOSE, ENDS, 30, "waits", cwd=tmp_path)
-    for line in process.stdout:
-        if line == "trained\n":
-            break
-    subprocess.run(["sleep", "0.8"], check=True)
+    until_recorded(process, tmp_path)
     process.kill()
     finish(process)
     later = run(*DIAGNOSE[:-1], "report", "--json", "-", cwd=tmp_path)

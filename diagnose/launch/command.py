@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
+from diagnose.launch.rank_choice import ALL
 from diagnose.launch.settings import Settings
 
 BOOT_FOLDER = Path(__file__).parent / "boot"
@@ -96,7 +97,9 @@ def environment(environ: Mapping[str, str], settings: Settings, folder: Path | N
         value = getattr(settings, name)
         if value is not None:
             child[variable] = str(value)
-    child["DIAGNOSE_RANKS"] = settings.ranks
+    child.pop("DIAGNOSE_RANKS", None)
+    if settings.ranks != ALL:
+        child["DIAGNOSE_RANKS"] = settings.ranks
     child.pop("DIAGNOSE_TUNING", None)
     if settings.tunes:
         child["DIAGNOSE_TUNING"] = json.dumps(
