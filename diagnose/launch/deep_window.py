@@ -44,6 +44,10 @@ events."""
 ROOM_BYTES = 500_000_000
 """What the disk must have beyond that."""
 
+LONGEST_WRITE_S = 60.0
+"""The end of the script waits so long for a trace that is being written: a file system that takes longer, or
+does not answer, must not hold it up."""
+
 MAX_TRIES = 3
 """A loop that starts worker processes breaks a window off; so often another is begun instead."""
 
@@ -301,15 +305,12 @@ class DeepWindows:
             reason = self._refusal() or "the training ended before"
             self._event("refused", reason=reason)
         self._asks_rules = False
-        question, self._question = (
-            self._question,
-            None,
-        )  # after this there is another look
+        question, self._question = self._question, None
         if question is not None:
             question.close()
         writing = self._writing
         if writing is not None:
-            writing.join()
+            writing.join(LONGEST_WRITE_S)
 
     # -- in a thread of its own
 
