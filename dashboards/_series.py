@@ -159,8 +159,9 @@ def _rate(ranks: Sequence[Bins], used: slice, column: int) -> npt.NDArray[np.flo
 
 
 def _median(values_RB: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns the median rank of each bin; NaN, without a warning, where no rank has steps."""
+    """Returns the median rank of each bin, of an even number the quicker of the two in the middle: of two
+    ranks one is late and the other is not. NaN, without a warning, where no rank has steps."""
     seen = ~np.isnan(values_RB).all(axis=0)
     medians = np.full(values_RB.shape[1], np.nan)
-    medians[seen] = np.nanmedian(values_RB[:, seen], axis=0)
+    medians[seen] = np.nanquantile(values_RB[:, seen], 0.5, axis=0, method="lower")
     return medians
