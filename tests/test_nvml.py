@@ -27,6 +27,7 @@ from diagnose.launch.device import DeviceReadings
 from diagnose.launch.nvml import Nvml, Unreadable
 from diagnose.launch.nvml_thread import NvmlThread
 from diagnose.rules import diagnosed
+from diagnose.rules.throttled_device import ThrottledDevice
 from diagnose.store.reader import read_rank
 from tests import nvml_stub
 from tests.nvml_stub import IDENTITY, UUID, tell
@@ -371,8 +372,8 @@ def test_a_reduced_power_limit_a_bad_slot_and_a_death_of_the_driver_are_told_of_
     assert (device.alloc_retries, device.reserved_bytes, device.peak_bytes) == (3, 72 * GIB, 42 * GIB)
     assert (copies.link_generation, copies.link_max_generation) == (1, 4)
     assert (copies.link_width, copies.link_limit_bytes_per_s) == (4, 1e9)
-    found = {finding.rule: finding for finding in profile.findings}
-    assert "its power limit is set to 62 % of the default" in found["throttled-device"].summary
+    finding = ThrottledDevice().check(profile)  # itself: a busy machine here may explain the same time
+    assert finding is not None and "its power limit is set to 62 % of the default" in finding.summary
     missing = {one.rule: one.missing for one in profile.abstained}
     assert missing["degraded-link"] == "copies.to_device_ns", "the slot is bad; what it costs is not known"
     (note,) = (note for note in profile.notes if "not measured" in note)

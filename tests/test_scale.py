@@ -259,7 +259,7 @@ for _ in range(30):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-print(model.module.weight.sum().item() > -1e9)
+print("trained\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 
@@ -268,7 +268,7 @@ def test_ranks_that_do_not_record_leave_no_file_and_the_report_says_so(tmp_path)
     write(tmp_path / "job.py", JOB)
     ended = run(*DIAGNOSE, "--nproc-per-node", "2", "--ranks", "1", "job.py", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
-    assert ended.stdout == "True\nTrue\n"
+    assert ended.stdout.split() == ["trained"] * 2
     folder = only_run(tmp_path)
     assert [path.name for path in folder.glob("rank*")] == ["rank1.sqlite"]
     profile = load_profile(folder)
