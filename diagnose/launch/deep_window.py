@@ -45,8 +45,8 @@ ROOM_BYTES = 500_000_000
 """What the disk must have beyond that."""
 
 LONGEST_WRITE_S = 60.0
-"""The end of the script waits so long for a trace that is being written: a file system that takes longer, or
-does not answer, must not hold it up."""
+"""So long the end of the script waits for a trace that is being written: a file system that takes longer
+must not hold it up."""
 
 MAX_TRIES = 3
 """A loop that starts worker processes breaks a window off; so often another is begun instead."""
