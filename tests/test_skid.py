@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
+import pytest
+
+from diagnose.hooks import _frames
 from diagnose.hooks._frames import owner, resolve, user_stack
 from diagnose.hooks._skid import entry, operator_before
 
@@ -105,3 +108,19 @@ def test_a_function_that_is_under_way_is_charged_itself():
     here = "test_a_function_that_is_under_way_is_charged_itself"
     first = sys._getframe().f_code.co_firstlineno
     assert resolve(code, instruction) == (os.path.abspath(__file__), first + 2, here)
+
+
+def test_a_sample_may_fall_into_the_first_look_at_its_own_code(monkeypatch: pytest.MonkeyPatch):
+    scope: dict[str, object] = {"see": lambda: sys._getframe(1)}
+    exec(compile("def fresh():\n    return see()\n", "<string>", "exec"), scope)
+    frame = scope["fresh"]()  # type: ignore[operator]
+    samples: list[tuple[int, ...]] = []
+
+    def entry_with_a_sample(code: CodeType) -> int:
+        monkeypatch.undo()
+        samples.append(user_stack(1, frame))
+        return entry(code)
+
+    monkeypatch.setattr(_frames, "entry", entry_with_a_sample)
+    assert owner(frame.f_code) == _frames.USER
+    assert samples[0][:5] == (1, 0, 0, id(frame.f_code), frame.f_lasti)

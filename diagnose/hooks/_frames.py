@@ -39,9 +39,11 @@ def owner(code: CodeType) -> int:
     """Returns whose code it is: `USER`, `LIBRARY` or `INTERNAL`."""
     known = _owners.get(id(code))
     if known is None:
-        known = _owners[id(code)] = _file_owner(code.co_filename)
+        known = _file_owner(code.co_filename)
+        # The owner last: a sample taken in between, or by another thread, finds all three or none.
         _codes[id(code)] = code  # kept alive, so that its identity stays its own
         _entries[id(code)] = entry(code)
+        _owners[id(code)] = known
     return known
 
 
