@@ -70,6 +70,8 @@ def _run(run: MeasuredRun, result: GateResult) -> dict[str, Any]:
         "figures": {metric.value: value for metric, value in run.figures.items()},
         "steps": run.num_steps,
         "warmup": run.warmup,
+        "ranks": run.ranks,
+        "missing_ranks": run.missing_ranks,
         "wall_s": run.wall_s,
         "machine": asdict(run.machine),
     }

@@ -18,6 +18,7 @@ from diagnose.gate.imports import foreign_sources
 from diagnose.gate.measure import RunPlan, measured_run
 from diagnose.gate.noise import advice, causes
 from diagnose.gate.pairs import Asked, MeasureRun, Paired, Progress, judge, run_pairs
+from diagnose.gate.ranks_read import of_ranks
 from diagnose.gate.result import (
     Failure,
     GateResult,
@@ -210,7 +211,7 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
         if metric is not judgement.metric
         and (judged := judge(paired.pairs, metric, result.max_drop, last=True)) is not None
     )
-    notes = (*result.notes, *_of_another_metric(result.metric, judgement))
+    notes = (*result.notes, *of_ranks(paired.runs), *_of_another_metric(result.metric, judgement))
     rare = next((each for each in beside if each.metric is Metric.MEAN_SAMPLES_PER_S), None)
     if _is_lost_in_rare_steps(result.metric, judgement, rare) and rare is not None:
         beside = (judgement, *(each for each in beside if each is not rare))

@@ -14,6 +14,7 @@ from diagnose.gate.fingerprint import Fingerprint, differences, fingerprint_of
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes
 from diagnose.gate.pairs import STEPS, Asked, fitted, why_useless
+from diagnose.gate.ranks_read import of_ranks, why_other_ranks
 from diagnose.gate.result import GateResult, MeasuredRun, Metric, Side, TrainingFailed, Verdict
 
 UPDATE = "Record one, on the main branch: diagnose baseline update -- TRAINING COMMAND"
@@ -58,7 +59,7 @@ def compare_with_history(
             stopped = measure_job(side, asked, folder, plumbing, made)
     except TrainingFailed as failure:
         return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
-    result = replace(result, runs=tuple(made), wall_s=time.monotonic() - begun)
+    result = replace(result, runs=tuple(made), notes=of_ranks(made), wall_s=time.monotonic() - begun)
     if stopped:
         return replace(
             result,
@@ -88,15 +89,17 @@ def measure_job(side: Side, asked: Asked, folder: Path, plumbing: Plumbing, made
         return None if asked.budget_s is None else asked.budget_s - (time.monotonic() - begun)
 
     plan = RunPlan(steps=asked.steps or STEPS, warmup=asked.warmup or 0, finds_warmup=asked.warmup is None)
+    first: MeasuredRun | None = None
     for number in range(RUNS + 1):
         try:
             run = plumbing.measure(side, f"head-{number:02d}", folder, replace(plan, timeout_s=left_s()))
         except OutOfTime:
             assert asked.budget_s is not None
             return f"the budget of {asked.budget_s / 60:g} min was used up by {number} runs"
-        useless = why_useless(run)
+        useless = why_useless(run) or why_other_ranks(first or run, run)
         if useless:
             return useless
+        first = first or run
         if number:
             made.append(run)
             plumbing.progress(f"run {number} of {RUNS}: {run.step_s * 1000:.3g} ms a step")
@@ -124,13 +127,14 @@ def _judged(
         and (judged := judge_by_history(baseline, made, each, asked.max_drop)) is not None
     )
     soft = tuple(f"not as before: {each}" for each in differences(baseline.fingerprint.soft, now.soft))
-    result = replace(result, metric=metric, judgement=judgement, beside=beside, notes=soft)
+    notes = (*result.notes, *soft)
+    result = replace(result, metric=metric, judgement=judgement, beside=beside, notes=notes)
     other = mismatch(baseline, now)
     if other and not allow_mismatch:
         return replace(result, judgement=None, beside=(), causes=other, advice=UPDATE)
     if other:
-        notes = tuple(f"another machine or other work: {each}" for each in other)
-        return replace(result, notes=(*notes, *soft), causes=other, advice=UPDATE)
+        others = tuple(f"another machine or other work: {each}" for each in other)
+        return replace(result, notes=(*others, *notes), causes=other, advice=UPDATE)
     if judgement is None:
         return replace(result, causes=(f"the baseline holds no {metric.label}",), advice=UPDATE)
     if judgement.verdict is not Verdict.INCONCLUSIVE:

@@ -9,21 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 import diagnose
 from diagnose.analysis.profile import read_logs
 from diagnose.analysis.signals import host_stats
-from diagnose.analysis.steps import step_times
-from diagnose.core.ledger import COLUMNS
-from diagnose.core.phases import Phase
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 from diagnose.gate.instructions import count_of, counting
+from diagnose.gate.job_steps import JobSteps, job_steps
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Side, TrainingFailed
-from diagnose.gate.steps import MIN_STEPS, MIN_WARMUP, find_warmup, usual_cost
+from diagnose.gate.steps import MIN_STEPS, MIN_WARMUP, Vector, find_warmup, usual_cost
 from diagnose.store.reader import RankLog
 from diagnose.store.runs import read_manifest
 
@@ -118,7 +114,9 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
         startup_s=figures.get(Metric.STARTUP, wall_s),
         wall_s=wall_s,
         machine=_machine(logs, measured.warmup),
-        notes=tuple(notes),
+        ranks=measured.job.ranks if measured.job else (),
+        missing_ranks=measured.job.missing if measured.job else (),
+        notes=(*notes, *filter(None, [measured.job.note if measured.job else ""])),
     )
 
 
@@ -130,12 +128,11 @@ class Figures:
     num_steps: int = 0
     warmup: int = 0
     step_s: float = 0.0
+    job: JobSteps | None = None
 
 
 def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> Figures:
-    """Computes a run's figures from its ranks' records.
-
-    Rates are those of all ranks together; times are those of the first.
+    """Computes a run's figures from its ranks' records: those of the job, of all ranks together.
 
     Args:
         logs: The ranks that recorded steps.
@@ -144,45 +141,34 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> 
     """
     if not logs:
         return Figures(figures={})
-    steps = logs[0].steps
-    times = step_times(steps).astype(np.float64)
-    compiled = steps[:, COLUMNS.index(Phase.COMPILE.value)] > 0
-    figures = {Metric.STARTUP: (int(steps[0, COLUMNS.index("end_ns")]) - started_ns) / NS_PER_S}
+    job = job_steps(logs)
+    figures = {Metric.STARTUP: (job.first_end_ns - started_ns) / NS_PER_S}
     if warmup is None:
-        warmup = max(MIN_WARMUP, find_warmup(times, compiled))
-    num_steps = max(0, len(times) - warmup)
-    if num_steps < MIN_STEPS:
-        return Figures(figures=figures, num_steps=num_steps, warmup=warmup)
-    usual_ns = float(usual_cost(times[warmup:]))
+        warmup = max(MIN_WARMUP, find_warmup(job.time_N, job.compiled_N))
+    time_N = job.time_N[warmup:]
+    of_job = Figures(figures=figures, num_steps=len(time_N), warmup=warmup, job=job)
+    if len(time_N) < MIN_STEPS:
+        return of_job
+    usual_ns = float(usual_cost(time_N))
     figures[Metric.STEP_MS] = usual_ns / NS_PER_MS
-    for metric, column in ((Metric.SAMPLES_PER_S, "samples"), (Metric.TOKENS_PER_S, "tokens")):
-        rate = _usual_rate(logs, warmup, column)
+    for metric, amount_N in ((Metric.SAMPLES_PER_S, job.samples_N), (Metric.TOKENS_PER_S, job.tokens_N)):
+        rate = _usual_rate(time_N, amount_N[warmup:])
         if rate is not None:
             figures[metric] = rate
     cpu_ms = _cpu_ms(logs, warmup)
     if cpu_ms is not None:
         figures[Metric.CPU_MS] = cpu_ms
-    samples = float(steps[warmup:, COLUMNS.index("samples")].sum())
-    if samples and len(logs) == 1:
-        figures[Metric.MEAN_SAMPLES_PER_S] = samples * NS_PER_S / float(times[warmup:].sum())
-    return Figures(
-        figures=figures,
-        num_steps=num_steps,
-        warmup=warmup,
-        step_s=usual_ns / NS_PER_S,
-    )
+    samples = float(job.samples_N[warmup:].sum())
+    if samples:
+        figures[Metric.MEAN_SAMPLES_PER_S] = samples * NS_PER_S / float(time_N.sum())
+    return replace(of_job, step_s=usual_ns / NS_PER_S)
 
 
-def _usual_rate(logs: Sequence[RankLog], warmup: int, column: str) -> float | None:
-    rate = 0.0
-    for log in logs:
-        rows = log.steps[warmup:]
-        amounts = rows[:, COLUMNS.index(column)].astype(np.float64)
-        known = amounts > 0
-        if known.sum() < MIN_STEPS:
-            return None
-        rate += NS_PER_S / float(usual_cost(step_times(rows).astype(np.float64)[known] / amounts[known]))
-    return rate
+def _usual_rate(time_N: Vector, amount_N: Vector) -> float | None:
+    known_N = amount_N > 0
+    if known_N.sum() < MIN_STEPS:
+        return None
+    return NS_PER_S / float(usual_cost(time_N[known_N] / amount_N[known_N]))
 
 
 def _cpu_ms(logs: Sequence[RankLog], warmup: int) -> float | None:

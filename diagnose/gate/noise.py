@@ -45,6 +45,8 @@ def advice(found: Sequence[str], metric: Metric, beside: Sequence[Judgement], st
         return "Steps that torch.optim does not drive are marked with diagnose.step()."
     if "to measure" in stopped:
         return "Let the command train for longer, or leave fewer steps out (--warmup)."
+    if "recorded no step" in stopped:
+        return "See why that rank ended: what it printed lies beside the runs."
     other = next((each for each in beside if each.metric is Metric.CPU_MS and not each.reason), None)
     if metric is not Metric.CPU_MS and other is not None and other.verdict is not Verdict.INCONCLUSIVE:
         return "CPU time can be judged here: --metric cpu_ms. It does not see waiting, for disks or a GPU."

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from diagnose.gate.measure import OutOfTime, RunPlan
+from diagnose.gate.ranks_read import why_other_ranks
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, Verdict
 from diagnose.gate.statistics import MAX_ERROR, MAX_PAIRS, MIN_PAIRS, Decision, State, decide
 from diagnose.gate.steps import MIN_STEPS
@@ -139,7 +140,7 @@ class _Job:
         except OutOfTime as error:
             raise _Stopped(self._out_of_budget()) from error
         self.runs.append(run)
-        useless = why_useless(run)
+        useless = why_useless(run) or why_other_ranks(self.runs[0], run)
         if useless:
             raise _Stopped(useless)
         return run

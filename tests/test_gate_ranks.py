@@ -1,0 +1,172 @@
+"""The gate of a job of several ranks: its throughput is that of all, and a rank that died is told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diagnose.analysis.profile import read_logs
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.units import NS_PER_MS
+from diagnose.gate.job_steps import job_steps
+from diagnose.gate.measure import RunPlan, figures_of, measured_run
+from diagnose.gate.pairs import Asked, run_pairs
+from diagnose.gate.ranks_read import of_ranks, why_other_ranks
+from diagnose.gate.result import MeasuredRun, Metric, Side, Verdict
+from diagnose.store.reader import RankLog
+from tests.recorded import manifest, writer
+
+SAMPLES = COLUMNS.index("samples")
+FORWARD = COLUMNS.index("forward")
+
+
+def rank(
+    folder: Path,
+    number: int,
+    step_ms: list[float],
+    *,
+    samples: int = 32,
+    finished: bool = True,
+    started_ms: float = 0.0,
+    **facts: Any,
+) -> None:
+    """Writes the file of a rank whose steps took so long."""
+    file = writer(folder, number, **{"world_size": 2, **facts})
+    rows = np.zeros((len(step_ms), len(COLUMNS)), dtype=np.int64)
+    rows[:, FORWARD] = np.array(step_ms) * NS_PER_MS
+    rows[:, 0] = started_ms * NS_PER_MS + np.cumsum(rows[:, FORWARD])
+    rows[:, SAMPLES] = samples
+    file.add_steps([tuple(row) for row in rows.tolist()])
+    file.set_meta({"state": {"steps": len(step_ms), "finished": finished}})
+    file.close()
+
+
+def logs_of(folder: Path) -> list[RankLog]:
+    logs, notes = read_logs(folder)
+    assert not notes
+    return logs
+
+
+def test_a_job_is_as_fast_as_its_slowest_rank_and_trains_on_the_samples_of_all(tmp_path: Path) -> None:
+    manifest(tmp_path)
+    rank(tmp_path, 0, [10.0] * 100)
+    rank(tmp_path, 1, [12.5] * 100, samples=64)
+    figures = figures_of(logs_of(tmp_path), 20, 0).figures
+    assert figures[Metric.STEP_MS] == pytest.approx(12.5)
+    assert figures[Metric.SAMPLES_PER_S] == pytest.approx((32 + 64) * 80)
+    assert figures[Metric.MEAN_SAMPLES_PER_S] == pytest.approx((32 + 64) * 80)
+    assert figures[Metric.STARTUP] == pytest.approx(0.0125)
+
+
+def test_ranks_that_take_turns_at_being_late_do_not_make_every_step_late(tmp_path: Path) -> None:
+    """Each ends every other step 2 ms after the other rank, which has it in its next step less."""
+    manifest(tmp_path)
+    rank(tmp_path, 0, [12.0, 8.0] * 50)
+    rank(tmp_path, 1, [10.0, 12.0, *[8.0, 12.0] * 49])
+    job = job_steps(logs_of(tmp_path))
+    assert job.time_N.sum() == pytest.approx(1002 * NS_PER_MS), "the last one's end"
+    assert job.time_N[2:].mean() == pytest.approx(10 * NS_PER_MS, rel=0.01)
+
+
+def test_ranks_of_another_machine_are_put_on_the_first_ones_clock(tmp_path: Path) -> None:
+    for name in ("another", "somewhere"):  # two machines may have one name
+        folder = manifest(tmp_path / name)
+        rank(folder, 0, [10.0] * 100)
+        rank(folder, 1, [10.0] * 100, started_ms=5e9, host=name)
+        assert figures_of(logs_of(folder), 20, 0).figures[Metric.STEP_MS] == pytest.approx(10)
+
+
+def test_what_follows_a_ranks_death_is_not_counted(tmp_path: Path) -> None:
+    """The other rank goes on by itself, twice as fast: no figure of a job of two."""
+    manifest(tmp_path)
+    rank(tmp_path, 0, [10.0] * 60 + [5.0] * 200)
+    rank(tmp_path, 1, [10.0] * 60, finished=False)
+    found = figures_of(logs_of(tmp_path), 20, 0)
+    assert found.num_steps == 40
+    assert found.figures[Metric.SAMPLES_PER_S] == pytest.approx(6400)
+    assert found.job is not None
+    assert found.job.note == (
+        "rank 1 of 2 stopped after 60 steps without ending, another made 260: "
+        "what came after is not counted"
+    )
+
+
+def test_a_rank_that_ends_before_the_others_has_not_died(tmp_path: Path) -> None:
+    manifest(tmp_path)
+    rank(tmp_path, 0, [10.0] * 100)
+    rank(tmp_path, 1, [10.0] * 60)
+    assert job_steps(logs_of(tmp_path)).note == ""
+
+
+def test_a_rank_without_a_step_is_missing_and_a_second_process_of_a_rank_is_no_rank(tmp_path: Path) -> None:
+    manifest(tmp_path)
+    rank(tmp_path, 0, [10.0] * 40, world_size=3)
+    rank(tmp_path, 2, [10.0] * 40, world_size=3)
+    logs = logs_of(tmp_path)
+    job = job_steps([*logs, logs[0]])
+    assert (job.ranks, job.missing) == ((0, 2), (1,))
+    assert job.samples_N.tolist() == [64.0] * 40
+
+
+def made(name: str, **more: Any) -> MeasuredRun:
+    step_ms = 10.0
+    return MeasuredRun(
+        name=name,
+        folder=Path(name),
+        root=Path(),
+        figures={Metric.STEP_MS: step_ms, Metric.SAMPLES_PER_S: 6400.0},
+        num_steps=200,
+        warmup=20,
+        step_s=step_ms / 1000,
+        wall_s=1.0,
+        **{"ranks": (0, 1), **more},
+    )
+
+
+def test_a_job_that_lost_a_rank_is_not_compared_with_a_whole_one() -> None:
+    """Half the samples per second would be a regression, and is a crash."""
+
+    def measure(side: int, name: str, plan: RunPlan) -> MeasuredRun:
+        return made(name, ranks=(0,), missing_ranks=(1,)) if name == "head-03" else made(name)
+
+    paired = run_pairs(measure, Asked(metric=Metric.SAMPLES_PER_S))
+    assert paired.judgement.verdict is Verdict.INCONCLUSIVE
+    assert paired.stopped == "rank 1 recorded no step in head-03 and did in base-00: died early?"
+
+
+def test_the_reader_is_told_how_many_ranks_there_were() -> None:
+    whole, part = made("a"), made("b", ranks=(0,), missing_ranks=(1, 2), notes=("rank1.sqlite: torn",))
+    assert of_ranks([made("a", ranks=(0,))]) == ()
+    assert of_ranks([whole, whole])[0].startswith("2 ranks were read in each run: ")
+    assert of_ranks([part])[0].startswith("1 of 3 ranks were read")
+    assert of_ranks([part])[1] == "b: rank1.sqlite: torn"
+    assert why_other_ranks(whole, part).startswith("2 ranks recorded no step in b")
+    assert why_other_ranks(whole, whole) == why_other_ranks(part, part) == ""
+
+
+TRAINING = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for x in torch.utils.data.DataLoader(torch.randn(8000, 8), 8):
+    if dist.get_rank() == 1:
+        time.sleep(0.005)
+    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+"""
+
+
+def test_two_real_ranks_are_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    monkeypatch.setenv("DIAGNOSE_NPROC_PER_NODE", "2")
+    side = Side(label="head", name="a", root=tmp_path, command=("train.py",))
+    run = measured_run(side, "head-00", tmp_path / "runs", RunPlan(steps=60))
+    assert (run.ranks, run.missing_ranks, run.num_steps) == ((0, 1), (), 60)
+    assert run.figures[Metric.STEP_MS] > 5
+    assert run.figures[Metric.SAMPLES_PER_S] == pytest.approx(
+        16_000 / run.figures[Metric.STEP_MS], rel=0.01
+    )
