@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import threading
 import time
 import zlib
@@ -18,6 +20,7 @@ import torch
 import diagnose
 from diagnose.analysis.deep_window import (
     TO_THE_END,
+    deep_window_of,
     device_readings,
     spoilt_steps,
     untold_window,
@@ -47,7 +50,7 @@ from diagnose.report import to_json
 from diagnose.report.deep_window import DeepWindowSection, roofline
 from diagnose.rules._examples import profile
 from diagnose.store.reader import RankLog, read_rank
-from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, run
+from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, Ended, run
 
 SCRIPT = SCRIPTS / "windowed.py"
 
@@ -123,6 +126,53 @@ def test_the_scripts_own_profiler_goes_before_ours(tmp_path: Path) -> None:
     ]
     assert profile.steps.left_out >= 3
     assert profile.notes == ("There is no deep window: the script's own profiler began.",)
+
+
+def test_a_window_is_there_as_soon_as_its_file_is_whatever_becomes_of_the_process(tmp_path: Path) -> None:
+    """It kills itself in the moment in which the file appears: its last records are lost."""
+    command = (*DIAGNOSE, "--quiet", "--name", "r", "--deep-window", "10:3", SCRIPT, "killed")
+    assert run(*command, cwd=tmp_path).code == -signal.SIGKILL
+    profile = load_profile(tmp_path / ".diagnose" / "runs" / "r")
+    window = profile.deep_window
+    assert window is not None and (window.first_step, window.num_steps) == (10, 3)
+    assert {each.name: each.count for each in window.trace.top}["aten::addmm"] == 6
+    assert not [note for note in profile.notes if "window" in note]
+
+
+UNSURE = '''"""A rule that lacks what only a window tells."""
+from diagnose.rules import Rule
+
+class Unsure(Rule):
+    needs = ("device.num_kernels",)
+
+    def check(self, profile):
+        return None
+'''
+
+
+@pytest.mark.parametrize("is_unsure", [True, False], ids=["a rule is unsure", "no rule is"])
+def test_rules_that_lack_what_a_window_tells_get_one(tmp_path: Path, is_unsure: bool) -> None:
+    """A package with such a rule is installed, as no rule of ours lacks a device's readings on a CPU."""
+    info = tmp_path / "site" / "unsure-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unsure\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[diagnose.rules]\nunsure = unsure\n" if is_unsure else "")
+    (tmp_path / "site" / "unsure.py").write_text(UNSURE)
+    kind = "until-window" if is_unsure else "until-asked"
+    command = (*DIAGNOSE, "--quiet", "--name", "r", "--deep-window", "auto", SCRIPT, kind, 60)
+    path = os.pathsep.join((str(tmp_path / "site"), str(REPOSITORY)))
+    ended = run(*command, cwd=tmp_path, PYTHONPATH=path)
+    assert ended.code == 0, ended.stderr
+    profile = load_profile(tmp_path / ".diagnose" / "runs" / "r")
+    if not is_unsure:
+        assert profile.deep_window is None and profile.steps.left_out == 0
+        assert profile.notes == ("There is no deep window: no rule asked for one.",)
+        return
+    window = profile.deep_window
+    assert window is not None and window.asked_by == "unsure"
+    assert window.num_steps == 3 and window.first_step >= deep_window.LOOK_AT_RULES_AFTER
+    assert profile.steps.left_out == window.left_out
+    assert {each.name: each.count for each in window.trace.top}["aten::addmm"] == 6
 
 
 @pytest.mark.extended
@@ -221,6 +271,25 @@ def test_a_process_that_did_not_live_to_end_its_window_has_no_step_after_it() ->
     assert untold_window(log, is_over=False) == []
     [note] = untold_window(log, is_over=True)
     assert "ended in the deep window that began at step 4;" in note
+
+
+def test_a_window_that_is_there_ends_where_its_file_says(tmp_path: Path) -> None:
+    """The events of its end, and in the second case of its beginning too, were lost."""
+    told = {"rank": 0, "first_step": 5, "num_steps": 2, "trace_file": "t", "counted": None}
+    begun = (4, "deep-window", {"state": "begun", "first": 4})
+    file = tmp_path / "deep-rank0-step5.window.json"
+    for events in ((begun,), ()):
+        log = replace(log_of(12, *events), path=tmp_path / "rank0.sqlite", meta={"pid": 7})
+        file.write_text(json.dumps({**told, "pid": 7, "spoilt": [4, 8]}))
+        assert spoilt_steps(log) == ((4, 8),)
+        assert untold_window(log, is_over=True) == []
+        assert deep_window_of(log) is not None
+    other = replace(log, meta={"pid": 8})
+    assert deep_window_of(other) is None and spoilt_steps(other) == (), "another process of that rank"
+    file.write_text(json.dumps(told))
+    assert deep_window_of(log) is None, "an older version said in an event alone that it had ended"
+    ended = (8, "deep-window", {"state": "ended", "last": 9})
+    assert deep_window_of(replace(log, events=log_of(1, begun, ended).events)) is not None
 
 
 def test_a_window_that_was_taken_after_all_is_not_said_to_be_missing() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,38 @@ Spoilt = tuple[tuple[int, int], ...]
 """First and last step of each stretch, in order."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A window whose files are there.
+
+    Attributes:
+        spoilt: First and last step that it slowed down; `None` in files that do not say so, which older
+            versions wrote.
+    """
+
+    window: DeepWindow
+    spoilt: tuple[int, int] | None
+
+
+def _kept(log: RankLog) -> list[_Kept]:
+    """Returns the windows that a rank's process has put down, the earliest first.
+
+    A window is there as soon as its file is: a process that is killed then has no time to record its end.
+    """
+    ended = any(kind == KIND and detail.get("state") == "ended" for _, _, kind, detail in log.events)
+    found: list[_Kept] = []
+    for path in log.path.parent.glob(f"deep-rank{int(log.meta.get('rank', 0))}-step*.window.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            told = json.loads(path.read_text(encoding="utf-8"))
+            pid, spoilt = told.pop("pid", None), told.pop("spoilt", None)
+            if ended if spoilt is None else pid == log.meta.get("pid"):
+                steps = None if spoilt is None else (int(spoilt[0]), int(spoilt[1]))
+                found.append(_Kept(window=_window(told), spoilt=steps))
+    return sorted(found, key=lambda kept: kept.window.first_step)
+
+
 def spoilt_steps(log: RankLog) -> Spoilt:
-    """Returns the steps that deep windows slowed down, from their events."""
+    """Returns the steps that deep windows slowed down, from their events and their files."""
     stretches: list[tuple[int, int]] = []
     for _, _, kind, detail in log.events:
         if kind != KIND:
@@ -49,7 +79,11 @@ def spoilt_steps(log: RankLog) -> Spoilt:
             stretches.append((int(detail.get("first", 0)), TO_THE_END))
         elif detail.get("state") in ("ended", "undone") and stretches:
             stretches[-1] = (stretches[-1][0], int(detail.get("last", 0)))
-    return tuple(stretches)
+    ends = dict(stretches)
+    for kept in _kept(log):
+        if kept.spoilt is not None and ends.get(kept.spoilt[0], TO_THE_END) == TO_THE_END:
+            ends[kept.spoilt[0]] = kept.spoilt[1]
+    return tuple(sorted(ends.items()))
 
 
 def untold_window(log: RankLog, *, is_over: bool) -> list[str]:
@@ -63,7 +97,8 @@ def untold_window(log: RankLog, *, is_over: bool) -> list[str]:
     last = told[-1] if told else {}
     if last.get("state") in ("refused", "undone"):
         return [f"There is no deep window: {last.get('reason')}."]
-    if last.get("state") == "begun" and is_over:
+    written = {kept.spoilt[0] for kept in _kept(log) if kept.spoilt is not None}
+    if last.get("state") == "begun" and is_over and last.get("first") not in written:
         return [
             f"The run ended in the deep window that began at step {int(last.get('first', 0)):,}; "
             "steps since then are in no figure."
@@ -112,16 +147,10 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
 
     A trace that nobody has read yet is read now, and what it says kept beside it.
     """
-    ended = [detail for _, _, kind, detail in log.events if kind == KIND and detail.get("state") == "ended"]
-    if not ended:
-        return None
-    found = []
-    for path in log.path.parent.glob(f"deep-rank{int(log.meta.get('rank', 0))}-step*.window.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found.append(_window(json.loads(path.read_text(encoding="utf-8"))))
+    found = _kept(log)
     if not found:
         return None
-    newest = max(found, key=lambda window: window.first_step)
+    newest = found[-1].window
     counted = newest.counted
     return replace(
         newest,

@@ -92,7 +92,7 @@ class DeepWindows:
     def look(self) -> None:
         """Watches the end of steps while a window is near, and ends one that takes too long."""
         steps = self._recorder.steps
-        if self._asks_rules and self._asked is None and steps >= LOOK_AT_RULES_AFTER:
+        if self._asks_rules and self._asked is None and steps >= LOOK_AT_RULES_AFTER and not self._rank():
             self._ask_rules(steps)
         near = steps + NEAR_STEPS + 4 * (steps - self._steps_before)
         self._steps_before = steps
@@ -115,6 +115,8 @@ class DeepWindows:
             self._asks_rules, self._question = False, None
             if names:
                 self._asked = Asked(first_step=steps, by=", ".join(names))
+            else:
+                self._event("refused", reason="no rule asked for one")
 
     def ask(self) -> str:
         """Takes the command for a window; returns why there will be none."""
@@ -304,6 +306,8 @@ class DeepWindows:
         elif self._asked is not None and self._asked.by == "option":
             reason = self._refusal() or "the training ended before"
             self._event("refused", reason=reason)
+        elif self._asks_rules and not self._rank():
+            self._event("refused", reason="the training ended before the rules had answered")
         self._asks_rules = False
         question, self._question = self._question, None
         if question is not None:
@@ -333,18 +337,21 @@ class DeepWindows:
         told = {
             **window.as_json(),
             "rank": self._rank(),
-            "trace_file": "" if problem else packed.name,
+            "trace_file": packed.name,
             "trace_bytes": size,
             "cut": cut,
             "left_out": last + 1 - window.step,
+            "spoilt": (window.step, last),
+            "pid": os.getpid(),
             "export_ns": perf_counter_ns() - begun,
         }
         try:
-            beside = self._folder / f".{stem}.{os.getpid()}.window"
-            beside.write_text(json.dumps(told), encoding="utf-8")
-            beside.replace(self._folder / f"{stem}.window.json")
+            if not problem:  # from here on the window is there, whatever becomes of this process
+                beside = self._folder / f".{stem}.{os.getpid()}.window"
+                beside.write_text(json.dumps(told), encoding="utf-8")
+                beside.replace(self._folder / f"{stem}.window.json")
         except OSError as error:
-            problem = problem or f"the trace could not be written: {error}"
+            problem = f"the trace could not be written: {error}"
         if problem:
             self._event("undone", last=last, reason=problem)
         else:

@@ -1,7 +1,12 @@
 """Trains a little, in the way that its first argument says, and prints what it learnt to the last bit."""
 
+import os
+import signal
 import sys
+import time
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -38,7 +43,38 @@ def profiled(step: int, batch: torch.Tensor, target: torch.Tensor) -> None:
         train(batch, target)
 
 
+def children() -> str:
+    return "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Trains on until it has happened, or a minute is over."""
+    ends = time.monotonic() + 60
+    while not happened() and time.monotonic() < ends:
+        for batch, target in loader:
+            train(batch, target)
+        time.sleep(0.01)
+
+
+def wait(kind: str) -> None:
+    """Waits for what becomes of a window; to be killed, sends itself SIGKILL as soon as that is there."""
+
+    def is_there() -> bool:
+        return any(Path(".diagnose/runs/r").glob("deep-*.window.json"))
+
+    if kind == "killed":
+        while not is_there():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    until(is_there if kind == "until-window" else lambda: bool(children()))
+    until(lambda: not children())
+
+
 def fail(step: int) -> None:
+    if step == 8 and KIND == "killed":
+        time.sleep(1.5)  # what was recorded until now is in the file
+    if step == 15 and KIND == "killed":
+        wait(KIND)
     if step == 12 and KIND == "raises":
         model(torch.ones(3, 5))
     if step == 12 and KIND == "interrupted":
@@ -59,5 +95,7 @@ if __name__ == "__main__":
                 profiled(step, batch, target)
             else:
                 train(batch, target)
+    if KIND.startswith("until-"):
+        wait(KIND)
     print(f"{total:.17g}", *names)
     print(sum(p.double().sum().item() for p in model.parameters()), file=sys.stderr)
