@@ -44,6 +44,18 @@ MIN_FREE = 1.5
 Reduce = Callable[[Any, Any], Any]
 """A communication hook: gets the process group and a bucket, returns a future of the averaged gradients."""
 
+HOOKS = frozenset(
+    {
+        "ddp-bf16-hook",
+        "ddp-fp16-hook",
+        "ddp-fp16-scaled-hook",
+        "ddp-int8-hook",
+        "ddp-power-sgd-hook",
+        "ddp-top-k-hook",
+    }
+)
+"""The actions that give a reducer its one hook: no two at a time."""
+
 _reduce_of: WeakKeyDictionary[DistributedDataParallel, Reduce] = WeakKeyDictionary()
 """Hooks of ours. A reducer takes one for life, so that each fresh one is given it again."""
 
@@ -59,6 +71,23 @@ def wrapped(job: Job) -> list[DistributedDataParallel]:
         raise CannotApply("no model of the loop is wrapped in DistributedDataParallel")
     for model in models:
         _refuse(model)
+    return models
+
+
+def in_float32(job: Job) -> list[DistributedDataParallel]:
+    """Returns the models wrapped in DDP, whose gradients a hook of ours can send in another form.
+
+    Raises:
+        CannotApply: See `wrapped`; and if some gradients are sparse, or not of float32.
+    """
+    models = wrapped(job)
+    for model in models:
+        types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+        if types != {torch.float32}:
+            raise CannotApply(f"gradients are not all float32: {', '.join(sorted(map(str, types)))}")
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
+                raise CannotApply(f"the gradient of {type(module).__name__} is sparse")
     return models
 
 
@@ -115,14 +144,14 @@ def settings_in_force(job: Job) -> list[dict[str, Any]]:
 def with_fresh_reducers(
     models: list[DistributedDataParallel],
     change: Callable[[DistributedDataParallel], None] = lambda model: None,
-    reduce: Reduce | None = None,
+    reduce: Callable[[DistributedDataParallel], Reduce] | None = None,
 ) -> Iterator[None]:
     """Changes settings of models, and gives each a reducer made from them; on leaving, one as before.
 
     Args:
         models: As `wrapped` returned them.
         change: Sets some of `SETTINGS`.
-        reduce: The communication hook; `None` keeps what is in force.
+        reduce: Makes the communication hook of a model; `None` keeps what is in force.
     """
     before = [
         (
@@ -136,7 +165,7 @@ def with_fresh_reducers(
         for model in models:
             change(model)
             if reduce is not None:
-                _reduce_of[model] = reduce
+                _reduce_of[model] = reduce(model)
             _renew(model)
         yield
     finally:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from diagnose.actions._ddp import settings_in_force, with_fresh_reducers, wrapped
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
+from diagnose.actions.base import Action
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -35,19 +35,17 @@ class DdpBf16Hook(Action):
 
     safety = Safety.PRECISION
     order = 50
+    excludes = HOOKS - {"ddp-bf16-hook"}
     settle_steps = 2
     touches = "ranks"
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        for model in wrapped(job):
-            types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
-            if types != {torch.float32}:
-                raise CannotApply(f"gradients are not all float32: {', '.join(sorted(map(str, types)))}")
+        in_float32(job)
 
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
-        return with_fresh_reducers(wrapped(job), reduce=averaged_in_bf16)
+        return with_fresh_reducers(in_float32(job), reduce=lambda model: averaged_in_bf16)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

@@ -69,7 +69,7 @@ class ExposedCommunication(Rule):
     """
 
     needs = ("program.ddp",)
-    actions = ("ddp-bf16-hook", "no-sync", "ddp-bucket-size")
+    actions = ("ddp-bf16-hook", "no-sync", "ddp-bucket-size", "ddp-int8-hook", "ddp-power-sgd-hook")
     fires_on = (
         profile(program=reducing(20, 22)),
         profile(program=reducing(9, 30)),

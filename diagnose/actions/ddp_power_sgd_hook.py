@@ -1,0 +1,71 @@
+"""Gradients of matrices travel as products of two thin ones"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
+from diagnose.actions._ddp_low_rank import RANK, LowRank, is_worth_it
+from diagnose.actions._ddp_rounds import InRounds
+from diagnose.actions.base import Action, CannotApply
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+
+class DdpPowerSgdHook(Action):
+    """
+    ## What it does
+    Gives DDP a fresh reducer with a communication hook for PowerSGD: of the gradient of each weight matrix
+    (of a convolution, too) only the best approximation of rank 4 is averaged, as two thin matrices; a layer
+    of 1024 by 1024 sends a 128th. What the approximation leaves is added to the gradient of the next step.
+    Biases and small matrices are averaged as they are.
+
+    ## When it takes effect
+    With the next step.
+
+    ## When it cannot help
+    A link that is no bottleneck: each step multiplies every gradient three times with a thin matrix.
+
+    ## Hazards
+    Training takes another way, hence `--allow training`, and the loss is watched. What has not been sent is
+    kept while the trial switches it off, and is lost when it is taken out. It takes memory for all
+    gradients twice more. Torch's own hook is not used: over gloo it begins collectives in threads, in an
+    order that differs between ranks, which ends the process; it sets the seed of every GPU; and a gradient
+    of zeros makes all that follow no numbers. Here collectives begin in the backward pass, in one order.
+    """
+
+    safety = Safety.TRAINING
+    order = 50
+    excludes = HOOKS - {"ddp-power-sgd-hook"}
+    settle_steps = 2
+    touches = "ranks"
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        models = in_float32(job)
+        if not any(is_worth_it(p) for model in models for p in model.parameters() if p.requires_grad):
+            raise CannotApply(f"no weight is large enough to be sent in {RANK} columns")
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        yield {id(model): LowRank() for model in in_float32(job)}
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        """See `Action.apply`."""
+        return with_fresh_reducers(
+            in_float32(job),
+            reduce=lambda model: InRounds("averaged_in_low_rank", prepared[id(model)].averaged),
+        )
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return settings_in_force(job)
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        """See `Action.settings`: torch's own, which needs NCCL."""
+        hook = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
+        state = f"{hook}.PowerSGDState(None, matrix_approximation_rank={RANK})"
+        return {"statement": f"model.register_comm_hook({state}, {hook}.powerSGD_hook)"}
