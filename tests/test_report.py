@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
     InputStats,
@@ -143,6 +144,28 @@ Loading a batch
     )
 
 
+def test_machine_section_says_what_is_out_of_the_ordinary_and_nothing_else() -> None:
+    idle = HostStats(
+        cpus=8, full_cores=0.3, iowait_cpus=0.01, read_bytes_per_s=4096.0, written_bytes_per_s=0.0
+    )
+    assert "Machine" not in to_text(replace(PROFILE, host=idle), Terminal())
+    busy = replace(
+        idle, full_cores=1.04, iowait_cpus=0.62, read_bytes_per_s=3.0 * 2**20, written_bytes_per_s=2.0**31
+    )
+    text = to_text(replace(PROFILE, host=busy), Terminal())
+    assert_lines(
+        text[text.index("Machine") : text.index("\nEvents")],
+        """
+Machine
+  full cores          1.0        of 8, busy all the time
+  CPUs kept idle      0.6        on average, while a process waited for a disk
+  read from storage   3.0 MiB/s  by this process
+  written to storage  2.0 GiB/s  by this process
+""",
+    )
+    assert to_json(replace(PROFILE, host=busy))["host"]["iowait_cpus"] == 0.62
+
+
 def test_sections_come_in_one_order_and_no_two_share_a_place() -> None:
     orders = [section.order for section in sections()]
     assert orders == sorted(set(orders))
@@ -172,6 +195,7 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
         "clock": ["device_share"],
         "overhead": ["startup_s", "us_per_step"],
         "input": sorted(field.name for field in fields(InputStats)),
+        "host": sorted(field.name for field in fields(HostStats)),
         "events": ["checkpoint", "gc"],
     }
     assert (report["schema"], report["status"], report["confirmation"]) == (1, "ok", None)

@@ -154,6 +154,37 @@ def test_a_line_of_the_evaluation_or_of_a_worker_is_not_the_loops():
     assert "logging-io" not in found_in(profile(evaluation_ms=9, where=lines))
 
 
+def test_the_machines_readings_are_evidence_where_they_say_something():
+    said = "One CPU was busy all the time, the other 7 were not: one thread computed at a time."
+    line = at("weights = [f(i) for i in order]", 0.1, "python-loop")
+    for full, is_said in ((1.0, True), (0.3, False), (6.5, False), (None, False)):
+        host = HostStats(cpus=8, machine_cpus=8, full_cores=full)
+        found = found_in(profile(other_ms=12, where=(line,), host=host))["python-overhead"]
+        assert (said in found.evidence) == is_said, full
+    writing = HostStats(machine_cpus=8, iowait_cpus=1.2, written_bytes_per_s=50 * 2.0**20)
+    found = found_in(profile(checkpoint_ms=15.5, host=writing))["checkpoint-stall"]
+    assert found.evidence[-2:] == (
+        "1.2 of 8 CPUs of the machine stood idle while a process waited for a disk.",
+        "This process wrote 50.0 MiB/s, beyond the page cache.",
+    )
+    quiet = HostStats(machine_cpus=8, iowait_cpus=0.01, written_bytes_per_s=5000.0)
+    assert len(found_in(profile(checkpoint_ms=15.5, host=quiet))["checkpoint-stall"].evidence) == 1
+
+
+@pytest.mark.parametrize("name", ["slow-storage", "serial-loading", "cache-thrash", "memory-pressure"])
+def test_waits_for_a_disk_are_evidence_of_what_waits_for_it(name: str):
+    rule = RULES[name]
+    example = rule.fires_on[0]
+    waits = "0.5 of 4 CPUs of the machine stood idle while a process waited for a disk."
+    told = {"machine_cpus": 4, "iowait_cpus": 0.5}
+    if name == "serial-loading":  # only where the loop stands off the CPU meanwhile
+        told |= {"on_cpu_share": 0.5, "runnable_share": 0.0}
+        example = replace(example, run=replace(example.run, device="cpu"))
+    found = rule.check(replace(example, host=replace(example.host, **told)))
+    assert found is not None and waits in found.evidence
+    assert waits not in getattr(rule.check(example), "evidence", ())
+
+
 def test_a_scripts_own_collections_are_blamed_on_their_line():
     found = found_in(profile(gc_ms=20, where=(at("gc.collect()", 0.01, "collect"),)))["gc-pauses"]
     assert (found.line, found.actions) == (41, ())

@@ -62,6 +62,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
         else None,
         "ranks": [_rank(rank) for rank in profile.ranks],
         "input": asdict(profile.input),
+        "host": asdict(profile.host),
         "deep_window": window_as_json(profile.deep_window),
         "events": dict(profile.events),
         "notes": list(profile.notes),

@@ -6,6 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
+from diagnose.rules._machine import disk
 from diagnose.rules._supply import WELL_FED, fed_by, supply_of
 from diagnose.rules.base import Rule
 
@@ -85,6 +86,7 @@ class CacheThrash(Rule):
             evidence=(
                 f"A step read {format_bytes(early)} from the disk in the first quarter of the run and still"
                 f" {format_bytes(late)} in the last, after {stats.epoch_starts} further epochs began.",
+                *disk(profile.host),
                 *supply.evidence(),
             ),
             fix="Make the data small enough for the memory that is free, or read it in shards.",

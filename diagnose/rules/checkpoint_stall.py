@@ -9,6 +9,7 @@ from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, doing, lost_of, named, rhythm
+from diagnose.rules._machine import disk
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.03
@@ -68,7 +69,7 @@ class CheckpointStall(Rule):
             low_ns=LEAST * total,
             high_ns=total,
             assumption="a copy of the state is written while training goes on",
-            evidence=tuple(evidence),
+            evidence=(*evidence, *disk(profile.host)),
             fix=f"Save in the background{rarer}.",
             code="torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
             file=blamed.file if blamed else "",

@@ -11,6 +11,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import MOST, spread
 from diagnose.rules._examples import profile
+from diagnose.rules._machine import one_core
 from diagnose.rules.base import Rule
 
 MIN_CPUS = 0.05
@@ -106,6 +107,7 @@ class GilContention(Rule):
                 f"{worst.name!r} used {worst.cpus:.2f} CPUs, as a Python thread of the same process.",
                 f"The training thread stopped {host.voluntary_per_s:,.0f} times a second, for"
                 f" {format_duration(each_ns)} on average; the lock changes hands after 5 ms.",
+                *one_core(host),
             ),
             fix=f"Run what {worst.name!r} does in a process of its own.",
             code="multiprocessing.Process(target=..., daemon=True).start()",

@@ -8,6 +8,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._cpus import MOST, spread
 from diagnose.rules._examples import profile
+from diagnose.rules._machine import disk
 from diagnose.rules.base import Rule
 
 MIN_STALL = 0.03
@@ -66,6 +67,7 @@ class MemoryPressure(Rule):
             evidence=(
                 f"The process read {faults:,.0f} pages a second back from the disk{swapped}.",
                 f"Tasks of the machine waited for memory for {format_share(stall)} of the time.",
+                *disk(host),
             ),
             fix="Use less memory: fewer workers, a smaller prefetch_factor, memory-mapped data.",
         )

@@ -8,6 +8,7 @@ from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, loop_lines, lost_of, named, share_of
+from diagnose.rules._machine import one_core
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.03
@@ -66,10 +67,13 @@ class PythonOverhead(Rule):
             low_ns=low,
             high_ns=high,
             assumption="the code can be removed, or done elsewhere at no cost to the loop",
-            evidence=tuple(
-                f"{format_share(line.share)} of the time in {named(line)}, {line.function},"
-                f" about {line.num_samples} samples, outside of every call that trains."
-                for line in lines[:MAX_LINES]
+            evidence=(
+                *(
+                    f"{format_share(line.share)} of the time in {named(line)}, {line.function},"
+                    f" about {line.num_samples} samples, outside of every call that trains."
+                    for line in lines[:MAX_LINES]
+                ),
+                *one_core(profile.host),
             ),
             fix="Take the code out of the loop, do it every N steps, or replace Python loops by operations"
             " on whole tensors.",

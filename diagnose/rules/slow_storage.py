@@ -6,6 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
+from diagnose.rules._machine import disk
 from diagnose.rules._supply import WELL_FED, fed_by, supply_of
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
@@ -66,6 +67,7 @@ class SlowStorage(Rule):
                 *supply.evidence(),
                 f"Workers neither compute nor want a CPU for {format_share(waits)} of that time.",
                 *((f"{format_bytes(read)} per step come from a disk of this machine.",) if read else ()),
+                *disk(profile.host),
                 *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
             ),
             fix="Read samples from faster or nearer storage, in larger pieces, or ahead of time.",
