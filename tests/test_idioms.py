@@ -36,6 +36,34 @@ def of_marked(text: str, *functions: str, via: str = "") -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
+    ("line", "idioms"),
+    [
+        ("t.train(); print('done')", ()),
+        ("print('begins'); t.train()", ()),
+        ("y = torch.linalg.svd(x); print(y)", ()),
+        ("x = 1; print(x)", (LOG,)),
+        ("loss.backward(); optimizer.step(); print(loss.item())", (LOG, SYNC)),
+        ("print(step); file.write(text)", (LOG,)),
+        ("print(loss.item()); total += loss.item()", (SYNC,)),
+        ("scheduler.step(); print(step)", ()),
+        ("if step % 10 == 0: print(step)", (LOG,)),
+        ("if step % 10 == 0: t.train(); print(step)", ()),
+        ("with torch.no_grad(): print(step)", (LOG,)),
+    ],
+)
+def test_of_several_statements_on_a_line_none_is_blamed_alone(line: str, idioms: tuple[str, ...]) -> None:
+    assert of_marked(f"{line}  # here") == idioms
+
+
+def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
+    """A trainer's loop runs inside the line that calls it."""
+    training = "transformers/trainer.py:2520 Trainer._inner_training_loop"
+    for line in ("t.train(); print('done')", "print(t.train())", "log.info('%s', t.fit(model))"):
+        assert of_marked(f"{line}  # here", via=training) == ()
+    assert of_marked("print(t.train())  # here", via="ipykernel/iostream.py:10 OutStream.write") == (LOG,)
+
+
+@pytest.mark.parametrize(
     ("statement", "idioms"),
     [
         ("running += loss.item()", (SYNC,)),

@@ -85,6 +85,13 @@ NAMED = {
 OUTERMOST_WORDS = {"train", "training", "trainer", "main", "fit", "run", "epoch", "loop", "module"}
 """A function so named is the loop: what it is called says nothing of a single line."""
 
+TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
+"""In the name of a package's function that the time is in: it is the training's, whatever else the line
+does. `print(trainer.train())` is no logging."""
+
+HOOKED_CALLS = {"backward", "step", "zero_grad"}
+"""Calls whose time is measured apart: beside them a line's time is that of what else it does."""
+
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
 
@@ -105,7 +112,7 @@ class Idioms:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._files: dict[str, dict[int, _Place]] = {}
+        self._files: dict[str, dict[int, list[_Place]]] = {}
         self._attention: dict[str, set[int]] = {}
         self._known: dict[tuple[str, int], tuple[str, ...]] = {}
 
@@ -118,7 +125,8 @@ class Idioms:
         """
         if not stack:
             return ()
-        found = list(self.of_line(*stack[0][:2]))
+        trains = bool(_words(via.rpartition(" ")[2]) & TRAINING_WORDS)
+        found = [] if trains else list(self.of_line(*stack[0][:2]))
         if METRIC_PACKAGES.match(via) and METRIC not in found:
             found.insert(0, METRIC)
         for _, _, function in stack:
@@ -133,19 +141,43 @@ class Idioms:
         return tuple(found)
 
     def of_line(self, file: str, line: int) -> tuple[str, ...]:
-        """Returns what the statement on a line does, by itself."""
+        """Returns what the statement on a line does, by itself; of several, what all of them do."""
         known = self._known.get((file, line))
         if known is None:
             if file not in self._files:
                 tree = self._sources.tree(file)
-                self._files[file] = dict(_places(tree)) if tree is not None else {}
+                self._files[file] = _by_line(tree) if tree is not None else {}
                 self._attention[file] = attention_lines(tree) if tree is not None else set()
-            place = self._files[file].get(line)
-            known = tuple(_idioms(place)) if place is not None else ()
+            known = _common(self._files[file].get(line, []))
             if line in self._attention[file]:
                 known = (*known, ATTENTION)
             self._known[file, line] = known
         return known
+
+
+def _by_line(tree: ast.Module) -> dict[int, list[_Place]]:
+    """Returns the statements on each line, without those that go on in another one there."""
+    lines: dict[int, list[_Place]] = {}
+    for line, place in _places(tree):
+        others = [each for each in lines.get(line, []) if place.statement not in ast.walk(each.statement)]
+        lines[line] = [*others, place]
+    return lines
+
+
+def _common(places: Sequence[_Place]) -> tuple[str, ...]:
+    """Returns what all statements of a line do: the sampler does not tell which of them took the time."""
+    found = [tuple(_idioms(place)) for place in places]
+    if len(found) > 1:
+        found = [each for each, place in zip(found, places, strict=True) if each or _takes_time(place)]
+    return tuple(idiom for idiom in found[0] if all(idiom in each for each in found)) if found else ()
+
+
+def _takes_time(place: _Place) -> bool:
+    """Whether a statement calls or repeats anything that is not measured apart."""
+    nodes = [node for expression in _expressions(place.statement) for node in ast.walk(expression)]
+    return any(isinstance(node, ast.comprehension) for node in nodes) or any(
+        isinstance(node, ast.Call) and _callee(node)[0] not in HOOKED_CALLS for node in nodes
+    )
 
 
 def _idioms(place: _Place) -> Iterator[str]:
