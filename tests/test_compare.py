@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from diagnose.analysis.compare import MIN_STEPS, StepSeries, compare, differences
+from diagnose.analysis.compare import (
+    MIN_STEPS,
+    OTHERWISE,
+    StepSeries,
+    compare,
+    differences,
+    measured_otherwise,
+)
+from diagnose.analysis.profile import load_profile, load_series
 from diagnose.core.comparison import Change, Comparison, Outcome, Unit
+from diagnose.core.ledger import RECORDER
 from diagnose.core.phases import Phase
 from diagnose.core.profile import RunInfo
 from diagnose.report import Terminal, comparison_json, comparison_text
+from tests.recorded import USUAL_MS, manifest, steps, writer
+from tests.running import run
 
 MS = 1_000_000
 Floats = npt.NDArray[np.float64]
@@ -238,3 +251,59 @@ def test_comparison_json_is_in_milliseconds_with_the_noise_of_every_quantity() -
         "outcome": "faster",
         "reason": "",
     }
+
+
+# -- recorders that do not measure the same
+
+
+def two_ranks(folder: Path, *, recorder: int | None, met: bool) -> Path:
+    """A run of two ranks that wait 4 ms a step for each other's gradients, measured or not."""
+    facts = {} if recorder is None else {"recorder": recorder}
+    for rank in range(2):
+        file = writer(manifest(folder), rank, world_size=2, device="cpu", **facts)
+        wait = {"communication": 4.0} if met else {}
+        rows = steps(0, 200, {**USUAL_MS, "backward": 20.0 if met else 24.0, **wait}, spread=0.0)
+        file.add_steps(rows)
+        if met:
+            file.add_meetings([(row[0] - 9 * MS, row[0] - 5 * MS) for row in rows])
+        file.set_meta({"state": {"steps": 200, "finished": True}})
+        file.close()
+    return folder
+
+
+def judged(before: Path, after: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    profiles = load_profile(before), load_profile(after)
+    found = compare(
+        load_series(before),
+        load_series(after),
+        otherwise=measured_otherwise(*profiles),
+    )
+    return {change.name: change.reason or change.outcome.value for change in found.phases}, found.notes
+
+
+def test_communication_that_an_older_recorder_took_for_backward_does_not_appear(tmp_path: Path) -> None:
+    old = two_ranks(tmp_path / "old", recorder=None, met=False)
+    new = two_ranks(tmp_path / "new", recorder=RECORDER, met=True)
+    for pair in ((old, new), (new, old)):
+        found, notes = judged(*pair)
+        assert found["communication"] == found["backward"] == "measured otherwise"
+        assert found["forward"] == "cannot_tell"
+        assert notes == (OTHERWISE,)
+
+
+def test_communication_that_really_appears_is_said_to(tmp_path: Path) -> None:
+    """One recorder; or a first run that recorded its meetings before recorders had a number."""
+    without = two_ranks(tmp_path / "without", recorder=RECORDER, met=False)
+    new = two_ranks(tmp_path / "new", recorder=RECORDER, met=True)
+    assert judged(without, new)[0]["communication"] == "slower"
+    nearly_new = two_ranks(tmp_path / "nearly", recorder=None, met=True)
+    assert judged(nearly_new, new) == (judged(new, new)[0], ())
+
+
+def test_the_command_says_that_two_runs_were_measured_otherwise(tmp_path: Path) -> None:
+    old = two_ranks(tmp_path / "old", recorder=None, met=False)
+    new = two_ranks(tmp_path / "new", recorder=RECORDER, met=True)
+    ended = run(sys.executable, "-m", "diagnose", "compare", old, new, "--json", "-", cwd=tmp_path)
+    report = json.loads(ended.stdout)
+    assert (report["before"]["recorder"], report["after"]["recorder"]) == (None, RECORDER)
+    assert OTHERWISE in report["notes"]

@@ -10,8 +10,8 @@ and a floor for what differs from run to run and that two single runs cannot sho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from diagnose.core.comparison import Change, Comparison, Unit
 from diagnose.core.phases import Phase
-from diagnose.core.profile import RunInfo
+from diagnose.core.profile import Profile, RunInfo
 from diagnose.core.units import NS_PER_S
 
 FloatArray = npt.NDArray[np.float64]
@@ -83,13 +83,20 @@ class Estimate:
     between_runs: float
 
 
-def compare(before: StepSeries, after: StepSeries, *, notes: tuple[str, ...] = ()) -> Comparison:
+def compare(
+    before: StepSeries,
+    after: StepSeries,
+    *,
+    notes: tuple[str, ...] = (),
+    otherwise: Collection[Phase] = (),
+) -> Comparison:
     """Compares two runs of which nothing is known but their steps.
 
     Args:
         before: The first run, the one that changes are relative to.
         after: The second run.
         notes: What the reader must know of the two; see `differences`.
+        otherwise: Phases of which nothing is said; see `measured_otherwise`.
 
     Returns:
         One outcome per metric and phase.
@@ -99,16 +106,36 @@ def compare(before: StepSeries, after: StepSeries, *, notes: tuple[str, ...] = (
         _change("step_time", Unit.NS, before, after, _median_step),
     )
     measured = [phase for phase in Phase if phase in before.phase_time_ns or phase in after.phase_time_ns]
-    phases = tuple(
-        _change(phase.value, Unit.NS, before, after, partial(_mean_phase, phase=phase))
+    changes = (
+        (phase, _change(phase.value, Unit.NS, before, after, partial(_mean_phase, phase=phase)))
         for phase in measured
+    )
+    phases = tuple(
+        replace(change, noise=None, reason="measured otherwise") if phase in otherwise else change
+        for phase, change in changes
     )
     return Comparison(
         metrics=metrics,
         phases=phases,
         num_steps=(len(before), len(after)),
-        notes=(*notes, *_other_batches(before, after)),
+        notes=(*notes, *([OTHERWISE] if otherwise else []), *_other_batches(before, after)),
     )
+
+
+OTHERWISE = (
+    "one run was recorded by an older diagnose, which took what DDP waits on a CPU for other ranks' "
+    "gradients for backward: it is communication now, and neither is compared"
+)
+
+
+def measured_otherwise(before: Profile, after: Profile) -> frozenset[Phase]:
+    """Returns the phases between which the recorders of two runs divide the same time otherwise."""
+    for older, newer in ((before, after), (after, before)):
+        moved = older.run.recorder is None and older.program.meetings is None
+        is_concerned = older.run.world_size > 1 and older.run.device == "cpu"
+        if moved and is_concerned and newer.program.meetings is not None:
+            return frozenset((Phase.BACKWARD, Phase.COMMUNICATION))
+    return frozenset()
 
 
 def differences(before: RunInfo, after: RunInfo) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ def run_info(manifest: Mapping[str, Any], log: RankLog | None, ranks: Sequence[R
         started=str(manifest.get("started", "")),
         duration_s=ended - started if started and ended else None,
         error=next((rank.error for rank in ranks if rank.error), None),
+        recorder=meta.get("recorder"),
     )
 
 

@@ -25,7 +25,7 @@ def compare(
 ) -> None:
     """Compares two runs phase by phase: faster, slower, or cannot tell; sets predicted beside measured."""
     from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences
+    from diagnose.analysis.compare import differences, measured_otherwise
     from diagnose.analysis.predictions import prediction
     from diagnose.analysis.profile import load_profile, load_series
     from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
@@ -37,7 +37,12 @@ def compare(
     one, other = resolve_run(before, root), resolve_run(after, root)
     profiles = (diagnosed(load_profile(one)), diagnosed(load_profile(other)))
     runs = (profiles[0].run, profiles[1].run)
-    comparison = compare_series(load_series(one), load_series(other), notes=differences(*runs))
+    comparison = compare_series(
+        load_series(one),
+        load_series(other),
+        notes=differences(*runs),
+        otherwise=measured_otherwise(*profiles),
+    )
     predicted = prediction(*profiles, comparison)
     faults = FaultChanges(before=profiles[0], after=profiles[1], prediction=predicted)
     if json is not None:

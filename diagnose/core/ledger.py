@@ -12,6 +12,10 @@ from typing import Final
 
 from diagnose.core.phases import Phase
 
+RECORDER: Final = 2
+"""Which recorder wrote a run. Raised when the same program gets other phase times than before: 1, which did
+not yet say so, took what DDP waits on a CPU for other ranks' gradients for backward."""
+
 HOOKED: Final[tuple[Phase, ...]] = tuple(phase for phase in Phase if phase is not Phase.OTHER)
 
 SLOTS: Final[tuple[str, ...]] = (

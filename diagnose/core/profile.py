@@ -45,6 +45,7 @@ class RunInfo:
         started: Start of the run, ISO 8601 with time zone.
         duration_s: Wall time of the script, from its start to its end, as far as it is known.
         error: Type of the uncaught exception that ended the script, if one did.
+        recorder: Which recorder wrote it, `core.ledger.RECORDER`; `None` for the first, which did not say.
     """
 
     id: str
@@ -58,6 +59,7 @@ class RunInfo:
     started: str = ""
     duration_s: float | None = None
     error: str | None = None
+    recorder: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

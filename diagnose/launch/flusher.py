@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diagnose.core.ledger import COLUMNS
+from diagnose.core.ledger import COLUMNS, RECORDER
 from diagnose.launch import vitals
 from diagnose.launch.device import DeviceReadings
 from diagnose.launch.place import place_of
@@ -184,6 +184,7 @@ def _facts(journal: str) -> dict[str, Any]:
     cuda_in_use = torch.cuda.is_initialized()
     return {
         "columns": COLUMNS,
+        "recorder": RECORDER,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "torch": str(torch.__version__),
