@@ -183,6 +183,7 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
                 "error",
                 "exit_code",
                 "id",
+                "lost",
                 "recorder",
                 "script",
                 "signal",

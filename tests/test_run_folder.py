@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 
@@ -161,15 +162,45 @@ def test_a_disk_that_fills_up_stops_the_recording_and_not_the_script(tmp_path, f
     assert "Traceback" not in ours.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["run"]["exit_code"] == 4, "run.json was rewritten in place"
-    assert "database or disk is full; records after step" in "".join(report["notes"])
+    assert re.search("database or disk is full; .* are lost", "".join(report["notes"]))
+
+
+@pytest.fixture(params=["8k", "20k"])
+def tiny_disk(tmp_path, request):
+    """A file system with room for `run.json`, and at most for the beginning of a rank's file."""
+    yield from mounted(tmp_path / "disk", request.param)
+
+
+def test_records_that_found_no_room_are_not_called_steps_that_were_not_seen(tmp_path, tiny_disk):
+    write(
+        tmp_path / "job.py",
+        f"import sys; sys.argv[1:] = ['200']\nexec(open({str(SCRIPTS / 'ends.py')!r}).read())\n",
+    )
+    ours = run(*DIAGNOSE, "--run-dir", tiny_disk, "--json", "report.json", "job.py", cwd=tmp_path)
+    assert ours.code == 0
+    assert ours.stdout.endswith("trained\n")
+    report = json.loads((tmp_path / "report.json").read_text())
+    lost = report["run"]["lost"]
+    assert lost in (
+        "database or disk is full; all records are lost",
+        "the disk has no room left; records may be lost",
+    )
+    assert "optimizer step" not in ours.stderr
+    assert f"diagnose: {lost}" in ours.stderr
+    assert "If the disk is full, keep runs where there is room:" in ours.stderr
+    assert not [note for note in report["notes"] if "sqlite" in note], "what it left half is taken away"
 
 
 @pytest.fixture
 def full_disk(tmp_path):
     """A file system of 128 KiB."""
-    folder = tmp_path / "disk"
+    yield from mounted(tmp_path / "disk", "128k")
+
+
+def mounted(folder, size):
+    """Mounts a file system of this size for a test."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small file system can only be mounted by root")
     yield folder

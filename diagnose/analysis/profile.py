@@ -93,12 +93,12 @@ def analysed(
             notes += damage
             first = log if log is not None and len(log.steps) else None
         if first is None:
-            return _without_steps(manifest, [*notes, *_lost(run)]), {}
+            return _without_steps(manifest, [*notes, *_lost(manifest)]), {}
         window = window_of(manifest, first, first_step, len(files) + 1)
         reduced = reduce_logs([(place, first)], window, script)
         reduced.fold(pool.reduce(files, window) if pool else reduce_files(files, window, script))
     notes += [note for place in sorted(reduced.damage) for note in reduced.damage[place]]
-    profile = composed(manifest, first, window, reduced, script, [*notes, *_lost(run)])
+    profile = composed(manifest, first, window, reduced, script, [*notes, *_lost(manifest)])
     return profile, {rank.file: rank.gap_parts for rank in reduced.ranks.values()}
 
 
@@ -129,14 +129,13 @@ def _manifest(run: Path) -> dict[str, Any]:
     manifest = read_manifest(run)
     with contextlib.suppress(OSError):
         manifest.setdefault("torch", (run / "torch").read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        manifest["lost"] = (run / LOST).read_text(encoding="utf-8")
     return manifest
 
 
-def _lost(run: Path) -> list[str]:
-    try:
-        return [(run / LOST).read_text(encoding="utf-8")]
-    except OSError:
-        return []
+def _lost(manifest: Mapping[str, Any]) -> list[str]:
+    return [str(manifest["lost"])] if manifest.get("lost") else []
 
 
 def profile_of(

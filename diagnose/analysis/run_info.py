@@ -20,7 +20,7 @@ def run_info(manifest: Mapping[str, Any], log: RankLog | None, ranks: Sequence[R
     """Returns which program ran, where, and how it ended.
 
     Args:
-        manifest: What `run.json` says.
+        manifest: What `run.json` says; beside it, under `lost`, what the recorder said of lost records.
         log: The first rank's records, if any rank recorded steps.
         ranks: All that did.
     """
@@ -39,7 +39,16 @@ def run_info(manifest: Mapping[str, Any], log: RankLog | None, ranks: Sequence[R
         duration_s=ended - started if started and ended else None,
         error=next((rank.error for rank in ranks if rank.error), None),
         recorder=meta.get("recorder"),
+        lost=_lost(manifest),
     )
+
+
+def _lost(manifest: Mapping[str, Any]) -> str:
+    """Returns why records are lost: what the recorder could still write, else that the disk is full."""
+    said = str(manifest.get("lost") or "").strip()
+    if said:
+        return said.splitlines()[0].rstrip(".")
+    return "the disk has no room left; records may be lost" if manifest.get("no_room") else ""
 
 
 def overhead_of(log: RankLog, manifest: Mapping[str, Any]) -> Overhead:

@@ -46,6 +46,7 @@ class RunInfo:
         duration_s: Wall time of the script, from its start to its end, as far as it is known.
         error: Type of the uncaught exception that ended the script, if one did.
         recorder: Which recorder wrote it, `core.ledger.RECORDER`; `None` for the first, which did not say.
+        lost: Why records are lost, in a few words; empty where none are known to be.
     """
 
     id: str
@@ -60,6 +61,7 @@ class RunInfo:
     duration_s: float | None = None
     error: str | None = None
     recorder: int | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,27 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowBatch:
+    """One of the batches that took a worker longest.
+
+    Attributes:
+        took_ns: Fetch and collate together.
+        worker: The loader's number of the worker.
+        before: How many batches the worker had made before: the first one also pays for its start.
+        step: The step, from 0, that was under way when the batch was there; `None` where none was.
+        num_samples: How many samples it holds; `None` where the loader does not batch them itself.
+        samples: What was asked of the dataset, the first of them; empty for a stream.
+    """
+
+    took_ns: int
+    worker: int
+    before: int
+    step: int | None = None
+    num_samples: int | None = None
+    samples: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
     """What the DataLoader's worker processes did, all of them together.
 
@@ -158,6 +181,7 @@ class WorkerStats:
             that took over twice of it.
         tail_batches: Part of the batches that took over twice the median.
         longest_ns: The longest batch.
+        slowest: The longest batches, the longest first; empty where it was not kept what they held.
         busiest: Busy time of the busiest worker, as a multiple of the mean one's.
         private_growth_bytes: Memory that each worker came to own over its life, mean of those that lived
             long enough to tell: pages no longer shared with the training process.
@@ -178,6 +202,7 @@ class WorkerStats:
     tail_share: float | None = None
     tail_batches: float | None = None
     longest_ns: float | None = None
+    slowest: tuple[SlowBatch, ...] = ()
     busiest: float | None = None
     private_growth_bytes: float | None = None
     repeated: int = 0

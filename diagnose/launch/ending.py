@@ -58,6 +58,7 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
     if not run_folder.has_room(folder):
         place = folder.parent
         record.note(f"{place} has no room left; what was to be recorded after it filled up is missing.")
+        record.facts["no_room"] = True
     try:
         record.end(fate)
     except OSError as error:

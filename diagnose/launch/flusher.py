@@ -17,6 +17,7 @@ from diagnose.core.ledger import COLUMNS, RECORDER
 from diagnose.launch import vitals
 from diagnose.launch.device import DeviceReadings
 from diagnose.launch.place import place_of
+from diagnose.store.runs import LOST
 
 FLUSH_EVERY_S = 0.5
 """At most this much is lost when the process is killed."""
@@ -97,7 +98,7 @@ class Flusher:
                 self._lose(error)
             except Exception:  # noqa: BLE001 (an error of ours ends the measuring, not the script)
                 self.lost = f"an error of our own: {traceback.format_exc().strip()}"
-                self._recorder.switch_off()
+                self._say_lost()
                 return
             setup_ns = self._device.take_setup_ns()
             self.setup_ns += setup_ns
@@ -112,10 +113,20 @@ class Flusher:
     def _lose(self, error: Exception) -> None:
         """The disk takes no more: measuring stops, the script goes on."""
         safe = self._writer.safe_steps if self._writer is not None else 0
-        self.lost = f"{error}; records after step {safe} are lost"
-        self._recorder.switch_off()
+        if not safe and self._writer is not None:
+            self._writer.discard()
+        what = f"records after step {safe}" if safe else "all records"
+        self.lost = f"{error}; {what} are lost"
+        self._say_lost()
         while self._recorder.take_rows(FLUSH_STEPS):
             pass
+
+    def _say_lost(self) -> None:
+        """Says it at once: the script may be killed. The rank's file takes nothing any more; a few bytes
+        beside it may still find room."""
+        self._recorder.switch_off()
+        with contextlib.suppress(OSError):
+            (self._folder / LOST).write_text(f"{self.lost}.", encoding="utf-8")
 
     def _flush(self, *, last: bool) -> None:
         from diagnose.hooks import _worker

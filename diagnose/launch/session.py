@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from diagnose.hooks._imports import after_import
 from diagnose.launch.flusher import Flusher
 from diagnose.launch.place import doubt_about, place_of
-from diagnose.store.runs import LOST
 
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
@@ -231,9 +230,6 @@ class Session:
 
         _worker.inbox.close()
         if self._flusher.lost:
-            # The rank's file takes nothing any more; a few bytes beside it may still find room.
-            with contextlib.suppress(OSError):
-                (self.folder / LOST).write_text(f"{self._flusher.lost}.", encoding="utf-8")
             print(f"diagnose: {self._flusher.lost}.", file=sys.stderr, flush=True)
 
 

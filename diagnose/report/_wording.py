@@ -89,7 +89,8 @@ def failure(profile: Profile) -> str | None:
     if ended is None:
         return None
     if not profile.steps.count:
-        return f"script {ended} before any step was recorded"
+        why = profile.run.lost
+        return f"script {ended}; {why}" if why else f"script {ended} before any step was recorded"
     return f"script {ended} after {plural(profile.steps.count, 'step')}"
 
 
@@ -108,6 +109,8 @@ def nothing_measured(profile: Profile) -> str:
     run, steps = profile.run, profile.steps
     if steps.count:
         return f"{plural(steps.count, 'step')} ended, all within the warm-up: nothing was measured"
+    if run.lost:
+        return run.lost
     seen = "no optimizer step was seen"
     if run.duration_s is not None:
         seen += f" in {format_duration(run.duration_s * NS_PER_S)}"
@@ -118,6 +121,8 @@ def what_to_do_without_steps(profile: Profile) -> tuple[str, str]:
     """Returns advice for a run without steps, and the code to paste, which may be empty."""
     if profile.steps.count:
         return "Let it train longer, or shorten the warm-up:", "diagnose run --warmup 0 ..."
+    if profile.run.lost:
+        return "If the disk is full, keep runs where there is room:", "diagnose run --run-dir FOLDER ..."
     if profile.run.torch is None:
         return "Is this the script that trains, run by the Python that has torch?", ""
     return (

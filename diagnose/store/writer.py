@@ -47,7 +47,11 @@ class Writer:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.path = _free_name(folder, rank)
-        self._db, self.journal = _open(self.path)
+        try:
+            self._db, self.journal = _open(self.path)
+        except (sqlite3.Error, OSError):
+            _remove(self.path)
+            raise
         self._stacks: dict[str, int] = {}
         self._steps = 0
         self._meetings = 0
@@ -162,6 +166,11 @@ class Writer:
             self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
 
+    def discard(self) -> None:
+        """Closes the file and removes it: a disk that took no step of it has room for a few words then."""
+        self._db.close()
+        _remove(self.path)
+
     def _stack(self, frames: Frames) -> int:
         text = json.dumps(frames)
         known = self._stacks.get(text)
@@ -178,6 +187,12 @@ def _free_name(folder: Path, rank: int) -> Path:
     except FileExistsError:
         return folder / f"rank{rank}.{os.getpid()}.sqlite"
     return path
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(OSError):
+            path.with_name(path.name + suffix).unlink()
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, str]:
