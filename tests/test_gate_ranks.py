@@ -10,14 +10,19 @@ import pytest
 
 from diagnose.analysis.profile import read_logs
 from diagnose.core.ledger import COLUMNS
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.units import NS_PER_MS
 from diagnose.gate.job_steps import job_steps
 from diagnose.gate.measure import RunPlan, figures_of, measured_run
 from diagnose.gate.pairs import Asked, run_pairs
+from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
-from diagnose.gate.result import MeasuredRun, Metric, Side, Verdict
+from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Side, Verdict
+from diagnose.gate.why import explain
+from diagnose.rules import profile
 from diagnose.store.reader import RankLog
-from tests.recorded import manifest, writer
+from tests.recorded import manifest, steps, writer
 
 SAMPLES = COLUMNS.index("samples")
 FORWARD = COLUMNS.index("forward")
@@ -115,14 +120,13 @@ def made(name: str, **more: Any) -> MeasuredRun:
     step_ms = 10.0
     return MeasuredRun(
         name=name,
-        folder=Path(name),
         root=Path(),
         figures={Metric.STEP_MS: step_ms, Metric.SAMPLES_PER_S: 6400.0},
         num_steps=200,
         warmup=20,
         step_s=step_ms / 1000,
         wall_s=1.0,
-        **{"ranks": (0, 1), **more},
+        **{"folder": Path(name), "ranks": (0, 1), **more},
     )
 
 
@@ -170,3 +174,56 @@ def test_two_real_ranks_are_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run.figures[Metric.SAMPLES_PER_S] == pytest.approx(
         16_000 / run.figures[Metric.STEP_MS], rel=0.01
     )
+
+
+# -- which rank it was
+
+
+def slow_job(folder: Path, late_rank: int | None, seed: int) -> MeasuredRun:
+    """A run of two ranks that meet in each step; one may take 5 ms longer to compute, the other waits."""
+    place = manifest(folder)
+    for number in range(2):
+        late_ms = 5.0 if number == late_rank else 0.0
+        waits_ms = 5.0 if late_rank is not None and number != late_rank else 0.0
+        times = {"forward": 10.0 + late_ms, "communication": 1.0 + waits_ms, "backward": 20.0}
+        file = writer(place, number, world_size=2, device="cpu")
+        file.add_steps(steps(0, 60, times, spread=0.01, seed=seed))
+        file.set_meta({"state": {"steps": 60, "finished": True}})
+        file.close()
+    return made(folder.name, folder=place)
+
+
+@pytest.mark.parametrize("late_rank, told", [(0, "forward took"), (1, "on rank 1, forward took")])
+def test_the_phase_is_that_of_the_rank_that_became_slower(
+    late_rank: int, told: str, tmp_path: Path
+) -> None:
+    """The other one's communication grew as much, and says nothing."""
+    pairs = tuple(
+        Pair(
+            base=slow_job(tmp_path / f"base-{n}", None, n),
+            head=slow_job(tmp_path / f"head-{n}", late_rank, n + 100),
+            base_first=True,
+        )
+        for n in range(6)
+    )
+    result = GateResult(
+        verdict=Verdict.REGRESSION, metric=Metric.STEP_MS, max_drop=0.03, sides=(), pairs=pairs
+    )
+    why = explain(result)
+    assert why[0].text.startswith(told)
+    assert not [reason for reason in why if "communication took" in reason.text]
+
+
+def test_what_all_ranks_lost_alike_is_told_from_the_first() -> None:
+    def job(*forward_ms: float) -> Profile:
+        of_ranks = (
+            RankProfile(rank=number, host="a", phase_time_ns={Phase.FORWARD: ms * NS_PER_MS})
+            for number, ms in enumerate(forward_ms)
+        )
+        return profile(step_ms=max(forward_ms), ranks=tuple(of_ranks))
+
+    assert rank_to_blame([job(10, 10)] * 3, [job(15, 15.5)] * 3) is None
+    assert rank_to_blame([job(10, 10)] * 3, [job(10, 15)] * 3) == 1
+    assert rank_to_blame([job(10, 10)] * 3, [job(15, 10)] * 3) is None
+    assert rank_to_blame([job(10)] * 3, [job(15)] * 3) is None
+    assert rank_to_blame([], []) is None

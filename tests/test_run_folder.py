@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_stops_the_recording_and_not_the_script(tmp_path, f
     assert re.search("database or disk is full; .* are lost", "".join(report["notes"]))
 
 
-@pytest.fixture(params=["8k", "20k"])
+@pytest.fixture(params=[pytest.param("8k", marks=pytest.mark.extended), "20k"])
 def tiny_disk(tmp_path, request):
     """A file system with room for `run.json`, and at most for the beginning of a rank's file."""
     yield from mounted(tmp_path / "disk", request.param)

@@ -271,9 +271,10 @@ def composed(
     )
 
 
-def load_series(run: Path) -> StepSeries:
-    """Reads the measured steps of a run's first rank one by one, for a comparison with another run's."""
-    log = first_log(run)
+def load_series(run: Path, rank: int | None = None) -> StepSeries:
+    """Reads the measured steps of a run's first rank, or of another, one by one, for a comparison with
+    another run's."""
+    log = first_log(run, rank)
     if log is None:
         empty = np.zeros(0)
         return StepSeries(step_time_ns=empty, phase_time_ns={}, samples=empty)
@@ -287,10 +288,11 @@ def load_series(run: Path) -> StepSeries:
     )
 
 
-def first_log(run: Path) -> RankLog | None:
-    """Reads the first rank's file; `None` if no rank recorded steps."""
+def first_log(run: Path, rank: int | None = None) -> RankLog | None:
+    """Reads the first rank's file, or the first of another rank; `None` if it recorded no steps."""
     logs = (read_or_note(path)[0] for path in rank_files(run))
-    return next((log for log in logs if log is not None and len(log.steps)), None)
+    wanted = (log for log in logs if log is not None and len(log.steps))
+    return next((log for log in wanted if rank is None or log.meta.get("rank") == rank), None)
 
 
 def _without_steps(manifest: Mapping[str, Any], notes: Iterable[str]) -> Profile:

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from diagnose.analysis.profile import load_profile, load_series
+from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, format_ms, format_share
 from diagnose.gate.attribution import Runs, attribute
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
+from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Reason
 from diagnose.gate.steps import MIN_STEPS, usual_cost
 from diagnose.rules import diagnosed
+from diagnose.store.runs import read_manifest
 
 OF_STEPS = {
     Metric.SAMPLES_PER_S,
@@ -34,30 +36,48 @@ def explain(result: GateResult) -> tuple[Reason, ...]:
     Returns:
         What explains the loss, the most telling first. Where nothing does, one reason says so.
     """
-    return tuple(reasons(why_of(result.pairs, result.metric), result.metric))
+    before, after = _sides(result.pairs)
+    rank = rank_to_blame(*([load_profile(run.folder) for run in side] for side in (before, after)))
+    found = reasons(why_of(result.pairs, result.metric, rank), result.metric)
+    if rank is None:
+        return tuple(found)
+    return tuple(
+        replace(each, text=f"on rank {rank}, {each.text}") if each.kind in ("phase", "line") else each
+        for each in found
+    )
 
 
-def why_of(pairs: tuple[Pair, ...], metric: Metric) -> Why:
-    """Reads the runs of the pairs and attributes the difference."""
-    before, after = [pair.base for pair in pairs], [pair.head for pair in pairs]
-    return attribute(_runs(before, metric), _runs(after, metric))
+def why_of(pairs: tuple[Pair, ...], metric: Metric, rank: int | None = None) -> Why:
+    """Reads the runs of the pairs and attributes the difference, as the first rank, or another, saw it."""
+    before, after = _sides(pairs)
+    return attribute(_runs(before, metric, rank), _runs(after, metric, rank))
 
 
-def _runs(runs: list[MeasuredRun], metric: Metric) -> Runs:
+def _sides(pairs: tuple[Pair, ...]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
+    return [pair.base for pair in pairs], [pair.head for pair in pairs]
+
+
+def _runs(runs: list[MeasuredRun], metric: Metric, rank: int | None) -> Runs:
     root = _top(runs[0].root) if runs else Path()
-    return Runs(root=root, profiles=tuple(_as_judged(run.folder, metric) for run in runs))
+    return Runs(root=root, profiles=tuple(_as_judged(run.folder, metric, rank) for run in runs))
 
 
-def _as_judged(run: Path, metric: Metric) -> Profile:
+def _as_judged(run: Path, metric: Metric, rank: int | None) -> Profile:
     """Reads a run. Its phases take what they usually take, as the step that was judged, stalls left out."""
-    profile = diagnosed(load_profile(run))
-    series = load_series(run)
+    profile = diagnosed(load_profile(run) if rank is None else _as_seen_by(rank, run))
+    series = load_series(run, rank)
     if metric is Metric.MEAN_SAMPLES_PER_S or len(series) < MIN_STEPS:
         return profile
     usual = {
         phase: float(usual_cost(np.asarray(times, float))) for phase, times in series.phase_time_ns.items()
     }
     return replace(profile, phase_time_ns=usual)
+
+
+def _as_seen_by(rank: int, run: Path) -> Profile:
+    logs, notes = read_logs(run)
+    first = sorted(logs, key=lambda log: log.meta.get("rank") != rank)
+    return profile_of(read_manifest(run), first, notes)
 
 
 def _top(folder: Path) -> Path:
