@@ -38,6 +38,9 @@ class Action:
         settle_steps: Steps after a change that show neither state: a queue drains, a cache warms. `prepare`
             may raise it to what its setting needs.
         window_steps: The fewest steps that show what it does: more where they come in bursts.
+        period_steps: Steps after which what it does begins anew: windows hold whole periods.
+        resizes: Whether a step has another number of samples while it is in force: then it is the time per
+            sample that counts.
         touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
             update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it,
             and `ranks` has none, because one process computes the same and only sends something else.
@@ -48,6 +51,8 @@ class Action:
     excludes: ClassVar[frozenset[str]] = frozenset()
     settle_steps: int = 1
     window_steps: int = 5
+    period_steps: int = 1
+    resizes: ClassVar[bool] = False
     touches: ClassVar[str] = "nothing"
     unasked: ClassVar[bool] = False
 

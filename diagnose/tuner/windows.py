@@ -21,7 +21,7 @@ MAX_ASIDES = 20
 measured as it is."""
 
 
-def window(world: World, least: int) -> Plan[tuple[float, int]]:
+def window(world: World, least: int, period: int = 1) -> Plan[tuple[float, int]]:
     """Runs a window of steps, as long on every rank.
 
     Where epochs are short it spans whole ones: their beginnings take long, and a window with one more of
@@ -30,6 +30,7 @@ def window(world: World, least: int) -> Plan[tuple[float, int]]:
     Args:
         world: The process.
         least: The fewest steps.
+        period: Steps after which what is measured begins anew.
 
     Returns:
         Mean nanoseconds of a step on the slowest rank, and how many steps were counted.
@@ -63,7 +64,8 @@ def window(world: World, least: int) -> Plan[tuple[float, int]]:
         wanted = least
         if count >= least and longest_ns < WINDOW_NS:
             wanted = min(math.ceil(count * WINDOW_NS / max(longest_ns, 1)), MAX_WINDOW_STEPS)
-        missing = math.ceil(max(wanted, count) / epoch) * epoch - count
+        whole = epoch if epoch > 1 else period
+        missing = math.ceil(max(wanted, count) / whole) * whole - count
     return max(window_mean(own, beginnings) for own in times), count
 
 
@@ -82,7 +84,8 @@ def best_of(world: World, choices: list[Installed]) -> Plan[Installed]:
             for index in order:
                 switch(world, [left[index]], True)
                 yield from settle([left[index]])
-                mean_ns, _ = yield from window(world, left[index].action.window_steps)
+                action = left[index].action
+                mean_ns, _ = yield from window(world, action.window_steps, action.period_steps)
                 totals[index] += mean_ns
                 switch(world, [left[index]], False)
         best = sorted(totals, key=totals.__getitem__)[: len(left) // 2]
@@ -105,6 +108,7 @@ def measure(
         pairs: Measure so many pairs instead, whatever the test says.
     """
     length = max(change.action.window_steps for change in changes)
+    period = math.lcm(*(change.action.period_steps for change in changes))
     state: bool | None = None
     while True:
         means_ns: dict[bool, float] = {}
@@ -116,7 +120,7 @@ def measure(
                 spending.spent_ns += world.clock() - begun
                 yield from settle(changes)
                 state = on
-            means_ns[on], length = yield from window(world, length)
+            means_ns[on], length = yield from window(world, length, period)
         test.add(means_ns[False], means_ns[True])
         spending.spent_ns += max(0.0, means_ns[True] - means_ns[False]) * length
         if pairs:

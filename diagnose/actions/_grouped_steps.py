@@ -1,0 +1,198 @@
+"""Lets an optimizer step once on the mean of several gradients, where the script steps on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.optim import Optimizer
+
+from diagnose.actions._learning_rate import Rate
+from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job
+
+MEMORY_SHARE = 0.25
+"""Of the memory that is available, sums of gradients may take so much."""
+
+
+class GroupedSteps:
+    """Collects what an optimizer is given at each of the script's steps, and steps on the mean.
+
+    Before torch's own step the gradients are added to sums of ours. Unless the group is whole they are then
+    hidden, so that the step finds nothing to do; else the means take their place. After the step every
+    parameter has the script's gradient again. So all that the script does between two steps, clearing,
+    scaling, clipping, looking, is done to the gradients that it knows.
+
+    Args:
+        optimizer: The optimizer.
+        epoch_ends: Whether the batch that has been trained on is the last one of the epoch.
+
+    Attributes:
+        refused: Why the script's steps are left alone after all; empty while they are not.
+        pending: Gradients that were collected since the last step on a mean.
+
+    Raises:
+        CannotApply: If there is no memory for the sums.
+    """
+
+    def __init__(self, optimizer: Optimizer, epoch_ends: Callable[[], bool]) -> None:
+        self.refused = ""
+        self.pending = 0
+        self._optimizer = optimizer
+        self._epoch_ends = epoch_ends
+        self._size = 1
+        self._rate = Rate(optimizer)
+        self._sums = _sums(optimizer)
+        self._present: dict[torch.Tensor, None] = {}  # parameters that have a sum by now, in order
+        self._theirs: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._stepping = False
+
+    @contextmanager
+    def installed(self, size: int, job: Job) -> Iterator[None]:
+        """Groups steps while open. On leaving, what has been collected is stepped on.
+
+        Args:
+            size: How many of the script's steps make one.
+            job: The job.
+        """
+        self._size, self._rate = size, Rate(self._optimizer)
+        with ExitStack() as stack:
+            stack.callback(self._finish, job)
+            stack.callback(self._optimizer.register_step_pre_hook(self.before).remove)
+            stack.callback(self._optimizer.register_step_post_hook(self.after).remove)
+            yield
+
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The script steps."""
+        if is_dynamo_compiling() or optimizer is not self._optimizer:
+            return
+        self._recover()
+        given = [(p, p.grad) for p in self._parameters() if p.grad is not None]
+        self.refused = self.refused or self._why_not(args, kwargs, given)
+        if self.refused or not given:
+            return
+        self._collect(given)
+        if self.pending < self._size and not self._epoch_ends():
+            self._theirs = list(given)
+            for p, _ in given:
+                p.grad = None
+        else:
+            self._show_means()
+
+    def after(self, *_: Any) -> None:
+        """The step is over: the script finds its own gradients and settings."""
+        for p, gradient in self._theirs:
+            p.grad = gradient
+        self._theirs = []
+        self._rate.restore()
+        if self._stepping:
+            self._begin_group()
+
+    def _collect(self, given: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        new = [(self._sums[p], gradient) for p, gradient in given if p not in self._present]
+        more = [(self._sums[p], gradient) for p, gradient in given if p in self._present]
+        with torch.no_grad():
+            if new:
+                torch._foreach_copy_(*map(list, zip(*new, strict=True)))  # type: ignore[arg-type]
+            if more:
+                torch._foreach_add_(*map(list, zip(*more, strict=True)))
+        self._present.update(dict.fromkeys(p for p, _ in given))
+        self.pending += 1
+
+    def _show_means(self) -> None:
+        means = [self._sums[p] for p in self._present]
+        with torch.no_grad():
+            torch._foreach_div_(means, self.pending)
+        self._stepping = True
+        self._theirs = [(p, p.grad) for p in self._present]
+        for p, mean in zip(self._present, means, strict=True):
+            p.grad = mean
+        self._rate.grow(self.pending)
+
+    def _begin_group(self) -> None:
+        self._stepping, self.pending = False, 0
+        self._present.clear()
+
+    def _recover(self) -> None:
+        """After a step that raised an exception: its gradients are not the script's any more."""
+        if not self._theirs:
+            return
+        self._rate.restore()
+        for p, _ in self._theirs:
+            if p.grad is not None and p.grad is self._sums.get(p):
+                p.grad = p.grad.clone()  # the script has gone on with it
+        self._theirs = []
+        if self._stepping:
+            self._begin_group()
+
+    def _finish(self, job: Job) -> None:
+        self._recover()
+        if not self.pending:
+            return
+        try:
+            self._show_means()
+            with job.unmeasured():
+                self._optimizer.step()
+        finally:
+            self.after()
+
+    def _why_not(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> str:
+        if len(args) > 1 or kwargs:
+            return "the step computes its loss itself"
+        if getattr(self._optimizer, "found_inf", None) is not None:
+            return "the script's GradScaler leaves it to the fused step to unscale gradients"
+        for p, gradient in given:
+            if p not in self._sums:
+                return "parameters were added to the optimizer"
+            if gradient.layout is not torch.strided or gradient.dtype is not p.dtype:
+                return "some gradients are sparse, or of another type than their parameters"
+        return ""
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+
+
+def _sums(optimizer: Optimizer) -> dict[torch.Tensor, torch.Tensor]:
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    on_host = sum(p.numel() * p.element_size() for p in params if p.device.type == "cpu")
+    if on_host > available_bytes() * MEMORY_SHARE:
+        raise CannotApply(f"sums of gradients take {on_host >> 20} MiB: a quarter of the memory is less")
+    try:
+        return {p: torch.empty_like(p, requires_grad=False) for p in params}
+    except torch.OutOfMemoryError as error:
+        raise CannotApply("there is no memory for sums of gradients") from error
+
+
+class Epoch:
+    """Tells when the loop has taken the last batch of an epoch.
+
+    Args:
+        job: The job, between two steps.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._batches: Callable[[], Any] = lambda: None
+        self._length: int | None = None
+        if job.iterators:
+            self.begins(job.loaders[-1], job.iterators[-1])
+
+    def begins(self, loader: Any, batches: Any) -> None:
+        """The loop begins to iterate for training."""
+        self._batches = ref(batches)
+        try:
+            self._length = len(loader)
+        except TypeError:
+            self._length = None
+
+    def ends(self) -> bool:
+        """Whether there is no other batch, as far as anybody knows."""
+        taken = getattr(self._batches(), "_num_yielded", None)
+        return self._length is not None and taken is not None and taken >= self._length
