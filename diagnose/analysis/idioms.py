@@ -125,8 +125,7 @@ class Idioms:
         """
         if not stack:
             return ()
-        trains = bool(_words(via.rpartition(" ")[2]) & TRAINING_WORDS)
-        found = [] if trains else list(self.of_line(*stack[0][:2]))
+        found = [] if is_training(via) else list(self.of_line(*stack[0][:2]))
         if METRIC_PACKAGES.match(via) and METRIC not in found:
             found.insert(0, METRIC)
         for _, _, function in stack:
@@ -153,6 +152,11 @@ class Idioms:
                 known = (*known, ATTENTION)
             self._known[file, line] = known
         return known
+
+
+def is_training(via: str) -> bool:
+    """Whether a package's frame, as `SourceLine.via` has it, is the loop of a trainer."""
+    return bool(_words(via.rpartition(" ")[2]) & TRAINING_WORDS)
 
 
 def _by_line(tree: ast.Module) -> dict[int, list[_Place]]:

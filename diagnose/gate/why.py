@@ -36,8 +36,10 @@ def explain(result: GateResult) -> tuple[Reason, ...]:
     Returns:
         What explains the loss, the most telling first. Where nothing does, one reason says so.
     """
-    before, after = _sides(result.pairs)
-    rank = rank_to_blame(*([load_profile(run.folder) for run in side] for side in (before, after)))
+    rank = None
+    if any(len(run.ranks) > 1 for pair in result.pairs for run in (pair.base, pair.head)):
+        sides = _sides(result.pairs)
+        rank = rank_to_blame(*([load_profile(run.folder) for run in side] for side in sides))
     found = reasons(why_of(result.pairs, result.metric, rank), result.metric)
     if rank is None:
         return tuple(found)

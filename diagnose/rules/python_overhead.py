@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from diagnose.analysis.idioms import is_training
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
@@ -24,6 +27,8 @@ TRAINS = (".backward(", ".step(", ".zero_grad(", "next(")
 """What a line with one of these spends beside a hooked call is the call's own edge."""
 
 MAX_LINES = 4
+
+TRAINER = "transformers/trainer.py:2520 Trainer._inner_training_loop"
 
 
 class PythonOverhead(Rule):
@@ -49,6 +54,7 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(at("print(step)", 0.1, "log"),)),
         profile(other_ms=4, where=tuple(at(f"a{i} = b{i}", 0.004) for i in range(10))),
         profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
+        profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -83,10 +89,12 @@ class PythonOverhead(Rule):
 
 
 def is_own_code(line: SourceLine) -> bool:
-    """Whether a line is the loop's own business: no phase's, no other rule's, and no edge of a call."""
+    """Whether a line is the loop's own business: no phase's, no other rule's, no edge of a call, and no
+    trainer's."""
     return (
         line.phase is Phase.OTHER
         and line.share >= LINE_SHARE
         and not OTHERS & set(line.idiom)
         and not any(word in line.text for word in TRAINS)
+        and not is_training(line.via)
     )
