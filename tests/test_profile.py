@@ -23,6 +23,7 @@ from diagnose.analysis.steps import find_warmup, phase_series, step_times
 from diagnose.analysis.throughput import interval_95
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOT_OF, SLOTS
 from diagnose.core.phases import Phase
+from diagnose.core.places import PLACES, begins_ns, coded, decoded, place_of
 from diagnose.core.profile import Profile, Status
 from diagnose.store.reader import RankLog
 from diagnose.store.writer import Writer
@@ -217,12 +218,42 @@ def test_where_all_samples_are_of_the_warm_up_the_last_of_them_stand_for_the_res
     assert [weight for _, _, weight in measured_samples(log, warmup=5)] == [10]
 
 
+def test_samples_that_fell_by_chance_where_one_line_runs_count_as_much_as_its_time(script):
+    """Line 6 takes the first 3 of 10 ms of the gap in each step, line 2 the rest."""
+    gap = SLOT_OF["gap_after_optimizer"]
+    moments = [0.5, 1.0, 1.5, 2.0, 2.5, 2.9] * 40 + [3.2, 4.0, 5.0, 7.0, 9.0] * 10  # too many early ones
+    samples = [
+        (5, coded(gap, place_of(int(ms * MS))), line(script, 6 if ms < 3 else 2), MS) for ms in moments
+    ]
+    log = log_of(steps_of(100, gap_after_optimizer=10), samples=samples, meta={"samples": len(samples)})
+    weights: dict[int, float] = {}
+    for _, stack, weight in measured_samples(log, warmup=5):
+        weights[stack[1][1]] = weights.get(stack[1][1], 0) + weight
+    assert sum(weights.values()) == pytest.approx(len(samples) * MS), "as much as before"
+    assert weights[6] / sum(weights.values()) == pytest.approx(0.3, abs=0.02)
+    of_an_older_version = log_of(
+        log.steps, samples=[(5, gap, stack, weight) for _, _, stack, weight in samples], meta=log.meta
+    )
+    plain = [weight for _, _, weight in measured_samples(of_an_older_version, warmup=5)]
+    assert plain == [MS] * len(samples)
+
+
+def test_places_are_in_order_and_end():
+    begins = [begins_ns(place) for place in range(1, PLACES + 1)]
+    assert begins[0] == 0 and begins == sorted(set(begins))
+    for place, begin in enumerate(begins, 1):
+        assert place_of(begin) == place and (place == 1 or place_of(begin - 1) == place - 1)
+    assert place_of(-5) == 1 and place_of(10**15) == PLACES
+    assert decoded(coded(len(SLOTS) - 1, PLACES)) == (len(SLOTS) - 1, PLACES)
+
+
 def any_log() -> st.SearchStrategy[RankLog]:
     """Records of any times and any samples; no step takes no time at all."""
     count = st.integers(1, 40)
     names = st.tuples(st.sampled_from(["", "/a.py", "/b.py"]), st.integers(0, 9), st.sampled_from("fgh"))
     stack = st.lists(names, max_size=3).map(lambda frames: (NOBODY, *frames))
-    sample = st.tuples(st.integers(0, 45), st.integers(0, len(SLOTS) - 1), stack, st.integers(1, 10**9))
+    code = st.builds(coded, st.integers(0, len(SLOTS) - 1), st.integers(0, PLACES))
+    sample = st.tuples(st.integers(0, 45), code, stack, st.integers(1, 10**9))
 
     def with_times(count: int) -> st.SearchStrategy[RankLog]:
         times = st.lists(

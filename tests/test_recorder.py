@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from diagnose.core.ledger import COLUMNS, COUNTS, GAP_AFTER, SLOT_OF, SLOTS
+from diagnose.core.places import coded, decoded, place_of
 from diagnose.hooks._recorder import Recorder
 from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, one_step, steps_of
 
@@ -347,17 +348,62 @@ def test_sampled_lines_go_to_the_flusher_with_the_step_that_they_belong_to():
     recorder.clock = clock
     recorder.step_marked()
     for number in range(30):
-        recorder.pending[(0, number)] = 7
-        if number == 25:
-            recorder.rotate_due = True
+        clock.spend(10)
+        recorder.log.sampled.append((clock(), 7, 1, (SLOT_OF["gap_after_rest"], number)))
+        clock.spend(10)
         recorder.step_marked()
-    recorder.pending[(0, 99)] = 7
+    clock.spend(10)
+    recorder.log.sampled.append((clock(), 7, 1, (SLOT_OF["gap_after_rest"], 99)))
+    clock.spend(10)
     recorder.finish()
-    firsts = [first for first, _ in recorder.buckets]
-    assert firsts == [0, 1, 2, 3, 5, 8, 12, 16, 20, 26], "where a warm-up may end, and where it was due"
-    seen = {key[1]: first for first, bucket in recorder.buckets for key in bucket}
-    assert set(seen) == set(range(30)), "what was sampled after the last step is not part of any"
-    assert all(first <= number for number, first in seen.items())
+    assert len(recorder.take_rows(100)) == 30
+    seen = [(step, stack) for step, _, stack, _ in recorder.log.placed]
+    assert seen == [(number, (number,)) for number in range(30)], (
+        "what comes after the last is of none"
+    )
+
+
+def test_a_sample_knows_how_much_time_its_slot_had_had_in_this_step():
+    clock, gap, forward = FakeClock(), SLOT_OF["gap_after_rest"], SLOT_OF["forward"]
+    recorder = Recorder()
+    recorder.clock = clock
+    recorder.step_marked()
+    for _ in range(3):  # as much time in each of three steps
+        clock.spend(2_000_000)
+        interrupted = recorder.push(forward)
+        clock.spend(50_000_000)
+        recorder.leave(forward, interrupted)
+        recorder._run_into(gap)
+        clock.spend(1_000_000)
+        # Taken when a call that took three ticks had returned, in the second part of the gap.
+        recorder.log.sampled.append((clock(), 3_000_000, 3, (gap, 1)))
+        clock.spend(4_000_000)
+        recorder.step_marked()
+    rows = recorder.take_rows(10)
+    assert [row[COLUMNS.index("gap_after_rest")] for row in rows] == [7_000_000] * 3
+    places = [(step, decoded(code)) for step, code, _, weight in recorder.log.placed if weight == 1_000_000]
+    assert places == [
+        (step, (gap, place_of(since))) for step in range(3) for since in (3_000_000, 2_000_000, 1_000_000)
+    ]
+
+
+def test_what_was_sampled_after_an_evaluation_goes_with_the_gap_that_it_was_sampled_in():
+    for evaluating, slot in ((True, "evaluation"), (False, "gap_after_rest")):
+        clock, gap = FakeClock(), SLOT_OF["gap_after_evaluation"]
+        recorder = Recorder()
+        recorder.clock = clock
+        recorder.step_marked()
+        interrupted = recorder.push(SLOT_OF["evaluation"])
+        clock.spend(5_000_000)
+        recorder.leave(SLOT_OF["evaluation"], interrupted)
+        clock.spend(1_000_000)
+        recorder.log.sampled.append((clock(), 1_000_000, 1, (gap, 1)))
+        clock.spend(1_000_000)
+        recorder._settle_evaluation(evaluating)
+        recorder.step_marked()
+        recorder.take_rows(10)
+        since_ns = 6_000_000 if evaluating else 1_000_000
+        assert [code for _, code, _, _ in recorder.log.placed] == [coded(SLOT_OF[slot], place_of(since_ns))]
 
 
 # -- the models that are trained

@@ -58,10 +58,19 @@ def sampling() -> Iterator[tuple[Recorder, Sampler]]:
         sampler.stop()
 
 
+def sampled(recorder: Recorder) -> Counter[tuple[int, ...]]:
+    """Sampled nanoseconds by slot and stack."""
+    totals: Counter[tuple[int, ...]] = Counter()
+    for _, weight_ns, ticks, key in recorder.log.sampled:
+        assert ticks > 0
+        totals[key] += weight_ns
+    return totals
+
+
 def time_by(recorder: Recorder, key: Callable[[str, int, str], str]) -> Counter[str]:
     """Sampled seconds by something of the innermost frame of this file."""
     totals: Counter[str] = Counter()
-    for sample, weight_ns in recorder.pending.items():
+    for sample, weight_ns in sampled(recorder).items():
         frames = [resolve(*sample[i : i + 2]) for i in range(3, len(sample), 2)]
         totals[key(*frames[0]) if frames else ""] += weight_ns / 1e9
     return totals
@@ -146,7 +155,7 @@ def test_the_line_and_the_function_that_spend_the_time_are_found():
     seen = time_by(recorder, lambda file, line, function: f"{file}:{line}")
     assert seen[f"{FILE}:{line_of('# the line')}"] > 0.5 * sum(seen.values())
     stacks: Counter[tuple[str, ...]] = Counter()
-    for key, weight in recorder.pending.items():
+    for key, weight in sampled(recorder).items():
         names = tuple(resolve(*key[i : i + 2])[2].rpartition(".")[2] for i in range(3, len(key), 2))
         stacks[names] += weight
     assert stacks.most_common(1)[0][0][:2] == ("innermost", "caller")
@@ -159,7 +168,7 @@ def test_time_is_kept_apart_by_what_the_ledger_is_charging():
             recorder.current = slot
             in_python(seconds)
     by_slot: Counter[int] = Counter()
-    for key, weight_ns in recorder.pending.items():
+    for key, weight_ns in sampled(recorder).items():
         by_slot[key[0]] += weight_ns
     assert by_slot[slots[0]] / 1e9 == pytest.approx(0.1, abs=0.03)
     assert by_slot[slots[1]] / 1e9 == pytest.approx(0.3, abs=0.03)
@@ -175,16 +184,15 @@ def test_the_sampler_knows_what_it_costs():
 def test_nothing_is_sampled_while_measuring_is_off():
     with sampling() as (recorder, sampler):
         recorder.thread = 0
-        before = dict(recorder.pending), sampler.count
+        before = sampled(recorder), sampler.count
         in_python(0.1)
-    assert (recorder.pending, sampler.count) == before
+    assert (sampled(recorder), sampler.count) == before
 
 
 def test_a_failure_of_the_sampler_is_noted_and_the_script_goes_on():
     with sampling() as (recorder, _):
-        recorder.pending = None
+        recorder.log.sampled = None
         in_python(0.1)
-        recorder.pending = {}
     # A second one, where the next signal came while the first failure was being written down.
     assert 1 <= len(recorder.notes) <= 2
     assert all(note.startswith("measuring failed in Sampler._add: ") for note in recorder.notes)
@@ -305,8 +313,8 @@ def test_a_signal_of_somebody_else_does_no_harm():
         for _ in range(50):
             os.kill(os.getpid(), signal.SIGURG)
         in_python(0.1)
-    assert all(weight_ns > 0 for weight_ns in recorder.pending.values())
-    assert sum(recorder.pending.values()) / 1e9 < 0.3
+    assert all(weight_ns > 0 for weight_ns in sampled(recorder).values())
+    assert sum(sampled(recorder).values()) / 1e9 < 0.3
 
 
 def test_leaving_puts_back_the_handler_and_the_timer():

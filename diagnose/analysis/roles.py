@@ -15,6 +15,7 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
+from diagnose.core.places import decoded
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Frame = tuple[str, int, str]
@@ -22,7 +23,7 @@ Frame = tuple[str, int, str]
 Site = tuple[str, str, int, str, int]
 """Kind, file, line, function, calls. The kind is `next`, `forward`, `backward` or `optimizer`."""
 Sample = tuple[int, int, Sequence[Frame], int]
-"""First step, slot, a package's frame and then the user's, nanoseconds, as the store has them."""
+"""First step, slot and place, a package's frame and then the user's, nanoseconds, as the store has them."""
 
 KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
@@ -131,7 +132,7 @@ def _callers(
     """Returns the lines that call, at some remove, a function that calls a model or begins a backward."""
     callers: set[tuple[str, int, str]] = set()
     for _, slot, (_, *stack), _ in samples:
-        kind = KIND_OF_SLOT.get(slot)
+        kind = KIND_OF_SLOT.get(decoded(slot)[0])
         if kind is not None:
             depths = (
                 i for i, (file, line, _) in enumerate(stack) if kind in straight.get((file, line), ())

@@ -12,6 +12,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, SLOT_OF, SLOTS
+from diagnose.core.places import coded, place_of
 
 WIDTH = 128
 """An entry of the log is `time_ns * WIDTH + code`; the code is the slot that time runs into from then on,
@@ -35,6 +36,18 @@ Mark = tuple[int, int, int, int, Seen, bool]
 """A place in the log where a step may end: time, then totals: samples and tokens loaded, backward passes,
 what the models have seen. The last says that it stands for the place where an optimizer step last ended."""
 
+Sample = tuple[int, int, int, tuple[int, ...]]
+"""When a sample was taken, the nanoseconds that it stands for, the ticks that it stands for, and slot and
+stack; see `_frames`."""
+
+MOST_SAMPLES = 100_000
+"""Samples that wait to be read; a process that never trains has no more of them."""
+
+MOST_PLACES = 64
+"""A sample that stands for a long time counts at so many moments of it."""
+
+NEVER_NS = 1 << 62
+
 Totals = tuple[int, int, int, int, int, list[int], Seen]
 """All totals at a mark: time, samples, tokens, backward passes, spans, nanoseconds by slot, models."""
 
@@ -47,6 +60,9 @@ class Log:
         meetings: When this rank's gradients of a backward pass were there, and when those of all were, as
             far as has been read. The flusher takes them.
         batches: Training batches asked for, as far as has been read.
+        sampled: What the sampler has taken and nobody has read.
+        placed: Step, slot and place (see `core.places`), stack and nanoseconds of samples of finished
+            steps. The flusher takes them.
     """
 
     __slots__ = (
@@ -59,6 +75,8 @@ class Log:
         "_floor",
         "_last_ns",
         "_marked",
+        "_standing",
+        "_steps",
         "_switches",
         "_tail",
         "_times",
@@ -66,12 +84,15 @@ class Log:
         "batches",
         "close",
         "meetings",
+        "placed",
+        "sampled",
     )
 
     def __init__(self) -> None:
         self._entries: deque[int | Mark] = deque()
         self._closed: deque[Mark] = deque()
         self._cells: list[CellType] = []
+        self.sampled: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.append: Callable[[int | Mark], None] = self._entries.append
         self.close: Callable[[Mark], None] = self._closed.append
         self.clear()
@@ -104,7 +125,11 @@ class Log:
         self._switches = 0
         self.meetings: deque[tuple[int, int]] = deque()
         self._tail = (0, self._times.copy())
+        self._steps = 0
+        self._standing: deque[tuple[int, int, int, Sample]] = deque()
         self.batches = 0
+        self.sampled.clear()
+        self.placed: deque[tuple[int, int, tuple[int, ...], int]] = deque()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,6 +149,8 @@ class Log:
             totals = self._totals(self._closed.popleft())
             if self._base is not None:
                 rows.append(_row(self._base, totals))
+                self._place(self._base[5], totals[0])
+                self._steps += 1
             self._base = totals
         return rows
 
@@ -137,10 +164,13 @@ class Log:
         """Charges the time between any two entries to the slot that ran."""
         take, times = self._entries.popleft, self._times
         current, last_ns = self._current, self._last_ns
+        sample_ns = self.sampled[0][0] if self.sampled else NEVER_NS
         for _ in range(len(self._entries)):
             entry = take()
             if isinstance(entry, tuple):
                 now_ns = entry[0]
+                if now_ns >= sample_ns:
+                    sample_ns = self._stand(now_ns, current, last_ns)
                 times[current] += now_ns - last_ns
                 last_ns = now_ns
                 # What lies before a mark may belong to a step that has ended: it is settled.
@@ -150,6 +180,8 @@ class Log:
                 continue
             now_ns = entry // WIDTH
             code = entry % WIDTH
+            if now_ns >= sample_ns:
+                sample_ns = self._stand(now_ns, current, last_ns)
             times[current] += now_ns - last_ns
             last_ns = now_ns
             if self._arrived_ns:
@@ -168,10 +200,44 @@ class Log:
                 current = code - STEPPED
                 self._tail = (now_ns, times.copy())
             else:
+                self._move(code - SETTLED)
                 times[code - SETTLED] += times[GAP_AFTER_EVALUATION] - self._floor
                 times[GAP_AFTER_EVALUATION] = self._floor
                 current = GAP_AFTER_REST
         self._current, self._last_ns = current, last_ns
+
+    def _stand(self, now_ns: int, current: int, last_ns: int) -> int:
+        """Notes of the samples taken until now how much time their slot had had by then; returns when the
+        next one was taken."""
+        sampled = self.sampled
+        while sampled and sampled[0][0] <= now_ns:
+            sample = sampled.popleft()
+            slot = sample[3][0]
+            own_ns = self._times[slot] + (max(0, sample[0] - last_ns) if slot == current else 0)
+            self._standing.append((sample[0], slot, own_ns, sample))
+        return sampled[0][0] if sampled else NEVER_NS
+
+    def _move(self, target: int) -> None:
+        """What was sampled in the gap after an evaluation since the last mark belongs to `target`."""
+        more_ns = self._times[target] - self._floor
+        for place, (time_ns, slot, own_ns, sample) in enumerate(self._standing):
+            if slot == GAP_AFTER_EVALUATION and own_ns > self._floor:
+                self._standing[place] = (time_ns, target, own_ns + more_ns, sample)
+
+    def _place(self, base_ns: list[int], end_ns: int) -> None:
+        """Places the samples of a step that has ended.
+
+        Args:
+            base_ns: Totals by slot where it began.
+            end_ns: When it ended.
+        """
+        standing = self._standing
+        while standing and standing[0][0] <= end_ns:
+            _, slot, own_ns, (_, weight_ns, ticks, key) = standing.popleft()
+            pieces = min(ticks, MOST_PLACES)
+            for piece in range(pieces):
+                place = place_of(own_ns - base_ns[slot] - piece * weight_ns // pieces)
+                self.placed.append((self._steps, coded(slot, place), key[1:], weight_ns // pieces))
 
 
 def _row(was: Totals, now: Totals) -> tuple[int, ...]:

@@ -38,9 +38,6 @@ UNSETTLED = (GAP_AFTER_EVALUATION, EVALUATION)
 
 UNUSED, EVALUATED, TRAINED = range(3)
 
-ROTATE_AT = frozenset((1, 2, 3, 5, 8, 12, 16, 20))
-"""Steps before which the sampled lines begin a new bucket, so that a warm-up can be cut off there."""
-
 INSPECT_AFTER = 10
 """Steps after which the live objects of the loop have all been seen, and are looked at once."""
 
@@ -54,9 +51,6 @@ CURIOUS_EVERY = 512
 COUNTERS = ("batches", "collates", "collate_ns", "collated_wait_ns", "asked", "ready")
 """Totals of the input pipeline: training batches asked for; batches whose collating was timed, the time it
 took and the whole wait for them; batches asked of workers, and finished ones that were waiting then."""
-
-Samples = dict[tuple[int, ...], int]
-"""Sampled nanoseconds by slot and stack: the slot, then `id(code)` and instruction of each user frame."""
 
 NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""
@@ -86,9 +80,6 @@ class Recorder:
             `TRAINED`.
         models: Identities of the modules that were called in training.
         counters: Running totals, see `COUNTERS`.
-        pending: Sampled stacks of the unfinished step; the sampler adds to it.
-        rotate_due: Set by the flusher: the next finished step hands its sampled stacks over.
-        buckets: `(first step, samples)` of sampled stacks that belong to finished steps.
         sites: How often each line of the user's code asked for a batch, called a model, began a backward.
         events: `(time, step, kind, detail)` of what happened besides.
         notes: What went wrong with measuring, in words.
@@ -114,15 +105,12 @@ class Recorder:
 
     __slots__ = (
         "_begun",
-        "_bucket",
-        "_bucket_first",
         "_counted",
         "_next_care",
         "_seen",
         "asides",
         "backward_passes",
         "batch_use",
-        "buckets",
         "calm",
         "calm_when_told",
         "cared",
@@ -152,9 +140,6 @@ class Recorder:
         "on_iterator",
         "on_pass",
         "optimizers",
-        "pending",
-        "rotate_at",
-        "rotate_due",
         "routes",
         "samples",
         "sites",
@@ -164,11 +149,10 @@ class Recorder:
         "tokens",
     )
 
-    def __init__(self, *, max_steps: int = 0, stop_after: int = 0, warmup: int | None = None) -> None:
+    def __init__(self, *, max_steps: int = 0, stop_after: int = 0) -> None:
         self.clock: Callable[[], int] = perf_counter_ns
         self.max_steps = max_steps
         self.stop_after = stop_after
-        self.rotate_at = ROTATE_AT | ({warmup} if warmup is not None else set())
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
@@ -207,17 +191,12 @@ class Recorder:
         self.optimizers: list[weakref.ref[Any]] = []
         self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.pending: Samples = {}
-        self.rotate_due = False
-        self.buckets: deque[tuple[int, Samples]] = deque()
         self.sites: dict[tuple[str, int, int], int] = {}
         self.events: deque[tuple[int, int, str, dict[str, Any]]] = deque()
         self.notes: deque[str] = deque()
         self.finder = StepFinder(self._mark, self._close)
         self._begun = False
         self._next_care = 0
-        self._bucket: Samples = {}
-        self._bucket_first = 0
         self._seen: Seen = {}
         self._counted = 0
 
@@ -434,10 +413,7 @@ class Recorder:
         """The script ends: the last step ends with its last optimizer step."""
         if self.thread:
             self.switch_off()
-            # What was sampled since the last step ended is not part of it.
-            self.pending.clear()
             self.finder.finish(self._mark_where_stepped)
-        self._take_bucket()
 
     def take_rows(self, at_most: int) -> list[tuple[int, ...]]:
         """Returns the next finished steps, in the order of `core.ledger.COLUMNS`. For the flusher's
@@ -460,7 +436,6 @@ class Recorder:
         self._begun = True
         self.log.clear()
         self._run_into(self.current)
-        self.pending.clear()
         self.log.close(self._mark())
         if self.on_begin is not None:
             self.on_begin()
@@ -484,21 +459,11 @@ class Recorder:
         self.log.close(mark)
         self.steps = steps = self.steps + 1
         self._counted = mark[1]
-        if self.pending:
-            pending, self.pending = self.pending, {}
-            bucket = self._bucket
-            for key, weight in pending.items():
-                bucket[key] = bucket.get(key, 0) + weight
-        if self.rotate_due:
-            self.rotate_due = False
-            self._take_bucket()
         if steps >= self._next_care:
             self._take_care(steps)
 
     def _take_care(self, steps: int) -> None:
         """Does what is due after some steps only."""
-        if steps in self.rotate_at:
-            self._take_bucket()
         if steps == INSPECT_AFTER:
             for inspect in self.inspections:
                 self.guarded(inspect)
@@ -512,17 +477,10 @@ class Recorder:
         calm = not (self.curious or self.listening or self.stop_after or self.on_boundary)
         self.calm_when_told = self.thread if calm else 0
         self._next_care = steps + 1
-        if calm and steps > max(self.rotate_at):
+        if calm:
             self._next_care += CURIOUS_EVERY - 1 - steps % CURIOUS_EVERY
             if steps < self.max_steps:
                 self._next_care = min(self._next_care, self.max_steps)
-
-    def _take_bucket(self) -> None:
-        """Hands the sampled stacks of finished steps over to the flusher."""
-        if self._bucket:
-            self.buckets.append((self._bucket_first, self._bucket))
-            self._bucket = {}
-        self._bucket_first = self.steps
 
     def _settle_evaluation(self, evaluating: bool) -> None:
         """Decides whose the gap after a gradient-free call was, now that the next event is known."""
@@ -531,10 +489,6 @@ class Recorder:
             self.current = GAP_AFTER_REST
             if self._begun:
                 self.log.append(self.clock() * WIDTH + target + SETTLED)
-            # `list` first: the sampler's signal may add a key at any moment.
-            for key in [key for key in list(self.pending) if key[0] == GAP_AFTER_EVALUATION]:
-                moved = (target, *key[1:])
-                self.pending[moved] = self.pending.get(moved, 0) + self.pending.pop(key)
         elif self.current == EVALUATION and not evaluating:
             self.evaluating = False
             self._run_into(GAP_AFTER_REST)

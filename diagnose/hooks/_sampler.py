@@ -75,10 +75,10 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Sampler:
-    """Adds sampled stacks of the main thread to `recorder.pending` while it runs.
+    """Adds sampled stacks of the main thread to `recorder.log.sampled` while it runs.
 
     Args:
-        recorder: Says which slot is running; its `pending` gets `{(slot, stack...): nanoseconds}`.
+        recorder: Says which slot is running.
 
     Attributes:
         cost_ns: Time that sampling has taken of the training thread so far, `SIGNAL_NS` included.
@@ -182,19 +182,18 @@ class Sampler:
         recorder = self._recorder
         if not recorder.thread:
             return
+        ticks = -(-weight // self._interval_ns)
         dynamo = self.set_eval_frame
         if dynamo is None:
-            recorder.guarded(self._add, frame, weight)
+            recorder.guarded(self._add, frame, tick_ns, weight, ticks)
         else:
             # The signal may land in a region that Dynamo watches, where every frame counts as the script's.
             callback = dynamo(None)
-            recorder.guarded(self._add, frame, weight)
+            recorder.guarded(self._add, frame, tick_ns, weight, ticks)
             dynamo(callback)
         self.count += 1
         self.cost_ns += perf_counter_ns() - begun + SIGNAL_NS
 
-    def _add(self, frame: FrameType | None, weight: int) -> None:
+    def _add(self, frame: FrameType | None, tick_ns: int, weight_ns: int, ticks: int) -> None:
         recorder = self._recorder
-        key = user_stack(recorder.current, frame)
-        pending = recorder.pending
-        pending[key] = pending.get(key, 0) + weight
+        recorder.log.sampled.append((tick_ns, weight_ns, ticks, user_stack(recorder.current, frame)))

@@ -20,7 +20,7 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._frames import resolve
-from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder, Samples
+from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks._sampler import Sampler
 from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Spread
 from diagnose.hooks.base import hidden, timed, unseen
@@ -129,7 +129,6 @@ class WorkerLog:
         self._socket.setblocking(False)
         parent = multiprocessing.parent_process()
         self._address = _address(parent.pid if parent is not None and parent.pid else os.getppid())
-        self._stacks: Samples = {}
         self._spread = Spread()
         self._history = History()
         self._delay = CpuDelay()
@@ -169,8 +168,12 @@ class WorkerLog:
         self._sent_ns = now
         self._sent_once = True
         self._sampler.vary()
-        pending, self._recorder.pending = self._recorder.pending, {}
-        busy = {key[1:]: weight for key, weight in pending.items() if key[0] == BUSY}
+        busy: dict[tuple[int, ...], int] = {}
+        sampled = self._recorder.log.sampled
+        for _ in range(len(sampled)):
+            _, weight_ns, _, key = sampled.popleft()
+            if key[0] == BUSY:
+                busy[key[1:]] = busy.get(key[1:], 0) + weight_ns
         heaviest = sorted(busy.items(), key=lambda item: -item[1])[:MAX_STACKS]
         collate_ns = self._recorder.counters["collate_ns"]
         self._history.add(self._batches, self._fetch_ns)

@@ -176,8 +176,6 @@ class DeepWindows:
                     self._refuse(refusal)
                 elif step >= asked.first_step - 1 and before_ns:
                     self._begin(asked, step, self._boundary_ns - before_ns)
-                else:
-                    recorder.rotate_due = True  # what is sampled in the window stays apart
         except BaseException as error:
             self._undo(f"it failed: {type(error).__name__}: {error}")
             raise
@@ -223,7 +221,6 @@ class DeepWindows:
         if room < ROOM_BYTES + BYTES_PER_OPERATION * operations * window.num_steps:
             self._undo("the disk has no room for a trace")
             return
-        self._recorder.rotate_due = True
         with self._alone():
             window.profiler.start()
         window.first_step = step
@@ -357,7 +354,6 @@ class DeepWindows:
         else:
             self._event("ended", last=last, steps=window.seen_step - window.first_step, cut=cut)
         self._answer(window.asked, problem)
-        self._recorder.rotate_due = True
         self._writing = None
 
     def _answer(self, asked: Asked, problem: str) -> None:

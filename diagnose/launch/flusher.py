@@ -10,6 +10,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +121,7 @@ class Flusher:
         self.lost = f"{error}; {what} are lost"
         self._say_lost()
         while self._recorder.take_rows(FLUSH_STEPS):
-            pass
+            self._recorder.log.placed.clear()
 
     def _say_lost(self) -> None:
         """Says it at once: the script may be killed. The rank's file takes nothing any more; a few bytes
@@ -143,18 +145,16 @@ class Flusher:
             self._writer = Writer(self._folder, rank)
             self._writer.set_meta({**_facts(self._writer.journal), "rank": rank, "world_size": world_size})
         writer = self._writer
-        if not last:
-            recorder.rotate_due = True  # the training thread hands its bucket over at the end of the step
         while rows := recorder.take_rows(FLUSH_STEPS):
             writer.add_steps(rows)
         while (timed := recorder.take_device_rows(FLUSH_STEPS))[1]:
             writer.add_device_steps(*timed)
         meetings = recorder.log.meetings
         writer.add_meetings([meetings.popleft() for _ in range(len(meetings))])
-        while recorder.buckets:
-            first_step, samples = recorder.buckets.popleft()
-            items = list(samples.items())
-            writer.add_samples(first_step, [(key[0], _worker.frames(key[1:]), ns) for key, ns in items])
+        placed = recorder.log.placed
+        taken = [placed.popleft() for _ in range(len(placed))]
+        for step, samples in groupby(taken, key=itemgetter(0)):
+            writer.add_samples(step, [(code, _worker.frames(stack), ns) for _, code, stack, ns in samples])
         writer.add_events([recorder.events.popleft() for _ in range(len(recorder.events))])
         if last or len(recorder.sites) != self._sites:
             self._sites = len(recorder.sites)

@@ -36,18 +36,15 @@ class Session:
         folder: The run's folder.
         steps: Stop measuring after this many steps; 0 measures to the end.
         stop_after: End the script cleanly after this many steps; 0 lets it end by itself.
-        warmup: Leading steps to leave out of the figures; `None` lets the analysis decide.
 
     Attributes:
         startup_ns: Time taken by installing everything.
     """
 
-    def __init__(
-        self, folder: Path, *, steps: int = 0, stop_after: int = 0, warmup: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, steps: int = 0, stop_after: int = 0) -> None:
         self.folder = folder
         self.startup_ns = 0
-        self._new_recorder = functools.partial(_recorder, steps, stop_after, warmup)
+        self._new_recorder = functools.partial(_recorder, steps, stop_after)
         self._hooks = ExitStack()
         self._off: list[str] = []
         self._recorder: Any = None
@@ -233,10 +230,10 @@ class Session:
             print(f"diagnose: {self._flusher.lost}.", file=sys.stderr, flush=True)
 
 
-def _recorder(steps: int, stop_after: int, warmup: int | None) -> Recorder:
+def _recorder(steps: int, stop_after: int) -> Recorder:
     from diagnose.hooks._recorder import Recorder
 
-    return Recorder(max_steps=steps, stop_after=stop_after, warmup=warmup)
+    return Recorder(max_steps=steps, stop_after=stop_after)
 
 
 # -- the three functions of `import diagnose`
@@ -280,7 +277,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         "warmup": warmup,
         "notes": [],
     }
-    session = Session(folder, warmup=warmup)
+    session = Session(folder)
     session.install()
     if not session.rank:
         (folder / "run.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -341,15 +338,13 @@ def run_session(spent_ns: int) -> None:
     """
     global _session
 
-    def number(name: str) -> int | None:
-        value = os.environ.get(name)
-        return int(value) if value else None
+    def number(name: str) -> int:
+        return int(os.environ.get(name) or 0)
 
     session = Session(
         Path(os.environ["DIAGNOSE_RUN"]),
-        steps=number("DIAGNOSE_STEPS") or 0,
-        stop_after=number("DIAGNOSE_STOP_AFTER") or 0,
-        warmup=number("DIAGNOSE_WARMUP"),
+        steps=number("DIAGNOSE_STEPS"),
+        stop_after=number("DIAGNOSE_STOP_AFTER"),
     )
     _session = session
     session.startup_ns += spent_ns

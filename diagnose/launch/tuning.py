@@ -201,8 +201,6 @@ class LiveTuning:
 
     def _tell(self, kind: str, detail: dict[str, Any]) -> None:
         self._recorder.event(kind, **detail)
-        if kind == "tuning":
-            self._recorder.rotate_due = True  # the lines sampled in one state stay apart from the next's
 
 
 def _check_numerics(job: Any, installed: Installed) -> Numerics:

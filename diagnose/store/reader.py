@@ -38,8 +38,9 @@ class RankLog:
         steps: int64 of shape `(steps, len(COLUMNS))`, in the order of `core.ledger.COLUMNS`.
         device_steps: Likewise by the device's clock, in the order of `DEVICE_COLUMNS`, for each of the
             steps; empty where there is no device. A step without a row there has holes.
-        samples: First step of the bucket, slot, stack, nanoseconds. A stack is the frame of an installed
-            package, or one without a file, then the user's frames, innermost first.
+        samples: First step of the bucket, slot and place (see `core.places`), stack, nanoseconds. A stack
+            is the frame of an installed package, or one without a file, then the user's frames, innermost
+            first.
         sites: Kind, file, line, function, calls.
         events: Time, step, kind, detail.
         workers: Running totals of each DataLoader worker.
