@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
 
 import pytest
@@ -53,8 +54,11 @@ def test_without_an_operator_the_call_is_charged():
     assert charged("x = b", "call(x)") == 2
 
 
-def test_an_operator_before_another_call_is_not_charged():
-    assert charged("x = b + 1", "len(c)", "call(x)") == 3
+def test_another_call_in_between_is_charged_for_what_it_did_last():
+    assert charged("x = b + 1", "len(c)", "call(x)") == 2
+    assert charged("for _ in range(2):", "    len(c)", "call(c)") == 3, (
+        "going back, a loop looks"
+    )
 
 
 def closure(value: int):
@@ -82,7 +86,20 @@ def copy_then_call(times: int) -> None:
         begins(block)
 
 
-def test_a_signal_during_an_operator_is_charged_to_it():
+def copied(block: bytes) -> bytes:
+    return block + block
+
+
+def copied_then_call(times: int) -> None:
+    for _ in range(times):
+        block = copied(BLOCK)
+        begins(block)
+
+
+@pytest.mark.parametrize("loop", [copy_then_call, copied_then_call], ids=lambda loop: loop.__name__)
+def test_a_signal_during_an_operator_is_charged_to_it_or_to_the_call_that_ended_with_it(
+    loop: Callable[[int], None],
+):
     lines: list[tuple[int, str]] = []
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -92,12 +109,12 @@ def test_a_signal_during_an_operator_is_charged_to_it():
     previous = signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
     try:
-        copy_then_call(100)
+        loop(100)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    first = copy_then_call.__code__.co_firstlineno
-    on_the_operator = [line for line in lines if line == (first + 2, "copy_then_call")]
+    first = loop.__code__.co_firstlineno
+    on_the_operator = [line for line in lines if line == (first + 2, loop.__name__)]
     assert len(lines) > 5, f"the machine took less than 10 ms to copy {100 * 8} MB?"
     assert len(on_the_operator) > 0.8 * len(lines), lines
 

@@ -21,6 +21,7 @@ from diagnose.analysis.profile import load_profile
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
+from diagnose.core.places import coded
 from diagnose.store import writer as writer_module
 from diagnose.store.format import VERSION
 from diagnose.store.reader import RankLog, read_rank
@@ -450,7 +451,9 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         steps[:, 0] = steps.sum(axis=1).cumsum()
         writer.add_steps(list(map(tuple, steps.tolist())))
     for first in range(0, 1_000_000, 500):
-        writer.add_samples(first, [(slot, STACK, 3_000_000) for slot in range(12)])
+        places = rng.integers(1, 60, 12).tolist()
+        codes = [coded(slot, place) for slot, place in enumerate(places)]
+        writer.add_samples(first, [(code, STACK, 3_000_000) for code in codes])
     writer.set_meta({"state": {"steps": 1_000_000, "finished": True, "samples": 24_000}})
     writer.close()
     yield folder

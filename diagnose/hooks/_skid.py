@@ -1,8 +1,9 @@
 """Finds what was running when a signal came, where Python ran the handler only later.
 
 CPython looks for signals when a function begins, after a call into C and when a loop goes back, but not
-after an operator. So what `x = table[order]` took is seen where the next function begins. A function that
-has just begun has taken no time itself: it was what its caller did before the call.
+after an operator, nor when a function of Python's returns. So what `x = table[order]` took is seen where
+the next function begins, and so is what a function did after its last call. A function that has just begun
+has taken no time itself: it was what its caller did before the call.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import dis
 from types import CodeType
 
-LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
-"""How the names of instructions begin after which CPython looks for signals."""
+LOOKS = ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+"""How the names of instructions begin after which CPython looks for signals, besides calls into C."""
 
 OPERATORS = ("BINARY_", "INPLACE_", "UNARY_", "COMPARE_OP", "CONTAINS_OP", "STORE_SUBSCR", "DELETE_SUBSCR")
 """How the names of instructions begin that may run long in C."""
@@ -30,21 +31,25 @@ def entry(code: CodeType) -> int:
 
 
 def operator_before(code: CodeType, call: int) -> int:
-    """Returns the offset of the first operator since the last look for signals; without one, of the call.
+    """Returns the offset of what ran last before the call: an operator, another call, or the call itself.
 
-    Of several operators the first is a guess: tables are indexed before what is made of them.
+    Of several operators the first is a guess: tables are indexed before what is made of them. Another call
+    ran as long as it did after its own last look for signals: nothing, if it was one into C.
 
     Args:
         code: The caller's.
         call: Where the caller stands: at the call, or in the cache behind it.
     """
-    found, previous = call, ""
+    found = last = call
+    previous = ""
     *before, _ = (instruction for instruction in dis.get_instructions(code) if instruction.offset <= call)
     for instruction in before:
         name = instruction.opname
         if name.startswith(LOOKS):
-            found = call
-        elif found == call and name.startswith(OPERATORS) and name != "BINARY_SLICE":
+            found = last = call
+        elif name.startswith("CALL"):
+            found = last = instruction.offset
+        elif found == last and name.startswith(OPERATORS) and name != "BINARY_SLICE":
             subscript = name == "BINARY_SUBSCR" or instruction.argrepr == "[]"  # the latter in Python 3.14
             if not (subscript and previous in VIEW):
                 found = instruction.offset
