@@ -7,17 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from diagnose.dashboards._bins import Bins
+from diagnose.dashboards._lateness import lateness_of
 from diagnose.dashboards._marks import marks_of, tuning_so_far
-from diagnose.dashboards._series import GapParts, lateness_of, steps_of
-from diagnose.dashboards._snapshot import Control, RankState, Snapshot, Steps
+from diagnose.dashboards._series import GapParts, steps_of
+from diagnose.dashboards._snapshot import Control, Loss, RankState, Snapshot, Steps
 from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
 from diagnose.dashboards._vitals import vitals_of
+from diagnose.dashboards._waits import LateBins
 
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.report._status import in_words
 from diagnose.store.runs import LOST
+from diagnose.tuner.loss_curve import KEY as LOSS
 
 TAKES_COMMANDS = "takes_commands"
 """What a rank says of itself when it looks for commands (`launch.control`)."""
@@ -30,6 +34,7 @@ def composed(
     liveness: Liveness,
     tails: Sequence[RankTail],
     parts: Mapping[str, GapParts],
+    met: LateBins | None,
 ) -> Snapshot:
     """Returns what is known of a run, without what the rules say of it.
 
@@ -40,6 +45,7 @@ def composed(
         liveness: Whether it goes on.
         tails: The readers of its ranks, in order.
         parts: By the name of a rank's file, how its gaps divide among the phases.
+        met: What the ranks wait for each other, where that is measured in each step.
     """
     trained = [tail for tail in tails if tail.num_steps]
     snapshot: dict[str, Any] = {
@@ -78,12 +84,28 @@ def composed(
         num_steps=first.num_steps,
         overview=steps_of(bins, own[0], begun_ns),
         recent=_recent(trained, own[0], begun_ns),
-        lateness=lateness_of([tail.number for tail in trained], bins, own),
+        lateness=lateness_of(trained, own, met),
         vitals=vitals_of(first.vitals, begun_ns, (first.meta.get("facts") or {}).get("nvml") or {}),
         tuning=tuning,
+        loss=loss_of(first.meta),
         marks=marks_of(first.events, begun_ns),
         control=_control(liveness, first.meta),
     )
+
+
+def loss_of(meta: Mapping[str, Any]) -> Loss | None:
+    """Returns the loss that a rank noted; `None` where it noted none, or what it noted is damaged."""
+    noted: Any = meta.get(LOSS)
+    try:
+        width, means = (
+            int(noted["width"]),
+            [float("nan") if y is None else float(y) for y in noted["means"]],
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    if width < 1 or not np.isfinite(means).any():
+        return None
+    return Loss(width=width, means=np.array(means))
 
 
 def tuning_state(tails: Iterable[RankTail]) -> str:

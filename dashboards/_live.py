@@ -18,9 +18,10 @@ from diagnose.dashboards._bins import MAX_BINS
 from diagnose.dashboards._composed import composed, tuning_state
 from diagnose.dashboards._marks import EVENTS
 from diagnose.dashboards._ranges import bins_between
-from diagnose.dashboards._series import GapParts, lateness_of, steps_of
-from diagnose.dashboards._snapshot import Lateness, Snapshot, Steps
+from diagnose.dashboards._series import GapParts, steps_of
+from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.dashboards._tailing import RankTail
+from diagnose.dashboards._waits import LateBins, RankWaits
 
 from diagnose.core.liveness import Liveness, State
 from diagnose.store.liveness import liveness
@@ -66,6 +67,8 @@ class Live:
         self._analyst = analyst
         self._lock = threading.Lock()  # of `_tails`: the thread changes them, `steps` reads them
         self._tails: dict[str, RankTail] = {}
+        self._compared: list[RankTail] = []
+        self._met: LateBins | None = None
         self._manifest = read_manifest(folder)
         self._liveness = Liveness(state=State.CANNOT_TELL)
         self._liveness_at = -LIVENESS_EVERY_S
@@ -114,15 +117,6 @@ class Live:
         bins = bins_between([tail.path for tail in tails], first, min(last, tails[0].num_steps), max_bins)
         return steps_of(bins, parts[0], tails[0].begun_ns or 0)
 
-    def lateness(self, first: int, last: int) -> Lateness | None:
-        """Returns how ranks differ in the steps from `first` to before `last`; `None` with one rank."""
-        tails, parts = self._ordered()
-        if len(tails) < 2:
-            return None
-        last = min(last, max(tail.num_steps for tail in tails))
-        bins = bins_between([tail.path for tail in tails], first, last, MAX_BINS)
-        return lateness_of([tail.number for tail in tails], bins, parts)
-
     @property
     def is_settled(self) -> bool:
         """Whether the run is over, and has been so long enough that every page shows its end."""
@@ -164,6 +158,7 @@ class Live:
         with self._lock:
             for tail in self._tails.values():
                 changed |= tail.poll()
+            self._compare()
         changed |= self._ask_whether_it_runs()
         if not self._ready.is_set():
             self._publish()  # the newest steps, before the rest is read
@@ -171,7 +166,8 @@ class Live:
         begun = monotonic()
         while (unread := self._unread()) and monotonic() - begun < FILL_S and not self._closed.is_set():
             with self._lock:
-                max(unread, key=lambda tail: tail.unread_steps).fill()
+                max(unread, key=lambda tail: (tail.unread_steps, tail.unread_waits)).fill()
+                self._compare()
             changed = True
         if self._new_analysis:
             self._new_analysis, changed = False, True
@@ -181,7 +177,19 @@ class Live:
         return bool(unread)
 
     def _unread(self) -> list[RankTail]:
-        return [tail for tail in self._tails.values() if tail.unread_steps]
+        return [tail for tail in self._tails.values() if tail.unread_steps or tail.unread_waits]
+
+    def _compare(self) -> None:
+        """Compares what the ranks wait in the steps that all have told of by now."""
+        trained = [tail for tail in self._tails.values() if tail.num_steps]
+        if trained != self._compared:  # all have to be asked again from the first step on
+            for tail in trained:
+                tail.waits = RankWaits(any=tail.waits.any)
+            self._compared = trained
+            distinct = len({tail.number for tail in trained}) == len(trained) > 1
+            self._met = LateBins(len(trained)) if distinct else None
+        elif self._met is not None and all(tail.waits.any for tail in trained):
+            self._met.compare([tail.waits for tail in trained])
 
     def _find_ranks(self) -> bool:
         found = False
@@ -252,6 +260,7 @@ class Live:
         over = (
             self._liveness.state in (State.ENDED, State.GONE)
             and not unread
+            and not any(tail.unread_waits for tail in tails)
             and not self._analysing
             and self._analysed_steps == total
         )
@@ -263,6 +272,7 @@ class Live:
             self._liveness,
             tails,
             dict(zip((tail.path.name for tail in trained), parts, strict=True)),
+            self._met,
         )
         self._snapshot = replace(
             drawn,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,7 +187,7 @@ def refreshed(
     app: dash.Dash,
     source: Source,
     name: str,
-    draw: Callable[[Snapshot], Sequence[Component]],
+    draw: Callable[[Snapshot, Mapping[str, str]], Sequence[Component]],
     key: Callable[[Snapshot], Sequence[Any]],
 ) -> None:
     """Draws the page again on a tick, but only where what it shows is no longer what it showed.
@@ -196,7 +196,7 @@ def refreshed(
         app: The app to register with.
         source: Where snapshots come from.
         name: The page, as the URL has it.
-        draw: Makes the body of the page.
+        draw: Makes the body of the page, for what the address asks for.
         key: What the body depends on.
     """
 
@@ -214,11 +214,12 @@ def refreshed(
             snap = source.run(view["run"]).snapshot()
         except DiagnoseError as error:
             return empty("This run cannot be shown", str(error)), dash.no_update
-        parts = (snap.id, snap.analysed_steps, snap.profile is None, snap.over, *key(snap))
+        query = view.get("query") or {}
+        parts = (snap.id, snap.analysed_steps, snap.profile is None, snap.over, query, *key(snap))
         stamp = hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
         if stamp == drawn:
             return dash.no_update, dash.no_update
-        return [title(snap, _heading(name)), *draw(snap)], stamp
+        return [title(snap, _heading(name)), *draw(snap, query)], stamp
 
 
 def _heading(name: str) -> str:

@@ -54,29 +54,52 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankBins:
+    """One figure of every rank, in bins as of `Steps`.
+
+    Attributes:
+        first: The step at which the first bin begins.
+        width: Steps per bin.
+        values_ms: Milliseconds per step, shape `(ranks, bins)`; NaN where nothing was read.
+    """
+
+    first: int
+    width: int
+    values_ms: Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateNow:
+    """The rank that is late in the newest steps.
+
+    Attributes:
+        rank: Its number.
+        late_ns: By how much, per step.
+        num_steps: Of how many steps.
+    """
+
+    rank: int
+    late_ns: float
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lateness:
-    """How the ranks differ, in bins as of `Steps`.
+    """How the ranks differ.
 
     Attributes:
         ranks: Their numbers, one per row.
-        first: The step at which the first bin begins.
-        width: Steps per bin.
-        late_ms: A rank's own work (its step without exposed communication) minus that of the median rank,
-            shape `(ranks, bins)`; NaN where nothing was read.
-        communication_ms: Exposed communication, likewise.
-        straggler: The rank that is latest on average, where it is later than the scatter of the others.
-        straggler_ms: By how much, per step.
-        cause: The phase in which it exceeds the median rank most.
+        late: How long the others wait for a rank, see `analysis.lateness`.
+        communication: Exposed communication.
+        by_meetings: Whether `late` compares waits that were measured in each step.
+        now: Which rank is late in the newest steps; `None` where none is.
     """
 
     ranks: tuple[int, ...]
-    first: int
-    width: int
-    late_ms: Vector
-    communication_ms: Vector
-    straggler: int | None = None
-    straggler_ms: float = 0.0
-    cause: Phase | None = None
+    late: RankBins
+    communication: RankBins
+    by_meetings: bool = False
+    now: LateNow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,6 +146,19 @@ class Vitals:
     allocated_bytes: Vector = field(default_factory=_none)
     reserved_bytes: Vector = field(default_factory=_none)
     device: DeviceLane | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loss:
+    """The training loss of the first rank, in bins that begin at step 0.
+
+    Attributes:
+        width: Steps per bin.
+        means: Mean loss of each bin; NaN where none was noted.
+    """
+
+    width: int
+    means: Vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -200,6 +236,7 @@ class Snapshot:
         lateness: How the ranks differ; `None` with one.
         vitals: Memory and CPUs, of the first rank.
         tuning: What tuning did so far; `None` where the run is not tuned.
+        loss: The training loss; `None` where it was not recorded.
         marks: What tuning and commands did, in order.
         profile: The run analysed, its rules asked; `None` until that is done.
         analysed_steps: Steps that there were when it was.
@@ -226,6 +263,7 @@ class Snapshot:
     lateness: Lateness | None = None
     vitals: Vitals = field(default_factory=Vitals)
     tuning: Tuning | None = None
+    loss: Loss | None = None
     marks: tuple[Mark, ...] = ()
     profile: Profile | None = None
     analysed_steps: int = 0

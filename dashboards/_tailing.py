@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from diagnose.dashboards._bins import Bins
+from diagnose.dashboards._waits import RankWaits
 
 from diagnose.core.ledger import COLUMNS
 from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, Event, Look, look
@@ -46,6 +47,7 @@ class RankTail:
         meta: What it says of itself.
         events: In order.
         vitals: Time, step, running totals.
+        waits: What it waits for gradients of other ranks.
         words: Why it cannot be read, or what of it is damaged.
     """
 
@@ -60,6 +62,7 @@ class RankTail:
         self.meta: dict[str, Any] = {}
         self.events: list[Event] = []
         self.vitals: list[tuple[int, int, dict[str, Any]]] = []
+        self.waits = RankWaits()
         self.words = ""
         self._first = first
         self._kinds = kinds
@@ -73,6 +76,11 @@ class RankTail:
     def unread_steps(self) -> int:
         """Steps at the beginning that have not been read yet."""
         return self._oldest or 0
+
+    @property
+    def unread_waits(self) -> int:
+        """Steps of which it has not been read what they waited for other ranks."""
+        return max(0, self.num_steps - self.waits.next_step) if self.waits.any else 0
 
     def poll(self) -> bool:
         """Reads what is new; says whether there was anything."""
@@ -91,16 +99,19 @@ class RankTail:
         return True
 
     def fill(self) -> None:
-        """Reads a piece of the history, the newest first."""
-        if not self._oldest:
-            return
+        """Reads a piece of the history, the newest first; then of the waits, the oldest first."""
+        chunks = []
         try:
             with look(self.path) as file:
-                chunks = file.chunks_before(self._oldest)
+                if self._oldest:
+                    chunks = file.chunks_before(self._oldest)
+                elif not self.waits.read(file):
+                    self.waits = RankWaits()  # there should be more: it is damaged
                 damaged = file.damaged
         except (sqlite3.DatabaseError, ValueError, OSError) as error:
             self.words = f"{self.path.name} cannot be read ({error})"
             self._oldest = 0
+            self.waits = RankWaits()
             return
         for chunk in chunks:
             self._add(chunk)
@@ -123,6 +134,9 @@ class RankTail:
         self._remember(chunks)
         if chunks:
             self.num_steps = max(self.num_steps, chunks[-1].first + chunks[-1].num_steps)
+        self.waits.look_for(file)
+        if 0 < self.unread_waits <= RECENT_STEPS:  # of a long run, what is drawn first comes first
+            self.waits.read(file)
         if self._first:
             more = self._read_events(file) | self._read_vitals(file)
         return more or len(chunks) == MAX_CHUNKS

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from diagnose.dashboards._look_blocks import Component, empty, panel, shown
-from diagnose.dashboards._look_run import body, refreshed
+import numpy as np
+from dash import html
+from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
+from diagnose.dashboards._look_run import body, marks, refreshed
 from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
-from diagnose.dashboards._snapshot import Snapshot
+from diagnose.dashboards._snapshot import Loss, Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
+from diagnose.core.profile import Profile
 from diagnose.core.trial import Tuning
 from diagnose.core.units import format_duration
+from diagnose.report._charts import StepLine
 from diagnose.report._tuning_words import gain
 from diagnose.report.base import Fact, Facts, Paragraph
 from diagnose.report.summary import sentence
 from diagnose.report.tuning import TuningSection
 
 NAME = "before-after"
+OVER = ("ended", "frozen")
+"""States in which tuning looks at no further step."""
 
 
 class BeforeAfter(Page):
@@ -34,10 +41,15 @@ class BeforeAfter(Page):
 
     def callbacks(self, app: Any, source: Source) -> None:
         """See `Page`."""
-        refreshed(app, source, NAME, _draw, lambda snap: (snap.tuning,))
+        refreshed(app, source, NAME, _draw, _seen)
 
 
-def _draw(snap: Snapshot) -> list[Component]:
+def _seen(snap: Snapshot) -> tuple[Any, ...]:
+    loss = snap.loss
+    return (snap.tuning, loss and (loss.width, len(loss.means)))
+
+
+def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
     profile = snap.profile
     if profile is None:
         return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
@@ -61,7 +73,58 @@ def _draw(snap: Snapshot) -> list[Component]:
         so_far = Paragraph(text=sentence(tuning_words(snap, tuning)))
         blocks = [so_far, *blocks[1:]]  # the first says what it came to in the end
     made.append(panel(section.title, *shown(blocks)))
+    made.append(_loss(snap, profile, tuning))
     return made
+
+
+def _loss(snap: Snapshot, profile: Profile, tuning: Tuning) -> Component:
+    """Shows the loss over the steps: before anything was changed, and after."""
+    if snap.loss is None:
+        return panel("Training loss", html.P(_why_no_loss(profile), className="words"))
+    note = ["Of the first rank, as its backward passes began."]
+    before, after = _mean_loss(snap.loss, tuning.untouched), _mean_loss(snap.loss, tuning.tuned)
+    if before is not None and after is not None:
+        note.append(f"Mean before anything was changed: {before:.4g}; with all kept fixes: {after:.4g}.")
+        note.append("Training went on between.")
+    seen = len(snap.loss.means) * snap.loss.width
+    if tuning.state in OVER and seen < snap.num_steps - snap.loss.width:
+        note.append(f"Tuning ended after some {seen:,} steps, and noted it no longer.")
+    return panel(
+        "Training loss",
+        chart(
+            StepLine(
+                title="Training loss over the steps, with what tuning did marked",
+                unit="loss",
+                first=0,
+                width=snap.loss.width,
+                values=snap.loss.means,
+                marks=marks(snap),
+            ),
+            height=260,
+        ),
+        note=" ".join(note),
+    )
+
+
+def _mean_loss(loss: Loss, steps: tuple[int, int] | None) -> float | None:
+    """Returns the mean over the bins that lie within some steps; `None` without any."""
+    if steps is None:
+        return None
+    begins = np.arange(len(loss.means)) * loss.width
+    within = (begins >= steps[0]) & (begins + loss.width <= steps[1]) & np.isfinite(loss.means)
+    return float(loss.means[within].mean()) if within.any() else None
+
+
+def _why_no_loss(profile: Profile) -> str:
+    if profile.run.device != "cpu":
+        return (
+            "The loss was not recorded. On a device it is read only where a fix may change what training"
+            " computes (--allow precision, --allow training): every reading is a copy to the host."
+        )
+    return (
+        "The loss was not recorded: an earlier version wrote this run, or no backward pass of it began at a"
+        " single number."
+    )
 
 
 def _headline(tuning: Tuning) -> list[Fact]:

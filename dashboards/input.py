@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_run import body, marks, refreshed
 from diagnose.dashboards._snapshot import Snapshot
@@ -12,7 +15,7 @@ from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, SlowBatch
 from diagnose.core.program import Loader
 from diagnose.core.units import format_duration, format_share
 from diagnose.report._charts import StepLine
@@ -22,6 +25,8 @@ from diagnose.report.input import Input as InputSection
 
 NAME = "input"
 MAX_LINES = 15
+NAMED_SAMPLES = 6
+"""Samples of a batch that are named: enough to ask the dataset for them."""
 
 
 class InputPipeline(Page):
@@ -39,7 +44,7 @@ class InputPipeline(Page):
         refreshed(app, source, NAME, _draw, lambda snap: ())
 
 
-def _draw(snap: Snapshot) -> list[Component]:
+def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
     profile = snap.profile
     if profile is None:
         return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
@@ -70,6 +75,7 @@ def _draw(snap: Snapshot) -> list[Component]:
         made.append(panel(section.title, *shown(blocks)))
     if profile.program.loaders:
         made.append(panel("Loaders", *shown([_loaders(profile.program.loaders)])))
+    made += _slowest(profile)
     lines = _lines(profile)
     if lines is not None:
         made.append(panel("Lines that make a batch", *shown([lines])))
@@ -99,6 +105,66 @@ def _headline(profile: Profile) -> list[Fact]:
         detail = f"{format_share(workers.tail_batches)} of the batches take over twice the median"
         facts.append(Fact(label="slowest batch", value=format_duration(workers.longest_ns), detail=detail))
     return facts
+
+
+def _slowest(profile: Profile) -> list[Component]:
+    """Returns the batches that took longest, and what was in them."""
+    workers = profile.input.workers
+    if workers is None:
+        words = (
+            "Batches are timed one by one in worker processes only; here the training thread makes them."
+        )
+        return (
+            [panel("The slowest batches", html.P(words, className="words"))]
+            if profile.program.loaders
+            else []
+        )
+    if not workers.slowest:
+        return []
+    usual = workers.median_ns or workers.fetch_ns + workers.collate_ns
+    table = Table(
+        caption=f"A usual batch takes {format_duration(usual)}. Samples are what was asked of the dataset.",
+        columns=(
+            Column(title="took", number=True),
+            Column(title="of a usual one", number=True),
+            Column(title="worker", number=True),
+            Column(title="its batch", number=True),
+            Column(title="there in step", number=True),
+            Column(title="samples", code=True),
+        ),
+        rows=tuple(
+            Row(
+                cells=(
+                    format_duration(batch.took_ns),
+                    f"{batch.took_ns / usual:.1f}x" if usual else "",
+                    f"{batch.worker}",
+                    f"{batch.before + 1:,}",
+                    "" if batch.step is None else f"{batch.step + 1:,}",
+                    _samples(batch),
+                )
+            )
+            for batch in workers.slowest
+        ),
+    )
+    shared = _shared(workers.slowest)
+    note = (
+        f"In more than one of them: {', '.join(f'sample {index:,}' for index in shared)}." if shared else ""
+    )
+    return [panel("The slowest batches", *shown([table]), note=note)]
+
+
+def _samples(batch: SlowBatch) -> str:
+    if not batch.samples:
+        return "of a stream"
+    named = ", ".join(map(str, batch.samples[:NAMED_SAMPLES]))
+    more = (batch.num_samples or len(batch.samples)) - NAMED_SAMPLES
+    return f"{named} and {more:,} more" if more > 0 else named
+
+
+def _shared(batches: tuple[SlowBatch, ...]) -> list[int]:
+    """Returns samples that several of the batches hold: of a slow one all batches are slow."""
+    seen = Counter(index for batch in batches if batch.before for index in set(batch.samples))
+    return [index for index, times in seen.most_common(NAMED_SAMPLES) if times > 1]
 
 
 def _loaders(loaders: tuple[Loader, ...]) -> Table:

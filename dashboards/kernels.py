@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from diagnose.dashboards._look_blocks import Component, empty, panel, shown
@@ -35,7 +36,7 @@ class Kernels(Page):
         refreshed(app, source, NAME, _draw, lambda snap: ())
 
 
-def _draw(snap: Snapshot) -> list[Component]:
+def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
     profile = snap.profile
     window = profile.deep_window if profile is not None else None
     made = [*_window(window)] if window is not None else [_none_taken()]

@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,69 +16,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from diagnose.dashboards import _analyst, _live
-from diagnose.dashboards._analyst import Analyst
+from diagnose.dashboards import _live
 from diagnose.dashboards._bins import MAX_BINS, Bins
 from diagnose.dashboards._live import Live
 from diagnose.dashboards._look_kpis import _now
-from diagnose.dashboards._snapshot import Snapshot
-from diagnose.dashboards._source import Source
 from diagnose.dashboards._tailing import RankTail
 from diagnose.dashboards._vitals import vitals_of
 
 from diagnose.analysis.profile import load_profile
-from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COUNTS
-from diagnose.core.phases import Phase
 from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
-from diagnose.report import to_json
-from diagnose.rules import diagnosed
 from diagnose.store.format import pack
 from diagnose.store.liveness import liveness
 from diagnose.store.tail import Chunk, look
 from diagnose.store.writer import Writer
+from tests.following import followed, until
 from tests.recorded import MS, manifest, record, steps, writer
-from tests.running import REPOSITORY, has_ended
-
-WAIT_S = 30
-"""A machine under load takes its time."""
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_live, "POLL_S", 0.02)
-    monkeypatch.setattr(_live, "LIVENESS_EVERY_S", 0.02)
-
-
-class NoAnalyst(Analyst):
-    """Answers at once that it will not: most of these tests are of what needs no rules."""
-
-    def analyse(self, run: Path, told: Callable[..., None], *, urgent: bool = True) -> None:
-        told("not asked for")
-
-
-@pytest.fixture
-def follow(quick: None) -> Iterator[Callable[[Path], Live]]:
-    opened: list[Live] = []
-
-    def open_run(folder: Path) -> Live:
-        opened.append(Live(folder, NoAnalyst()))
-        return opened[-1]
-
-    yield open_run
-    for live in opened:
-        live.close()
-
-
-def until(live: Live, holds: Callable[[Snapshot], bool]) -> Snapshot:
-    end = time.monotonic() + WAIT_S
-    while not holds(snapshot := live.snapshot()):
-        if time.monotonic() > end:
-            state = f"version {snapshot.version}, {snapshot.words}, {snapshot.num_steps} steps"
-            pytest.fail(f"not in {WAIT_S} s: {state}, {snapshot.notes}, {snapshot.analysis}", pytrace=False)
-        time.sleep(0.01)
-    return snapshot
+def follow() -> Iterator[Callable[[Path], Live]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda folder: stack.enter_context(followed(folder))
 
 
 # -- bins
@@ -230,37 +188,6 @@ def test_a_range_is_read_by_step(tmp_path: Path, follow: Callable[[Path], Live])
     assert len(many) <= 100 and many.width == 128 and many.first % 128 == 0
     assert len(live.steps(20_000, 30_000)) == 0
     assert len(live.steps(-5, -1)) == 0
-
-
-@pytest.mark.parametrize("ranks", [8, 2])
-def test_the_slowest_rank_is_named_with_its_phase(
-    tmp_path: Path, follow: Callable[[Path], Live], ranks: int
-) -> None:
-    folder = manifest(tmp_path / "run")
-    slow = ranks - 1
-    usual = {"data_wait": 3.0, "forward": 10.0, "communication": 5.0}
-    for rank in range(ranks):
-        late = {"data_wait": 6.0, "forward": 10.0, "communication": 2.0}
-        record(folder, 2000, rank=rank, slots_ms=late if rank == slow else usual)
-    snapshot = until(follow(folder), lambda now: now.filled_share == 1.0 and now.world_size == ranks)
-    late_by = snapshot.lateness
-    assert late_by is not None
-    assert (late_by.straggler, late_by.cause) == (slow, Phase.DATA_WAIT)
-    assert late_by.straggler_ms == pytest.approx(3.0, abs=0.2)
-    assert np.nanmean(late_by.late_ms[slow]) == pytest.approx(3.0, abs=0.2), "the map agrees"
-    assert late_by.late_ms.shape == (ranks, late_by.communication_ms.shape[1])
-    assert late_by.late_ms.shape[1] <= 128
-    assert np.nanmean(late_by.communication_ms[slow]) == pytest.approx(2.0, abs=0.1)
-    rate = snapshot.overview.samples_per_s[0]
-    assert rate == pytest.approx(ranks * 32 / 0.018, rel=0.05), "the throughput is of all ranks together"
-
-
-def test_ranks_that_are_alike_have_no_straggler(tmp_path: Path, follow: Callable[[Path], Live]) -> None:
-    folder = manifest(tmp_path / "run")
-    for rank in range(4):
-        record(folder, 1000, rank=rank)
-    snapshot = until(follow(folder), lambda now: now.filled_share == 1.0 and now.world_size == 4)
-    assert snapshot.lateness is not None and snapshot.lateness.straggler is None
 
 
 def test_what_tuning_did_is_marked_where_it_did_it(tmp_path: Path, follow: Callable[[Path], Live]) -> None:
@@ -478,145 +405,6 @@ def test_a_run_that_nobody_looks_at_is_not_read(
     pytest.fail("it is still looked at")
 
 
-# -- the rules, in their process
-
-
-def test_the_analysis_is_the_report_to_the_digit_and_its_process_ends_with_the_server(
-    tmp_path: Path, quick: None
-) -> None:
-    record(manifest(tmp_path / "run"), 400)
-    analyst = Analyst()
-    live = Live(tmp_path / "run", analyst)
-    try:
-        snapshot = until(live, lambda now: now.over)
-        assert snapshot.profile is not None
-        assert to_json(snapshot.profile) == to_json(diagnosed(load_profile(tmp_path / "run")))
-        process = analyst._process
-        assert process.is_alive()
-    finally:
-        live.close()
-        analyst.close()
-    assert not process.is_alive()
-
-
-def test_an_analysis_that_is_killed_is_said_to_be_and_the_next_one_works(tmp_path: Path) -> None:
-    folder = manifest(tmp_path / "run")
-    record(folder, 50)
-    analyst, answers, told = Analyst(), [], threading.Event()
-
-    def take(answer: object) -> None:
-        answers.append(answer)
-        told.set()
-
-    try:
-        analyst.analyse(folder, take)
-        assert told.wait(WAIT_S)
-        os.kill(analyst._process.pid, signal.SIGKILL)
-        for _ in range(2):
-            told.clear()
-            analyst.analyse(folder, take)
-            assert told.wait(WAIT_S)
-    finally:
-        analyst.close()
-    assert str(answers[1]).startswith("the analysis was ended from outside (exit code -9")
-    assert answers[2].profile.steps.count == 50  # type: ignore[attr-defined]
-
-
-SERVER = """
-import sys, time
-from pathlib import Path
-from diagnose.dashboards._analyst import Analyst
-
-if __name__ == "__main__":
-    analyst = Analyst()
-    analyst.analyse(Path(sys.argv[1]), lambda answer: print(analyst._process.pid, flush=True))
-    time.sleep(60)
-"""
-
-
-def test_no_analyst_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
-    record(manifest(tmp_path / "run"), 50)
-    (tmp_path / "server.py").write_text(SERVER)
-    command = [sys.executable, str(tmp_path / "server.py"), str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    analyst = int(server.stdout.readline())
-    server.kill()
-    server.wait()
-    server.stdout.close()
-    assert has_ended(analyst, within_s=WAIT_S)
-
-
-def test_a_run_that_would_take_gigabytes_is_not_analysed_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = manifest(tmp_path / "run")
-    record(folder, 100)
-    monkeypatch.setattr(_analyst, "MAX_RECORDS", 99)
-    with pytest.raises(DiagnoseError, match="100 steps of all ranks are too many"):
-        _analyst.analyse(folder)
-
-
-# -- the runs
-
-
-@pytest.mark.parametrize(
-    "name", ["..", ".", "", "a/b", "../run", "no such", "x" * 200, "run\x00", "linked"]
-)
-def test_only_a_listed_run_is_opened(tmp_path: Path, name: str) -> None:
-    record(manifest(tmp_path / "elsewhere" / "secret"), 5)
-    root = tmp_path / "runs"
-    record(manifest(root / "run"), 5)
-    (root / "linked").symlink_to(tmp_path / "elsewhere" / "secret")
-    source = Source(root)
-    with pytest.raises(DiagnoseError):
-        source.folder(name)
-    assert source.folder("run") == root / "run"
-
-
-def test_a_source_file_is_shown_only_where_the_analysis_names_it(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("\n".join(f"line {number}" for number in range(1, 21)))
-    folder = manifest(tmp_path / "runs" / "run")
-    file = writer(folder)
-    file.add_steps(steps(0, 400))
-    file.add_samples(0, [(0, [("", 0, ""), (str(script), 10, "main")], 1_000_000_000)])
-    file.close()
-    source = Source(tmp_path / "runs")
-    try:
-        live = source.run("run")
-        snapshot = until(live, lambda now: now.profile is not None)
-        assert snapshot.profile is not None
-        assert [line.file for line in snapshot.profile.where] == [str(script)]
-        assert source.source_lines("run", str(script), 10, around=1) == (
-            (9, "line 9"),
-            (10, "line 10"),
-            (11, "line 11"),
-        )
-        assert source.source_lines("run", "/etc/passwd", 1) == ()
-        assert source.source_lines("other", str(script), 1) == ()
-    finally:
-        source.close()
-
-
-def test_the_list_tells_what_is_known_without_reading_every_step(tmp_path: Path) -> None:
-    record(manifest(tmp_path / "good", started_unix=1.0), 400)
-    manifest(tmp_path / "empty", started_unix=2.0, exit_code=1)
-    (manifest(tmp_path / "bad", started_unix=3.0) / "rank0.sqlite").write_bytes(b"no database" * 100)
-    source = Source(tmp_path)
-    try:
-        rows = {row.id: row for row in source.runs()}
-    finally:
-        source.close()
-    assert list(rows) == ["bad", "empty", "good"]
-    assert (rows["good"].num_steps, rows["good"].words) == (400, "ended (ok)")
-    assert rows["good"].step_ms == pytest.approx(38.2, abs=0.5)
-    assert rows["good"].samples_per_s == pytest.approx(32 / 0.0382, rel=0.02)
-    assert (rows["empty"].num_steps, rows["empty"].step_ms) == (0, None)
-    assert rows["bad"].note
-
-
 def test_a_run_that_is_measured_again_all_the_time_keeps_the_marks_that_tell(
     tmp_path: Path, follow: Callable[[Path], Live]
 ) -> None:
@@ -633,25 +421,3 @@ def test_a_run_that_is_measured_again_all_the_time_keeps_the_marks_that_tell(
     snapshot = until(follow(folder), lambda now: any(mark.kind == undone for mark in now.marks))
     assert [mark.kind for mark in snapshot.marks] == ["trial", "undone"]
     assert snapshot.tuning is not None and snapshot.tuning.undone == "slower"
-
-
-def test_an_analyst_that_nobody_asks_lets_its_process_go_and_starts_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_analyst, "IDLE_S", 0.1)
-    folder = manifest(tmp_path / "run")
-    record(folder, 50)
-    analyst, told, processes = Analyst(), threading.Event(), []
-    try:
-        for _ in range(2):
-            told.clear()
-            analyst.analyse(folder, lambda answer: told.set())
-            assert told.wait(WAIT_S)
-            processes.append(analyst._process)
-            end = time.monotonic() + WAIT_S
-            while processes[-1].is_alive() and time.monotonic() < end:
-                time.sleep(0.02)
-        assert not any(process.is_alive() for process in processes)
-        assert processes[0] is not processes[1]
-    finally:
-        analyst.close()

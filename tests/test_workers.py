@@ -226,6 +226,10 @@ def test_slow_batches_among_fast_ones_show_in_the_spread(tmp_path):
         "one in ten, on a free machine"
     )
     assert uneven.longest_ns is not None and uneven.longest_ns > 100 * MS
+    assert uneven.slowest[0].took_ns == uneven.longest_ns
+    for batch in uneven.slowest[:3]:
+        assert any(index % 40 == 20 for index in batch.samples) and batch.num_samples == 4
+        assert list(batch.samples) == list(range(4 * batch.before, 4 * batch.before + 4))
 
 
 def test_workers_that_compete_for_a_cpu_say_so(tmp_path):
@@ -447,7 +451,13 @@ def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
     """Forty stacks of eight frames are the most that is sent."""
     frame = ["/" + "long/" * 50 + "file.py", 100_000, "name" * 20]
     from diagnose.hooks._worker import MAX_DATAGRAM
-    from diagnose.hooks._worker_readings import MAX_SIGHTINGS, PER_OCTAVE, POINTS
+    from diagnose.hooks._worker_readings import (
+        MAX_INDICES,
+        MAX_SIGHTINGS,
+        MAX_SLOWEST,
+        PER_OCTAVE,
+        POINTS,
+    )
 
     report = {
         "stacks": [[[frame] * 9, 10**12]] * 40,
@@ -455,6 +465,7 @@ def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
         "spread": [[10**3, 10**12]] * 64 * PER_OCTAVE,
         "history": [[10**18] * 5] * POINTS,
         "sightings": [[10**12, 2**32]] * MAX_SIGHTINGS,
+        "slowest": [[10**18, 10**18, 10**9, 10**9, [10**12] * MAX_INDICES]] * MAX_SLOWEST,
     }
 
     assert len(json.dumps(report).encode()) < MAX_DATAGRAM

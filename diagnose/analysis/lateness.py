@@ -1,15 +1,32 @@
-"""How long the ranks wait for each of them."""
+"""How long the ranks wait for each of them: of a whole run for the report, bin by bin for the dashboard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
+import numpy.typing as npt
 
 from diagnose.core.parallel import Meetings
 from diagnose.core.phases import Phase
+from diagnose.core.profile import RankProfile
+
+Array = npt.NDArray[np.float64]
 
 WAITS = (Phase.BACKWARD, Phase.COMMUNICATION)
 """Where a rank waits for the others, when its waits for gradients were not measured in each step."""
+
+STRAGGLER_DEVIATIONS = 4.0
+"""The latest rank is a straggler where it is so many robust deviations later than the others are."""
+
+STRAGGLER_STEP_SHARE = 0.02
+"""And by this part of the step at least: less nobody would look for."""
+
+UPPER_QUARTILE = 0.75
+QUARTILE_TO_SIGMA = 1.4826
+"""Nobody is less than not late, so what scatters is seen on one side: its upper quartile, in deviations."""
 
 
 def lateness(phases: Sequence[Mapping[Phase, float]], meetings: Meetings | None) -> list[float | None]:
@@ -25,5 +42,82 @@ def lateness(phases: Sequence[Mapping[Phase, float]], meetings: Meetings | None)
     if meetings is not None and len(meetings.held_ns) == len(phases):
         return [meetings.held_ns[rank] for rank in sorted(meetings.held_ns)]
     waits = [sum(times.get(phase, 0.0) for phase in WAITS) for times in phases]
-    usual = median(waits)
-    return [max(0.0, usual - wait) for wait in waits]
+    late: list[float | None] = behind(np.array(waits)).tolist()
+    return late
+
+
+def behind(waits: Array) -> Array:
+    """Returns by how much each rank waits less than the usual one, which is what that one waits for it.
+
+    Args:
+        waits: What each rank waits, the ranks along the first axis; NaN where that is not known. The usual
+            one is the median rank, of an even number the one of the two in the middle that waits longer:
+            of two ranks one is late, and the other waits for it.
+    """
+    known = np.isfinite(waits).sum(axis=0)
+    ordered = np.sort(waits, axis=0)  # what is not known comes last
+    middle = np.minimum(known // 2, len(waits) - 1)
+    usual = np.take_along_axis(ordered, np.expand_dims(middle, 0), axis=0)
+    late: Array = np.maximum(usual - waits, 0.0)
+    return late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """The rank that holds the others up.
+
+    Attributes:
+        rank: Its number.
+        late_ns: How long they wait for it, per step.
+        cause: What it takes longest for beyond the median of the others; `None` where it takes longer for
+            nothing.
+    """
+
+    rank: int
+    late_ns: float
+    cause: Phase | None = None
+
+
+def straggler(ranks: Sequence[RankProfile]) -> Straggler | None:
+    """Returns the rank that is later than the others scatter; `None` where none is, or there is but one."""
+    late = [rank.late_ns_per_step for rank in ranks]
+    known = [ns for ns in late if ns is not None]
+    if len(known) < len(late):
+        return None
+    place = latest(known, [sum(rank.phase_time_ns.values()) for rank in ranks])
+    if place is None:
+        return None
+    others = [rank for index, rank in enumerate(ranks) if index != place]
+    excess = {
+        phase: _own_ns(ranks[place], phase) - median(_own_ns(rank, phase) for rank in others)
+        for phase in Phase
+        if phase is not Phase.COMMUNICATION
+    }
+    cause = max(excess, key=lambda phase: excess[phase])
+    return Straggler(
+        rank=ranks[place].rank, late_ns=known[place], cause=cause if excess[cause] > 0 else None
+    )
+
+
+def latest(late: Sequence[float], step: Sequence[float]) -> int | None:
+    """Returns the place of the rank that is later than the others scatter; `None` where none is.
+
+    Args:
+        late: How late each rank is.
+        step: How long its steps take, in the same unit.
+    """
+    if len(late) < 2:
+        return None
+    place = int(np.argmax(late))
+    others = np.delete(np.asarray(late), place)
+    spread = QUARTILE_TO_SIGMA * float(np.quantile(others, UPPER_QUARTILE, method="higher"))
+    is_late = late[place] > max(STRAGGLER_DEVIATIONS * spread, STRAGGLER_STEP_SHARE * step[place])
+    return place if is_late else None
+
+
+def _own_ns(rank: RankProfile, phase: Phase) -> float:
+    """A rank that stands still between its passes waits for its input, not for itself."""
+    spent_ns = rank.phase_time_ns.get(phase, 0.0)
+    if phase is Phase.OTHER:
+        return spent_ns - rank.standing_ns
+    return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns

@@ -17,7 +17,7 @@ from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_
 from diagnose.analysis.spans import whole_steps
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, WorkerStats
+from diagnose.core.profile import InputStats, SlowBatch, WorkerStats
 from diagnose.core.program import Loader
 from diagnose.store.reader import RankLog
 
@@ -35,6 +35,9 @@ TAIL = 2.0
 
 MIN_GROWTH_POINTS = 4
 """Points of a worker's history that it takes to see its memory grow: some eight seconds."""
+
+MAX_SLOWEST = 8
+"""So many of the slowest batches of all workers are told."""
 
 MIN_TAIL_BATCHES = 20
 """Fewer batches have no median and no tail worth the name."""
@@ -201,6 +204,7 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
         ready_batches=counters["ready"] / asked if asked else None,
         delay_share=min(1.0, total("delay_ns") / busy_ns) if busy_ns and None not in delays else None,
         busiest=_busiest(reports, log),
+        slowest=slowest(log, reports),
         private_growth_bytes=_private_growth(reports),
         repeated=repeated,
         varied=varied,
@@ -230,6 +234,26 @@ def _tail(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "tail_batches": float(numbers[slow].sum()) / batches,
         "longest_ns": float(longest_ns),
     }
+
+
+def slowest(log: RankLog, reports: Iterable[Mapping[str, Any]]) -> tuple[SlowBatch, ...]:
+    """Returns the batches that took longest, of all workers."""
+    ends = log.steps[:, COLUMNS.index("end_ns")]
+    found = []
+    for report in reports:
+        for took_ns, there_ns, before, num_samples, samples in report.get("slowest", ()):
+            step = int(np.searchsorted(ends, there_ns))
+            found.append(
+                SlowBatch(
+                    took_ns=took_ns,
+                    worker=report["worker"],
+                    before=before,
+                    step=step if step < len(ends) else None,
+                    num_samples=num_samples,
+                    samples=tuple(samples),
+                )
+            )
+    return tuple(sorted(found, key=lambda batch: -batch.took_ns)[:MAX_SLOWEST])
 
 
 def _busiest(reports: Sequence[Mapping[str, Any]], log: RankLog) -> float | None:

@@ -15,6 +15,7 @@ from diagnose.core.parallel import Meetings
 from diagnose.store.reader import RankLog
 
 Vector = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
 
 MIN_STEPS = 20
 """Fewer steps do not tell a rank that is late from one that was."""
@@ -32,12 +33,21 @@ def waits_of(log: RankLog, warmup: int) -> Vector:
         log: One rank's records.
         warmup: Leading steps to leave out.
     """
-    rows = log.steps[min(warmup, len(log.steps)) :]
+    return waits_in(log.steps[min(warmup, len(log.steps)) :], log.meetings)
+
+
+def waits_in(rows: Rows, meetings: Rows) -> Vector:
+    """Returns how long each of some steps waited for the gradients of other ranks, in nanoseconds.
+
+    Args:
+        rows: The steps, which follow each other.
+        meetings: As in `RankLog`; what lies outside of the steps is left out.
+    """
     waits_S = np.zeros(len(rows))
-    if not len(rows) or not len(log.meetings):
+    if not len(rows) or not len(meetings):
         return waits_S
     begun_ns = int(rows[0, END]) - int(rows[0, len(COUNTS) :].sum())
-    arrived, met = log.meetings[:, 0], log.meetings[:, 1]
+    arrived, met = meetings[:, 0], meetings[:, 1]
     step = np.searchsorted(rows[:, END], arrived)
     inside = (arrived >= begun_ns) & (step < len(rows))
     np.add.at(waits_S, step[inside], (met - arrived)[inside])
@@ -84,6 +94,27 @@ class Waits:
         self.least_S = np.minimum(self.least_S, other.least_S)
         self.mean |= other.mean
 
+    @property
+    def met_S(self) -> npt.NDArray[np.bool_]:
+        """In which steps all of them met; in the others some only added their gradients up."""
+        met: npt.NDArray[np.bool_] = self.least_S > 0
+        return met
+
+    def held_ns(self, part_S: npt.NDArray[np.int64], num_parts: int) -> Vector:
+        """Returns the nanoseconds by which steps would have been shorter if a rank had come with the last
+        but one, summed over the steps of each part; shape `(highest place + 1, num_parts)`.
+
+        Args:
+            part_S: Which part each step belongs to.
+            num_parts: How many parts there are.
+        """
+        met_S = self.met_S
+        size = max(self.mean) + 1
+        which = self.last_S[met_S].astype(np.int64) * num_parts + part_S[met_S]
+        late_S = (self.second_S - self.least_S)[met_S]
+        held: Vector = np.bincount(which, weights=late_S, minlength=size * num_parts).astype(float)
+        return held.reshape(size, num_parts)
+
     def meetings(self, ranks: dict[int, int]) -> Meetings | None:
         """Returns what the waits tell; `None` with one rank, or where not all of them wait.
 
@@ -92,15 +123,14 @@ class Waits:
         """
         if len(self.mean) < 2 or len(set(ranks.values())) < len(self.mean):
             return None
-        met_S = self.least_S > 0  # else some of them only added up
+        met_S = self.met_S
         steps, met = len(met_S), int(met_S.sum())
         if met < MIN_STEPS:
             return None
         places = sorted(self.mean)
         size = max(places) + 1
-        late_S, last_S = (self.second_S - self.least_S)[met_S], self.last_S[met_S]
-        last = np.bincount(last_S, minlength=size) / met
-        held_ns = np.bincount(last_S, weights=late_S, minlength=size) / steps
+        last = np.bincount(self.last_S[met_S], minlength=size) / met
+        held_ns = self.held_ns(np.zeros(steps, dtype=np.int64), 1)[:, 0] / steps
         least_S = self.least_S[met_S]
         return Meetings(
             num_steps=met,

@@ -22,7 +22,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._frames import resolve
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks._sampler import Sampler
-from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Spread
+from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Slowest, Spread
 from diagnose.hooks.base import hidden, timed, unseen
 
 BUSY = SLOT_OF["data_wait"]
@@ -42,6 +42,7 @@ REPORT_KEYS = {
     "delay_ns",
     "spread",
     "longest_ns",
+    "slowest",
     "history",
     "sightings",
     "stacks",
@@ -130,6 +131,7 @@ class WorkerLog:
         parent = multiprocessing.parent_process()
         self._address = _address(parent.pid if parent is not None and parent.pid else os.getppid())
         self._spread = Spread()
+        self._slowest = Slowest()
         self._history = History()
         self._delay = CpuDelay()
         self.sightings = Sightings(dataset)
@@ -137,6 +139,11 @@ class WorkerLog:
         recorder.thread = get_ident()
         self._sampler = Sampler(recorder)
         self._sampler.start()
+
+    def asked(self, indices: Any) -> None:
+        """The worker begins to fetch these indices."""
+        self._slowest.asked(indices)
+        self.sightings.asked(indices)
 
     def fetch_begins(self) -> None:
         """The worker begins a batch."""
@@ -152,6 +159,7 @@ class WorkerLog:
         self._cpu_ns += thread_time_ns() - self._cpu_mark_ns
         self._delay.ends()
         self._fetch_ns += elapsed_ns
+        self._slowest.add(elapsed_ns, self._batches)
         self._batches += 1
         self._spread.add(elapsed_ns)
         if not self._sent_once or perf_counter_ns() - self._sent_ns > SEND_EVERY_NS:
@@ -189,6 +197,7 @@ class WorkerLog:
             "delay_ns": self._delay.known_ns,
             "spread": self._spread.counts(),
             "longest_ns": self._spread.longest_ns,
+            "slowest": self._slowest.kept,
             "history": self._history.points,
             "sightings": self.sightings.seen,
             "stacks": [[frames(key), weight] for key, weight in heaviest],
@@ -263,7 +272,7 @@ def logged(worker_loop: Callable[..., Any], recorder: Recorder) -> Callable[...,
         base.__init__ = _with_timed_collate(base.__init__, recorder, log.sightings)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             fetch_timed = timed(fetcher.fetch, recorder, log.fetched, log.fetch_begins)
-            fetcher.fetch = told(fetch_timed, recorder, log.sightings.asked, 1)  # type: ignore[method-assign]
+            fetcher.fetch = told(fetch_timed, recorder, log.asked, 1)  # type: ignore[method-assign]
 
     def loop(*args: Any, **kwargs: Any) -> Any:
         recorder.thread = 0  # whatever model the dataset may call, this is no training loop

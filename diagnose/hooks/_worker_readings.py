@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,12 @@ MAX_PART_BYTES = 1 << 20
 
 MAX_DEPTH = 4
 
+MAX_SLOWEST = 5
+"""Batches of which it is kept what was in them."""
+
+MAX_INDICES = 64
+"""Of the samples in such a batch so many are named."""
+
 
 class Spread:
     """A histogram of times, by powers of two and parts of them."""
@@ -45,6 +53,40 @@ class Spread:
     def counts(self) -> list[tuple[int, int]]:
         """Returns buckets and how many times fell into each, in order."""
         return sorted(self._counts.items())
+
+
+class Slowest:
+    """The batches that took longest, with what was asked for in them. Any other batch costs a comparison.
+
+    Attributes:
+        kept: Nanoseconds, when it was there (`time.perf_counter_ns`), how many batches the worker had made
+            before, how many samples it holds (`None` where nobody says), and the indices of the first ones.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, int, int, int | None, list[int]]] = []
+        self._least_ns = 0
+        self._asked: Any = None
+
+    def asked(self, indices: Any) -> None:
+        """The worker begins to fetch these indices: a list, or one of them for a whole batch."""
+        self._asked = indices
+
+    def add(self, elapsed_ns: int, before: int) -> None:
+        """The batch is there, after the worker has made so many others."""
+        if elapsed_ns <= self._least_ns:
+            return
+        asked = self._asked
+        indices = asked if isinstance(asked, list) else [asked]
+        named: list[int] = []
+        for each in indices[:MAX_INDICES]:
+            with contextlib.suppress(TypeError):  # a stream asks for nothing, a sampler for anything
+                named.append(operator.index(each))
+        count = len(asked) if isinstance(asked, list) else None
+        self.kept.append((elapsed_ns, perf_counter_ns(), before, count, named))
+        if len(self.kept) > MAX_SLOWEST:
+            self.kept.remove(min(self.kept))
+            self._least_ns = min(self.kept)[0]
 
 
 class History:

@@ -184,6 +184,7 @@ class Session:
             "startup_ns": self.startup_ns + self._flusher.setup_ns,
             "span_ns": self._span_ns,
             "takes_commands": self._takes_commands,
+            **(self._tuning.loss.record() if self._tuning is not None else {}),
         }
 
     def _before_fork(self) -> None:

@@ -44,6 +44,7 @@ class LiveTuning:
         from diagnose.tuner.controller import Controller
         from diagnose.tuner.diagnosis import OtherProcess
         from diagnose.tuner.kept import read
+        from diagnose.tuner.loss_curve import LossCurve
         from diagnose.tuner.policy import Policy
         from diagnose.tuner.world import World
 
@@ -52,6 +53,7 @@ class LiveTuning:
         self._began_at, self._begun = 0, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
         self._losses: Losses | None = None
+        self.loss = LossCurve()
         self._installed = ExitStack()
         self._ranks = GlooRanks(lambda: recorder.steps, lambda: recorder.guarded(self.finish))
         self._ranks.install()
@@ -192,7 +194,9 @@ class LiveTuning:
 
             self._losses = Losses(self._recorder.guarded)
             self._installed.enter_context(self._losses.noted())
-        return self._losses.step_ended()
+        losses = self._losses.step_ended()
+        self.loss.add(self._recorder.steps, losses)
+        return losses
 
     def _snapshot(self, job: Any) -> Snapshot:
         from diagnose.actions._snapshot import Snapshot

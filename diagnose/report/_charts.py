@@ -148,8 +148,9 @@ class RankMap:
         title: What the chart shows.
         first: First step of the first bin, counted from 0.
         width: Steps per bin.
-        ranks: Number of each row's rank.
+        ranks: Number of each row's rank; of a row for several, the first one's.
         values_ms: Milliseconds per step, a row per rank; NaN where the rank recorded nothing.
+        labels: What the rows are called; empty for `rank 3`.
     """
 
     title: str
@@ -157,6 +158,7 @@ class RankMap:
     width: int
     ranks: Sequence[int]
     values_ms: Vector
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

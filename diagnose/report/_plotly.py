@@ -206,7 +206,7 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
         "type": "heatmap",
         "x0": chart.first + 1,
         "dx": chart.width,
-        "y": [f"rank {rank}" for rank in chart.ranks],
+        "y": list(chart.labels) or [f"rank {rank}" for rank in chart.ranks],
         "z": packed(np.clip(chart.values_ms, 0, None)),
         "colorscale": SHADES,
         "zmin": 0,

@@ -119,6 +119,21 @@ class Look:
         query = "SELECT max(first_step) FROM chunks WHERE first_step <= ?"
         return next((int(first) for (first,) in self._read(query, (step,)) if first is not None), 0)
 
+    def meetings_from(self, number: int, limit: int = MAX_CHUNKS) -> list[Rows]:
+        """Returns records of backward passes from this one on, each as `RankLog` has them.
+
+        Files of before there was such a table have none, and miss nothing.
+        """
+        if not self._read("SELECT 1 FROM sqlite_master WHERE name = 'meetings'", ()):
+            return []
+        query = (
+            "SELECT first, times FROM meetings WHERE first >= "
+            "(SELECT coalesce(max(first), 0) FROM meetings WHERE first <= ?) ORDER BY first LIMIT ?"
+        )
+        found = self._read(query, (number, limit), _meeting)
+        # A record whose first rows have been read was two, and has been merged since.
+        return [times[max(0, number - first) :] for first, times in found if first + len(times) > number]
+
     def events_after(self, number: int, kinds: tuple[str, ...], limit: int) -> list[Event]:
         """Returns later events of some kinds, in order."""
         marks = ", ".join("?" * len(kinds))
@@ -183,6 +198,11 @@ def _chunk(first: int, num_steps: int, totals: str, packed: bytes) -> Chunk:
     if len(sums) != len(COLUMNS) or not all(isinstance(each, int) for each in sums) or num_steps < 1:
         raise ValueError(totals)
     return Chunk(first=int(first), num_steps=int(num_steps), totals=sums, packed=bytes(packed))
+
+
+def _meeting(first: int, packed: bytes) -> tuple[int, Rows]:
+    times: Rows = np.frombuffer(zlib.decompress(packed), dtype="<i8").reshape(2, -1).T
+    return int(first), times
 
 
 def _event(number: int, time_ns: int, step: int, kind: str, detail: str) -> Event:

@@ -42,11 +42,16 @@ class LossWatch:
         return [each for each in installed if each.action.safety in ASKED_FOR]
 
     def step_ended(self) -> LossAlarm | None:
-        """Takes note of the loss; returns an alarm that this process can heed by itself."""
+        """Takes note of the loss; returns an alarm that this process can heed by itself.
+
+        On a CPU it is read in any case, to be shown: there it costs no copy.
+        """
         trend, suspects = self._world.loss, self.suspects()
-        if not suspects and not self._wanted():
+        watched = bool(suspects) or self._wanted()
+        losses = self._world.losses() if watched or self._world.job.device == "cpu" else ()
+        if not watched:
             return None
-        for loss in self._world.losses():
+        for loss in losses:
             trend.add(loss)
         if not trend.alarm:
             return None

@@ -1,0 +1,53 @@
+"""The training loss over the steps, in a few points: to be shown, not to be judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+MAX_POINTS = 256
+"""More a small chart does not show: then each two become one. All of them are written with every flush."""
+
+DIGITS = 6
+
+KEY = "loss"
+"""What a rank's file calls them."""
+
+
+class LossCurve:
+    """Means of the loss over stretches of steps that are equally long, a power of two."""
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._sums: list[float] = []
+        self._counts: list[int] = []
+
+    def add(self, steps: int, losses: Sequence[float]) -> None:
+        """Takes the losses of the latest of so many steps. What is no number is left out."""
+        for step, loss in enumerate(losses, start=max(0, steps - len(losses))):
+            while step >= MAX_POINTS * self._width:
+                self._halve()
+            at = step // self._width
+            if at >= len(self._sums):
+                more = at + 1 - len(self._sums)
+                self._counts += [0] * more
+                self._sums += [0.0] * more
+            if math.isfinite(loss):
+                self._sums[at] += loss
+                self._counts[at] += 1
+
+    def record(self) -> dict[str, Any]:
+        """Returns how many steps a point stands for, and the points from step 0 on, `None` where none had a
+        loss; empty without any. May be called in another thread."""
+        width, points = self._width, list(zip(self._sums, self._counts, strict=False))
+        if not any(count for _, count in points):
+            return {}
+        means = [float(f"{total / count:.{DIGITS}g}") if count else None for total, count in points]
+        return {KEY: {"width": width, "means": means}}
+
+    def _halve(self) -> None:
+        pairs = range(0, len(self._sums), 2)
+        self._sums = [sum(self._sums[at : at + 2]) for at in pairs]
+        self._counts = [sum(self._counts[at : at + 2]) for at in pairs]
+        self._width *= 2
