@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from diagnose.analysis.profile import read_logs
+from diagnose.core.host import HostStats
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.units import NS_PER_MS
+from diagnose.gate.ended_badly import failed, what_failed
 from diagnose.gate.job_steps import job_steps
-from diagnose.gate.measure import RunPlan, figures_of, measured_run
+from diagnose.gate.measure import RunPlan, _foreign_cpus, figures_of, measured_run
 from diagnose.gate.pairs import Asked, run_pairs
 from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
@@ -114,6 +116,53 @@ def test_a_rank_without_a_step_is_missing_and_a_second_process_of_a_rank_is_no_r
     job = job_steps([*logs, logs[0]])
     assert (job.ranks, job.missing) == ((0, 2), (1,))
     assert job.samples_N.tolist() == [64.0] * 40
+
+
+def test_other_ranks_are_no_foreign_processes() -> None:
+    one = HostStats(process_cpus=1.0, child_cpus=0.5, busy_cpus=3.5, stolen_cpus=0.25)
+    assert _foreign_cpus([one]) == one.foreign_cpus == 2.25
+    assert _foreign_cpus([one, HostStats(process_cpus=1.5)]) == 0.75
+    assert _foreign_cpus([one, HostStats()]) is None
+
+
+ENDED = """\
+{own}W1121 23:21:21.723000 16127 torch/distributed/elastic/multiprocessing/api.py:1028] Sending SIGTERM
+Traceback (most recent call last):
+  File "/site-packages/torch/distributed/run.py", line 1032, in <module>
+    main()
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+head.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_23:21:21
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 16131)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 16131
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_23:21:21
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 16132)
+============================================================
+"""
+"""What torchrun says, word for word, when rank 1 of two dies."""
+
+
+def test_of_a_job_that_failed_the_rank_that_failed_first_is_shown(tmp_path: Path) -> None:
+    said = "[rank1]: ValueError: broken\n[rank0]: RuntimeError: Connection closed by peer\n"
+    assert what_failed(ENDED.format(own=said)) == (1, ["[rank1]: ValueError: broken"])
+    assert what_failed(ENDED.format(own="no prefix\n")) == (1, ["no prefix"])
+    assert what_failed("ValueError: alone\n") == (None, ["ValueError: alone"])
+    (tmp_path / "stderr").write_text(ENDED.format(own=said))
+    failure = failed("head-00", 1, tmp_path / "stderr")
+    assert str(failure) == "head-00 ended with exit code 1: rank 1 failed first"
+    assert failure.last_lines == ("[rank1]: ValueError: broken",)
 
 
 def made(name: str, **more: Any) -> MeasuredRun:

@@ -15,10 +15,12 @@ from pathlib import Path
 import diagnose
 from diagnose.analysis.profile import read_logs
 from diagnose.analysis.signals import host_stats
+from diagnose.core.host import HostStats
 from diagnose.core.units import NS_PER_MS, NS_PER_S
+from diagnose.gate.ended_badly import failed
 from diagnose.gate.instructions import count_of, counting
 from diagnose.gate.job_steps import JobSteps, job_steps
-from diagnose.gate.result import MachineState, MeasuredRun, Metric, Side, TrainingFailed
+from diagnose.gate.result import MachineState, MeasuredRun, Metric, Side
 from diagnose.gate.steps import MIN_STEPS, MIN_WARMUP, Vector, find_warmup, usual_cost
 from diagnose.store.reader import RankLog
 from diagnose.store.runs import read_manifest
@@ -33,11 +35,6 @@ main()
 """
 """Starts our own command in a folder that may hold modules of any name, even ours: `python -m` would prefer
 them. And asks Linux for SIGTERM when the gate dies, however it dies: no run outlives it."""
-
-LAST_LINES = 12
-"""Lines of a failed command's stderr that are shown: a traceback's end, with the lines that matter."""
-
-LAST_BYTES = 16_384
 
 KEPT_SETTINGS = ("DIAGNOSE_NPROC_PER_NODE",)
 """Settings of `diagnose run` that the gate's runs inherit; any other would make them something else."""
@@ -92,7 +89,7 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
     wall_s = (time.perf_counter_ns() - started_ns) / NS_PER_S
     run_folder = folder / name
     if code != 0:
-        raise _failed(name, code, _last_lines(folder / f"{name}.stderr.txt"))
+        raise failed(name, code, folder / f"{name}.stderr.txt")
     logs, notes = read_logs(run_folder)
     instructions = count_of(counts)
     measured = figures_of(
@@ -190,15 +187,24 @@ def _machine(logs: Sequence[RankLog], warmup: int) -> MachineState:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     if not logs:
         return MachineState(load=load)
-    host = host_stats(logs[0], warmup)
-    own = len(logs) > 1  # other ranks on this machine count as foreign to the first
+    here = [log for log in logs if log.meta.get("host") == logs[0].meta.get("host")]
+    hosts = [host_stats(log, warmup) for log in here]
+    host = hosts[0]
     return MachineState(
         load=load,
         cpus=host.cpus,
-        foreign_cpus=None if own else host.foreign_cpus,
+        foreign_cpus=_foreign_cpus(hosts),
         stolen_cpus=host.stolen_cpus,
         throttled_share=host.throttled_share,
     )
+
+
+def _foreign_cpus(hosts: Sequence[HostStats]) -> float | None:
+    """Returns the CPUs that were used by others than these ranks, which share a machine."""
+    own = [host.process_cpus + (host.child_cpus or 0.0) for host in hosts if host.process_cpus is not None]
+    if hosts[0].busy_cpus is None or len(own) < len(hosts):
+        return None
+    return max(0.0, hosts[0].busy_cpus - sum(own)) + (hosts[0].stolen_cpus or 0.0)
 
 
 def _command(side: Side, name: str, folder: Path, plan: RunPlan) -> list[str]:
@@ -266,20 +272,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _own_startup_ns(folder: Path) -> int:
     """Time between the start of our process and that of the script's."""
     return round(float(read_manifest(folder).get("startup_s") or 0.0) * NS_PER_S)
-
-
-def _failed(name: str, code: int, last_lines: tuple[str, ...]) -> TrainingFailed:
-    if code < 0:
-        reason = f"{name} was ended by signal {-code} ({signal.Signals(-code).name})"
-        return TrainingFailed(name, reason, exit_code=None, signal=-code, last_lines=last_lines)
-    reason = f"{name} ended with exit code {code}"
-    return TrainingFailed(name, reason, exit_code=code, signal=None, last_lines=last_lines)
-
-
-def _last_lines(path: Path) -> tuple[str, ...]:
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - LAST_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return tuple(lines[-LAST_LINES:])

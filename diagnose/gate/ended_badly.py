@@ -1,0 +1,65 @@
+"""How a training command failed, by its exit code and the end of what it wrote to stderr."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from diagnose.gate.result import TrainingFailed
+
+LAST_LINES = 12
+"""Lines of a failed command's stderr that are shown: a traceback's end, with the lines that matter."""
+
+LAST_BYTES = 65_536
+
+FIRST_TO_FAIL = re.compile(
+    r"^Root Cause \(first observed failure\):\n(?:.*\n){1,5}?\s*rank\s*: (\d+)", re.MULTILINE
+)
+"""How torchrun names the rank that failed before it ended the others."""
+
+OF_TORCHRUN = re.compile(r"^[EWI]\d{4} .*torch/distributed/", re.MULTILINE)
+"""Its own words begin with such a line, after those of the ranks, and would push them out of sight."""
+
+
+def failed(name: str, code: int, stderr: Path) -> TrainingFailed:
+    """Returns the exception that says how a run ended.
+
+    Args:
+        name: Of the run.
+        code: Its exit code; below 0 the signal that ended it.
+        stderr: What it wrote there.
+    """
+    text = _end_of(stderr)
+    rank, lines = what_failed(text)
+    if code < 0:
+        reason = f"{name} was ended by signal {-code} ({signal.Signals(-code).name})"
+        return TrainingFailed(name, reason, exit_code=None, signal=-code, last_lines=tuple(lines))
+    reason = f"{name} ended with exit code {code}" + ("" if rank is None else f": rank {rank} failed first")
+    return TrainingFailed(name, reason, exit_code=code, signal=None, last_lines=tuple(lines))
+
+
+def what_failed(text: str) -> tuple[int | None, Sequence[str]]:
+    """Returns the rank that failed first, where there are several, and the last lines that say why."""
+    found = FIRST_TO_FAIL.search(text)
+    if found is None:
+        return None, _last(text)
+    rank = int(found[1])
+    own = "\n".join(line for line in text.splitlines() if line.startswith(f"[rank{rank}]:"))
+    words = OF_TORCHRUN.search(text)
+    before = text[: words.start()] if words is not None else ""
+    return rank, _last(own) or _last(before) or _last(text)
+
+
+def _last(text: str) -> Sequence[str]:
+    lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return lines[-LAST_LINES:]
+
+
+def _end_of(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - LAST_BYTES))
+        return file.read().decode("utf-8", "replace")
