@@ -205,9 +205,10 @@ def compare(before: Path, after: Path) -> Compared:
         DiagnoseError: If one is too large, or a newer version wrote it.
     """
     from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences, measured_otherwise
+    from diagnose.analysis.compare import differences
     from diagnose.analysis.predictions import prediction
     from diagnose.analysis.profile import load_profile, load_series
+    from diagnose.analysis.recorders import measured_otherwise
     from diagnose.rules import diagnosed
 
     _refuse_if_huge(before)

@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from diagnose.analysis.compare import (
-    MIN_STEPS,
-    OTHERWISE,
-    StepSeries,
-    compare,
-    differences,
-    measured_otherwise,
-)
+from diagnose.analysis.compare import MIN_STEPS, StepSeries, compare, differences
+from diagnose.analysis.predictions import gone_findings
 from diagnose.analysis.profile import load_profile, load_series
+from diagnose.analysis.recorders import OTHERWISE, measured_otherwise
 from diagnose.core.comparison import Change, Comparison, Outcome, Unit
+from diagnose.core.finding import Finding
 from diagnose.core.ledger import RECORDER
 from diagnose.core.phases import Phase
 from diagnose.core.profile import RunInfo
-from diagnose.report import Terminal, comparison_json, comparison_text
+from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
 from tests.recorded import USUAL_MS, manifest, steps, writer
 from tests.running import run
 
@@ -298,6 +295,29 @@ def test_communication_that_really_appears_is_said_to(tmp_path: Path) -> None:
     assert judged(without, new)[0]["communication"] == "slower"
     nearly_new = two_ranks(tmp_path / "nearly", recorder=None, met=True)
     assert judged(nearly_new, new) == (judged(new, new)[0], ())
+
+
+def test_a_finding_that_only_one_recorder_can_have_is_neither_new_nor_gone(tmp_path: Path) -> None:
+    def lost_in(phase: Phase, rule: str) -> Finding:
+        return Finding(
+            rule=rule,
+            summary="",
+            lost_ns={phase: 4e6},
+            low_ns=0.0,
+            high_ns=5e6,
+            assumption="",
+            evidence=(),
+            fix="",
+        )
+
+    finding = lost_in(Phase.COMMUNICATION, "exposed-communication")
+    other = lost_in(Phase.OPTIMIZER, "slow-optimizer")
+    old = replace(load_profile(two_ranks(tmp_path / "old", recorder=None, met=False)), num_rules=80)
+    new = load_profile(two_ranks(tmp_path / "new", recorder=RECORDER, met=True))
+    new = replace(new, num_rules=80, findings=(finding, other))
+    assert gone_findings(new, old) == (other,)
+    became = {row[0]: row[3] for row in FaultChanges(before=old, after=new).rows}
+    assert became == {"exposed-communication": "cannot tell", "slow-optimizer": "new"}
 
 
 def test_the_command_says_that_two_runs_were_measured_otherwise(tmp_path: Path) -> None:

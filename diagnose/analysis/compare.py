@@ -18,9 +18,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.recorders import OTHERWISE
 from diagnose.core.comparison import Change, Comparison, Unit
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, RunInfo
+from diagnose.core.profile import RunInfo
 from diagnose.core.units import NS_PER_S
 
 FloatArray = npt.NDArray[np.float64]
@@ -96,7 +97,7 @@ def compare(
         before: The first run, the one that changes are relative to.
         after: The second run.
         notes: What the reader must know of the two; see `differences`.
-        otherwise: Phases of which nothing is said; see `measured_otherwise`.
+        otherwise: Phases of which nothing is said; see `recorders.measured_otherwise`.
 
     Returns:
         One outcome per metric and phase.
@@ -120,22 +121,6 @@ def compare(
         num_steps=(len(before), len(after)),
         notes=(*notes, *([OTHERWISE] if otherwise else []), *_other_batches(before, after)),
     )
-
-
-OTHERWISE = (
-    "one run was recorded by an older diagnose, which took what DDP waits on a CPU for other ranks' "
-    "gradients for backward: it is communication now, and neither is compared"
-)
-
-
-def measured_otherwise(before: Profile, after: Profile) -> frozenset[Phase]:
-    """Returns the phases between which the recorders of two runs divide the same time otherwise."""
-    for older, newer in ((before, after), (after, before)):
-        moved = older.run.recorder is None and older.program.meetings is None
-        is_concerned = older.run.world_size > 1 and older.run.device == "cpu"
-        if moved and is_concerned and newer.program.meetings is not None:
-            return frozenset((Phase.BACKWARD, Phase.COMMUNICATION))
-    return frozenset()
 
 
 def differences(before: RunInfo, after: RunInfo) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from diagnose.analysis.recorders import is_untold, measured_otherwise
 from diagnose.core.comparison import Change, Comparison, Unit
 from diagnose.core.finding import Finding, Gain
 from diagnose.core.prediction import Prediction
@@ -53,7 +54,9 @@ def gone_findings(before: Profile, after: Profile) -> tuple[Finding, ...]:
     if after.num_rules is None:
         return ()
     still = {finding.rule for finding in after.findings} | {silent.rule for silent in after.abstained}
-    return tuple(finding for finding in before.findings if finding.rule not in still)
+    otherwise = measured_otherwise(before, after)
+    gone = (finding for finding in before.findings if finding.rule not in still)
+    return tuple(finding for finding in gone if not is_untold(finding, otherwise))
 
 
 def measured_speedup(change: Change) -> Gain | None:

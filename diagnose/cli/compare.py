@@ -25,9 +25,10 @@ def compare(
 ) -> None:
     """Compares two runs phase by phase: faster, slower, or cannot tell; sets predicted beside measured."""
     from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences, measured_otherwise
+    from diagnose.analysis.compare import differences
     from diagnose.analysis.predictions import prediction
     from diagnose.analysis.profile import load_profile, load_series
+    from diagnose.analysis.recorders import measured_otherwise
     from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
     from diagnose.rules import diagnosed
     from diagnose.store.gains import note_prediction

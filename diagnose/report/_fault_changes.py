@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from diagnose.analysis.recorders import is_untold, measured_otherwise
 from diagnose.core.finding import Finding, Gain
 from diagnose.core.prediction import Prediction
 from diagnose.core.profile import Profile
@@ -39,6 +40,8 @@ class FaultChanges:
         if rule in one and rule in other:
             return "still there"
         if asked.num_rules is None or rule in {silent.rule for silent in asked.abstained}:
+            return "cannot tell"
+        if is_untold(one.get(rule) or other[rule], measured_otherwise(self.before, self.after)):
             return "cannot tell"
         return "gone" if rule in one else "new"
 

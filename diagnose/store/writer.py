@@ -168,7 +168,8 @@ class Writer:
 
     def discard(self) -> None:
         """Closes the file and removes it: a disk that took no step of it has room for a few words then."""
-        self._db.close()
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
         _remove(self.path)
 
     def _stack(self, frames: Frames) -> int:

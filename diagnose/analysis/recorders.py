@@ -1,0 +1,27 @@
+"""Runs of recorders that do not measure the same: what a difference between them is not a difference of."""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+
+OTHERWISE = (
+    "one run was recorded by an older diagnose, which took what DDP waits on a CPU for other ranks' "
+    "gradients for backward: it is communication now, and neither is compared"
+)
+
+
+def measured_otherwise(before: Profile, after: Profile) -> frozenset[Phase]:
+    """Returns the phases between which the recorders of two runs divide the same time otherwise."""
+    for older, newer in ((before, after), (after, before)):
+        moved = older.run.recorder is None and older.program.meetings is None
+        is_concerned = older.run.world_size > 1 and older.run.device == "cpu"
+        if moved and is_concerned and newer.program.meetings is not None:
+            return frozenset((Phase.BACKWARD, Phase.COMMUNICATION))
+    return frozenset()
+
+
+def is_untold(finding: Finding, otherwise: frozenset[Phase]) -> bool:
+    """Whether a finding that only one of two runs has may come of what the recorders divide otherwise."""
+    return any(phase in otherwise and lost_ns > 0 for phase, lost_ns in finding.lost_ns.items())
