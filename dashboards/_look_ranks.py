@@ -93,14 +93,14 @@ def chosen_map(late: Lateness, rows: Sequence[int], title: str) -> RankMap:
 def map_of(
     late: Lateness, bins: RankBins, shown: Range, title: str, *, highest: bool, max_cells: int = MAX_CELLS
 ) -> RankMap:
-    """Shows a range of ranks; of several in one row the highest value, or their mean.
+    """Shows a range of ranks; of several in one row the highest value, or the lowest.
 
     Args:
         late: Whose ranks they are.
         bins: The figure that is shown.
         shown: The range.
         title: What it is.
-        highest: Whether the highest of several counts.
+        highest: Whether the highest of several counts: what stands out must not drown in a mean.
         max_cells: How many values it may show.
     """
     values = bins.values_ms[shown.first : shown.last]
@@ -116,11 +116,10 @@ def map_of(
 
 
 def _merged(values: Vector, *, highest: bool) -> npt.NDArray[np.float64]:
-    known = np.isfinite(values)
-    if highest:
-        most = np.where(known, values, -np.inf).max(axis=0)
-        return np.where(np.isfinite(most), most, np.nan)
-    return _mean(values, known, 0)
+    known, none = np.isfinite(values), -np.inf if highest else np.inf
+    kept = np.where(known, values, none)
+    most = kept.max(axis=0) if highest else kept.min(axis=0)
+    return np.where(np.isfinite(most), most, np.nan)
 
 
 def _fitted(
@@ -143,10 +142,7 @@ def _halved(values: Vector) -> Vector:
     pairs = np.full((ranks, bins + bins % 2), np.nan)
     pairs[:, :bins] = values
     pairs = pairs.reshape(ranks, -1, 2)
-    return _mean(pairs, np.isfinite(pairs), 2)
-
-
-def _mean(values: Vector, known: npt.NDArray[np.bool_], axis: int) -> npt.NDArray[np.float64]:
-    counts = known.sum(axis=axis)
-    sums = np.where(known, values, 0.0).sum(axis=axis)
+    known = np.isfinite(pairs)
+    counts = known.sum(axis=2)
+    sums = np.where(known, pairs, 0.0).sum(axis=2)
     return np.divide(sums, counts, out=np.full(counts.shape, np.nan), where=counts > 0)

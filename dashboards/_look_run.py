@@ -214,6 +214,8 @@ def refreshed(
             snap = source.run(view["run"]).snapshot()
         except DiagnoseError as error:
             return empty("This run cannot be shown", str(error)), dash.no_update
+        if not snap.version:  # of a thousand ranks the first look takes a few seconds
+            return READING, None
         query = view.get("query") or {}
         parts = (snap.id, snap.analysed_steps, snap.profile is None, snap.over, query, *key(snap))
         stamp = hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()

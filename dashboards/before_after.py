@@ -25,6 +25,8 @@ from diagnose.report.summary import sentence
 from diagnose.report.tuning import TuningSection
 
 NAME = "before-after"
+FAR = 30.0
+"""Times the least loss beyond which the highest hides it."""
 OVER = ("ended", "frozen")
 """States in which tuning looks at no further step."""
 
@@ -99,11 +101,18 @@ def _loss(snap: Snapshot, profile: Profile, tuning: Tuning) -> Component:
                 width=snap.loss.width,
                 values=snap.loss.means,
                 marks=marks(snap),
+                logarithmic=_falls_far(snap.loss),
             ),
             height=260,
         ),
         note=" ".join(note),
     )
+
+
+def _falls_far(loss: Loss) -> bool:
+    """Whether nothing of it could be seen on an axis that begins at zero but its first steps."""
+    least, most = float(np.nanmin(loss.means)), float(np.nanmax(loss.means))
+    return least > 0 and most > FAR * least
 
 
 def _mean_loss(loss: Loss, steps: tuple[int, int] | None) -> float | None:

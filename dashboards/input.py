@@ -73,9 +73,9 @@ def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
     blocks = section.blocks(profile)
     if blocks:
         made.append(panel(section.title, *shown(blocks)))
+    made += _slowest(profile)
     if profile.program.loaders:
         made.append(panel("Loaders", *shown([_loaders(profile.program.loaders)])))
-    made += _slowest(profile)
     lines = _lines(profile)
     if lines is not None:
         made.append(panel("Lines that make a batch", *shown([lines])))

@@ -146,11 +146,13 @@ def _maps(snap: Snapshot, late: Lateness, query: Mapping[str, str]) -> list[Comp
         title = "Exposed communication of each rank over the steps"
         cells = FEW_CELLS if many else MAX_CELLS
         words = "Time in which a rank only waited for a collective. The late rank itself waits least."
+        if together > 1:
+            words += f" Each row is the one of {together} ranks that waits least."
         made.append(
             panel(
                 "Exposed communication",
                 chart(map_of(late, late.communication, chosen, title, highest=False, max_cells=cells)),
-                note=f"{words} Each row is the mean of {together} ranks." if together > 1 else words,
+                note=words,
             )
         )
     return made

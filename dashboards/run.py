@@ -123,6 +123,8 @@ class Run(Page):
             try:
                 live = source.run(view["run"])
                 snap = live.snapshot()
+                if not snap.version:
+                    return same
                 version = {"version": snap.version, "run": snap.id, "query": query}
                 if drawn and {key: drawn.get(key) for key in version} == version:
                     return same

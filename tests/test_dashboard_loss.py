@@ -88,6 +88,7 @@ def test_the_loss_before_and_after_is_told_with_its_curve() -> None:
     assert "Training loss over the steps" in words
     assert "Mean before anything was changed: 5; with all kept fixes: 2." in words
     assert "Tuning ended after some 300 steps, and noted it no longer." in words
+    assert '"log"' not in words and '"log"' in page(Loss(width=10, means=means**10)), "or one sees nothing"
 
 
 def test_a_page_without_a_loss_says_why() -> None:

@@ -357,6 +357,7 @@ def test_before_and_after_agree_with_the_json_to_the_digit(site: Site, page: Pag
             expect(body).to_contain_text(format_speedup(trial["predicted_speedup"]))
         if trial["measured_speedup"] is not None:
             expect(body).to_contain_text(format_gain(trial["measured_speedup"], *trial["ci"]))
+    expect(body).to_contain_text("Of the first rank, as its backward passes began.")
     confirmed = report["confirmation"]
     if confirmed:
         value, _, interval = format_gain(confirmed["speedup"], *confirmed["ci"]).partition(" (")

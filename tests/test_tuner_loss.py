@@ -277,11 +277,14 @@ def test_a_file_being_put_in_force_while_the_loss_is_wrong_ends_nothing():
     assert machine.factors == {}
 
 
-def test_nobody_looks_at_the_loss_where_only_exact_changes_are_allowed():
+@pytest.mark.parametrize("device, asked", [("cpu", 500), ("cuda", 0)])
+def test_nobody_judges_the_loss_where_only_exact_changes_are_allowed(device, asked):
     machine = Machine()
     training = Training(machine, lambda: math.nan)
-    train(machine, tuned(machine, training, Change(machine, "fine", factor=0.5), policy=Policy()), 500)
-    assert training.asked == 0
+    control = tuned(machine, training, Change(machine, "fine", factor=0.5), policy=Policy())
+    control._world.job.device = device
+    train(machine, control, 500)
+    assert training.asked == asked, "on a device each look is a copy; elsewhere it is there to be shown"
     assert machine.outcomes() == {"fine": "kept"}
 
 

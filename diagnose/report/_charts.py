@@ -58,6 +58,7 @@ class StepLine:
         width: Steps per bin.
         values: One value per bin; NaN where it was not measured.
         marks: What happened on the way.
+        logarithmic: Whether the axis is, in the dashboard: of what falls by powers of ten.
     """
 
     title: str
@@ -66,6 +67,7 @@ class StepLine:
     width: int
     values: Vector
     marks: tuple[Mark, ...] = ()
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

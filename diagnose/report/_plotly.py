@@ -103,7 +103,10 @@ def step_line(chart: StepLine) -> dict[str, Any]:
         "hovertemplate": f"%{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
     }
     layout = step_axes(escaped(chart.unit), chart.marks)
-    cut_off(layout, chart.values, chart.unit)
+    if chart.logarithmic:
+        layout["yaxis"] |= {"type": "log", "rangemode": "normal", "exponentformat": "power", "dtick": 1}
+    else:
+        cut_off(layout, chart.values, chart.unit)
     if len(chart.values) == 1:
         layout["xaxis"] |= {"tickvals": [chart.first + 1]}
     return {"data": [trace], "layout": layout}
