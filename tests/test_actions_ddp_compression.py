@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.running import PLAIN, REPOSITORY, environment
-from tests.test_tuner_ranks import free_port
+from tests.test_tuner_ranks import free_port, train
 
 NAMES = ("ddp-fp16-hook", "ddp-fp16-scaled-hook", "ddp-int8-hook", "ddp-power-sgd-hook", "ddp-top-k-hook")
 
@@ -134,3 +134,16 @@ def test_what_it_cannot_send_is_refused_in_words(ranks, name):
         "gradients are not all float32: torch.float16",
     ]
     assert ranks[0]["small"] == "no weight is large enough to be sent in 4 columns"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["ddp-fp16-hook", "ddp-top-k-hook"])
+def test_put_in_force_and_measured_by_the_tuner_ranks_stay_alike(tmp_path, name):
+    apply = f'[[action]]\nname = "{name}"\n'
+    job = train(tmp_path, apply, allow=["precision", "training"], steps=400)
+    assert job.codes == [0, 0]
+    assert job.weights[0] == job.weights[1]
+    assert [each["outcome"] for each in job.told("trial")] == ["kept"]
+    assert job.told("confirmation") == job.told("confirmation", 1) != []
+    for rank in (0, 1):
+        assert not job.told("tuning_error", rank) and not job.told("frozen", rank)

@@ -74,8 +74,12 @@ def wrapped(job: Job) -> list[DistributedDataParallel]:
     return models
 
 
-def in_float32(job: Job) -> list[DistributedDataParallel]:
+def in_float32(job: Job, copies: int = 0) -> list[DistributedDataParallel]:
     """Returns the models wrapped in DDP, whose gradients a hook of ours can send in another form.
+
+    Args:
+        job: The job.
+        copies: How many times the memory of the gradients the hook will take for itself.
 
     Raises:
         CannotApply: See `wrapped`; and if some gradients are sparse, or not of float32.
@@ -88,6 +92,7 @@ def in_float32(job: Job) -> list[DistributedDataParallel]:
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
                 raise CannotApply(f"the gradient of {type(module).__name__} is sparse")
+        _refuse_short_of(model, MIN_FREE + copies)
     return models
 
 
@@ -108,10 +113,15 @@ def _refuse(model: DistributedDataParallel) -> None:
         raise CannotApply("the script joins ranks that have different numbers of batches")
     if model._compiled_call_impl is not None:
         raise CannotApply("DistributedDataParallel itself is compiled")
+    _refuse_short_of(model, MIN_FREE)
+
+
+def _refuse_short_of(model: DistributedDataParallel, gradients: float) -> None:
+    """Raises `CannotApply` if less is free than so many times what all gradients take."""
     if model.device_type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
-        needed = gradient_bytes(model)
-        if free < MIN_FREE * needed:
+        needed = int(gradients * gradient_bytes(model))
+        if free < needed:
             raise CannotApply(f"a fresh reducer needs {needed >> 20} MiB, and {free >> 20} MiB are free")
 
 

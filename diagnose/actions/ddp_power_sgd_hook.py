@@ -44,7 +44,7 @@ class DdpPowerSgdHook(Action):
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        models = in_float32(job)
+        models = in_float32(job, copies=2)
         if not any(is_worth_it(p) for model in models for p in model.parameters() if p.requires_grad):
             raise CannotApply(f"no weight is large enough to be sent in {RANK} columns")
 

@@ -50,7 +50,7 @@ class DdpTopKHook(Action):
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        in_float32(job)
+        in_float32(job, copies=1)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
