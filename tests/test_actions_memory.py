@@ -19,6 +19,7 @@ from torch import nn
 from diagnose.actions import activation_checkpointing
 from diagnose.actions._block_costs import BlockCost, cheapest, measure_blocks
 from diagnose.actions._boundary import Segment
+from diagnose.actions._careful import Failure
 from diagnose.actions._checkpointed import checkpointed
 from diagnose.actions._pieces import Pieces
 from diagnose.actions._routes import routed
@@ -322,7 +323,7 @@ def test_pieces_save_memory_and_activations_of_one_are_alive() -> None:
 
         job = job_of(model)
         action = MicroBatching()
-        on = action.apply(job, pieces) if pieces else nullcontext()
+        on = action.apply(job, (pieces, Failure())) if pieces else nullcontext()
         with on, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             call = job.routes[id(model)][0] if pieces else None
             rows = torch.randn(240, 8)

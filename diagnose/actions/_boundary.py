@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from diagnose.actions._blame import raised_by_us
+from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._nested import mapped, tensors
 from diagnose.actions._shadow_step import Inputs
 from diagnose.actions._untouched import RandomState, devices_of, random_numbers_again, untouched
@@ -31,14 +33,23 @@ class Segment:
         call: Calls what it is given first with what follows.
         args: The model and its positional arguments.
         kwargs: Its other arguments.
+        failure: Gets the reason where something of ours fails on the way back; the model is then called
+            once more, whole, and gone back through.
 
     Attributes:
         inner: The model itself, without DDP around it.
         starts: Parameters and inputs that take a gradient.
     """
 
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        failure: Failure | None = None,
+    ) -> None:
         self._call = call
+        self._failure = failure or Failure()
         self.model: nn.Module = args[0]
         self.inner = unwrapped(self.model)
         self.inputs: Inputs = (args[1:], kwargs)
@@ -74,6 +85,19 @@ class Segment:
             keep: Whether the script wants to go back once more.
         """
         return self.pull(self._ends, self._inner_starts, gradients, keep)
+
+    def backward_in_any_case(self, gradients: Gradients, keep: bool) -> Gradients:
+        """See `backward`; where that fails by a fault of ours, the call is made again as it was written."""
+        try:
+            return self.backward(gradients, keep)
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            self._failure.reason = f"it failed in use: {in_short(error)}"
+        self.free()
+        with self.again():
+            self.whole(self.inner)
+            return self.pull(self._ends, self._inner_starts, gradients, keep)
 
     def whole(self, model: nn.Module) -> Any:
         """Calls the model with the full batch, and keeps the graph."""
@@ -167,7 +191,7 @@ class _Boundary(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, None, *ctx.segment.backward_again(gradients)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        return None, None, *ctx.segment.backward(gradients, keep)
+        return None, None, *ctx.segment.backward_in_any_case(gradients, keep)
 
 
 def check_torch() -> None:

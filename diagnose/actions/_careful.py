@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from diagnose.actions._blame import raised_by_us
 from diagnose.actions._nested import tensors
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Route
@@ -46,7 +47,8 @@ class Careful:
 
     When the other one raises, the model is called once more as the script wrote it, with random number
     generators and buffers as they were; an error of the script's own is then raised by that call. Ever
-    after, the change is off.
+    after, the change is off. Memory that runs out, and what torch never raises, is the script's at once,
+    unless it comes from our own lines.
 
     Args:
         change: Calls the model in another way.
@@ -64,11 +66,13 @@ class Careful:
         """See `core.job.Route`."""
         if self._failure.reason:
             return call(*args, **kwargs)
-        restore = self._restorer(args, kwargs)
+        restore = _nothing
         try:
+            restore = self._restorer(args, kwargs)
             return self._change(call, args, kwargs)
-        except RECOVERABLE as error:
-            if isinstance(error, torch.OutOfMemoryError):
+        except Exception as error:
+            lasting = isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RECOVERABLE)
+            if lasting and not raised_by_us(error):
                 raise
             self._failure.reason = f"it failed in use: {in_short(error)}"
         self._undo()
@@ -78,12 +82,16 @@ class Careful:
     def _restorer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
         """Returns what puts the state back that a forward pass changes."""
         if len(self._known) >= MAX_SIGNATURES:
-            return lambda: None
+            return _nothing
         signature = tuple((tensor.shape, tensor.dtype) for tensor in tensors((args[1:], kwargs)))
         if signature in self._known:
-            return lambda: None
+            return _nothing
         self._known.add(signature)
         return state_restorer(args[0])
+
+
+def _nothing() -> None:
+    """Restores nothing: a model that works for inputs of a kind goes on working for them."""
 
 
 def state_restorer(model: torch.nn.Module) -> Callable[[], None]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from diagnose.actions._blame import raised_by_us
 from diagnose.actions._untouched import RandomState, random_numbers_again, untouched
 from diagnose.actions.base import CannotApply
 
@@ -39,7 +40,12 @@ def _in_slot(module: nn.Module) -> Iterator[None]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not module.training:
             return original(*args, **kwargs)
-        contexts = partial(_contexts, module, RandomState(()))
+        try:
+            contexts = partial(_contexts, module, RandomState(()))
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            return original(*args, **kwargs)
         return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     vars(module)[SLOT] = call
@@ -63,11 +69,16 @@ class _Again:
         self._open: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(random_numbers_again(()))
-            stack.enter_context(untouched(self._module))
-            self._random.restore()
-            self._open.append(stack.pop_all())
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(random_numbers_again(()))
+                stack.enter_context(untouched(self._module))
+                self._random.restore()
+                self._open.append(stack.pop_all())
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            self._open.append(ExitStack())  # the script's backward pass outranks what a call leaves behind
 
     def __exit__(self, *exception: object) -> None:
         self._open.pop().close()

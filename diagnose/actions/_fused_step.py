@@ -10,6 +10,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from diagnose.hooks._recorder import from_signal_handler
 from diagnose.kernels._layout import fits
 from diagnose.kernels._swap import support, swap
 
@@ -127,7 +128,8 @@ class _Flags:
     """The flags of an optimizer's groups: ours during a step, the script's at all other times.
 
     So a checkpoint, a copy and a scheduler see the script's, and a loaded checkpoint cannot end what is in
-    force. Once the tensors of some step do not fit, the script's own implementation goes on for good.
+    force. Once the tensors of some step do not fit, or something of ours fails, the script's own
+    implementation goes on for good.
     """
 
     def __init__(self) -> None:
@@ -140,6 +142,15 @@ class _Flags:
         """Before a step."""
         if is_dynamo_compiling():
             return
+        try:
+            self._set(optimizer)
+        except Exception as error:
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
+            self._fits = False
+            self.restore()
+
+    def _set(self, optimizer: Optimizer) -> None:
         if self._theirs:  # the last step raised an exception
             self.restore()
         if optimizer.state is not self._state:

@@ -13,6 +13,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from diagnose.actions._blame import raised_by_us
 from diagnose.actions._loader_pool import beside_training
 from diagnose.actions._loader_purity import moved, signature
 
@@ -134,19 +135,28 @@ class Keeper:
         loader = self._loader()
         stream = torch.default_generator if loader.generator is None else loader.generator
         before = stream.get_state()
-        if self._can_go_on(loader):
-            try:
+        batches = None
+        try:
+            if self._can_go_on(loader):
                 batches = self._handed_over(loader)
-            except Exception:  # noqa: BLE001 (ours: the script gets what it would have got)
-                stream.set_state(before)
-            else:
-                self._let_go()
-                self._keep(batches)
-                return batches
-        self._give_back()
-        batches = type(loader)._get_iterator(loader)
-        self._keep(batches)
+        except Exception:  # noqa: BLE001 (ours: the script gets what it would have got)
+            stream.set_state(before)
+        if batches is None:
+            self._ours(self._give_back)
+            batches = type(loader)._get_iterator(loader)
+        else:
+            self._ours(self._let_go)
+        self._ours(self._keep, batches)
         return batches
+
+    def _ours(self, work: Callable[..., None], *args: Any) -> None:
+        """Does something of ours; where that fails the workers end with their iterator, as without us."""
+        try:
+            work(*args)
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            self._workers = {}
 
     def _can_go_on(self, loader: Any) -> bool:
         # An iterator that has not ended may be in use still. A dataset that was changed needs new workers.

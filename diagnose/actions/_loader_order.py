@@ -46,13 +46,15 @@ class Order:
             return
         forget(self.ahead)
         self._sampling = batches._sampler_iter
-        self._streams = generators(batches._index_sampler)
-        self._length = length(batches)
+        self._streams, self._length = [], None
         self.early = None
         self.ended = False
         self.handed = batches._num_yielded
         if self.num_workers:
             self.ahead.extend([OWN] * (batches._send_idx - batches._rcvd_idx))
+        # Last, because they look into objects of the script's.
+        self._streams = generators(batches._index_sampler)
+        self._length = length(batches)
 
     def pop(self) -> None:
         """The next batch is handed out."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from diagnose.actions._careful import in_short
 from diagnose.actions._loader_purity import (
     Signature,
     differ,
@@ -16,6 +17,7 @@ from diagnose.actions._loader_purity import (
     signature,
     surface,
 )
+from diagnose.hooks._recorder import from_signal_handler
 
 PLAIN = (str, bytes, int, float, bool, complex, type(None))
 
@@ -128,33 +130,43 @@ class Remembering:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        sample = self._again(index)
+        sample = self._ours(self._again, index)
         if sample is None:
-            self._samples.watch()
+            self._ours(self._samples.watch)
             sample = self.dataset[index]
-            self._samples.keep(index, sample)
+            self._ours(self._samples.keep, index, sample)
         return sample
 
     def _batch(self, indices: Sequence[Any]) -> list[Any]:
-        found = [self._again(index) for index in indices]
+        found = [self._ours(self._again, index) for index in indices]
         missing = [index for index, sample in zip(indices, found, strict=True) if sample is None]
         if not missing:
             return found
-        self._samples.watch()
+        self._ours(self._samples.watch)
         made = self.dataset.__getitems__(missing)
         if len(missing) == len(indices):
             for index, sample in zip(missing, made, strict=False):
-                self._samples.keep(index, sample)
+                self._ours(self._samples.keep, index, sample)
             return list(made)
         fresh = iter(made)
         for place, index in enumerate(indices):
             if found[place] is None:
                 found[place] = next(fresh)
-                self._samples.keep(index, found[place])
+                self._ours(self._samples.keep, index, found[place])
         return found
 
+    def _ours(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Does something of ours; where that fails the dataset makes all samples, from this one on."""
+        try:
+            return work(*args)
+        except Exception as error:
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
+            self._samples.refuse(f"keeping samples failed: {in_short(error)}")
+            return None
+
     def _again(self, index: Any) -> Any:
-        sample = self._samples.get(index)
+        sample = None if self._samples.refused else self._samples.get(index)
         if sample is None or not self.serving:
             return None
         return sample if self._aliasing else copied(sample)[0]

@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary, ref
 
 from torch._utils import ExceptionWrapper
 
+from diagnose.actions._blame import raised_by_us
+from diagnose.actions._careful import in_short
 from diagnose.actions._loader_ahead import (
     NOTHING,
     Asked,
@@ -118,7 +120,7 @@ class Feed:
         if self._num_workers:
             with self._lock:
                 self._order.begin_if_new(batches)
-                self._order.fill(batches, self.active, self.factor, asked=0)
+                self._fill(batches, 0)
 
     @property
     def in_force(self) -> tuple[Pool | Depth | Finish, ...]:
@@ -152,30 +154,13 @@ class Feed:
     def _next_data(self) -> Any:
         batches = self._batches()
         with self._lock:
-            self._order.begin_if_new(batches)
-            if not self._num_workers:
-                self._refuse_stale(batches._dataset)
-            asked = self._order.handed + 1
-            if not self._order.ahead:
-                self._order.fill(batches, self.active, self.factor, asked)
-            if self._order.ahead:
-                try:
-                    data = self._hand_out(batches)
-                finally:
-                    # As torch does: when a batch is there, another one is asked for.
-                    if self._order.handed == asked:
-                        self._order.fill(batches, self.active, self.factor, asked)
-            elif self._order.ended and not self._num_workers:
-                raise StopIteration
-            else:
-                data = type(batches)._next_data(batches)
-            pool = self.active
-            if pool is not None and not self._num_workers and not self._order.handed % COUNT_FILES_EVERY:
-                pool.count_files()
-            self._release()
-            for finish in self._finishes:
-                data = finish(self, data)
-        return data
+            try:
+                data = self._taken(batches)
+            except Exception as error:
+                if not self._gives_up(error):
+                    raise
+                data = self._taken(batches)  # nothing was handed out
+            return self._finished(data)
 
     def _try_put_index(self) -> None:
         """The script's own workers may be asked for one more batch: not while a pool is."""
@@ -186,6 +171,58 @@ class Feed:
             self._order.draw(batches, None, self.factor, due)
 
     # -- handing out
+
+    def _taken(self, batches: Any) -> Any:
+        """Takes the next batch from wherever it is made. Where something of ours fails, none is taken."""
+        self._order.begin_if_new(batches)
+        if not self._num_workers:
+            self._refuse_stale(batches._dataset)
+        asked = self._order.handed + 1
+        if not self._order.ahead:
+            self._order.fill(batches, self.active, self.factor, asked)
+        if self._order.ahead:
+            try:
+                return self._hand_out(batches)
+            finally:
+                # As torch does: when a batch is there, another one is asked for.
+                if self._order.handed == asked:
+                    self._fill(batches, asked)
+        if self._order.ended and not self._num_workers:
+            raise StopIteration
+        return type(batches)._next_data(batches)
+
+    def _finished(self, data: Any) -> Any:
+        """What is done with a batch that is taken; it is not lost if that fails."""
+        try:
+            pool = self.active
+            if pool is not None and not self._num_workers and not self._order.handed % COUNT_FILES_EVERY:
+                pool.count_files()
+            self._release()
+            for finish in self._finishes:
+                data = finish(self, data)
+        except Exception as error:
+            if not self._gives_up(error):
+                raise
+        return data
+
+    def _fill(self, batches: Any, asked: int) -> None:
+        try:
+            self._order.fill(batches, self.active, self.factor, asked)
+        except Exception as error:
+            if not self._gives_up(error):
+                raise
+
+    def _gives_up(self, error: Exception) -> bool:
+        """If the exception is ours, nobody is asked for batches any more: what was drawn is made in the
+        training process. Returns whether it is."""
+        if not raised_by_us(error) or isinstance(error, StopIteration):
+            return False
+        for pool in self._pools:
+            pool.refused = pool.refused or f"it failed in use: {in_short(error)}"
+        for entry in self._order.ahead:
+            if isinstance(entry, Asked):
+                entry.workers = None
+        return True
 
     def _refuse_stale(self, dataset: Any) -> None:
         """Without workers, a change that the script makes to its dataset holds from the next batch on."""
@@ -205,11 +242,18 @@ class Feed:
             finally:
                 if batches._rcvd_idx != received:
                     self._order.pop()
-        data = entry.take() if isinstance(entry, Asked) else NOTHING
-        self._order.pop()  # only now: a wait that the user interrupts has consumed nothing
         if isinstance(entry, Failed):
+            self._order.pop()
             raise entry.error
-        return self._checked(batches, entry, data)
+        data = entry.take()
+        try:
+            found = self._checked(batches, entry, data)
+        except BaseException as error:
+            if not raised_by_us(error):
+                self._order.pop()
+            raise
+        self._order.pop()  # only now: a wait that the user interrupts has consumed nothing
+        return found
 
     def _checked(self, batches: Any, entry: Asked, data: Any) -> Any:
         """Returns what the script would have got, or raises what it would have seen."""

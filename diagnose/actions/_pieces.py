@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from diagnose.actions._boundary import Gradients, Segment
+from diagnose.actions._careful import Failure
 from diagnose.actions._nested import mapped, tensors
 from diagnose.actions._shadow_step import Inputs, batch_size
 from diagnose.actions._watch import differentiable
@@ -25,12 +26,18 @@ class Pieces(Segment):
 
     Args:
         num_pieces: How many.
+        failure: See `Segment`.
     """
 
     def __init__(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], num_pieces: int
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        num_pieces: int,
+        failure: Failure | None = None,
     ) -> None:
-        super().__init__(call, args, kwargs)
+        super().__init__(call, args, kwargs, failure)
         self.num_pieces = num_pieces
         self._bounds: list[tuple[int, int]] = []
         self._kept: Inputs = self.inputs

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.actions._watch import Watch
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job, Route
 
@@ -25,8 +26,12 @@ def routed(job: Job, model: Any, route: Route) -> Iterator[None]:
 
 
 def routes_in_force(job: Job) -> dict[int, tuple[Route, ...]]:
-    """Returns the routes of every model, for `Action.state`."""
-    return {model: tuple(routes) for model, routes in job.routes.items()}
+    """Returns the routes of every model, for `Action.state`; one that only watches changes nothing."""
+    found = {
+        model: tuple(route for route in routes if not isinstance(route, Watch))
+        for model, routes in job.routes.items()
+    }
+    return {model: routes for model, routes in found.items() if routes}
 
 
 def models_with_weights(job: Job) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from diagnose.actions._blame import raised_by_us
 from diagnose.actions._nested import tensors
 from diagnose.core.job import Job
 
@@ -67,13 +68,22 @@ class Watch:
 
     def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call()
-        call.versions = [(tensor, tensor._version) for tensor in tensors((args[1:], kwargs))]
-        call.autocast = autocast_now(self._device_types)
+        try:
+            call.versions = [(tensor, tensor._version) for tensor in tensors((args[1:], kwargs))]
+            call.autocast = autocast_now(self._device_types)
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            return original(*args, **kwargs)
         output = original(*args, **kwargs)
-        for leaf in differentiable(output):
-            leaf.register_hook(_keeper(call.gradients, call.differentiable))
-            call.differentiable += 1
-        self.call = call  # last: a call that failed is not the latest
+        try:
+            for leaf in differentiable(output):
+                leaf.register_hook(_keeper(call.gradients, call.differentiable))
+                call.differentiable += 1
+            self.call = call  # last: a call that failed is not the latest
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
         return output
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from diagnose.actions._boundary import check_torch, unwrapped
+from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._nested import tensors
 from diagnose.actions._pieces import CannotSplit, Pieces, joined, part_of
 from diagnose.actions._routes import models_with_weights, routed, routes_in_force
@@ -70,19 +71,25 @@ class MicroBatching(Action):
         """Calls the model in pieces once, without gradients, to see whether their outputs fit together."""
         for model in models_with_weights(job):
             rehearse(job, model)
-        yield value or PIECES[0]
+        yield value or PIECES[0], Failure()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
+        num_pieces, failure = prepared
+        failure.refuse_again()
 
         def route(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return Pieces(call, args, kwargs, prepared).run()
+            return Pieces(call, args, kwargs, num_pieces, failure).run()
 
         with ExitStack() as stack:
             for model in models_with_weights(job):
-                stack.enter_context(routed(job, model, route))
+                stack.enter_context(routed(job, model, Careful(route, failure)))
             yield
+
+    def why_not_stay(self, prepared: Any) -> str:
+        """See `Action.why_not_stay`."""
+        return str(prepared[1].reason)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

@@ -12,6 +12,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
+from diagnose.actions._blame import raised_by_us
+from diagnose.actions._careful import in_short
 from diagnose.actions._memory import refuse_unless_short
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -133,6 +135,14 @@ class EarlySteps:
                 handle.remove()
 
     def _gradient_is_there(self, parameter: torch.Tensor) -> None:
+        try:
+            self._use(parameter)
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            self._stay_out(f"it failed in use: {in_short(error)}")
+
+    def _use(self, parameter: torch.Tensor) -> None:
         if self._out or parameter.grad is None:
             return
         if self._watched >= WATCHED_STEPS:
@@ -144,6 +154,14 @@ class EarlySteps:
         self._arrived[id(parameter)] = (id(parameter.grad), parameter.grad._version)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._look(optimizer, args, kwargs)
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            self._stay_out(f"it failed in use: {in_short(error)}")
+
+    def _look(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._out or self._watched >= WATCHED_STEPS:
             return
         for parameter in _parameters(optimizer):

@@ -69,8 +69,8 @@ class LoaderFactsHook(Hook):
             index = _worker.NOT_TRAINING
             if begun_ns:
                 index = facts.begins(args[0], recorder.clock() - begun_ns)
-                for begins in recorder.on_iterator:
-                    begins(args[0], batches)
+                for begins in list(recorder.on_iterator):
+                    recorder.guarded(begins, args[0], batches)
             for process in getattr(batches, "_workers", ()):
                 _worker.inbox.loaders[process.pid] = index
 

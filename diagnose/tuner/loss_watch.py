@@ -11,11 +11,8 @@ from diagnose.tuner.changes import Changes
 from diagnose.tuner.holding import put_back
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
-from diagnose.tuner.trying import numerics_allow
+from diagnose.tuner.trying import UNCHECKED, numerics_allow
 from diagnose.tuner.world import Plan, Spending, World
-
-UNCHECKED = ("nothing", "ranks")
-"""What actions touch of which no numerics check can say whether the loss is their doing."""
 
 
 class LossWatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from diagnose.actions.base import Action, CannotApply, NotYet
@@ -23,6 +24,9 @@ OUTCOMES = {
     Verdict.NOT_FASTER: Outcome.REVERTED,
     Verdict.CANNOT_TELL: Outcome.CANNOT_TELL,
 }
+
+UNCHECKED = ("nothing", "ranks")
+"""What actions touch that no numerics check can look at."""
 
 
 class Attempt:
@@ -69,10 +73,10 @@ class Attempt:
             if self._policy.dry_run:
                 return self._trial(candidate, Outcome.NOT_TRIED, "a dry run changes nothing")
             begins()
-            begun = world.clock()
-            choices = [self._changes.install(name, action, value) for value in self._values(candidate)]
-            self._spending.spent_ns += world.clock() - begun
-            reason = yield from numerics_allow(world, choices[0], self._spending)
+            values = self._values(candidate)
+            choices, reason = yield from prepared(
+                world, self._changes, name, action, values, self._spending
+            )
             self._candidate, self._test = candidate, test
             if action.safety in ASKED_FOR:
                 reason = self._keep_snapshot(reason)
@@ -203,8 +207,9 @@ def put_in_force(
             return f"it cannot be in force together with {other.name}"
     try:
         together(world, f"looking at {wanted.action}", lambda: action.check(world.job))
-        installed = changes.install(wanted.action, action, wanted.value)
-        yield from numerics_allow(world, installed, spending)
+        (installed,), _ = yield from prepared(
+            world, changes, wanted.action, action, [wanted.value], spending
+        )
         switch(world, [installed], True)
     except CannotApply as refusal:
         changes.remove(*changes.tried)
@@ -213,28 +218,64 @@ def put_in_force(
     return ""
 
 
+def prepared(
+    world: World,
+    changes: Changes,
+    name: str,
+    action: Action,
+    values: Sequence[int | None],
+    spending: Spending,
+) -> Plan[tuple[list[Installed], str]]:
+    """Prepares an action with each of some settings, and compares what the job computes with the first.
+
+    Both know of the model's latest call: some actions make it again to see what they can do.
+
+    Returns:
+        What is prepared, and what the comparison has come to, in words.
+
+    Raises:
+        CannotApply: If the action refuses, or the job would compute what the action may not change.
+    """
+    with _watched(world, action):
+        if action.touches not in UNCHECKED:
+            yield
+        begun = world.clock()
+        choices = [changes.install(name, action, value) for value in values]
+        spending.spent_ns += world.clock() - begun
+        return choices, _compared(world, choices[0], spending)
+
+
 def numerics_allow(world: World, installed: Installed, spending: Spending) -> Plan[str]:
     """Compares what the job computes with an action and without, on every rank; returns it in words.
 
     Raises:
         CannotApply: If they differ by more than the action may.
     """
-    if installed.action.touches in ("nothing", "ranks"):
+    with _watched(world, installed.action):
+        if installed.action.touches not in UNCHECKED:
+            yield
+        return _compared(world, installed, spending)
+
+
+def _watched(world: World, action: Action) -> AbstractContextManager[None]:
+    return nullcontext() if action.touches in UNCHECKED else world.watch()
+
+
+def _compared(world: World, installed: Installed, spending: Spending) -> str:
+    if installed.action.touches in UNCHECKED:
         return ""
-    with world.watch():
-        yield
-        begun = world.clock()
+    begun = world.clock()
 
-        def check() -> dict[str, Any]:
-            numerics: Numerics = world.check_numerics(world.job, installed)
-            if not numerics.ok:
-                raise CannotApply(numerics.reason)
-            return {"reason": numerics.reason}
+    def check() -> dict[str, Any]:
+        numerics: Numerics = world.check_numerics(world.job, installed)
+        if not numerics.ok:
+            raise CannotApply(numerics.reason)
+        return {"reason": numerics.reason}
 
-        try:
-            return str(together(world, f"numerics of {installed.name}", check, dear=True)[0]["reason"])
-        finally:
-            spending.spent_ns += world.clock() - begun
+    try:
+        return str(together(world, f"numerics of {installed.name}", check, dear=True)[0]["reason"])
+    finally:
+        spending.spent_ns += world.clock() - begun
 
 
 def refuse_to_stay(world: World, changes: Sequence[Installed]) -> None:

@@ -1,0 +1,513 @@
+"""A small script that is really tuned, in this process, while something of ours or of its own fails."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter_ns
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import diagnose
+from diagnose import actions
+from diagnose.actions import _autocast, activation_checkpointing, optimizer_in_backward
+from diagnose.actions._compiled import Compiler
+from diagnose.actions.base import Action
+from diagnose.core import plugins
+from diagnose.core.job import Job
+from diagnose.core.trial import Measured
+from diagnose.launch import tuning
+from diagnose.tuner import controller, diagnosis, windows
+from diagnose.tuner.paired import PairedTest, Verdict
+from tests.fakes import measured
+
+ACTIONS = plugins.discover(actions, Action)
+OURS, HOOKED = str(Path(diagnose.__file__).parent), str(Path(actions.__file__).parent)
+
+ROWS, BATCH, EPOCHS = 56, 4, 6
+STEPS = ROWS // BATCH * EPOCHS
+
+PATIENCE_S = 30.0
+"""Worker processes end beside the training."""
+
+NEVER_FAIL = (list, dict, deque, set, tuple, str)
+"""Nor do functions that are built into Python."""
+
+WAYS_BACK = ("__enter__", "__exit__", "restore", "revert")
+READS = ("data_ptr", "detach", "dim", "element_size", "is_contiguous", "is_floating_point", "numel")
+GUARDS = ("_fill", "_finished", "_ours")
+"""Nor does what only looks at a tensor; and where a way back fails itself, or what catches a failure, none
+can go on as before."""
+
+
+class Injected(KeyError):
+    """Raised by a test in our code; no part of it raises or expects such a thing."""
+
+
+@dataclass
+class Fault:
+    """Something that goes wrong once.
+
+    Attributes:
+        where: The callback: of an action, of the process, or `hook` for what an action has hung into the
+            script.
+        nth: How often it goes well before. Of `hook` it is calls that our code makes while the script runs.
+        error: What is raised.
+        seen: How often it was about to.
+        at: Which call of a hook it was.
+    """
+
+    where: str = ""
+    nth: int = 0
+    error: type[Exception] = Injected
+    seen: int = field(default=0, init=False)
+    at: str = field(default="", init=False)
+
+    @property
+    def happened(self) -> bool:
+        return self.seen > self.nth
+
+    def may_happen(self, where: str, at: str = "") -> None:
+        """Something of this name is under way."""
+        if where == self.where and not self.happened:
+            self.seen += 1
+            if self.happened:
+                self.at = at
+                raise self.error("injected")
+
+
+def faulty(action: Action, fault: Fault) -> Action:
+    """The action, with all that the tuner calls of it failing when the fault says so."""
+    kind: Any = type(action)
+
+    class Faulty(kind):  # type: ignore[misc]
+        settle_steps = min(kind.settle_steps, 2)
+        window_steps = 1
+
+        def check(self, job: Job) -> None:
+            fault.may_happen("check")
+            super().check(job)
+
+        def values(self, job: Job) -> Sequence[int | None]:
+            fault.may_happen("values")
+            return list(super().values(job))[:2]
+
+        def start_up_s(self, job: Job) -> float:
+            fault.may_happen("start_up_s")
+            return 0.0
+
+        @contextmanager
+        def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+            fault.may_happen("prepare")
+            with super().prepare(job, value) as ready:
+                fault.may_happen("prepared")
+                yield ready
+            fault.may_happen("unprepared")
+
+        @contextmanager
+        def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+            fault.may_happen("apply")
+            with super().apply(job, prepared):
+                fault.may_happen("applied")
+                yield
+            fault.may_happen("undone")
+
+        def why_not_stay(self, prepared: Any) -> str:
+            fault.may_happen("why_not_stay")
+            return str(super().why_not_stay(prepared))
+
+        def state(self, job: Job) -> Any:
+            fault.may_happen("state")
+            return super().state(job)
+
+        def verify_undone(self, job: Job, before: Any) -> None:
+            fault.may_happen("verify_undone")
+            super().verify_undone(job, before)
+
+        def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+            fault.may_happen("settings")
+            return dict(super().settings(job, value))
+
+    Faulty.__name__ = kind.__name__
+    return Faulty()
+
+
+OF_AN_ACTION = (
+    "check",
+    "values",
+    "start_up_s",
+    "prepare",
+    "prepared",
+    "unprepared",
+    "apply",
+    "applied",
+    "undone",
+    "why_not_stay",
+    "state",
+    "verify_undone",
+    "settings",
+)
+OF_THE_PROCESS = ("diagnose", "leads", "watch", "numerics", "told", "losses", "snapshot", "boundary")
+
+
+class InTheScript:
+    """Watches the calls that hooks of actions make while the script runs; one of them fails.
+
+    Args:
+        fault: Says which; of the calls of Python functions those of ours only, for what the script's own
+            raise is its own.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self.on = False
+        self._fault = fault
+        self._process = os.getpid()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if not self.on or event not in ("call", "c_call"):
+            return
+        if event == "c_call":
+            caller, name = frame, argument.__name__
+            holder = argument.__self__
+            if holder is builtins or isinstance(holder, NEVER_FAIL):
+                return
+        else:
+            caller, name = frame.f_back, frame.f_code.co_name
+            if not frame.f_code.co_filename.startswith(OURS):
+                return
+        if caller is None or not caller.f_code.co_filename.startswith(HOOKED):
+            return
+        if name in (*WAYS_BACK, *READS, *GUARDS):
+            return
+        if os.getpid() == self._process:  # no worker of a loader
+            place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno} calls {name}"
+            self._fault.may_happen("hook", place)
+
+
+class Found:
+    """A diagnosis that finds nothing: all actions are asked for by name."""
+
+    def __init__(self, fault: Fault) -> None:
+        fault.may_happen("diagnose")
+        self._fault = fault
+
+    def leads(self) -> list[Any]:
+        self._fault.may_happen("leads")
+        return []
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How the script goes.
+
+    Attributes:
+        num_workers: Of its loader.
+        norm: Whether its model has batch norm and dropout.
+        short_in: Where its memory runs out once: `forward`, `backward`, `step`, or nowhere.
+        short_at: At which step.
+        survives: Whether it catches that, and goes on with the next batch.
+    """
+
+    num_workers: int = 0
+    norm: bool = False
+    short_in: str = ""
+    short_at: int = 0
+    survives: bool = True
+
+
+@dataclass(slots=True)
+class Ending:
+    """What a run of the script came to.
+
+    Attributes:
+        samples: Indices in the order in which the script got them.
+        weights: Parameters and buffers.
+        random: State of torch's generator.
+        left: All that an action might have left changed, by name.
+        error: What the script raised.
+        notes: What of ours failed, in words.
+        told: What the tuner said.
+        left_in_the_job: Routes and callbacks.
+    """
+
+    samples: list[int] = field(default_factory=list)
+    weights: list[torch.Tensor] = field(default_factory=list)
+    random: torch.Tensor | None = None
+    left: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
+    notes: list[str] = field(default_factory=list)
+    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    left_in_the_job: list[Any] = field(default_factory=list)
+
+
+class Rows(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    """Images that tell their index."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.images = torch.randn(ROWS, 3, 6, 6, generator=generator)
+        self.labels = torch.randint(2, (ROWS,), generator=generator)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return index, self.images[index], self.labels[index]
+
+
+class Memory:
+    """Runs out when it is told to, once."""
+
+    def __init__(self) -> None:
+        self.short_in = ""
+
+    def needed(self, where: str) -> None:
+        if where == self.short_in:
+            self.short_in = ""
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+class Allocates(torch.autograd.Function):
+    """Needs memory in both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, memory: Memory) -> torch.Tensor:
+        ctx.memory = memory
+        memory.needed("forward")
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.memory.needed("backward")
+        return gradient, None
+
+
+class Block(nn.Module):
+    """A block such as models repeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh())
+
+    def forward(self, image_NCHW: torch.Tensor) -> torch.Tensor:
+        return image_NCHW + self.inner(image_NCHW)
+
+
+class Net(nn.Module):
+    """A model that gives something to do to most actions."""
+
+    def __init__(self, memory: Memory, norm: bool) -> None:
+        super().__init__()
+        self.memory = memory
+        beside = [nn.BatchNorm2d(4), nn.Dropout(0.1)] if norm else []
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Block(), Block(), *beside)
+        self.head = nn.Linear(4 * 6 * 6, 2)
+
+    def forward(self, image_NCHW: torch.Tensor) -> torch.Tensor:
+        hidden = Allocates.apply(self.body(image_NCHW), self.memory)
+        return self.head(hidden.flatten(1))
+
+
+def run(script: Script, ends: Callable[[], None] = lambda: None) -> Ending:
+    """Runs the script, as users write one.
+
+    Args:
+        script: Which.
+        ends: Called when its loop has ended, however it did.
+    """
+    torch.manual_seed(0)
+    ending, memory = Ending(), Memory()
+    model = Net(memory, script.norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+    optimizer.register_step_pre_hook(lambda *_: memory.needed("step"))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20)
+    loader = DataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=script.num_workers)
+    try:
+        step = 0
+        for _ in range(EPOCHS):
+            for index, image, label in loader:
+                ending.samples += index.tolist()
+                memory.short_in = script.short_in if step == script.short_at else ""
+                step += 1
+                try:
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(image), label).backward()
+                    optimizer.step()
+                    scheduler.step()
+                except torch.OutOfMemoryError:
+                    if not script.survives:
+                        raise
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is what the script ends with)
+        ending.error = error.with_traceback(None)
+    ending.weights = [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
+    ending.random = torch.get_rng_state()
+    ends()
+    ending.left = left_by_an_action(model, optimizer, loader)
+    return ending
+
+
+def left_by_an_action(model: nn.Module, optimizer: Any, loader: Any) -> dict[str, Any]:
+    """Returns what actions change, comparably between two runs of the script."""
+    parameters = list(model.parameters())
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    state = [sorted((k, v.stride()) for k, v in optimizer.state[p].items()) for p in parameters]
+    return {
+        "attributes of modules": [sorted(vars(module)) for module in model.modules()],
+        "attributes of the optimizer": sorted(vars(optimizer)),
+        "attributes of the loader": sorted(vars(loader)),
+        "settings of the optimizer": groups,
+        "state of the optimizer": state,
+        "layout of weights": [p.stride() for p in parameters],
+        "hooks of weights": [
+            len(hooks or ())
+            for p in parameters
+            for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks)
+        ],
+        "hooks of the optimizer": [
+            len(hooks) for name, hooks in sorted(vars(optimizer).items()) if name.endswith("_hooks")
+        ],
+        "the collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def run_tuned(
+    script: Script,
+    names: Sequence[str],
+    fault: Fault,
+    verdicts: Sequence[Verdict],
+    stays: bool,
+    folder: Path,
+) -> Ending:
+    """Runs the script with the hooks, the process's part of the tuner and the controller as they are.
+
+    Decisions do not wait for what is measured: windows are one step long, and what they come to is given.
+
+    Args:
+        script: Which.
+        names: The actions that are asked for.
+        fault: What fails.
+        verdicts: What trials come to, in turn.
+        stays: Whether what is kept is always confirmed.
+        folder: The run's.
+    """
+    asked = {"allow": ["precision", "training"], "only": names, "skip": [], "dry_run": False, "apply": ""}
+    watch = InTheScript(fault)
+    with pytest.MonkeyPatch.context() as patch, measured(perf_counter_ns) as recorder:
+        in_a_hurry(patch, itertools.cycle(verdicts))
+        if stays:
+            patch.setattr(PairedTest, "measured", confirmed(PairedTest.measured))
+        failing_process(patch, fault)
+        patch.setattr(
+            plugins, "discover", lambda *_: {name: faulty(ACTIONS[name], fault) for name in names}
+        )
+        live = tuning.LiveTuning(recorder, folder, asked)
+
+        def boundary() -> None:
+            watch.on = False
+            try:
+                live._boundary()
+            finally:
+                watch.on = True
+
+        def ends() -> None:
+            watch.on = False
+            sys.setprofile(None)
+            recorder.guarded(live.finish)
+
+        recorder.on_boundary = boundary
+        sys.setprofile(watch)
+        try:
+            watch.on = True
+            ending = run(script, ends)
+        finally:
+            ends()
+        ending.notes = list(recorder.notes)
+        ending.told = [(kind, detail) for *_, kind, detail in recorder.events]
+        ending.left_in_the_job = [live._job.routes, live._job.on_step, live._job.on_iterator]
+    return ending
+
+
+def in_a_hurry(patch: pytest.MonkeyPatch, verdicts: Iterator[Verdict]) -> None:
+    """Lets the tuner do in some ten steps what takes hundreds."""
+    for module, name, value in (
+        (controller, "WARMUP_STEPS", 2),
+        (controller, "OBSERVED_STEPS", 1),
+        (controller, "OBSERVED_NS", 0),
+        (controller, "CONFIRM_PAIRS", 2),
+        (controller, "DOUBT_PAIRS", 1),
+        (controller, "LOOK_STEPS", 3),
+        (controller, "RECHECK_STEPS", 6),
+        (windows, "WINDOW_STEPS", 1),
+        (windows, "WINDOW_NS", 0),
+        (windows, "MAX_WINDOW_STEPS", 1),
+        (_autocast, "MIN_RATE", 0.0),
+        (_autocast, "PROBE_SIZES", (32,)),
+        (activation_checkpointing, "refuse_unless_short", lambda job: None),
+        (optimizer_in_backward, "refuse_unless_short", lambda job: None),
+        (Compiler, "_backend", lambda self, graph, inputs: graph),
+        (PairedTest, "verdict", lambda test: next(verdicts) if len(test.logs) >= 2 else None),
+    ):
+        patch.setattr(module, name, value)
+
+
+def confirmed(measured: Callable[..., Measured | None]) -> Callable[..., Measured | None]:
+    """What measures that every change helps."""
+
+    def call(test: PairedTest, *confidence: float) -> Measured | None:
+        found = measured(test, *confidence)
+        return found and replace(found, speedup=1.5, low=1.2, high=1.8)
+
+    return call
+
+
+def failing_process(patch: pytest.MonkeyPatch, fault: Fault) -> None:
+    """Lets what the controller is given by the process fail."""
+    patch.setattr(diagnosis, "OtherProcess", lambda folder, first_step: Found(fault))
+    for owner, name, where in (
+        (tuning.LiveTuning, "_watch", "watch"),
+        (tuning.LiveTuning, "_tell", "told"),
+        (tuning.LiveTuning, "_latest_losses", "losses"),
+        (tuning.LiveTuning, "_snapshot", "snapshot"),
+        (tuning.LiveTuning, "_look", "boundary"),
+        (tuning, "_check_numerics", "numerics"),
+    ):
+        patch.setattr(owner, name, failing(getattr(owner, name), fault, where))
+
+
+def failing(function: Callable[..., Any], fault: Fault, where: str) -> Callable[..., Any]:
+    """The function, which fails when the fault says so."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        fault.may_happen(where)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def no_worker_is_left() -> bool:
+    """Whether all processes that were started come to their end."""
+    until = time.monotonic() + PATIENCE_S
+    while multiprocessing.active_children():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
