@@ -1,19 +1,20 @@
 """Makes the pictures in `docs/images`, from runs that it records itself.
 
-    python benchmarks/pictures.py [--out docs/images] [--runs FOLDER]
+    python benchmarks/pictures.py [--out docs/images]
 
 Three runs are recorded with `diagnose run`: a job that decodes its pictures on the training thread, the
-same with workers, and a tuned one that waits for storage. They take some two minutes. Then the dashboard
-serves them, and Chromium takes the pictures. `--runs` keeps the runs, and takes those that are there.
+same with workers, and a tuned one that waits for storage. They take some two minutes, and are kept in
+`.diagnose/pictures`: what lies there is not recorded again. Then the dashboard serves them, and Chromium
+takes the pictures.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from diagnose.launch.opened import listening_on
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).absolute().parents[1]
+ROOT = REPOSITORY / ".diagnose" / "pictures"
 EXAMPLE = "examples/image_classifier.py"
 JOB = "benchmarks/tuning/storage.py"
 WIDTH = 1280
@@ -65,7 +67,7 @@ PICTURES = {
     "run": Picture(address="/run/storage-tuned", words="confirmed on against off", height=980),
     "findings": Picture(address="/run/pictures", words="To do", height=900, part=".finding"),
     "before-after": Picture(
-        address="/run/storage-tuned/before-after", words="Training loss", height=1440, dark=True
+        address="/run/storage-tuned/before-after", words="Training loss", height=1800, dark=True
     ),
     "input": Picture(address="/run/pictures-workers/input", words="The slowest batches", height=1200),
     "compare": Picture(
@@ -77,29 +79,28 @@ PICTURES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "images")
-    parser.add_argument("--runs", type=Path, help="the folder to keep the runs in")
     args = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        root = args.runs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for name, command in RUNS.items():
-            if not (root / name / "run.json").is_file():
-                record(root, name, command)
-        address = stack.enter_context(served(root))
-        args.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    out = args.out.absolute()
+    os.chdir(REPOSITORY)  # so that no picture names a folder of this machine
+    for name, command in RUNS.items():
+        if not (ROOT / name / "run.json").is_file():
+            record(name, command)
+    with served() as address:
         for name, picture in PICTURES.items():
             with opened(dark=picture.dark, height=picture.height) as page:
-                take(page, address, picture, args.out / f"{name}.png")
-            print(args.out / f"{name}.png")
+                take(page, address, picture, out / f"{name}.png")
+            print(out / f"{name}.png")
 
 
-def record(root: Path, name: str, command: tuple[str, ...]) -> None:
-    run = [sys.executable, "-m", "diagnose", "run", "--quiet", "--name", name, "--run-dir", str(root)]
-    subprocess.run([*run, *command], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+def record(name: str, command: tuple[str, ...]) -> None:
+    run = [sys.executable, "-m", "diagnose", "run", "--quiet", "--name", name, "--run-dir", str(ROOT)]
+    subprocess.run([*run, *command], check=True, stdout=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
-def served(root: Path) -> Iterator[str]:
-    app = create_app(root)
+def served() -> Iterator[str]:
+    app = create_app(ROOT)
     listening = listening_on("127.0.0.1", 0)
     server = server_of(app, listening)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -90,14 +90,18 @@ class Live:
 
     # -- for callbacks
 
-    def snapshot(self) -> Snapshot:
-        """Returns what is known. Waits for the first look at a run, and for nothing afterwards."""
+    def snapshot(self, first_look_s: float = FIRST_LOOK_S) -> Snapshot:
+        """Returns what is known. Waits for the first look at a run, and for nothing afterwards.
+
+        Args:
+            first_look_s: For so long at most.
+        """
         slept = monotonic() - self._looked_at > UNWATCHED_S
         self._looked_at = monotonic()
         if slept:
             self._ready.clear()
         self._looked.set()
-        self._ready.wait(FIRST_LOOK_S)
+        self._ready.wait(first_look_s)
         return self._snapshot
 
     def steps(self, first: int, last: int, max_bins: int = MAX_BINS) -> Steps:

@@ -30,6 +30,9 @@ MAX_LISTED = 500
 MAX_VERDICTS = 25
 """So many of the newest ended runs are analysed for the list, unasked, one after the other."""
 
+COMMAND_WAITS_S = 10.0
+"""Whoever gives a command as the first thing is told of the run, not that nothing is known of it yet."""
+
 MAX_TEXT_BYTES = 2_000_000
 """A source file that is longer is not shown: nobody wrote it."""
 
@@ -40,10 +43,15 @@ class Source:
     Args:
         root: The folder.
         trusted: Whether the request at hand may control a job.
+
+    Attributes:
+        root: Likewise.
+        has_listed: Whether the runs have been listed once: before, that there are none means nothing.
     """
 
     def __init__(self, root: Path, *, trusted: Callable[[], bool] = lambda: False) -> None:
         self.root = root
+        self.has_listed = False
         self._trusted = trusted
         self._analyst = Analyst()
         self._lock = threading.Lock()
@@ -98,6 +106,7 @@ class Source:
                 return self._listed
             self._listed_at = monotonic()
         self._listed = tuple(self._row(folder) for folder in list_runs(self.root)[:MAX_LISTED])
+        self.has_listed = True
         return self._listed
 
     def compared(self, before: str, after: str) -> Compared | None:
@@ -154,7 +163,7 @@ class Source:
                 accepted=False,
                 words="Commands need the token: open the address that the terminal printed.",
             )
-        control = self.run(run).snapshot().control
+        control = self.run(run).snapshot(COMMAND_WAITS_S).control
         if not control.allowed:
             return Answered(accepted=False, words=control.words)
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from diagnose.report.input import Input as InputSection
 
 NAME = "input"
 MAX_LINES = 15
+BY_CHANCE = 0.05
+"""So many samples may be in several of the slowest batches by chance, where they are named."""
+
 NAMED_SAMPLES = 6
 """Samples of a batch that are named: enough to ask the dataset for them."""
 
@@ -146,10 +150,9 @@ def _slowest(profile: Profile) -> list[Component]:
             for batch in workers.slowest
         ),
     )
-    shared = _shared(workers.slowest)
-    note = (
-        f"In more than one of them: {', '.join(f'sample {index:,}' for index in shared)}." if shared else ""
-    )
+    shared = _shared(workers.slowest, profile.program.loaders)
+    named = ", ".join(f"sample {index:,}" for index in shared)
+    note = f"In more of them than chance explains: {named}." if shared else ""
     return [panel("The slowest batches", *shown([table]), note=note)]
 
 
@@ -161,10 +164,18 @@ def _samples(batch: SlowBatch) -> str:
     return f"{named} and {more:,} more" if more > 0 else named
 
 
-def _shared(batches: tuple[SlowBatch, ...]) -> list[int]:
-    """Returns samples that several of the batches hold: of a slow one all batches are slow."""
-    seen = Counter(index for batch in batches if batch.before for index in set(batch.samples))
-    return [index for index, times in seen.most_common(NAMED_SAMPLES) if times > 1]
+def _shared(batches: Sequence[SlowBatch], loaders: Sequence[Loader]) -> list[int]:
+    """Returns samples that more of the batches hold than shuffling alone explains: one that is slow makes
+    each batch slow that holds it."""
+    later = [batch for batch in batches if batch.before]  # a worker's first one is slow for another reason
+    length = next((loader.dataset_length for loader in loaders if loader.num_workers), None)
+    if len(later) < 2 or not length:
+        return []
+    share = sum(len(batch.samples) for batch in later) / len(later) / length
+    often = range(2, len(later) + 1)
+    enough = next((n for n in often if length * comb(len(later), n) * share**n < BY_CHANCE), None)
+    seen = Counter(index for batch in later for index in set(batch.samples))
+    return [index for index, n in seen.most_common(NAMED_SAMPLES) if enough is not None and n >= enough]
 
 
 def _loaders(loaders: tuple[Loader, ...]) -> Table:

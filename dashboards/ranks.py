@@ -93,7 +93,9 @@ def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
 def _headline(snap: Snapshot, late: Lateness) -> list[Fact]:
     facts = []
     if snap.profile is None:
-        facts.append(Fact(label="straggler", value="not known yet", detail=snap.analysis))
+        facts.append(
+            Fact(label="straggler", value="not known yet", detail=snap.analysis or "being analysed")
+        )
     else:
         found = straggler(snap.profile.ranks)
         if found is None:

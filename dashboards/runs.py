@@ -221,6 +221,8 @@ def _standing(row: RunRow) -> list[Component]:
 
 
 def _none(source: Source) -> Component:
+    if not source.has_listed:  # of a thousand ranks a row takes a few seconds
+        return html.P("Reading the runs ...", className="reading", role="status")
     return empty(
         "No runs yet",
         f"There are no runs under {short_path(str(source.root))}. Record one and it appears here at once:",

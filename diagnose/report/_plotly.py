@@ -132,6 +132,8 @@ def time_lines(chart: TimeLines) -> dict[str, Any]:
     layout["hovermode"] = "x unified"
     layout["showlegend"] = len(data) > 1
     layout["legend"] = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
+    if len(data) > 1:
+        layout["margin"]["t"] = 30  # else the legend lies on the lines
     return {"data": data, "layout": layout}
 
 
