@@ -185,6 +185,18 @@ def test_waits_for_a_disk_are_evidence_of_what_waits_for_it(name: str):
     assert waits not in getattr(rule.check(example), "evidence", ())
 
 
+def test_loading_is_not_said_to_wait_for_no_disk_where_a_disk_keeps_cpus_idle():
+    """Half the time it computes: an example of a run that writes and syncs 100 MiB a second."""
+    rule = RULES["serial-loading"]
+    example = rule.fires_on[0]
+    example = replace(example, run=replace(example.run, device="cpu"))
+    for iowait, said in ((0.01, True), (0.23, False)):
+        host = replace(example.host, on_cpu_share=0.9, runnable_share=0.0, iowait_cpus=iowait)
+        found = rule.check(replace(example, host=host))
+        assert found is not None
+        assert any("does not wait for a disk" in each for each in found.evidence) == said
+
+
 def test_a_scripts_own_collections_are_blamed_on_their_line():
     found = found_in(profile(gc_ms=20, where=(at("gc.collect()", 0.01, "collect"),)))["gc-pauses"]
     assert (found.line, found.actions) == (41, ())

@@ -12,7 +12,7 @@ from diagnose.core.profile import InputStats, Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._machine import disk
+from diagnose.rules._machine import disk, waits_for_disk
 from diagnose.rules._supply import HEADROOM, main_loader
 from diagnose.rules.base import Rule
 
@@ -144,6 +144,6 @@ def _whether_it_computes(profile: Profile, load_ns: float) -> tuple[str, ...]:
     if off_cpu >= BLOCKED:
         waits = "The training thread is off the CPU meanwhile: it waits for a disk, a network or a sleep."
         return (waits, *disk(host))
-    if off_cpu <= COMPUTING:
+    if off_cpu <= COMPUTING and not waits_for_disk(host):
         return ("The training thread is on the CPU meanwhile: it computes, it does not wait for a disk.",)
-    return ()
+    return disk(host)
