@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from diagnose.actions import _learning_rate
 from diagnose.actions._learning_rate import RAMP_STEPS
 from diagnose.actions.base import CannotApply
 from diagnose.actions.fused_optimizer import FusedOptimizer
@@ -388,6 +389,24 @@ def test_what_turns_out_not_to_fit_is_left_alone_and_says_why(kind, loop, reason
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
+def test_where_something_of_ours_fails_each_batch_is_stepped_on_as_ever(monkeypatch):
+    model, twin = network(), network()
+    optimizer, plainly = (OPTIMIZERS["sgd"](each.parameters()) for each in (model, twin))
+    job, action = Job(models=[model], optimizers=[optimizer]), GradientAccumulation()
+    monkeypatch.setattr(_learning_rate.Rate, "factor", None)
+    with on(job, 2, action) as ready:
+        batches = list(DataLoader(rows(16), 4))
+        plain(model, optimizer, batches[0])
+        plain(model, optimizer, batches[1])
+        plain(twin, plainly, batches[1])
+        assert "it failed in use: TypeError" in action.why_not_stay(ready)
+        monkeypatch.undo()
+        for batch in batches[2:]:
+            plain(model, optimizer, batch)
+            plain(twin, plainly, batch)
+    assert_alike(model, twin)
+
+
 def test_sparse_gradients_are_left_alone():
     table = nn.Embedding(8, 2, sparse=True)
     optimizer = torch.optim.SGD(table.parameters(), 0.1)
@@ -413,9 +432,9 @@ def test_windows_hold_whole_groups(least, epoch, counted):
     with pytest.raises(StopIteration) as ended:
         for number in range(1, 100):
             plan.send(Step(number=number, time_ns=50_000_000 if number % 4 else 90_000_000, aside=False))
-    mean_ns, steps = ended.value.value
-    assert steps == counted
-    assert epoch > 1 or mean_ns == 60_000_000
+    seen = ended.value.value
+    assert seen.steps == counted
+    assert epoch > 1 or seen.mean_ns == 60_000_000
 
 
 def _none(*args: Any) -> Any:
@@ -453,6 +472,7 @@ def test_a_run_that_names_it_tries_it_and_keeps_what_is_faster(tmp_path):
     (trial,) = found["trials"]
     assert (trial["action"], trial["state"]) == ("gradient-accumulation", "kept"), trial
     assert trial["measured_speedup"] > 1.1
+    assert "without a way back" not in trial["reason"]
     assert only_run(tmp_path)
 
 

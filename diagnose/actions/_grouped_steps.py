@@ -11,6 +11,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
+from diagnose.actions._blame import raised_by_us
+from diagnose.actions._careful import in_short
 from diagnose.actions._learning_rate import Rate
 from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions.base import CannotApply
@@ -71,6 +73,15 @@ class GroupedSteps:
         """The script steps."""
         if is_dynamo_compiling() or optimizer is not self._optimizer:
             return
+        try:
+            self._before(args, kwargs)
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            self.after()
+            self.refused = f"it failed in use: {in_short(error)}"
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._recover()
         given = [(p, p.grad) for p in self._parameters() if p.grad is not None]
         self.refused = self.refused or self._why_not(args, kwargs, given)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from queue import Empty
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data._utils import signal_handling
@@ -225,6 +225,9 @@ class Pool:
         workers: The processes, as they are now.
     """
 
+    workers: Workers
+    kind: ClassVar[type[Workers]] = Workers
+
     def __init__(
         self,
         loader: Any,
@@ -244,6 +247,10 @@ class Pool:
         self._patience_s = max(LEAST_PATIENCE_S, PATIENCE * batch_s)
         self._dataset, self._collate_fn = batches._dataset, batches._collate_fn
         self.workers = self._start(loader, batches)
+
+    def received(self, data: Any) -> Any:
+        """The turn of a batch has come: returns what is to be handed out of what the workers sent."""
+        return data
 
     @property
     def broken(self) -> str:
@@ -278,8 +285,7 @@ class Pool:
         if batches._num_workers:
             init = loader.worker_init_fn  # where there are no workers, the script's is never called
         if self._exact:
-            watched = Watched(collate_fn)
-            collate_fn, init = watched, functools.partial(watched.begins, init)
+            collate_fn, init = self._seen(collate_fn, init)
         seeds = torch.Generator()
         seeds.set_state(torch.get_rng_state())  # reproducible, and the script's own stream stays put
         self._surface, self._signature = surface(batches._dataset), signature(batches._dataset)
@@ -298,6 +304,13 @@ class Pool:
             "_index_sampler": (),  # indices come from the script's own sampler, one by one
         }
         with quiet_fork():
-            workers = Workers(View(loader, changed))
+            workers = self.kind(View(loader, changed))
         workers.patience_s = self._patience_s
         return workers
+
+    def _seen(
+        self, collate_fn: Callable[[Any], Any], init: Callable[[int], None] | None
+    ) -> tuple[Callable[[Any], Any], Callable[[int], None] | None]:
+        """Returns what stands for `collate_fn` and `worker_init_fn` where batches must be the script's."""
+        watched = Watched(collate_fn)
+        return watched, functools.partial(watched.begins, init)

@@ -18,7 +18,7 @@ COLLECT_S = 10.0
 
 @contextmanager
 def started(
-    found: list[Source], num_workers: int, prefetch_factor: int, *, exact: bool
+    found: list[Source], num_workers: int, prefetch_factor: int, *, exact: bool, kind: type[Pool] = Pool
 ) -> Iterator[list[Pool]]:
     """Starts workers for each loader, which idle until they are asked for something. On leaving, what they
     were asked for is taken from them, to be handed out in its turn, and they end.
@@ -28,6 +28,7 @@ def started(
         num_workers: How many workers for each.
         prefetch_factor: What each is asked for beforehand.
         exact: See `Pool`.
+        kind: What is started.
 
     Raises:
         CannotApply: If there is no room for their batches.
@@ -36,18 +37,18 @@ def started(
     try:
         while found:
             # Nothing here may keep an iterator alive: the script's workers end with it.
-            pools.append(_started(found.pop(), num_workers, prefetch_factor, exact))
+            pools.append(_started(found.pop(), num_workers, prefetch_factor, exact, kind))
         yield pools
     finally:
         for pool in pools:
             _end(pool)
 
 
-def _started(source: Source, num_workers: int, prefetch_factor: int, exact: bool) -> Pool:
+def _started(source: Source, num_workers: int, prefetch_factor: int, exact: bool, kind: type[Pool]) -> Pool:
     reason = lacks_memory(source.probed, num_workers * prefetch_factor)
     if reason:
         raise CannotApply(reason)
-    return Pool(
+    return kind(
         source.loader,
         source.batches,
         num_workers=num_workers,

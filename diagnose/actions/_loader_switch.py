@@ -136,6 +136,11 @@ class Feed:
         return None
 
     @property
+    def num_ahead(self) -> int:
+        """Batches that were asked for and are still to be handed out."""
+        return len(self._order.ahead)
+
+    @property
     def factor(self) -> int:
         """Batches that each worker is asked for beforehand."""
         if self._depths:
@@ -258,6 +263,7 @@ class Feed:
     def _checked(self, batches: Any, entry: Asked, data: Any) -> Any:
         """Returns what the script would have got, or raises what it would have seen."""
         pool = entry.pool
+        data = pool.received(data)
         if isinstance(data, ExceptionWrapper) and self._num_workers:
             data.where = f"in DataLoader worker process {batches._num_yielded % self._num_workers}"
             data.reraise()

@@ -49,7 +49,7 @@ class LiveTuning:
         from diagnose.tuner.world import World
 
         self._recorder = recorder
-        self._asides = 0
+        self._asides = self._samples = 0
         self._began_at, self._begun = 0, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
         self._losses: Losses | None = None
@@ -124,8 +124,10 @@ class LiveTuning:
             self._ranks.leave("the script joins ranks that have different numbers of batches")
         aside = self._recorder.asides != self._asides
         self._asides = self._recorder.asides
+        num_samples = max(0, self._recorder.samples - self._samples)
+        self._samples = self._recorder.samples
         with interrupts_wait() as self._ranks.interrupted:
-            self._controller.boundary(self._recorder.steps, aside, self._begun)
+            self._controller.boundary(self._recorder.steps, aside, self._begun, num_samples)
         self._begun = False
         # Else an object that the script is done with would stay alive.
         self._job.models, self._job.optimizers = [], []

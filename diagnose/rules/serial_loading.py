@@ -56,7 +56,7 @@ class SerialLoading(Rule):
     """
 
     needs = ("input.steady_wait_ns",)
-    actions = ("loader-workers", "dataset-cache", "loader-workers-reseeded")
+    actions = ("loader-workers", "fork-continuation", "dataset-cache", "loader-workers-reseeded")
     fires_on = (
         profile(
             data_wait_ms=40,

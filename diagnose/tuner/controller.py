@@ -91,13 +91,14 @@ class Controller:
 
     # -- what the process calls
 
-    def boundary(self, number: int, aside: bool, begins: bool = False) -> None:
+    def boundary(self, number: int, aside: bool, begins: bool = False, num_samples: int = 0) -> None:
         """A step of the script has ended. Raises no `Exception`.
 
         Args:
             number: How many steps have finished.
             aside: Whether the step also evaluated, saved or compiled.
             begins: Whether it began an epoch.
+            num_samples: See `Step`.
         """
         if self.state == "ended":
             return
@@ -106,7 +107,9 @@ class Controller:
                 call()
             if self._plan is not None:
                 time_ns = self._world.clock() - self._resumed_ns
-                self._step = Step(number=number, time_ns=time_ns, aside=aside, begins=begins)
+                self._step = Step(
+                    number=number, time_ns=time_ns, aside=aside, begins=begins, num_samples=num_samples
+                )
                 alarm = self._loss.step_ended()
                 if alarm is not None:
                     self._plan.throw(alarm)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from diagnose.actions.base import CannotApply
 from diagnose.core.units import NS_PER_MS
 from diagnose.tuner.agreement import heed_loss, loss_now, switch
 from diagnose.tuner.installed import Installed
@@ -21,7 +23,32 @@ MAX_ASIDES = 20
 measured as it is."""
 
 
-def window(world: World, least: int, period: int = 1) -> Plan[tuple[float, int]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a window of steps came to.
+
+    Attributes:
+        mean_ns: Mean nanoseconds of a step on the slowest rank.
+        steps: How many were counted.
+        samples: Samples of a step on all ranks, on average; 0 where nobody counts them.
+    """
+
+    mean_ns: float
+    steps: int
+    samples: float
+
+    def ns_for(self, samples: float) -> float:
+        """Returns the time that so many samples took.
+
+        Raises:
+            CannotApply: If nobody counts samples.
+        """
+        if not (self.samples and samples):
+            raise CannotApply("steps would have more samples, and no loader tells how many")
+        return self.mean_ns * samples / self.samples
+
+
+def window(world: World, least: int, period: int = 1) -> Plan[Window]:
     """Runs a window of steps, as long on every rank.
 
     Where epochs are short it spans whole ones: their beginnings take long, and a window with one more of
@@ -32,33 +59,31 @@ def window(world: World, least: int, period: int = 1) -> Plan[tuple[float, int]]
         least: The fewest steps.
         period: Steps after which what is measured begins anew.
 
-    Returns:
-        Mean nanoseconds of a step on the slowest rank, and how many steps were counted.
-
     Raises:
         LossAlarm: See `heed_loss`.
     """
     least = max(least, WINDOW_STEPS)
     times: list[list[int]] = [[] for _ in range(world.ranks.num)]
     beginnings: list[int] = []
-    epoch, asides, missing = 1, 0, least
+    epoch, asides, num_samples, missing = 1, 0, 0, least
     while missing > 0:
         mine = []
         for _ in range(missing):
             step = yield
-            mine.append((step.time_ns, step.aside, step.begins))
+            mine.append((step.time_ns, step.aside, step.begins, step.num_samples))
         told = world.ranks.exchange("a window", [world.job.epoch_steps, mine, loss_now(world)])
         heed_loss([loss for _, _, loss in told])
         if not times[0]:
             epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, _, _ in told) or 1
         # What one rank does beside training, the others wait for.
         for each in zip(*(steps for _, steps, _ in told), strict=True):
-            if any(aside for _, aside, _ in each) and asides < MAX_ASIDES:
+            if any(aside for _, aside, *_ in each) and asides < MAX_ASIDES:
                 asides += 1
                 continue
-            if epoch > 1 and any(begins for _, _, begins in each):
+            if epoch > 1 and any(begins for _, _, begins, _ in each):
                 beginnings.append(len(times[0]))
-            for own, (time_ns, _, _) in zip(times, each, strict=True):
+            num_samples += sum(counted for *_, counted in each)
+            for own, (time_ns, *_) in zip(times, each, strict=True):
                 own.append(time_ns)
         count, longest_ns = len(times[0]), max(map(sum, times))
         wanted = least
@@ -66,7 +91,8 @@ def window(world: World, least: int, period: int = 1) -> Plan[tuple[float, int]]
             wanted = min(math.ceil(count * WINDOW_NS / max(longest_ns, 1)), MAX_WINDOW_STEPS)
         whole = epoch if epoch > 1 else period
         missing = math.ceil(max(wanted, count) / whole) * whole - count
-    return max(window_mean(own, beginnings) for own in times), count
+    mean_ns = max(window_mean(own, beginnings) for own in times)
+    return Window(mean_ns=mean_ns, steps=count, samples=num_samples / count)
 
 
 def settle(changes: Sequence[Installed]) -> Plan[None]:
@@ -85,8 +111,8 @@ def best_of(world: World, choices: list[Installed]) -> Plan[Installed]:
                 switch(world, [left[index]], True)
                 yield from settle([left[index]])
                 action = left[index].action
-                mean_ns, _ = yield from window(world, action.window_steps, action.period_steps)
-                totals[index] += mean_ns
+                seen = yield from window(world, action.window_steps, action.period_steps)
+                totals[index] += seen.ns_for(1) if action.resizes else seen.mean_ns
                 switch(world, [left[index]], False)
         best = sorted(totals, key=totals.__getitem__)[: len(left) // 2]
         left = [left[index] for index in sorted(best)]
@@ -109,9 +135,10 @@ def measure(
     """
     length = max(change.action.window_steps for change in changes)
     period = math.lcm(*(change.action.period_steps for change in changes))
+    resizes = any(change.action.resizes for change in changes)
     state: bool | None = None
     while True:
-        means_ns: dict[bool, float] = {}
+        seen: dict[bool, Window] = {}
         # Off, on, on, off: a drift hits both alike, and every second change of state is saved.
         for on in (False, True) if len(test.logs) % 2 == 0 else (True, False):
             if on is not state:
@@ -120,9 +147,12 @@ def measure(
                 spending.spent_ns += world.clock() - begun
                 yield from settle(changes)
                 state = on
-            means_ns[on], length = yield from window(world, length, period)
-        test.add(means_ns[False], means_ns[True])
-        spending.spent_ns += max(0.0, means_ns[True] - means_ns[False]) * length
+            seen[on] = yield from window(world, length, period)
+            length = seen[on].steps
+        without_ns = seen[False].mean_ns
+        with_ns = seen[True].ns_for(seen[False].samples) if resizes else seen[True].mean_ns
+        test.add(without_ns, with_ns)
+        spending.spent_ns += max(0.0, with_ns - without_ns) * length
         if pairs:
             if len(test.logs) >= pairs:
                 return None

@@ -32,12 +32,14 @@ class Step:
         time_ns: Its wall time, without what the tuner did after it.
         aside: Whether it also evaluated, saved or compiled: no part of a comparison.
         begins: Whether it began an epoch.
+        num_samples: Samples that loaders handed over for it; 0 where none tells.
     """
 
     number: int
     time_ns: int
     aside: bool
     begins: bool = False
+    num_samples: int = 0
 
 
 T = TypeVar("T")

@@ -1,0 +1,178 @@
+"""Several of the script's batches as one larger batch"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from diagnose.actions._grown_batches import FEWEST_BATCHES, GrownBatches, refuse_unfit
+from diagnose.actions._learning_rate import Rate, refuse_without_rule
+from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._schedules import Schedules
+from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.gc_freeze import resident_bytes
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+
+SIZES = (2, 4)
+"""The script's batches in one. The more, the fewer steps there are to learn in: what goes further is for
+the script's author to say."""
+
+MEMORY_SHARE = 0.8
+"""Of the memory that is free, so much may be what the peak of a step grows by."""
+
+
+class BatchGrowth(Action):
+    """
+    ## What it does
+    Lets the script's `DataLoader` hand out two or four batches as one: what a step costs however many
+    samples it has, in Python, in launches, in the optimizer and between ranks, is paid for more of them.
+    The order of samples is the script's, and each comes once in an epoch. The last batch of an epoch has
+    what is left.
+
+    The learning rate grows with the batch: k times with SGD, the root of k times with Adam and its kind, in
+    a ramp of 100 steps. It does so during the step alone: the script and its logs see their own rate. A
+    schedule of torch's that the script steps in every step goes on by the script's batches: it is stepped
+    as often as there are batches in one. One that goes by epochs is left alone.
+
+    ## When it takes effect
+    With the next batch that is drawn. What workers have made by then comes first, and so it does on
+    leaving; the learning rate goes by the batch that was really taken.
+
+    ## How it is measured
+    By the time per sample, as steps have more of them.
+
+    ## When it cannot help
+    Where a step's time grows with its batch: large models, and CPUs.
+
+    ## When it is refused
+    For an `IterableDataset`, a batch sampler of the script's own, loaders without batches, several loaders;
+    where an epoch would have fewer than four larger batches; where the memory that a step needs at its peak
+    may not be there k times; for optimizers for which no rule is known, see `gradient-accumulation`; where
+    the script sets the learning rate itself in each step.
+
+    ## Hazards
+    Training takes fewer, longer steps: another training, hence `--allow training`, and tried only when
+    named with `--only batch-growth`. The loss is watched. The script's own counters move: it sees fewer
+    batches in an epoch, so that what it does every so many steps comes later, and a loop that ends after so
+    many steps has seen more samples. `len(loader)` stays. Batch normalization sees larger batches, and a
+    loss that is a sum over the batch is larger. In the script, ask the loader for a larger `batch_size`.
+    """
+
+    safety = Safety.TRAINING
+    order = 30
+    excludes = frozenset({"gradient-accumulation"})
+    resizes = True
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        refuse_unfit(job)
+        if not job.optimizers:
+            raise CannotApply("no optimizer has stepped")
+        for optimizer in job.optimizers:
+            refuse_without_rule(optimizer)
+        if not self.values(job):
+            num_batches = len(job.iterators[-1]._index_sampler)
+            if num_batches < SIZES[0] * FEWEST_BATCHES:
+                raise CannotApply(f"an epoch has {num_batches} batches only")
+            raise CannotApply("a step may need more memory for a larger batch than is free")
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        """See `Action.values`."""
+        num_batches = len(job.iterators[-1]._index_sampler)
+        peak, free = _peak_bytes(job), _free_bytes(job)
+        return [
+            size
+            for size in SIZES
+            if num_batches >= size * FEWEST_BATCHES and peak * (size - 1) <= free * MEMORY_SHARE
+        ]
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        self.check(job)
+        batches = job.iterators[-1]
+        ahead = (
+            batches._num_workers * getattr(batches, "_prefetch_factor", 0) if batches._num_workers else 0
+        )
+        del batches
+        self.settle_steps = max(self.settle_steps, ahead + 1)
+        yield value or SIZES[0], GrownBatches(job), Schedules(list(job.optimizers))
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        """See `Action.apply`."""
+        size, grown, schedules = prepared
+        if schedules.refused:
+            raise CannotApply(schedules.refused)
+
+        def ended() -> None:
+            schedules.step_ended(grown.parts(), job)
+
+        with ExitStack() as stack:
+            for optimizer in job.optimizers:
+                stack.enter_context(_faster(optimizer, grown))
+            stack.enter_context(schedules.installed())
+            stack.enter_context(grown.installed(size, job))
+            stack.callback(_remove, job.on_step, ended)
+            job.on_step.append(ended)
+            yield
+
+    def why_not_stay(self, prepared: Any) -> str:
+        """See `Action.why_not_stay`."""
+        return str(prepared[2].refused)
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return (
+            _BaseDataLoaderIter._next_index,
+            len(job.on_iterator),
+            len(job.on_step),
+            [
+                (tuple(optimizer._optimizer_step_pre_hooks), tuple(optimizer._optimizer_step_post_hooks))
+                for optimizer in job.optimizers
+            ],
+        )
+
+
+@contextmanager
+def _faster(optimizer: Optimizer, grown: GrownBatches) -> Iterator[None]:
+    """Lets an optimizer step as far as the batch is large while open."""
+    rate = Rate(optimizer)
+
+    def before(stepping: Optimizer, *_: Any) -> None:
+        if stepping is optimizer:
+            rate.restore()  # the last step raised
+            rate.grow(max(1.0, grown.parts()))
+
+    with ExitStack() as stack:
+        stack.callback(rate.restore)
+        stack.callback(optimizer.register_step_pre_hook(before).remove)
+        stack.callback(optimizer.register_step_post_hook(lambda *_: rate.restore()).remove)
+        yield
+
+
+def _peak_bytes(job: Job) -> int:
+    """Returns at most what a step needs beyond what stays."""
+    device = torch.device(job.device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    return resident_bytes()
+
+
+def _free_bytes(job: Job) -> float:
+    device = torch.device(job.device)
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + max(0, cached)
+    return available_bytes() / max(1, job.local_ranks)
+
+
+def _remove(calls: list[Any], own: Any) -> None:
+    if own in calls:
+        calls.remove(own)

@@ -1,0 +1,423 @@
+"""Several of a script's batches as one, from a live loader: samples, rate, schedule and clock."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, StepLR
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from diagnose.actions import batch_growth
+from diagnose.actions._learning_rate import RAMP_STEPS
+from diagnose.actions.base import CannotApply
+from diagnose.actions.batch_growth import BatchGrowth
+from diagnose.actions.loader_workers import LoaderWorkers
+from diagnose.core.job import Job
+from diagnose.core.trial import Safety
+from diagnose.tuner.policy import Policy
+from tests.loops import Rows, Switch, begin
+from tests.running import DIAGNOSE, run, write
+from tests.test_tuner import Change, Machine, controller
+
+Make = Callable[[], "DataLoader[Any]"]
+LOADERS: dict[str, Make] = {
+    "shuffle": lambda: DataLoader(Rows(), 4, shuffle=True),
+    "generator": lambda: DataLoader(Rows(), 4, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "drop last": lambda: DataLoader(Rows(), 4, shuffle=True, drop_last=True),
+    "distributed": lambda: DataLoader(
+        Rows(74), 4, sampler=DistributedSampler(Rows(74), num_replicas=2, rank=1, seed=5)
+    ),
+    "weighted": lambda: DataLoader(
+        Rows(), 4, sampler=WeightedRandomSampler(torch.arange(1.0, 38.0).tolist(), 40)
+    ),
+    "two workers": lambda: DataLoader(Rows(), 4, shuffle=True, num_workers=2),
+    "persistent": lambda: DataLoader(Rows(), 4, shuffle=True, num_workers=2, persistent_workers=True),
+}
+
+
+def a_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), 1e-5)
+
+
+def epochs(
+    loader: DataLoader[Any],
+    num: int,
+    plan: dict[int, Callable[[Switch], None]],
+    *,
+    step: Callable[[torch.Tensor], None] | None = None,
+    job: Job | None = None,
+    action: BatchGrowth | None = None,
+) -> Iterator[list[list[int]]]:
+    """Trains on a loader; yields the samples of each batch, epoch by epoch.
+
+    Args:
+        loader: The loader.
+        num: How many epochs.
+        plan: What to do before a step, by its number.
+        step: Trains on a batch.
+        job: The job, with its optimizers.
+        action: The action.
+    """
+    model, optimizer = a_model()
+    job = job or Job(models=[model], optimizers=[optimizer])
+    switch, number = None, 0
+    try:
+        for _ in range(num):
+            seen = []
+            batches = begin(job, loader)
+            switch = switch or Switch(action or BatchGrowth(), job)
+            while True:
+                if number in plan:
+                    plan[number](switch)
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                if step is None:
+                    model(batch[:, :2]).sum().backward()
+                    job.optimizers[0].step()
+                    job.optimizers[0].zero_grad()
+                else:
+                    step(batch)
+                for ended in list(job.on_step):
+                    ended()
+                seen.append([int(row[0]) for row in batch])
+                number += 1
+            del batches
+            yield seen
+    finally:
+        if switch is not None:
+            switch.close()
+
+
+def on(value: int) -> Callable[[Switch], None]:
+    return lambda switch: switch.on(value)
+
+
+def off(switch: Switch) -> None:
+    switch.off()
+
+
+def flat(epoch: list[list[int]]) -> list[int]:
+    return [index for batch in epoch for index in batch]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_each_sample_comes_once_an_epoch_in_the_scripts_order(kind):
+    """Grown in the middle of an epoch, taken back in the middle of the third, and put in again."""
+    orders = []
+    plans = ({}, {3: on(2), 14: off, 16: on(2)})
+    for plan in plans:
+        torch.manual_seed(7)
+        # The first index of an epoch may draw from the process's generator, and nothing else does.
+        orders.append(list(epochs(LOADERS[kind](), 4, plan)))
+    plain, grown = orders
+    assert [flat(epoch) for epoch in grown] == [flat(epoch) for epoch in plain]
+    assert max(len(batch) for epoch in grown for batch in epoch) == 8
+    assert len(grown[1]) < len(plain[1])
+
+
+def test_without_workers_the_very_next_batch_is_larger_and_the_last_has_what_is_left():
+    (sizes,) = ([len(batch) for batch in epoch] for epoch in epochs(DataLoader(Rows(38), 4), 1, {2: on(2)}))
+    assert sizes == [4, 4, 8, 8, 8, 6]
+    (sizes,) = ([len(batch) for batch in epoch] for epoch in epochs(DataLoader(Rows(66), 4), 1, {1: on(4)}))
+    assert sizes == [4, 16, 16, 16, 14]
+
+
+def test_with_workers_what_they_have_made_comes_first_and_each_step_knows_its_batch():
+    action, known, sizes = BatchGrowth(), [], []
+    model, optimizer = a_model()
+    job = Job(models=[model], optimizers=[optimizer])
+    grown: list[Any] = []
+
+    def put_in(switch: Switch) -> None:
+        switch.on(2)
+        grown.append(switch.prepare(2)[1])
+
+    def step(batch: torch.Tensor) -> None:
+        known.append(grown[0].parts() if grown else 1)
+        sizes.append(len(batch))
+
+    plan = {2: put_in, 9: off, 12: on(2)}
+    loader = DataLoader(Rows(80), 4, num_workers=2)
+    list(epochs(loader, 2, plan, step=step, job=job, action=action))
+    # Two workers have two batches ready each; one is handed out before another index is drawn.
+    assert sizes[:9] == [4, 4, 4, 4, 4, 4, 8, 8, 8]
+    assert known[:9] == [size / 4 for size in sizes[:9]]
+    assert known[13:] == [size / 4 for size in sizes[13:]]
+    assert action.settle_steps == 5
+
+
+def test_a_loader_whose_batches_our_workers_make_grows_too():
+    orders = []
+    for tried in (False, True):
+        torch.manual_seed(7)
+        loader, seen = DataLoader(Rows(80), 4, shuffle=True), []
+        model, optimizer = a_model()
+        job = Job(models=[model], optimizers=[optimizer])
+        for _ in range(2):
+            batches = begin(job, loader)
+            if tried and not seen:
+                workers = Switch(LoaderWorkers(), job)
+            epoch = []
+            for number in range(100):
+                if tried and not seen and number == 2:
+                    workers.on(1)
+                if tried and not seen and number == 4:
+                    growth = Switch(BatchGrowth(), job)
+                    growth.on(2)
+                try:
+                    epoch.append([int(row[0]) for row in next(batches)])
+                except StopIteration:
+                    break
+            seen.append(epoch)
+            del batches
+        if tried:
+            growth.close()
+            workers.close()
+        orders.append(seen)
+    assert [flat(epoch) for epoch in orders[1]] == [flat(epoch) for epoch in orders[0]]
+    assert max(map(len, orders[1][0])) == 8 and len(orders[1][1]) == 10
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 0.05, momentum=0.9), torch.optim.AdamW])
+@pytest.mark.parametrize("size", [2, 4])
+def test_it_trains_as_a_loop_over_larger_batches_with_the_rates_rule(make, size):
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(70, 2, generator=generator), torch.randn(70, 1, generator=generator))
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    model, twin = a_model()[0], a_model()[0]
+    optimizer, plainly = make(model.parameters()), make(twin.parameters())
+    job, action = Job(models=[model], optimizers=[optimizer]), BatchGrowth()
+    loader = DataLoader(data, 4)
+    batches = begin(job, loader)
+    with action.prepare(job, size) as ready, action.apply(job, ready):
+        for epoch in range(2):
+            for batch in batches if not epoch else begin(job, loader):
+                train(model, optimizer, batch)
+                for ended in list(job.on_step):
+                    ended()
+    rate = plainly.param_groups[0]["lr"]
+    for taken, batch in enumerate([*DataLoader(data, 4 * size), *DataLoader(data, 4 * size)], 1):
+        parts = math.ceil(len(batch[0]) / 4)
+        full = parts if isinstance(plainly, torch.optim.SGD) else math.sqrt(parts)
+        plainly.param_groups[0]["lr"] = rate * (1 + (full - 1) * min(1.0, taken / RAMP_STEPS))
+        train(twin, plainly, batch)
+    assert optimizer.param_groups[0]["lr"] == rate
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-5, atol=1e-7)
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=61),
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 60),
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_that_goes_by_steps_ends_where_it_would_have(kind):
+    ends = []
+    for plan in ({}, {5: on(4)}):
+        model, optimizer = a_model()
+        schedule = SCHEDULES[kind](optimizer)
+        job = Job(models=[model], optimizers=[optimizer])
+
+        def step(batch: torch.Tensor, optimizer: Any = optimizer, schedule: Any = schedule) -> None:
+            optimizer.step()
+            schedule.step()
+
+        list(epochs(DataLoader(Rows(80), 4), 3, plan, step=step, job=job))
+        ends.append((schedule.last_epoch, optimizer.param_groups[0]["lr"]))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == 60
+
+
+def test_a_schedule_that_goes_by_epochs_is_left_alone():
+    model, optimizer = a_model()
+    schedule = StepLR(optimizer, 1)
+    job = Job(models=[model], optimizers=[optimizer])
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.step()
+        if 79 in batch[:, 0]:
+            schedule.step()
+
+    list(epochs(DataLoader(Rows(80), 4), 3, {5: on(2)}, step=step, job=job))
+    assert schedule.last_epoch == 3
+
+
+def test_a_script_that_sets_the_rate_itself_in_each_step_is_refused():
+    model, optimizer = a_model()
+    job, action, said = Job(models=[model], optimizers=[optimizer]), BatchGrowth(), []
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.99
+        optimizer.step()
+
+    def look(switch: Switch) -> None:
+        said.append(action.why_not_stay(switch.prepare(2)))
+        with pytest.raises(CannotApply, match="sets the learning rate in each step"):
+            switch.on(2)
+
+    list(epochs(DataLoader(Rows(80), 4), 1, {2: on(2), 8: look}, step=step, job=job, action=action))
+    assert said and said[0]
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(80.0).view(40, 2))
+
+
+class Own(torch.utils.data.BatchSampler):
+    """A batch sampler of the user's."""
+
+
+@pytest.mark.parametrize(
+    "make, reason",
+    [
+        (lambda: DataLoader(Stream(), 4), "an IterableDataset decides by itself"),
+        (lambda: DataLoader(Rows(80), batch_size=None), "each of its samples is one"),
+        (lambda: DataLoader(Rows(80), batch_sampler=Own(range(80), 4, False)), "with a Own"),
+        (lambda: DataLoader(Rows(28), 4), "an epoch has 7 batches only"),
+    ],
+)
+def test_loaders_whose_batches_cannot_grow_are_refused(make, reason):
+    model, optimizer = a_model()
+    job = Job(models=[model], optimizers=[optimizer])
+    batches = begin(job, make())
+    with pytest.raises(CannotApply, match=reason):
+        BatchGrowth().check(job)
+    del batches
+
+
+def test_several_loaders_or_none_are_refused():
+    model, optimizer = a_model()
+    job = Job(models=[model], optimizers=[optimizer])
+    with pytest.raises(CannotApply, match="no DataLoader feeds"):
+        BatchGrowth().check(job)
+    both = [begin(job, DataLoader(Rows(80), 4)) for _ in range(2)]
+    with pytest.raises(CannotApply, match="several loaders"):
+        BatchGrowth().check(job)
+    del both
+
+
+def test_a_step_that_may_not_find_the_memory_is_refused(monkeypatch):
+    model, optimizer = a_model()
+    job = Job(models=[model], optimizers=[optimizer])
+    batches = begin(job, DataLoader(Rows(160), 4))
+    monkeypatch.setattr(batch_growth, "resident_bytes", lambda: 1 << 30)
+    for available, values in ((2 << 30, [2]), (4 << 30, [2, 4]), (1 << 30, [])):
+        monkeypatch.setattr(batch_growth, "available_bytes", lambda available=available: available)
+        assert BatchGrowth().values(job) == values
+    with pytest.raises(CannotApply, match="more memory for a larger batch than is free"):
+        BatchGrowth().check(job)
+    del batches
+
+
+def test_a_step_that_raises_leaves_the_scripts_rate_in_the_end():
+    model, optimizer = a_model()
+    job = Job(models=[model], optimizers=[optimizer])
+    batches = begin(job, DataLoader(Rows(80), 4))
+    action = BatchGrowth()
+    with ExitStack() as stack:
+        ready = stack.enter_context(action.prepare(job, 2))
+        stack.enter_context(action.apply(job, ready))
+        next(batches)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step(_interrupted)
+    assert optimizer.param_groups[0]["lr"] == 1e-5
+    del batches
+
+
+def _interrupted() -> float:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("time, outcome", [(1.4, "kept"), (2.3, "reverted")])
+def test_steps_of_more_samples_are_compared_by_the_time_per_sample(time, outcome):
+    machine = Machine()
+    growth = Change(machine, "growth", factor=time, safety=Safety.TRAINING)
+    growth.resizes = True  # type: ignore[misc]
+    policy = Policy(only=frozenset({"growth"}), allowed=frozenset({Safety.TRAINING}))
+    control = controller(machine, [growth], [], policy=policy)
+    for _ in range(1500):
+        machine.now += machine.step_ns()
+        machine.steps += 1
+        control.boundary(machine.steps, aside=False, num_samples=8 if "growth" in machine.factors else 4)
+    assert machine.outcomes() == {"growth": outcome}
+    if outcome == "kept":
+        assert machine.trials()[0]["measured"]["speedup"] == pytest.approx(2 / time, rel=0.1)
+
+
+def test_where_nobody_counts_samples_it_is_refused():
+    machine = Machine()
+    growth = Change(machine, "growth", factor=1.4, safety=Safety.TRAINING)
+    growth.resizes = True  # type: ignore[misc]
+    policy = Policy(only=frozenset({"growth"}), allowed=frozenset({Safety.TRAINING}))
+    control = controller(machine, [growth], [], policy=policy)
+    for _ in range(600):
+        machine.now += machine.step_ns()
+        machine.steps += 1
+        control.boundary(machine.steps, aside=False)
+    assert machine.outcomes() == {"growth": "refused"}
+    assert "no loader tells how many" in machine.trials()[0]["reason"]
+    assert not machine.factors
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(40)), nn.Linear(32, 2))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+data = torch.utils.data.TensorDataset(torch.randn(512, 32), torch.randint(2, (512,)), torch.arange(512))
+loader = torch.utils.data.DataLoader(data, 4, shuffle=True)
+steps, whole = 0, True
+for epoch in range(int(sys.argv[1])):
+    seen = []
+    for rows, labels, numbers in loader:
+        loss = nn.functional.cross_entropy(model(rows), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps += 1
+        seen += numbers.tolist()
+    whole = whole and sorted(seen) == list(range(512))
+print(whole, steps < 128 * epoch)
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.alone
+def test_a_run_that_names_it_keeps_it_and_every_epoch_is_whole(tmp_path):
+    write(tmp_path / "job.py", SCRIPT)
+    options = ("--tune", "--allow", "training", "--only", "batch-growth", "--json", "report.json")
+    ended = run(*DIAGNOSE, *options, "job.py", "30", cwd=tmp_path)
+    assert ended.stdout == "True True\n", ended.stderr
+    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    (trial,) = found["trials"]
+    assert (trial["action"], trial["state"]) == ("batch-growth", "kept"), trial
+    assert trial["measured_speedup"] > 1.2
+    assert "without a way back" not in trial["reason"]
