@@ -39,8 +39,9 @@ class ZeroOne(Action):
     ## What it does
     Deals the parameters of each optimizer out to the ranks of a DDP job (ZeRO, stage 1). A rank keeps the
     state of its share only, steps that share, and gets the other parameters from the ranks that have
-    stepped them: with two ranks half the state and half the arithmetic of the step. Parameters, gradients
-    and the loop stay as they are. Undone, each rank has all of the state again.
+    stepped them: with two ranks half the state and half the arithmetic of the step, unless one parameter,
+    which is not cut, is most of the model. Parameters, gradients and the loop stay as they are. Undone,
+    each rank has all of the state again.
 
     ## When it takes effect
     At the next step.
@@ -58,8 +59,8 @@ class ZeroOne(Action):
     one leaves its loop early, and the others go on without DDP, they wait in vain.
 
     ## What was measured
-    Weights and states equal bit for bit on two ranks over gloo, with eleven optimizers. Not run on GPUs
-    yet.
+    Weights and states equal bit for bit on two ranks over gloo and on four, with eleven optimizers. Not run
+    on GPUs yet.
     """
 
     safety = Safety.EXACT
