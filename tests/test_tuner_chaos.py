@@ -21,16 +21,13 @@ from tests.chaos import (
     ACTIONS,
     OF_AN_ACTION,
     OF_THE_PROCESS,
-    STEPS,
-    Ending,
     Fault,
     Injected,
-    Script,
     no_worker_is_left,
-    run,
     run_tuned,
 )
 from tests.running import DIAGNOSE, PLAIN, write
+from tests.short_script import STEPS, Ending, Script, run
 
 WITH_WORKERS = ("loader-prefetch", "persistent-workers")
 WITHOUT_WORKERS = (
