@@ -358,9 +358,7 @@ def test_sampled_lines_go_to_the_flusher_with_the_step_that_they_belong_to():
     recorder.finish()
     assert len(recorder.take_rows(100)) == 30
     seen = [(step, stack) for step, _, stack, _ in recorder.log.placed]
-    assert seen == [(number, (number,)) for number in range(30)], (
-        "what comes after the last is of none"
-    )
+    assert seen == [(number, (number,)) for number in range(30)], "what comes after the last is of none"
 
 
 def test_a_sample_knows_how_much_time_its_slot_had_had_in_this_step():

@@ -56,9 +56,7 @@ def test_without_an_operator_the_call_is_charged():
 
 def test_another_call_in_between_is_charged_for_what_it_did_last():
     assert charged("x = b + 1", "len(c)", "call(x)") == 2
-    assert charged("for _ in range(2):", "    len(c)", "call(c)") == 3, (
-        "going back, a loop looks"
-    )
+    assert charged("for _ in range(2):", "    len(c)", "call(c)") == 3, "going back, a loop looks"
 
 
 def closure(value: int):
