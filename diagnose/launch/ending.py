@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shlex
@@ -41,6 +42,19 @@ def conclude(record: Record, settings: Settings, fate: Fate) -> None:
         say(f"diagnose: no report, a bug of ours: {type(error).__name__}: {error}{where}")
 
 
+def get_ready(record: Record, settings: Settings) -> None:
+    """Imports what `conclude` needs, while the script starts: else its user waits for it in the end."""
+    if record.folder is not None and record.is_first and _is_read(settings):
+        with contextlib.suppress(Exception):  # `conclude` will meet it, and say so
+            for module in ("diagnose.analysis.profile", "diagnose.report", "diagnose.rules"):
+                importlib.import_module(module)
+            sys.modules["diagnose.rules"].built_in()
+
+
+def _is_read(settings: Settings) -> bool:
+    return not settings.quiet or settings.tunes or settings.json is not None or settings.html is not None
+
+
 def say(text: str) -> None:
     """Prints on stderr; nobody listening there is no error."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -63,9 +77,8 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
         record.end(fate)
     except OSError as error:
         say(f"diagnose: {folder / 'run.json'} could not be rewritten: {error.strerror}.")
-    if settings.quiet and not settings.tunes and settings.json is None and settings.html is None:
-        return  # nobody will read it
-    # Only now, with the script gone, is there time to import these.
+    if not _is_read(settings):
+        return
     from diagnose.analysis.profile import load_profile
     from diagnose.rules import diagnosed
     from diagnose.tuner.kept import FILE as TUNED

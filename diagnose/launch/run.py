@@ -10,7 +10,7 @@ from typing import Any
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch.command import Target, environment, why_blind
-from diagnose.launch.ending import conclude, say, say_notes
+from diagnose.launch.ending import conclude, get_ready, say, say_notes
 from diagnose.launch.exporting import Exporting, check_exports, start_exporting
 from diagnose.launch.opened import Opened, open_beside
 from diagnose.launch.rank_choice import ALL
@@ -68,7 +68,8 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     if told and record.is_first:
         _tell_start(record, settings, opened)
     ranks = RanksAtWork(record.folder) if place is not None and record.folder is not None else None
-    fate = supervise(target.command(launcher), environment(os.environ, settings, record.folder))
+    command, variables = target.command(launcher), environment(os.environ, settings, record.folder)
+    fate = supervise(command, variables, beside=lambda: get_ready(record, settings))
     if ranks is not None:
         # After a failure torchrun waits for this rank to end before it ends the others.
         if record.is_first and fate.exit_code == 0:

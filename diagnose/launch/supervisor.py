@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -33,10 +34,18 @@ class Fate:
     signal: int | None = None
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str]) -> Fate:
+def supervise(
+    command: Sequence[str], environment: Mapping[str, str], *, beside: Callable[[], None]
+) -> Fate:
     """Runs a command to its end, with this process's own stdin, stdout, stderr and further open files.
 
     On return a signal is noted and otherwise ignored, save those that were ignored before.
+
+    Args:
+        command: Program and arguments.
+        environment: Its environment.
+        beside: Called in a thread of its own, which takes no signal, once the command runs. Nobody waits
+            for its end.
 
     Raises:
         OSError: If the command cannot be started.
@@ -55,21 +64,29 @@ def supervise(command: Sequence[str], environment: Mapping[str, str]) -> Fate:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it takes the child's exit code with it
     child = subprocess.Popen(command, env=environment, close_fds=False)
     if hasattr(signal, "sigwaitinfo"):
-        _wait_for_signals(child, watched, early)
+        _wait_for_signals(child, watched, early, beside)
     else:
+        _begin(beside)
         _wait_with_handlers(child, watched)
     if child.returncode < 0 and os.name == "posix":
         return Fate(signal=-child.returncode)
     return Fate(exit_code=child.returncode)
 
 
-def _wait_for_signals(child: subprocess.Popen[bytes], watched: set[int], early: list[int]) -> None:
+def _begin(beside: Callable[[], None]) -> None:
+    threading.Thread(target=beside, name="diagnose-beside", daemon=True).start()
+
+
+def _wait_for_signals(
+    child: subprocess.Popen[bytes], watched: set[int], early: list[int], beside: Callable[[], None]
+) -> None:
     """Takes signals one by one, with their origin, instead of being interrupted by them.
 
     They are blocked only now: a blocked signal would be blocked in the child too.
     """
     awaited = {*watched, signal.SIGCHLD}
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    _begin(beside)  # the thread has them blocked, too
     for number in early:
         child.send_signal(number)
     while child.poll() is None:
