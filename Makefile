@@ -49,6 +49,7 @@ lint: .venv/.installed
 
 bench: .venv/.installed-bench
 	$(BIN)/python benchmarks/attribution.py
+	$(BIN)/python benchmarks/overhead_parts.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/accuracy.py --peers
 	$(BIN)/python benchmarks/tuning.py

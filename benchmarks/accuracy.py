@@ -3,7 +3,7 @@
 Runs the training scripts of `accuracy/` with faults of known size and without, and prints how often the
 name, the size and the silence were right, as markdown on stdout; progress goes to stderr:
 
-    python benchmarks/accuracy.py > docs/accuracy.md
+    python benchmarks/accuracy.py --answers accuracy.jsonl > docs/accuracy.md
     python benchmarks/accuracy.py --set tuning --classes slow-collate,gc-pauses --severities 20,40
     python benchmarks/accuracy.py --quick
 
@@ -16,6 +16,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 # Before torch is imported: threads that wait must not spin on the cores that others share with them, or
 # no time of a busy machine could be compared with another.
@@ -23,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 from accuracy import tables
+from accuracy.kept import Kept
 from accuracy.score import score
 from accuracy.scripts import PROBE, SETS, scripts
 from accuracy.truth import Answer, Bench, Cell, cells_of
@@ -67,10 +69,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a fixed part, in minutes")
     parser.add_argument("--floor", type=float, help="least part of the faults to be named first, 0 to 1")
     parser.add_argument("--peers", action="store_true", help="also ask TraceML and gpuprof")
+    parser.add_argument("--answers", type=Path, help="keep answers in this file, and ask only for others")
     args = parser.parse_args()
 
     severities = (PROBE,) if args.quick else tuple(map(int, args.severities.split(",")))
     wanted = set(args.classes.split(",")) if args.classes else None
+    kept = Kept(args.answers)
     bench = Bench(repeat=args.repeat, real=args.real)
     answers: list[Answer] = []
     started = time.monotonic()
@@ -87,7 +91,12 @@ def main() -> None:
                 continue
             if args.quick and begun - started > QUICK_S / 2:
                 bench.repeat = 0
+            answer = kept.answer(cell)
+            if answer is not None:
+                answers.append(answer)
+                continue
             answer = bench.answer(cell)
+            kept.keep(answer)
             answers.append(answer)
             print(f"{time.monotonic() - begun:5.1f} s", *tables.row(answer), sep=" | ", file=sys.stderr)
             if answer.failed:
@@ -96,7 +105,7 @@ def main() -> None:
     if args.peers:
         from accuracy.peers import ask_peers
 
-        more = [ask_peers(bench, answers)]
+        more = [ask_peers(kept, answers)]
     print(tables.page(answers, more), end="")
     if args.floor is not None:
         scored = score(answers)

@@ -32,16 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
 
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    width = WIDTH[args.step_ms]
-    batch = 32
-    layers = [torch.nn.Linear(width, width) for _ in range(8)]
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
-    rows = torch.randn(64 * batch, width), torch.randint(0, 10, (64 * batch,))
-    loader = DataLoader(TensorDataset(*rows), batch_size=batch)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    criterion = torch.nn.CrossEntropyLoss()
+    model, loader, optimizer, criterion = parts(args.step_ms)
     step, profiler = around_step(args.tool, model)
 
     cpu_ns: list[int] = []
@@ -75,6 +66,22 @@ def main() -> None:
             }
         )
     )
+
+
+def parts(
+    step_ms: int,
+) -> tuple[torch.nn.Module, DataLoader, torch.optim.Optimizer, torch.nn.Module]:
+    """Returns what is trained, for a step of about so many milliseconds, on one thread."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    width = WIDTH[step_ms]
+    batch = 32
+    layers = [torch.nn.Linear(width, width) for _ in range(8)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+    rows = torch.randn(64 * batch, width), torch.randint(0, 10, (64 * batch,))
+    loader = DataLoader(TensorDataset(*rows), batch_size=batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return model, loader, optimizer, torch.nn.CrossEntropyLoss()
 
 
 def around_step(

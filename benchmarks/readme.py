@@ -2,7 +2,8 @@
 
     python benchmarks/readme.py
 
-Run `attribution.py --markdown docs/attribution.md` and `overhead.py --markdown docs/overhead.md` before.
+Run `attribution.py --markdown docs/attribution.md` before, and `overhead_parts.py --markdown
+docs/overhead-parts.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main() -> None:
     text = fill(text, "findings", findings())
     text = fill(text, "tuning", tuning())
     text = fill(text, "attribution", attribution(ROOT / "docs" / "attribution.md"))
-    text = fill(text, "overhead", body(ROOT / "docs" / "overhead.md"))
+    text = fill(text, "overhead", body(ROOT / "docs" / "overhead-parts.md"))
     readme.write_text(text, encoding="utf-8")
 
 

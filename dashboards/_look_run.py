@@ -64,7 +64,7 @@ def verdict_of(snap: Snapshot) -> Verdict:
         return Verdict(
             tone="", first=sentence(waiting), more=(f"{plural(snap.num_steps, 'step')} so far.",)
         )
-    if is_running(snap) and profile.steps.measured <= 0:
+    if is_running(snap) and profile.steps.measured <= 0 and not profile.run.lost:
         return Verdict(tone="", first="No step has been measured yet.")
     failed = failure(profile) if snap.over else None
     more = []

@@ -39,9 +39,11 @@ def test_the_first_cause_named_is_the_one_that_is_there():
 def accuracy(monkeypatch) -> SimpleNamespace:
     """The benchmark's modules; its own folder is first on the path, as when it runs."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from accuracy import score, scripts, server, sizing, truth
+    from accuracy import kept, score, scripts, server, sizing, truth
 
-    return SimpleNamespace(score=score, scripts=scripts, server=server, sizing=sizing, truth=truth)
+    return SimpleNamespace(
+        kept=kept, score=score, scripts=scripts, server=server, sizing=sizing, truth=truth
+    )
 
 
 @pytest.fixture
@@ -114,6 +116,20 @@ def test_a_pair_wants_both_among_three(accuracy, answer):
     one = answer(("logging-io", 0.3), **pair)
     scored = accuracy.score.score([both, one])
     assert (scored.pairs_first, scored.pairs_both) == (2, 1)
+
+
+def test_an_answer_is_kept_for_the_next_sitting_even_after_a_torn_one(accuracy, answer, tmp_path):
+    first, second = answer(("slow-collate", 0.2)), answer(("gc-pauses", 0.3), faults=("gc-pauses",))
+    path = tmp_path / "answers.jsonl"
+    accuracy.kept.Kept(path).keep(first)
+    said = accuracy.truth.Said(verdicts=("INPUT_BOUND: slow", "other"), grave=("other",))
+    accuracy.kept.Kept(path).keep_said("traceml", first.cell, said)
+    path.write_text(path.read_text() + '\n{"of": "sing')
+    accuracy.kept.Kept(path).keep(second)
+    kept = accuracy.kept.Kept(path)
+    assert (kept.answer(first.cell), kept.answer(second.cell)) == (first, second)
+    assert (kept.said("traceml", first.cell), kept.said("gpuprof", first.cell)) == (said, None)
+    assert kept.answer(answer(kind="decoy").cell) is None
 
 
 def test_each_fault_is_an_option_of_its_script_and_the_sets_share_no_script(accuracy):

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from accuracy.kept import Kept
 from accuracy.score import is_right
 from accuracy.tables import table
-from accuracy.truth import Answer, Bench
+from accuracy.truth import Answer, Said
 
 JOB = Path(__file__).with_name("peers_job.py")
 TIMEOUT_S = 180
@@ -70,14 +70,6 @@ KIND_OF: dict[str, frozenset[str] | None] = {
 """The kind of fault that such a verdict names; `None` is whatever is neither loading nor computing."""
 
 SILENCE = re.compile("COMPUTE_BOUND|BALANCED|INSUFFICIENT|INCOMPLETE|WARMUP|NO_DATA|NORMAL|Estimated cost")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What a tool said of a job: its verdicts, the gravest first; `grave` leaves out those it calls low."""
-
-    verdicts: tuple[str, ...]
-    grave: tuple[str, ...]
 
 
 def ask(tool: str, script: Path, arguments: Sequence[str]) -> Said | None:
@@ -143,7 +135,7 @@ def is_near(verdict: str, labels: Sequence[str]) -> bool:
     return names(verdict, labels)
 
 
-def ask_peers(bench: Bench, answers: Iterable[Answer]) -> str:
+def ask_peers(kept: Kept, answers: Iterable[Answer]) -> str:
     """Asks both tools of each fault at its largest size, and of each control; returns the section."""
     singles: dict[tuple[str, str], Answer] = {}
     controls = []
@@ -169,7 +161,9 @@ def ask_peers(bench: Bench, answers: Iterable[Answer]) -> str:
     for tool, package in (("traceml", "traceml-ai"), ("gpuprof", "gpuprof")):
         right = near = alarms = failed = 0
         for answer, cell in zip(asked, cells, strict=True):
-            said = ask(tool, answer.cell.script.path, bench.options(answer.cell)[1])
+            said = kept.said(tool, answer.cell) or ask(tool, answer.cell.script.path, answer.options)
+            if said is not None:
+                kept.keep_said(tool, answer.cell, said)
             cell.append("failed" if said is None else (_heard(said.verdicts) or ["nothing"])[0])
             print(f"{tool}: {cell[0]}: {cell[-1]}", file=sys.stderr)
             if said is None:

@@ -94,20 +94,21 @@ def forked_run(script: Path, arguments: Sequence[str]) -> Job:
         out, errors = Path(folder, "job.json"), Path(folder, "stderr")
         child = os.fork()
         if not child:
-            _be_the_job(script, arguments, Path(folder), out, errors)
+            _be_thejob_of(script, arguments, Path(folder), out, errors)
         status = _wait(child)
         if status or not out.exists():
             words = errors.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise JobFailed(f"{script.name} {' '.join(arguments)}: exit status {status}\n{words}")
-        return _job(json.loads(out.read_text(encoding="utf-8")))
+        return job_of(json.loads(out.read_text(encoding="utf-8")))
 
 
-def _job(verdict: dict[str, Any]) -> Job:
+def job_of(verdict: dict[str, Any]) -> Job:
+    """Returns the run that a dictionary of its attributes stands for."""
     findings = tuple(Named(**finding) for finding in verdict.pop("findings"))
     return Job(findings=findings, abstained=tuple(verdict.pop("abstained")), **verdict)
 
 
-def _be_the_job(script: Path, arguments: Sequence[str], folder: Path, out: Path, errors: Path) -> None:
+def _be_thejob_of(script: Path, arguments: Sequence[str], folder: Path, out: Path, errors: Path) -> None:
     code = 1
     try:
         os.setsid()
@@ -187,4 +188,4 @@ def real_run(script: Path, arguments: Sequence[str], *, ranks: int = 1) -> Job:
             raise JobFailed(
                 f"{script.name} {' '.join(arguments)}: {done.returncode}\n{done.stderr[-2000:]}"
             )
-        return _job({"step_ms": float(times.read_text()), **said(load_profile(Path(folder, "run")))})
+        return job_of({"step_ms": float(times.read_text()), **said(load_profile(Path(folder, "run")))})

@@ -66,6 +66,7 @@ class Answer:
 
     Attributes:
         job: The judged run.
+        options: Its options.
         true_share: Part of its step that the faults took, 0 to 1; `None` for a control.
         noise_share: How far that may be off, from how much runs without the fault differ.
         failed: The last words of a job that could not be run.
@@ -73,6 +74,7 @@ class Answer:
 
     cell: Cell
     job: Job | None
+    options: tuple[str, ...] = ()
     true_share: float | None = None
     noise_share: float = 0.0
     failed: str = ""
@@ -87,6 +89,14 @@ class Answer:
         if self.cell.kind == "decoy":
             return abs(self.true_share) < MIN_TRUE_SHARE + self.noise_share
         return self.true_share > max(MIN_TRUE_SHARE, MIN_NOISES * self.noise_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a tool said of a job: its verdicts, the gravest first; `grave` are not those it calls low."""
+
+    verdicts: tuple[str, ...]
+    grave: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -165,26 +175,27 @@ class Bench:
         off, on = self.options(cell)
         before = self.base(cell.script, off)
         if not cell.faults:
-            return Answer(cell=cell, job=before)
+            return Answer(cell=cell, job=before, options=off)
         judged = self.run(cell.script, on)
         without, with_ = [before, self.run(cell.script, off)], [judged]
-        answer = _compare(cell, judged, without, with_)
+        answer = _compare(cell, judged, on, without, with_)
         for _ in range(self.repeat):
             if answer.resolved:
                 break
             with_.append(self.run(cell.script, on))
             without.append(self.run(cell.script, off))
-            answer = _compare(cell, judged, without, with_)
+            answer = _compare(cell, judged, on, without, with_)
         self.keep(cell.script, off, without[-1])
         return answer
 
 
-def _compare(cell: Cell, judged: Job, without: list[Job], with_: list[Job]) -> Answer:
+def _compare(cell: Cell, judged: Job, on: tuple[str, ...], without: list[Job], with_: list[Job]) -> Answer:
     off_ms = [job.step_ms for job in without]
     on_ms = statistics.median(job.step_ms for job in with_)
     return Answer(
         cell=cell,
         job=judged,
+        options=on,
         true_share=(on_ms - statistics.median(off_ms)) / on_ms,
         noise_share=(max(off_ms) - min(off_ms)) / len(off_ms) / on_ms,
     )

@@ -281,11 +281,14 @@ class Recorder:
         if not self._begun:
             self._begin()
         self.batch_use = UNUSED
-        ended = bool(self.finder.stepped)
-        self.finder.batch_asked()
         self.calm = 0  # until a batch has come and told its size
-        if ended and self.on_boundary is not None:
-            self.guarded(self.on_boundary)
+        finder = self.finder
+        if finder.batch_asked():
+            mark = self._mark()
+            if not finder.marked:
+                self._close(mark)
+            if self.on_boundary is not None:
+                self.guarded(self.on_boundary)
         if self.stop_after:
             self._stop_if_done()
 

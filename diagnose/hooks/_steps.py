@@ -15,7 +15,7 @@ class StepFinder:
 
     Args:
         mark: Returns the state of the ledger now, from which a step can be closed later.
-        close: Ends the step at a mark.
+        close: Ends the step at a mark, where `batch_asked` does not.
 
     Attributes:
         stepped: Identities of the optimizers that have stepped in the open step.
@@ -43,11 +43,16 @@ class StepFinder:
         self.asks = 0
         self.marked = False
 
-    def batch_asked(self) -> None:
-        """The loop asks a loader for a training batch."""
-        if self.stepped:
-            self._end(self._mark())
-        self.asks += 1
+    def batch_asked(self) -> bool:
+        """The loop asks a loader for a training batch. Returns whether the open step ends here."""
+        stepped = self.stepped
+        if not stepped:
+            self.asks += 1
+            return False
+        self._last_set, self.stepped = stepped, set()
+        self.provisional = None
+        self.asks = 1
+        return True
 
     def work_begins(self) -> None:
         """A training forward, a backward or an optimizer step begins."""

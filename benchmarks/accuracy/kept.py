@@ -1,0 +1,71 @@
+"""Answers kept in a file, a line of JSON each: all cells take hours, so they are asked in several sittings.
+
+A file is of one version of `diagnose`: delete it when the code has changed what is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from accuracy.server import job_of
+from accuracy.truth import Answer, Cell, Said
+
+
+class Kept:
+    """What was answered so far.
+
+    Args:
+        path: The file; `None` keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+        self._known: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            with contextlib.suppress(ValueError):  # empty, or cut off when the benchmark was killed
+                entry = json.loads(line)
+                self._known[entry.pop("of")] = entry
+
+    def answer(self, cell: Cell) -> Answer | None:
+        """Returns the answer to a cell, if there is one."""
+        known = self._known.get(_key(cell))
+        if known is None:
+            return None
+        job, options = job_of(dict(known["job"])), tuple(known["options"])
+        return Answer(
+            cell=cell,
+            job=job,
+            options=options,
+            true_share=known["true_share"],
+            noise_share=known["noise_share"],
+        )
+
+    def keep(self, answer: Answer) -> None:
+        """Keeps an answer; not that a job has failed."""
+        if answer.job is not None:
+            entry = asdict(answer)
+            del entry["cell"], entry["failed"]
+            self._write(_key(answer.cell), entry)
+
+    def said(self, tool: str, cell: Cell) -> Said | None:
+        """Returns what another tool said of a cell, if it was asked and did not fail."""
+        known = self._known.get(f"{tool}: {_key(cell)}")
+        return Said(verdicts=tuple(known["verdicts"]), grave=tuple(known["grave"])) if known else None
+
+    def keep_said(self, tool: str, cell: Cell, said: Said) -> None:
+        """Keeps what another tool said."""
+        self._write(f"{tool}: {_key(cell)}", asdict(said))
+
+    def _write(self, key: str, entry: dict[str, Any]) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n" + json.dumps({"of": key, **entry}))
+
+
+def _key(cell: Cell) -> str:
+    return " ".join((cell.kind, str(cell), *cell.base))

@@ -1,0 +1,138 @@
+"""What measuring adds to a step, to the start and to the end, each by itself.
+
+    python benchmarks/overhead_parts.py [--seconds 60] [--starts 12] [--markdown docs/overhead-parts.md]
+
+`overhead.py` compares whole runs, as a user would, and beside other tools; but on a shared machine two runs
+of the same job differ by more than what is to be found. So here:
+
+- *Step*: one process trains and is measured. Every few steps the measuring is switched off or on again: all
+  wrappers and hooks of torch's are taken out or put back, and the sampler's timer is stopped or started. A
+  block of steps with it is compared with the blocks without before and after, milliseconds away; the first
+  half of a block, in which caches fill, does not count. What is left out: what the flusher's thread, on
+  another core, does to the shared caches.
+- *Start and end*: a job of a few steps notes when its first line ran, when torch was imported and when its
+  last line ran. With and without `diagnose` alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+JOB = Path(__file__).with_name("overhead_parts_job.py")
+ROOT = Path(__file__).parents[1]
+STEP_MS = (1, 10, 100)
+TRIM = 0.1
+"""Part of the pairs left out at either end: another machine's work falls into some blocks."""
+
+PARTS = ("until the script's first line", "importing torch", "after its last line")
+START, ALL = "start-up: the first two", "all three"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=60, help="of each step length")
+    parser.add_argument("--starts", type=int, default=12, help="pairs of short jobs")
+    parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
+    args = parser.parse_args()
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, no GPU, Python {platform.python_version()}"
+    text = "\n".join(
+        [
+            "# What measuring adds, part by part",
+            "",
+            f"`python benchmarks/overhead_parts.py --seconds {args.seconds} --starts {args.starts}`, "
+            f"{date.today()}, {machine}, torch {version()}. Steps: trimmed mean over pairs of blocks with "
+            "and without, standard error. Start and end: median and range.",
+            "",
+            "| step | bare, us of main-thread CPU | diagnose adds | part of the step | pairs |",
+            "|---|---|---|---|---|",
+            *(steps(step_ms, args.seconds) for step_ms in STEP_MS),
+            "",
+            "| start and end, seconds | bare | diagnose adds |",
+            "|---|---|---|",
+            *starts(args.starts),
+        ]
+    )
+    print(text)
+    if args.markdown:
+        args.markdown.write_text(text + "\n", encoding="utf-8")
+
+
+def version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def environment(**more: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+
+
+def steps(step_ms: int, seconds: int) -> str:
+    """Returns the row of one step length."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(JOB), "steps", folder, str(step_ms), str(seconds)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    blocks = json.loads(done.stdout)  # without and with in turn, without at both ends
+    triples = zip(blocks[0:-2:2], blocks[1:-1:2], blocks[2::2], strict=True)
+    added = sorted(with_ - (before + after) / 2 for before, with_, after in triples)
+    bare = statistics.median(blocks[::2])
+    mean, error = trimmed_mean(added)
+    return (
+        f"| {step_ms} ms | {bare:,.0f} | {mean:+,.0f} ± {error:,.0f} "
+        f"| {mean / bare:+.1%} ± {error / bare:.1%} | {len(added)} |"
+    )
+
+
+def trimmed_mean(values: list[float]) -> tuple[float, float]:
+    """Returns the mean of sorted values without `TRIM` of them at either end, and its standard error, which
+    comes from the winsorized deviation (Tukey and McLaughlin 1963)."""
+    cut = int(len(values) * TRIM)
+    kept = values[cut : len(values) - cut]
+    drawn_in = [kept[0]] * cut + kept + [kept[-1]] * cut
+    return statistics.mean(kept), statistics.stdev(drawn_in) / ((1 - 2 * TRIM) * len(values) ** 0.5)
+
+
+def starts(pairs: int) -> list[str]:
+    """Returns the rows of the parts of start and end."""
+    took: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
+    for number in range(pairs):
+        for measured in (True, False) if number % 2 else (False, True):
+            took[measured].append(short(measured))
+    rows = []
+    sums = {**{part: slice(i, i + 1) for i, part in enumerate(PARTS)}, START: slice(2), ALL: slice(3)}
+    for part, of in sums.items():
+        bare, with_ = ([sum(run[of]) for run in took[measured]] for measured in took)
+        more = [b - a for a, b in zip(bare, with_, strict=True)]
+        rows.append(f"| {part} | {spread(bare)} | {spread(more, '+')} |")
+    return rows
+
+
+def short(measured: bool) -> tuple[float, ...]:
+    """Runs a job of a few steps; returns the seconds of each of `PARTS`."""
+    with tempfile.TemporaryDirectory() as folder:
+        tool = ["-m", "diagnose", "run", "--run-dir", folder] if measured else []
+        out = Path(folder, "times.json")
+        begun = time.time()
+        command = [sys.executable, *tool, str(JOB), "start", str(out)]
+        subprocess.run(command, env=environment(), capture_output=True, check=True)
+        ended = time.time()
+        first, imported, last = json.loads(out.read_text(encoding="utf-8"))
+    return first - begun, imported - first, ended - last
+
+
+def spread(values: list[float], sign: str = "") -> str:
+    return f"{statistics.median(values):{sign}.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
