@@ -73,8 +73,8 @@ def version() -> str:
     return str(torch.__version__)
 
 
-def environment(**more: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def steps(step_ms: int, seconds: int) -> str:

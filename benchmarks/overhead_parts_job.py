@@ -53,10 +53,16 @@ class Switch:
 
         diagnose.attach(folder)
         assert session._session is not None
+        self._recorder = session._session._recorder
         self._sampler = session._session._sampler
         self._out: list[tuple[Any, str, bool, Any, Any]] = []
         self._hooks: list[Any] = []
         self._callbacks: list[Any] = []
+        self._timer: Any = None
+
+    def seen(self) -> tuple[int, int]:
+        """Returns how many steps and samples have been recorded."""
+        return self._recorder.steps, self._sampler.count
 
     def off(self) -> None:
         """Takes everything out."""
@@ -74,7 +80,8 @@ class Switch:
         self._callbacks = list(gc.callbacks)
         gc.callbacks.clear()
         never = _TimerSpec(_TimeSpec(0, 0), _TimeSpec(0, 0))
-        self._sampler._libc.timer_settime(self._sampler._timer, 0, ctypes.byref(never), None)
+        self._timer, self._sampler._timer = self._sampler._timer, None  # or the flusher starts it again
+        self._sampler._libc.timer_settime(self._timer, 0, ctypes.byref(never), None)
 
     def on(self) -> None:
         """Puts everything back."""
@@ -85,6 +92,7 @@ class Switch:
         optimizer._global_optimizer_pre_hooks.update(self._hooks[0])
         optimizer._global_optimizer_post_hooks.update(self._hooks[1])
         gc.callbacks[:] = self._callbacks
+        self._sampler._timer = self._timer
         self._sampler.vary()
 
 
@@ -112,7 +120,14 @@ def steps(folder: str, step_ms: int, seconds: int) -> None:
     while time.perf_counter() < end or not len(blocks) % 2 or is_on:
         switch.off() if is_on else switch.on()
         is_on = not is_on
+        before = switch.seen()
         times = [next(ended) for _ in range(size)]
+        after = switch.seen()
+        # The last step of a block ends in the next one, so one is missing; a signal may be on its way.
+        if is_on and after[0] < before[0] + size - 1:
+            raise RuntimeError(f"only {after[0] - before[0]} of {size} steps were recorded while on")
+        if not is_on and (after[0] > before[0] or after[1] > before[1] + 1):
+            raise RuntimeError(f"recorded while off: {before} became {after}")
         half = size // 2
         blocks.append((times[-1] - times[half - 1]) / (size - half) / 1000)
     switch.on()
