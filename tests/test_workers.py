@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import diagnose
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, WorkerStats
+from diagnose.hooks._worker_readings import MAX_PIECES, pieces_of
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
 from tests.fakes import measured
@@ -268,6 +269,33 @@ def test_samples_that_come_out_the_same_each_epoch_are_told_from_random_ones(tmp
         train(loader, 0.1 if persistent else 0.0)  # a persistent worker's last half second is not sent
     workers = workers_of(diagnose.detach())
     assert (workers.repeated, workers.varied) == ((0, 4) if random else (4, 0))
+
+
+class Notes(Dataset[Any]):
+    """Samples of which each holds a tensor and some texts."""
+
+    def __init__(self, num_texts: int) -> None:
+        self.num_texts = num_texts
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, list[str]]:
+        return torch.full((2,), float(index)), [f"note {index}"] * self.num_texts
+
+
+@pytest.mark.parametrize(("num_texts", "pieces"), [(0, 1 + 1 + 1), (10, 1 + 1 + 1 + 10 * (1 + 2))])
+def test_the_objects_that_a_batch_consists_of_are_counted(tmp_path, num_texts, pieces):
+    diagnose.attach(tmp_path)
+    train(rows for rows, _ in DataLoader(Notes(num_texts), batch_size=2, num_workers=1))
+    assert workers_of(diagnose.detach()).pieces == pieces
+
+
+def test_counting_objects_ends_in_what_holds_itself_or_nothing():
+    holder: list[Any] = []
+    holder.extend([holder] * 50)
+    assert pieces_of(holder) == pieces_of([[[]] * 1000] * 1000) == MAX_PIECES
+    assert pieces_of(torch.zeros(2)) == pieces_of("text") == pieces_of(None) == 1
 
 
 def test_the_busiest_of_uneven_workers_is_known(tmp_path):

@@ -205,6 +205,7 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
         delay_share=min(1.0, total("delay_ns") / busy_ns) if busy_ns and None not in delays else None,
         busiest=_busiest(reports, log),
         slowest=slowest(log, reports),
+        pieces=max((report.get("pieces") or 0 for report in reports), default=0) or None,
         private_growth_bytes=_private_growth(reports),
         repeated=repeated,
         varied=varied,

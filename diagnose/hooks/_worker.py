@@ -22,7 +22,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._frames import resolve
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks._sampler import Sampler
-from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Slowest, Spread
+from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Slowest, Spread, pieces_of
 from diagnose.hooks.base import hidden, timed, unseen
 
 BUSY = SLOT_OF["data_wait"]
@@ -30,6 +30,8 @@ SEND_EVERY_NS = 500_000_000
 MAX_STACKS = 40
 """Sampled stacks sent at a time, the heaviest first, so that a report fits into one datagram."""
 MAX_DATAGRAM = 200_000
+COUNT_EVERY = 16
+"""Batches of which one is looked into: batches of one loader are much alike."""
 REPORT_KEYS = {
     "pid",
     "worker",
@@ -40,6 +42,7 @@ REPORT_KEYS = {
     "rest_cpu_ns",
     "life_ns",
     "delay_ns",
+    "pieces",
     "spread",
     "longest_ns",
     "slowest",
@@ -125,6 +128,7 @@ class WorkerLog:
         self._born_ns = self._sent_ns = perf_counter_ns()
         self._cpu_uncounted_ns = process_time_ns()
         self._cpu_mark_ns = 0
+        self._pieces = 0
         self._sent_once = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -165,6 +169,11 @@ class WorkerLog:
         if not self._sent_once or perf_counter_ns() - self._sent_ns > SEND_EVERY_NS:
             self.send()
 
+    def made(self, batch: Any) -> None:
+        """The worker is about to send this batch."""
+        if self._batches % COUNT_EVERY == 1:
+            self._pieces = max(self._pieces, pieces_of(batch))
+
     def send(self) -> None:
         """Sends the running totals, and the stacks sampled since the last time."""
         cpu_ns = process_time_ns()
@@ -195,6 +204,7 @@ class WorkerLog:
             "rest_cpu_ns": max(0, rest_cpu_ns),
             "life_ns": now - self._born_ns,
             "delay_ns": self._delay.known_ns,
+            "pieces": self._pieces,
             "spread": self._spread.counts(),
             "longest_ns": self._spread.longest_ns,
             "slowest": self._slowest.kept,
@@ -228,18 +238,27 @@ def time_collate(fetcher: Any, recorder: Recorder, begins: Callable[[], None] | 
 
 
 def told(
-    original: Callable[..., Any], recorder: Recorder, tell: Callable[[Any], None], place: int
+    original: Callable[..., Any],
+    recorder: Recorder,
+    tell: Callable[[Any], None],
+    place: int,
+    returned: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """Wraps a callable, as invisibly as `timed`, and first tells `tell` its argument at a place."""
+    """Wraps a callable, as invisibly as `timed`: `tell` is told its argument at a place beforehand, and
+    `returned` what it returned.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) > place:
             recorder.guarded(tell, args[place])
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         except BaseException as error:
             unseen(error)
             raise
+        if returned is not None:
+            recorder.guarded(returned, result)
+        return result
 
     return hidden(call)
 
@@ -272,7 +291,7 @@ def logged(worker_loop: Callable[..., Any], recorder: Recorder) -> Callable[...,
         base.__init__ = _with_timed_collate(base.__init__, recorder, log.sightings)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             fetch_timed = timed(fetcher.fetch, recorder, log.fetched, log.fetch_begins)
-            fetcher.fetch = told(fetch_timed, recorder, log.asked, 1)  # type: ignore[method-assign]
+            fetcher.fetch = told(fetch_timed, recorder, log.asked, 1, log.made)  # type: ignore[method-assign]
 
     def loop(*args: Any, **kwargs: Any) -> Any:
         recorder.thread = 0  # whatever model the dataset may call, this is no training loop

@@ -6,7 +6,8 @@ import contextlib
 import operator
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from math import log2
 from pathlib import Path
 from time import perf_counter_ns
@@ -29,6 +30,9 @@ MAX_PART_BYTES = 1 << 20
 """So much of each part of a watched sample is compared."""
 
 MAX_DEPTH = 4
+
+MAX_PIECES = 1000
+"""A batch of so many is not counted further."""
 
 MAX_SLOWEST = 5
 """Batches of which it is kept what was in them."""
@@ -208,3 +212,26 @@ def _field(file: str, name: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith(name)), None)
+
+
+def pieces_of(batch: Any) -> int:
+    """Returns how many objects a batch is pickled as: its tensors, texts and numbers, and what holds them.
+
+    Counts up to `MAX_PIECES`.
+    """
+    pieces, left = 0, [(batch, 0)]
+    while left and pieces < MAX_PIECES:
+        part, depth = left.pop()
+        pieces += 1
+        if depth < MAX_DEPTH:
+            left.extend((held, depth + 1) for held in islice(_held_by(part), MAX_PIECES))
+    return pieces
+
+
+def _held_by(part: Any) -> Iterable[Any]:
+    if isinstance(part, Mapping):
+        return part.values()
+    if isinstance(part, list | tuple | set | frozenset):
+        return part
+    # Tensors and arrays are sent whole, whatever else is hung on them.
+    return () if hasattr(part, "shape") else getattr(part, "__dict__", {}).values()

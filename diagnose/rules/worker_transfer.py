@@ -15,7 +15,13 @@ SENDING = 0.35
 " hundredth."""
 
 MIN_SEND_NS = 2_000_000
-"""Sending one batch of a few large tensors takes well under a millisecond."""
+"""Sending one batch of a few tensors takes less, on most machines."""
+
+FEW = 16
+"""A batch of no more objects leaves little to stack: sending two tensors takes 2 ms on a slow machine."""
+
+MIN_LARGE_SEND_NS = 10_000_000
+"""A few pieces take so long only where copying them into shared memory does."""
 
 READY = 1.0
 """Finished batches waiting, on average: the loop then waits for nothing but the unpacking of one."""
@@ -50,7 +56,7 @@ class WorkerTransfer(Rule):
     needs = ("input.workers.ready_batches", "input.steady_wait_ns")
     explains = ("bursty-prefetch", "slow-pinning", "slow-storage", "slow-transform", "too-few-workers")
     fires_on = (
-        fed_by(data_wait_ms=30, fetch_ms=20, send_ms=60, workers={"ready_batches": 2.6}),
+        fed_by(data_wait_ms=30, fetch_ms=20, send_ms=60, workers={"ready_batches": 2.6, "pieces": 400}),
         fed_by(data_wait_ms=30, fetch_ms=60, send_ms=120, workers={"ready_batches": 0.2}),
         fed_by(data_wait_ms=8, fetch_ms=1, send_ms=1, workers={"ready_batches": 3.8}),
     )
@@ -58,6 +64,7 @@ class WorkerTransfer(Rule):
         WELL_FED,
         fed_by(data_wait_ms=30, fetch_ms=190, send_ms=1),
         fed_by(data_wait_ms=2, fetch_ms=20, send_ms=30, workers={"ready_batches": 2.6}),
+        fed_by(data_wait_ms=6, fetch_ms=5, send_ms=5, workers={"ready_batches": 3.9, "pieces": 3}),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -79,7 +86,10 @@ class WorkerTransfer(Rule):
         needless = unpacking and making_ns <= NEEDLESS * supply.wait_ns
         if needless and (profile.host.runnable_share or 0.0) >= QUIET:
             needless = False
-        if not needless and (workers.send_ns < MIN_SEND_NS or sending < SENDING):
+        few = workers.pieces is not None and workers.pieces <= FEW
+        if not needless and (
+            workers.send_ns < (MIN_LARGE_SEND_NS if few else MIN_SEND_NS) or sending < SENDING
+        ):
             return None
         fix = "Let collate_fn return a few large tensors instead of many small ones or Python objects."
         code = ""
@@ -113,7 +123,8 @@ class WorkerTransfer(Rule):
             high_ns=supply.wait_ns,
             assumption="a batch of a few tensors is handed over in no time",
             evidence=(
-                f"A worker spends {format_ms(workers.send_ns)} of CPU time to send a batch and"
+                f"A worker spends {format_ms(workers.send_ns)} of CPU time to send a batch"
+                f"{f' of {workers.pieces} objects' if workers.pieces else ''} and"
                 f" {format_ms(workers.fetch_ns + workers.collate_ns)} to make it.",
                 f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
                 f" {workers.ready_batches:.1f} finished batches waiting on average.",
