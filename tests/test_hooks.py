@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -302,6 +303,23 @@ def calls_collectives(clock: FakeClock) -> None:
     clock.spend(2)
 
 
+def waits_for_a_collective_that_runs_beside(clock: FakeClock) -> None:
+    future: Any = torch.futures.Future()
+    work = torch._C._distributed_c10d._create_work_from_future(future)
+
+    def finish() -> None:
+        time.sleep(0.2)  # by then the other thread waits
+        clock.spend(6)
+        future.set_result([torch.ones(1)])
+
+    clock.spend(1)
+    thread = threading.Thread(target=finish)
+    thread.start()
+    work.wait()
+    thread.join()
+    clock.spend(2)
+
+
 def collects_garbage(clock: FakeClock) -> None:
     class Cycle:
         def __init__(self) -> None:
@@ -344,7 +362,10 @@ CHARGES: dict[str, list[tuple[Call, dict[str, int]]]] = {
     "checkpoint": [(saves_state, {"checkpoint": 17, "gap_after_rest": 2})],
     "checkpoint-distributed": [(saves_sharded_state, {"checkpoint": 15, "gap_after_rest": 1})],
     "checkpoint-safetensors": [(saves_safetensors, {"checkpoint": 9, "gap_after_rest": 1})],
-    "collectives": [(calls_collectives, {"communication": 17, "gap_after_rest": 3})],
+    "collectives": [
+        (calls_collectives, {"communication": 17, "gap_after_rest": 3}),
+        (waits_for_a_collective_that_runs_beside, {"communication": 6, "gap_after_rest": 3}),
+    ],
     "dataloader": [
         (asks_a_loader, {"data_wait": 30, "gap_after_data_wait": 9}),
         (asks_a_loader_without_gradients, {"evaluation": 39}),

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from diagnose.actions._careful import in_short
 from diagnose.actions._loader_switch import feeds
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
@@ -61,9 +62,13 @@ class GrownBatches:
 
     Args:
         job: A job that `refuse_unfit` lets pass.
+
+    Attributes:
+        refused: Why batches are the script's own after all; empty while they are not.
     """
 
     def __init__(self, job: Job) -> None:
+        self.refused = ""
         self._samplers: WeakSet[Any] = WeakSet()
         self._dataset_id = id(job.iterators[-1]._dataset)
         self._drawn: WeakKeyDictionary[Any, _Drawn] = WeakKeyDictionary()
@@ -81,7 +86,7 @@ class GrownBatches:
 
         def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             def next_index(batches: Any) -> Any:
-                if batches._index_sampler not in self._samplers:
+                if self.refused or batches._index_sampler not in self._samplers:
                     return original(batches)
                 index = list(original(batches))
                 parts = 1
@@ -91,7 +96,10 @@ class GrownBatches:
                     except StopIteration:
                         break
                     parts += 1
-                self._of(batches).parts.append(parts)
+                try:
+                    self._of(batches).parts.append(parts)
+                except Exception as error:  # noqa: BLE001 (ours: the script gets what was drawn for it)
+                    self.failed(error)
                 return index
 
             return next_index
@@ -119,6 +127,10 @@ class GrownBatches:
             if taken := drawn.taken(batches):
                 self._latest = sum(taken) / len(taken)
         return self._latest
+
+    def failed(self, error: Exception) -> None:
+        """Something of ours has failed: batches are the script's own from the next index on."""
+        self.refused = self.refused or f"it failed in use: {in_short(error)}"
 
     def _adopt(self, batches: Any) -> None:
         self._samplers.add(batches._index_sampler)

@@ -108,8 +108,8 @@ class BatchGrowth(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         size, grown, schedules = prepared
-        if schedules.refused:
-            raise CannotApply(schedules.refused)
+        if refused := grown.refused or schedules.refused:
+            raise CannotApply(refused)
 
         def ended() -> None:
             schedules.step_ended(grown.parts(), job)
@@ -125,7 +125,8 @@ class BatchGrowth(Action):
 
     def why_not_stay(self, prepared: Any) -> str:
         """See `Action.why_not_stay`."""
-        return str(prepared[2].refused)
+        _, grown, schedules = prepared
+        return str(grown.refused or schedules.refused)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
@@ -148,7 +149,11 @@ def _faster(optimizer: Optimizer, grown: GrownBatches) -> Iterator[None]:
     def before(stepping: Optimizer, *_: Any) -> None:
         if stepping is optimizer:
             rate.restore()  # the last step raised
-            rate.grow(max(1.0, grown.parts()))
+            try:
+                rate.grow(max(1.0, grown.parts()))
+            except Exception as error:  # noqa: BLE001 (ours: the script's step goes on, at its own rate)
+                rate.restore()
+                grown.failed(error)
 
     with ExitStack() as stack:
         stack.callback(rate.restore)

@@ -1,4 +1,4 @@
-"""Time in collectives that the script calls itself."""
+"""Time in collectives that the script calls itself, and in waiting for those that it lets run beside."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ COLLECTIVES = (
 
 
 class CollectivesHook(Hook):
-    """Charges the collectives of `torch.distributed` that Python calls to `communication`.
+    """Charges the collectives of `torch.distributed` that Python calls, and `Work.wait`, to `communication`.
+
+    With NCCL a wait only makes the stream wait, and takes the host no time.
 
     What DDP launches from C++ during the backward pass is not seen here: see `ddp_waits`.
     """
@@ -64,4 +66,5 @@ class CollectivesHook(Hook):
                 for name in COLLECTIVES:
                     if hasattr(owner, name):
                         stack.enter_context(replaced(owner, name, wrap))
+            stack.enter_context(replaced(distributed_c10d.Work, "wait", wrap))
             yield
