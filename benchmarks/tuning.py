@@ -1,6 +1,7 @@
 """What does `diagnose run --tune` win, what does it cost, and does it leave alone what has no fault?
 
     python benchmarks/tuning.py > docs/tuning-results.md        [--only NAME ...] [--rounds 3] [--no-search]
+    python benchmarks/tuning.py --answers tuning.jsonl          (killed, it goes on where it was)
 
 For each job of `benchmarks/tuning/` (they know nothing of diagnose):
 
@@ -19,6 +20,8 @@ A null job has no fault: tuning should keep nothing, and cost nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib
 import itertools
 import json
@@ -30,13 +33,44 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 JOBS = Path(__file__).with_name("tuning")
 TIMEOUT_S = 900
+TOLD = ("confirmation", "trials", "steps")
+"""Parts of a report that the page is made of."""
+
+
+class Answers:
+    """What was measured so far, kept in a file, a line of JSON each.
+
+    A file is of one version of `diagnose`, and of one machine: delete it when either has changed.
+
+    Args:
+        path: The file; `None` keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, Any] = {}
+        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # cut off when the benchmark was killed
+                self._known.update(json.loads(line))
+
+    def of(self, key: str, measure: Callable[[], Any]) -> Any:
+        """Returns what is known under a key, or measures it."""
+        if key not in self._known:
+            print(key, file=sys.stderr)
+            self._known[key] = measure()
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({key: self._known[key]}) + "\n")
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -111,7 +145,16 @@ def run(workload: Workload, *options: str) -> Run:
             raise SystemExit(f"{workload.name} {' '.join(options)} failed:\n{ended.stderr[-2000:]}")
         text = Path(folder, "report.json")
         found = json.loads(text.read_text(encoding="utf-8")) if text.exists() else {}
+        found = {name: found[name] for name in TOLD if name in found}
         return Run(seconds=seconds, printed=ended.stdout.strip().splitlines()[-1], report=found)
+
+
+def shorter(workload: Workload) -> Workload:
+    """A quarter of the steps: enough to put a setting in force and to confirm it."""
+    args = list(workload.args)
+    steps = args.index("--steps") + 1
+    args[steps] = str(int(args[steps]) // 4)
+    return replace(workload, args=args)
 
 
 def applied(workload: Workload, settings: tuple[str, ...]) -> float | None:
@@ -123,16 +166,22 @@ def applied(workload: Workload, settings: tuple[str, ...]) -> float | None:
             name, _, value = setting.partition("=")
             lines += ["[[action]]", f'name = "{name}"', *([f"value = {value}"] if value else [])]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        found = run(workload, "--apply", str(file))
+        found = run(shorter(workload), "--apply", str(file))
     refused = [trial for trial in found.report["trials"] if trial["state"] != "kept"]
     for trial in refused:
         print(f"  {named(trial)}: {trial['state']}: {trial['reason']}", file=sys.stderr)
     return None if refused else found.confirmed
 
 
-def offline_best(workload: Workload) -> tuple[float, tuple[str, ...]]:
+def offline_best(workload: Workload, answers: Answers) -> tuple[float, tuple[str, ...]]:
     """Tries every setting alone, then those that helped together, one of each action; returns the best."""
-    alone = {setting: applied(workload, (setting,)) for setting in workload.search}
+
+    def gain_of(settings: tuple[str, ...]) -> float | None:
+        key = f"{workload.name} with {' + '.join(settings)}"
+        gain: float | None = answers.of(key, lambda: applied(workload, settings))
+        return gain
+
+    alone = {setting: gain_of((setting,)) for setting in workload.search}
     helps = {setting: gain for setting, gain in alone.items() if gain and gain > 1.0}
     best: tuple[float, tuple[str, ...]] = (1.0, ())
     for setting, gain in helps.items():
@@ -141,7 +190,7 @@ def offline_best(workload: Workload) -> tuple[float, tuple[str, ...]]:
     top = [max((s for s in helps if s.partition("=")[0] == a), key=lambda s: helps[s]) for a in actions]
     for count in range(2, len(top) + 1):
         for together in itertools.combinations(top, count):
-            gain = applied(workload, together)
+            gain = gain_of(together)
             if gain:
                 best = max(best, (gain, together))
     return best
@@ -211,26 +260,34 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-search", action="store_true", help="leave out the offline search")
+    parser.add_argument("--answers", type=Path, help="keep what was measured in this file")
     args = parser.parse_args()
+    answers = Answers(args.answers)
     rows = []
     for workload in workloads():
         if args.only and workload.name not in args.only:
             continue
         plain, tuned = [], []
         for number in range(args.rounds):
-            print(f"{workload.name}, round {number + 1} of {args.rounds}", file=sys.stderr)
             for kind in ("plain", "tuned") if number % 2 == 0 else ("tuned", "plain"):
-                if kind == "plain":
-                    plain.append(run(workload))
-                else:
-                    tuned.append(run(workload, "--tune"))
-                    for trial in tuned[-1].report["trials"]:
-                        gain = trial["measured_speedup"]
-                        told = f"{gain:.2f}x" if gain else trial["reason"]
-                        print(f"  {named(trial)}: {trial['state']} {told}", file=sys.stderr)
-        best = offline_best(workload) if workload.search and not args.no_search else None
+                options = ["--tune"] if kind == "tuned" else []
+                measured = functools.partial(measure, workload, options)
+                each = Run(**answers.of(f"{workload.name} {kind}, round {number + 1}", measured))
+                (tuned if options else plain).append(each)
+        best = offline_best(workload, answers) if workload.search and not args.no_search else None
         rows.append(Row(workload=workload, plain=plain, tuned=tuned, best=best))
     print(table(rows, args.rounds))
+
+
+def measure(workload: Workload, options: list[str]) -> dict[str, Any]:
+    """Runs a job, and says on stderr what it took and what came of the trials."""
+    measured = run(workload, *options)
+    print(f"  {measured.seconds:.1f} s", file=sys.stderr)
+    for trial in measured.report.get("trials", ()):
+        gain = trial["measured_speedup"]
+        told = f"{gain:.2f}x" if gain else trial["reason"]
+        print(f"  {named(trial)}: {trial['state']} {told}", file=sys.stderr)
+    return asdict(measured)
 
 
 def machine() -> str:
