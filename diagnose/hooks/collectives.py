@@ -36,7 +36,7 @@ COLLECTIVES = (
 
 
 class CollectivesHook(Hook):
-    """Charges the collectives of `torch.distributed` that Python calls, and `Work.wait`, to `communication`.
+    """Charges the collectives of `torch.distributed` that Python calls to `communication`, and `Work.wait`.
 
     With NCCL a wait only makes the stream wait, and takes the host no time.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
-from diagnose.core.profile import Profile
+from diagnose.core.profile import InputStats, Profile, WorkerStats
+from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_share
 from diagnose.rules._cpus import MOST, delayed_share, spread
 from diagnose.rules._examples import profile
@@ -27,18 +28,21 @@ LEAST_NS = 2_000_000_000
 
 SHARED = {"cpus": 2, "machine_cpus": 2, "num_threads": 1, "process_cpus": 0.8, "child_cpus": 0.0}
 
+WITH_WORKERS = Program(loaders=(Loader(num_workers=2, batch_size=8),))
+
 
 class NoisyNeighbour(Rule):
     """
     ## What it means
-    The training thread was ready to run, and the CPUs were running other programs. Where torch computes
-    with several threads it is worse than it looks: an operation waits for the one thread that has no CPU.
+    The training thread was ready to run, and the CPUs were running other programs, or processes that the
+    script has started besides its loaders' workers. Where torch computes with several threads it is worse
+    than it looks: an operation waits for the one thread that has no CPU.
 
     ## What to do
     Move the other program, or give each its own CPUs: a cpuset, a reservation of the scheduler, `taskset`.
 
     ## When it is wrong
-    It is not the script's fault. The figures of this run are those of this machine at this time.
+    It is seldom the script's fault. The figures of this run are those of this machine at this time.
     """
 
     needs = ("host.runnable_share", "host.process_cpus", "host.busy_cpus")
@@ -57,7 +61,13 @@ class NoisyNeighbour(Rule):
                 busy_cpus=2.0,
             )
         ),
-    )
+        profile(
+            host=HostStats(
+                cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.7, child_cpus=1.0,
+                runnable_share=0.2, busy_cpus=2.0,
+            )
+        ),
+    )  # fmt: skip
     silent_on = (
         profile(host=HostStats(**SHARED, runnable_share=0.02, busy_cpus=2.0)),  # type: ignore[arg-type]
         profile(host=HostStats(**SHARED, runnable_share=0.2, busy_cpus=1.0)),  # type: ignore[arg-type]
@@ -65,7 +75,15 @@ class NoisyNeighbour(Rule):
             host=HostStats(
                 cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.7, child_cpus=1.0,
                 runnable_share=0.2, busy_cpus=2.0,
-            )
+            ),
+            program=WITH_WORKERS,
+            input=InputStats(
+                batches_per_step=1.0,
+                workers=WorkerStats(
+                    num_workers=2, batches=500, fetch_ns=90e6, collate_ns=5e6, send_ns=1e6,
+                    cpu_share=0.95, idle_share=0.1,
+                ),
+            ),
         ),
     )  # fmt: skip
 
@@ -78,8 +96,9 @@ class NoisyNeighbour(Rule):
         """See `Rule.check`."""
         host = profile.host
         assert host.runnable_share is not None and host.process_cpus is not None
-        foreign = host.foreign_cpus or 0.0
-        own = (host.child_cpus or 0.0) + sum(thread.cpus for thread in host.python_threads)
+        started = _started_cpus(profile)
+        foreign = (host.foreign_cpus or 0.0) + started
+        own = (host.child_cpus or 0.0) - started + sum(thread.cpus for thread in host.python_threads)
         part = foreign / (foreign + own) if foreign else 0.0
         if (
             host.runnable_share < MIN_DELAY
@@ -97,6 +116,8 @@ class NoisyNeighbour(Rule):
             f"Other programs used {foreign:.1f} of {host.machine_cpus} CPUs, this one"
             f" {host.process_cpus:.1f} with {host.num_threads or 1} threads to compute with.",
         ]
+        if started:
+            evidence.append(f"Of these, processes that the script itself has started used {started:.1f}.")
         if host.stolen_cpus:
             evidence.append(f"Of these, other guests of the machine's host took {host.stolen_cpus:.2f}.")
         return Finding(
@@ -111,3 +132,14 @@ class NoisyNeighbour(Rule):
             evidence=tuple(evidence),
             fix="Move the other programs to another machine, or to CPUs of their own.",
         )
+
+
+def _started_cpus(profile: Profile) -> float:
+    """CPUs that children of the process used which load nothing; 0 where loaders may explain them."""
+    workers, children = profile.input.workers, profile.host.child_cpus or 0.0
+    if workers is not None and profile.step_time_ns:
+        batch_ns = (workers.fetch_ns + workers.collate_ns) * workers.cpu_share + workers.send_ns
+        children -= batch_ns * (profile.input.batches_per_step or 1.0) / profile.step_time_ns
+    elif any(loader.num_workers for loader in profile.program.loaders):
+        return 0.0
+    return children if children >= MIN_FOREIGN_CPUS else 0.0
