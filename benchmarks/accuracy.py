@@ -27,7 +27,7 @@ from accuracy import tables
 from accuracy.kept import Kept
 from accuracy.score import score
 from accuracy.scripts import PROBE, SETS, scripts
-from accuracy.truth import Answer, Bench, Cell, cells_of
+from accuracy.truth import LAUNCHES, Answer, Bench, Cell, cells_of
 
 SEVERITIES = (5, 10, 20, 40)
 
@@ -75,7 +75,7 @@ def main() -> None:
     severities = (PROBE,) if args.quick else tuple(map(int, args.severities.split(",")))
     wanted = set(args.classes.split(",")) if args.classes else None
     kept = Kept(args.answers)
-    bench = Bench(repeat=args.repeat, real=args.real)
+    bench = Bench(repeat=args.repeat, launches=1 if args.quick else LAUNCHES, real=args.real)
     answers: list[Answer] = []
     started = time.monotonic()
     for script in scripts(args.set):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -149,17 +150,57 @@ def test_each_fault_is_an_option_of_its_script_and_the_sets_share_no_script(accu
     assert len(healthy) >= 15
 
 
-def test_a_size_is_found_from_what_a_unit_adds(accuracy, monkeypatch):
+SLEEPS = """
+import sys, time
+import torch
+layer = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(int(sys.argv[2])):
+    time.sleep(float(sys.argv[1]))
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("steps", [(60, 60), (60, 25), (25, 60)])
+def test_two_jobs_that_take_turns_are_each_measured_by_their_own_steps(accuracy, tmp_path, steps):
+    script = tmp_path / "sleeps.py"
+    script.write_text(SLEEPS, encoding="utf-8")
+    off, on = (("0.01", str(steps[0])), ("0.02", str(steps[1])))
+    off_ms, on_ms = accuracy.server.in_turn(script, off, on)
+    assert off_ms >= 10 and on_ms >= 20, "no step is longer or shorter for the turns"
+    assert on_ms / off_ms == pytest.approx(2.0, rel=0.35)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_job_that_fails_in_its_turn_says_so_and_the_other_ends(accuracy, tmp_path, failing):
+    script = tmp_path / "sleeps.py"
+    script.write_text(SLEEPS, encoding="utf-8")
+    arms = [("0.01", "30"), ("0.01", "30")]
+    arms[failing] = ("text", "30")
+    with pytest.raises(accuracy.server.JobFailed, match=r"sleeps\.py text 30: exit status 1"):
+        accuracy.server.in_turn(script, *arms)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_size_is_found_from_what_a_unit_adds(accuracy, monkeypatch, beside):
     """A base of 10 ms and 0.5 ms per unit: 20 % of the step are 2.5 ms, five units."""
     script = next(s for s in accuracy.scripts.scripts("tuning") if s.path.stem == "shapes_cnn")
-    fault = accuracy.scripts.Fault(label="slow-collate", option="--boxes", probe=20)
+    fault = accuracy.scripts.Fault(label="slow-collate", option="--boxes", probe=20, beside=beside)
     bench = accuracy.truth.Bench()
 
-    def run(_, arguments):
-        size = float(arguments[-1]) if arguments else 0.0
-        return accuracy.server.Job(step_ms=10 + 0.5 * size, findings=(), abstained=(), status="ok")
+    def step_ms(arguments):
+        return 10 + 0.5 * (float(arguments[-1]) if arguments else 0.0)
 
-    monkeypatch.setattr(accuracy.truth.Bench, "run", lambda self, *given: run(*given))
+    def run(_, script, arguments):
+        return accuracy.server.Job(step_ms=step_ms(arguments), findings=(), abstained=(), status="ok")
+
+    def in_turn(path, off, on):
+        return step_ms(off), step_ms(on)
+
+    monkeypatch.setattr(accuracy.truth.Bench, "run", run)
+    monkeypatch.setattr(accuracy.truth, "in_turn", in_turn)
     assert bench.sized(script, fault, 20) == ((), ("--boxes", "5"))
     cell = accuracy.truth.Cell(script=script, kind="single", faults=(fault,), severity=20)
     assert bench.answer(cell).true_share == pytest.approx(0.2)

@@ -12,6 +12,8 @@ A script is an ordinary program whose mistakes are options, off by default. The 
     dial = "--rows"              the option that `probe` and `range` are of, given to both arms, where the
                                  fault itself has no size: more rows, and it is a smaller part of the step
     with = "--workers 1"         given to both arms
+    beside = true                something works beside the loop, also while that waits; or, of the whole
+                                 script, above all faults
     also = ["serial-loading"]    other names that are as right, and
     because = "..."              why
     name = "boxes"               what tells faults of one label apart
@@ -65,6 +67,7 @@ class Fault:
         because: Why they are.
         name: What tells faults of one script apart that share a label: `busy`, `sleep`.
         ranks: Processes that the job takes.
+        beside: Whether workers, threads or other programs work on while the training loop waits.
     """
 
     label: str
@@ -77,6 +80,7 @@ class Fault:
     because: str = ""
     name: str = ""
     ranks: int = 1
+    beside: bool = False
 
     def __post_init__(self) -> None:
         if self.probe is None and (self.dial or self.range):
@@ -140,7 +144,8 @@ class Script:
     @cached_property
     def faults(self) -> tuple[Fault, ...]:
         """The mistakes that it can make."""
-        return tuple(_fault(entry, self.ranks) for entry in self.facts.get("fault", ()))
+        beside = self.facts.get("beside", False) or self.ranks > 1
+        return tuple(_fault(entry, self.ranks, beside) for entry in self.facts.get("fault", ()))
 
     @property
     def decoys(self) -> tuple[tuple[Fault, Fault], ...]:
@@ -157,7 +162,7 @@ class Script:
         return tuple((named[first], named[second]) for first, second in self.facts.get("pairs", ()))
 
 
-def _fault(entry: dict[str, Any], ranks: int) -> Fault:
+def _fault(entry: dict[str, Any], ranks: int, beside: bool) -> Fault:
     limits = entry.get("range")
     return Fault(
         label=entry["label"],
@@ -170,6 +175,7 @@ def _fault(entry: dict[str, Any], ranks: int) -> Fault:
         because=entry.get("because", ""),
         name=entry.get("name", ""),
         ranks=ranks,
+        beside=beside or entry.get("beside", False),
     )
 
 

@@ -2,7 +2,8 @@
 
 A job is a fork of this process, which has imported torch but never computed with it: a start costs
 milliseconds instead of seconds. The fork attaches, runs the file as `__main__` and detaches. `real_run`
-takes the way of a user instead, and is the only one for several ranks.
+takes the way of a user instead, and is the only one for several ranks. `in_turn` compares two jobs, without
+`diagnose`: each takes a few steps while the other waits, so that both see the same machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ WARMUP = 10
 multiple of ten: the clock then sees as many of them as belong to its steps."""
 
 TIMEOUT_S = 120
+
+TURN_NS = 100_000_000
+"""Two jobs take turns after so long: a shared machine changes within seconds."""
+
+MORE, ENDED = b"+", b"."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +94,145 @@ class Clock:
         return (ended[-1] - ended[0]) / (len(ended) - 1) / 1e6
 
 
+class Turns:
+    """One of two jobs that take turns: it notes the time of its steps, and waits while the other works.
+
+    Args:
+        mine: A pipe's end at which the other says that it is this job's turn.
+        other: Where to say that it is the other's.
+    """
+
+    def __init__(self, mine: int, other: int) -> None:
+        self._mine, self._other = mine, other
+        self._alone = False
+        self._begun_ns = self._turn_ns = 0
+        self.times_ns: list[int] = []
+
+    def begin(self) -> None:
+        """Waits for the first turn."""
+        self._alone = os.read(self._mine, 1) == ENDED
+        self._begun_ns = self._turn_ns = time.perf_counter_ns()
+
+    def stepped(self, *_: Any) -> None:
+        """The optimizer has stepped."""
+        now = time.perf_counter_ns()
+        self.times_ns.append(now - self._begun_ns)
+        if not self._alone and now - self._turn_ns > TURN_NS:
+            os.write(self._other, MORE)
+            self.begin()
+        else:
+            self._begun_ns = now
+
+    def end(self) -> None:
+        """Leaves the machine to the other."""
+        os.write(self._other, ENDED)
+
+    def step_ms(self) -> float:
+        """Returns the mean time of a step after the warm-up."""
+        times_ns = self.times_ns[WARMUP + 1 :]
+        if not times_ns:
+            raise JobFailed(f"only {len(self.times_ns)} optimizer steps")
+        return sum(times_ns) / len(times_ns) / 1e6
+
+
 def forked_run(script: Path, arguments: Sequence[str]) -> Job:
     """Runs the script in a fork of this process."""
+    clock = Clock()
+
+    def train() -> dict[str, Any]:
+        clock.install()
+        diagnose.attach("run")
+        runpy.run_path(str(script), run_name="__main__")
+        profile = diagnose.detach()
+        return {"step_ms": clock.step_ms(), **said(profile)}
+
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
-        out, errors = Path(folder, "job.json"), Path(folder, "stderr")
-        child = os.fork()
-        if not child:
-            _be_thejob_of(script, arguments, Path(folder), out, errors)
-        status = _wait(child)
-        if status or not out.exists():
-            words = errors.read_text(encoding="utf-8", errors="replace")[-2000:]
-            raise JobFailed(f"{script.name} {' '.join(arguments)}: exit status {status}\n{words}")
-        return job_of(json.loads(out.read_text(encoding="utf-8")))
+        fork = Fork.of(script, arguments, Path(folder), train)
+        return job_of(fork.result())
+
+
+def in_turn(script: Path, off: Sequence[str], on: Sequence[str]) -> tuple[float, float]:
+    """Runs two jobs of a script that take turns.
+
+    Returns:
+        Mean milliseconds of a step of each.
+    """
+    with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
+        (first, to_first), (second, to_second) = os.pipe(), os.pipe()
+        forks = []
+        for name, arguments, mine, other in (
+            ("off", off, first, to_second),
+            ("on", on, second, to_first),
+        ):
+            turns = Turns(mine, other)
+
+            def train(turns: Turns = turns) -> dict[str, Any]:
+                turns.begin()
+                register_optimizer_step_post_hook(turns.stepped)
+                try:
+                    runpy.run_path(str(script), run_name="__main__")
+                finally:
+                    turns.end()
+                return {"step_ms": turns.step_ms()}
+
+            forks.append(Fork.of(script, arguments, Path(folder, name), train))
+        os.write(to_first, MORE)
+        try:
+            off_ms, on_ms = (fork.result()["step_ms"] for fork in forks)
+        finally:
+            for fork in forks:
+                fork.stop()
+            for end in (first, to_first, second, to_second):
+                os.close(end)
+        return off_ms, on_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A job that runs in a fork of this process."""
+
+    pid: int
+    name: str
+    out: Path
+    errors: Path
+
+    @staticmethod
+    def of(
+        script: Path, arguments: Sequence[str], folder: Path, train: Callable[[], dict[str, Any]]
+    ) -> Fork:
+        """Starts it.
+
+        Args:
+            script: What is to be run.
+            arguments: Its arguments.
+            folder: Where it runs.
+            train: Runs it; returns what is to be known of it.
+        """
+        folder.mkdir(exist_ok=True)
+        out, errors = folder / "job.json", folder / "stderr"
+        pid = os.fork()
+        if not pid:
+            _be_the_job(script, arguments, out, errors, train)
+        return Fork(pid=pid, name=f"{script.name} {' '.join(arguments)}", out=out, errors=errors)
+
+    def result(self) -> dict[str, Any]:
+        """Waits for its end, and returns what it said.
+
+        Raises:
+            JobFailed: If it failed.
+        """
+        status = _wait(self.pid)
+        if status or not self.out.exists():
+            words = self.errors.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise JobFailed(f"{self.name}: exit status {status}\n{words}")
+        result: dict[str, Any] = json.loads(self.out.read_text(encoding="utf-8"))
+        return result
+
+    def stop(self) -> None:
+        """Ends it, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
 
 
 def job_of(verdict: dict[str, Any]) -> Job:
@@ -108,23 +241,20 @@ def job_of(verdict: dict[str, Any]) -> Job:
     return Job(findings=findings, abstained=tuple(verdict.pop("abstained")), **verdict)
 
 
-def _be_thejob_of(script: Path, arguments: Sequence[str], folder: Path, out: Path, errors: Path) -> None:
+def _be_the_job(
+    script: Path, arguments: Sequence[str], out: Path, errors: Path, train: Callable[[], dict[str, Any]]
+) -> None:
     code = 1
     try:
         os.setsid()
         threading.main_thread()._set_native_id()  # Python 3.11 leaves the parent's, and no thread has it
-        os.chdir(folder)
+        os.chdir(out.parent)
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         sys.argv = [str(script), *arguments]
         sys.path[0] = str(script.parent)
-        clock = Clock()
-        clock.install()
-        diagnose.attach(folder / "run")
-        runpy.run_path(str(script), run_name="__main__")
-        profile = diagnose.detach()
-        out.write_text(json.dumps({"step_ms": clock.step_ms(), **said(profile)}), encoding="utf-8")
+        out.write_text(json.dumps(train()), encoding="utf-8")
         code = 0
     except BaseException:  # noqa: BLE001 (whatever ends a job is said by its parent)
         traceback.print_exc()

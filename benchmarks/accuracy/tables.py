@@ -9,7 +9,8 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 
 from accuracy.score import NOTHING, Score, is_right, named, score, size_error
-from accuracy.truth import MIN_NOISES, MIN_TRUE_SHARE, Answer
+from accuracy.server import TURN_NS
+from accuracy.truth import LAUNCHES, MIN_NOISES, MIN_TRUE_SHARE, Answer
 
 INTRODUCTION = """\
 # Accuracy
@@ -18,10 +19,11 @@ How often the cause that `diagnose` names first is the one that is there. Printe
 `benchmarks/accuracy.py`. {heading}
 
 - A *cell* is a training script of `benchmarks/accuracy/` with one fault of a wanted size. What the fault
-  truly costs is measured in the same run of the benchmark: the same job and seed without, with and without
-  it, in turn, by a clock of the benchmark's own at the optimizer. The judged run is one of these.
-- A cell whose slowdown is less than {noises:g} times the noise, which is how much the runs without the
-  fault differ, or less than {share:.0%} of the step, is *unresolved*: counted, and judged nowhere.
+  truly costs is measured at the same time, by a clock of the benchmark's own at the optimizer: the same job
+  and seed with the fault and without, two processes that take turns every {turn_ms} ms, started
+  {launches} times. Where workers, threads or ranks go on while a job waits, whole runs take turns instead.
+- A cell whose slowdown is less than {noises:g} times the noise, which is how much launches differ, or less
+  than {share:.0%} of the step, is *unresolved*: counted, and judged nowhere.
 - *Top 1*: the first finding has the fault's name; *top 3*: one of the first three. Where two names are as
   right the script says so, and why.
 - *Size error*: predicted loss against true slowdown, as a part of it, median of the cells named right.
@@ -38,7 +40,13 @@ def page(answers: Sequence[Answer], peers: Sequence[str] = ()) -> str:
     sets = sorted({answer.cell.script.set for answer in answers}, reverse=True)
     by_set = {name: [a for a in answers if a.cell.script.set == name] for name in sets}
     parts = [
-        INTRODUCTION.format(heading=heading(), noises=MIN_NOISES, share=MIN_TRUE_SHARE),
+        INTRODUCTION.format(
+            heading=heading(),
+            noises=MIN_NOISES,
+            share=MIN_TRUE_SHARE,
+            turn_ms=TURN_NS // 1_000_000,
+            launches=LAUNCHES,
+        ),
         summary({name: score(of) for name, of in by_set.items()}),
         *peers,
     ]
