@@ -48,6 +48,11 @@ classes. A loss or a second model appears early."""
 CURIOUS_EVERY = 512
 """Afterwards they do in one step of so many."""
 
+SEARCH_UNTIL = 8
+"""Of the steps in which the hooks look around, modules of new classes are looked for in so many first ones,
+in those whose number is a power of two, and in all later ones. The search replaces a method of the class
+that all modules come from, so that Python forgets what it knew of each: 1 ms and more in a step."""
+
 COUNTERS = ("batches", "collates", "collate_ns", "collated_wait_ns", "asked", "ready")
 """Totals of the input pipeline: training batches asked for; batches whose collating was timed, the time it
 took and the whole wait for them; batches asked of workers, and finished ones that were waiting then."""
@@ -67,6 +72,7 @@ class Recorder:
         calm_when_told: What `calm` becomes when a loader has told the samples of this step's batch.
         device: The ledger by the device's clock, once there is a device to have one.
         curious: Whether the hooks look around in this step.
+        searching: Whether modules of new classes are looked for in this step.
         listening: Whether modules of new classes are looked for at this moment.
         current: The slot that time is running into.
         log: What has been charged since the flusher read last. The hooks of the hottest calls write to it
@@ -142,6 +148,7 @@ class Recorder:
         "optimizers",
         "routes",
         "samples",
+        "searching",
         "sites",
         "steps",
         "stop_after",
@@ -178,6 +185,7 @@ class Recorder:
         self.calm = 0
         self.calm_when_told = 0
         self.curious = True
+        self.searching = True
         self.listening = False
         self.in_step = 0
         self.steps = 0
@@ -476,6 +484,8 @@ class Recorder:
             self.guarded(care)
         self.calm = 0
         self.curious = steps < CURIOUS_UNTIL or not steps % CURIOUS_EVERY
+        due = steps < SEARCH_UNTIL or not steps & (steps - 1) or steps > CURIOUS_UNTIL
+        self.searching = self.curious and due
         # After curiosity one more step with open eyes, in which the search for modules ends.
         calm = not (self.curious or self.listening or self.stop_after or self.on_boundary)
         self.calm_when_told = self.thread if calm else 0

@@ -204,7 +204,7 @@ class _Search:
         recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
         if recorder.inputs is not None:
             recorder.inputs[id(module)] = (args[1:], kwargs)
-        return FORWARD + THEN if recorder.curious else FORWARD
+        return FORWARD + THEN if recorder.searching else FORWARD
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
         self._listen()
