@@ -1099,3 +1099,26 @@ def test_a_submodule_is_called_by_torchs_own_call(clock):
         for _ in range(3):
             model(torch.ones(1))
     assert calls == ["test_hooks.py"] * 3, "no wrapper of ours stands between a model and its parts"
+
+
+def test_a_model_that_appears_late_is_found_and_the_search_rests_meanwhile(clock):
+    """Each look replaces a method of the class that all modules come from, which costs a millisecond."""
+
+    class Late(SlowModel):
+        pass
+
+    early, late = SlowModel(clock, forward_ns=3), Late(clock, forward_ns=5)
+    own_call, looked = nn.Module.__call__, []
+    with measured(clock, "forward") as recorder:
+        recorder.step_marked()
+        for step in range(40):
+            early(torch.ones(1, 4))
+            looked.append(nn.Module.__call__ is not own_call)
+            if step >= 20:
+                late(torch.ones(1, 4))
+            recorder.step_marked()
+        times = [each.times.get("forward", 0) for each in steps_of(recorder)]
+    assert nn.Module.__call__ is own_call
+    assert all(looked[:8]) and not any(looked[9:16] + looked[17:32] + looked[33:]) and looked[16]
+    assert times[:20] == [3] * 20
+    assert times[33:] == [8] * 7
