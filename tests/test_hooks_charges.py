@@ -1,0 +1,117 @@
+"""Each hook charges the time of its calls to its slot, and no other time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.conftest import torch_attributes
+from tests.fakes import FakeClock, SlowData, SlowModel, measured, one_step
+from tests.hook_calls import (
+    CHARGES,
+    collects_garbage,
+    group_of_one,  # noqa: F401 (a fixture)
+    switches_to_evaluation_and_back,
+)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+CASES = [pytest.param(n, c, t, id=f"{n}: {c.__name__}") for n, cs in CHARGES.items() for c, t in cs]
+
+
+@pytest.mark.parametrize("name, call, times", CASES)
+def test_a_hook_charges_the_time_of_its_calls_and_no_other(clock, name, call, times):
+    with measured(clock, name) as recorder:
+        with one_step(recorder) as step:
+            call(clock)
+        assert not recorder.notes
+    assert step.times == times
+
+
+@pytest.mark.parametrize("name, call, times", CASES)
+def test_a_hook_charges_nothing_that_another_thread_does(clock, name, call, times):
+    with measured(clock, name) as recorder:
+        with one_step(recorder) as step:
+            thread = threading.Thread(target=call, args=[clock])
+            thread.start()
+            thread.join()
+        assert not recorder.notes
+    assert step.times == {"gap_after_rest": sum(times.values())}
+
+
+@pytest.mark.parametrize("name, call, times", CASES)
+def test_nothing_is_charged_once_measuring_is_off(clock, name, call, times):
+    with measured(clock, name, max_steps=1) as recorder:
+        with one_step(recorder):
+            pass
+        written = len(recorder.log)
+        call(clock)
+        assert len(recorder.log) == written
+
+
+def test_a_model_switched_to_evaluation_and_back_was_evaluated_in_between(clock):
+    with measured(clock, "evaluation", "forward") as recorder, one_step(recorder) as step:
+        switches_to_evaluation_and_back(clock)
+    assert step.times == {"forward": 4, "gap_after_forward": 1, "evaluation": 50, "gap_after_rest": 5}
+
+
+def test_a_build_of_torch_for_the_cpu_alone_has_no_copies_to_measure(clock):
+    assert torch._C._get_accelerator().type == "cpu"
+    before = torch_attributes()
+    with measured(clock, "copy-to-device"):
+        assert torch_attributes() == before
+
+
+def test_copies_between_kinds_of_device_are_charged(clock, monkeypatch):
+    class Slow(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function in (torch.Tensor.to, torch.Tensor.copy_):
+                clock.spend(9)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    rows = torch.ones(2).as_subclass(Slow)
+    elsewhere = torch.ones(2, device="meta")
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
+    with measured(clock, "copy-to-device") as recorder:
+        with one_step(recorder) as step:
+            rows.to("meta")
+            rows.to(torch.device("meta"), torch.float16)
+            rows.to(device="meta")
+            rows.to(elsewhere)
+            clock.spend(1)
+            rows.to("cpu")
+            rows.to(torch.float64)
+            rows.to(rows)
+        assert not recorder.notes
+    assert step.times["copy"] == 4 * 9
+    assert step.times["gap_after_copy"] == 1 + 3 * 9
+
+
+def test_a_garbage_collection_leaves_the_gap_around_it_as_it_was(clock):
+    with measured(clock) as recorder, one_step(recorder) as step:
+        SlowModel(clock, forward_ns=4)(torch.ones(1, 4))
+        collects_garbage(clock)
+        clock.spend(5)
+    assert step.times == {"forward": 4, "gc": 9, "gap_after_forward": 8}
+
+
+def test_fetch_and_collate_on_the_training_thread_are_told_apart(clock):
+    def collate(rows: list[torch.Tensor]) -> torch.Tensor:
+        clock.spend(8)
+        return torch.stack(rows)
+
+    with measured(clock, "dataloader") as recorder, one_step(recorder) as step:
+        for _ in DataLoader(SlowData(clock, num_rows=6, fetch_ns=5), batch_size=2, collate_fn=collate):
+            clock.spend(3)
+    assert step.times == {"data_wait": 54, "gap_after_data_wait": 9}
+    assert recorder.counters["collates"] == 3
+    assert recorder.counters["collate_ns"] == 24

@@ -1,0 +1,254 @@
+"""Hooks leave no trace: on classes, on functions, on models, in what they replace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from diagnose.hooks.base import replaced
+from tests.conftest import torch_attributes
+from tests.fakes import HOOKS, FakeClock, SlowData, SlowModel, measured, steps_of
+from tests.hook_calls import CHARGES, group_of_one  # noqa: F401 (a fixture)
+
+replacing = pytest.mark.parametrize("name", sorted(HOOKS))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+# -- no trace
+
+
+def no_names(name: str) -> dict[str, object]:
+    """What a hook puts into torch, by full name."""
+    before = torch_attributes()
+    with measured(FakeClock(), name):
+        return {key: value for key, value in torch_attributes().items() if before.get(key) is not value}
+
+
+@replacing
+def test_a_hook_that_leaves_puts_back_the_very_objects_it_replaced(clock, name):
+    before = torch_attributes()
+    with measured(clock, name):
+        for call, _ in CHARGES.get(name, []):
+            call(clock)
+    after = torch_attributes()
+    assert {key: value for key, value in after.items() if before.get(key, value) is not value} == {}
+
+
+@replacing
+def test_a_hook_that_leaves_keeps_what_another_library_wrapped_around_it(clock, name):
+    replaced_by_us = no_names(name)
+    put_there: dict[str, tuple[Any, str, Any, Any]] = {}
+    with measured(clock, name):
+        for path in replaced_by_us:
+            owner, attribute = holder_of(path)
+            ours = vars(owner)[attribute]
+
+            def theirs(*args: Any, _ours: Any = ours, **kwargs: Any) -> Any:
+                return _ours(*args, **kwargs)
+
+            put_there[path] = owner, attribute, ours, theirs
+            setattr(owner, attribute, theirs)
+    try:
+        for owner, attribute, _, theirs in put_there.values():
+            assert vars(owner)[attribute] is theirs
+        for call, _ in CHARGES.get(name, []):
+            call(clock)  # theirs calls ours, which calls torch's
+    finally:
+        for owner, attribute, ours, _ in put_there.values():
+            setattr(owner, attribute, original_of(ours))
+
+
+def holder_of(path: str) -> tuple[Any, str]:
+    name, _, attribute = path.rpartition(".")
+    if name in sys.modules:
+        return sys.modules[name], attribute
+    module, _, cls = name.rpartition(".")
+    return getattr(sys.modules[module], cls), attribute
+
+
+def original_of(wrapper: Any) -> Any:
+    """What a wrapper of ours calls, from its closure."""
+    for variable, cell in zip(wrapper.__code__.co_freevars, wrapper.__closure__, strict=True):
+        if variable in ("original", "worker_loop"):
+            return cell.cell_contents
+    raise AssertionError(f"{wrapper} has no original")
+
+
+def test_an_inherited_method_is_inherited_again_afterwards():
+    class Base:
+        def method(self) -> int:
+            return 1
+
+    class Child(Base):
+        pass
+
+    with replaced(Child, "method", lambda original: lambda self: original(self) + 1):
+        assert (Child().method(), Base().method()) == (2, 1)
+    assert "method" not in vars(Child)
+
+
+def test_a_wrapped_function_keeps_its_name_docstring_and_signature(clock):
+    import inspect
+
+    plain = inspect.signature(torch.save), torch.save.__doc__, torch.save.__name__, torch.save.__module__
+    with measured(clock):
+        assert plain == (
+            inspect.signature(torch.save),
+            torch.save.__doc__,
+            torch.save.__name__,
+            torch.save.__module__,
+        )
+
+
+def test_the_iterator_of_a_loader_keeps_its_type_length_and_attributes(clock):
+    loader = DataLoader(SlowData(clock, num_rows=6, fetch_ns=5), batch_size=2)
+    plain = iter(loader)
+    with measured(clock):
+        batches = iter(loader)
+        assert type(batches) is type(plain)
+        assert len(batches) == len(plain) == len(loader) == 3
+        assert vars(batches).keys() == vars(plain).keys()
+        assert [row.tolist() for row in batches] == [row.tolist() for row in plain]
+
+
+def test_models_and_their_classes_pickle_and_copy_under_the_hooks(clock, tmp_path):
+    import copy
+    import pickle
+
+    model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    with measured(clock):
+        model(torch.ones(1, 4))
+        copied = copy.deepcopy(model)
+        again = pickle.loads(pickle.dumps(model))
+        torch.save(model, tmp_path / "model")
+    loaded = torch.load(tmp_path / "model", weights_only=False)
+    for other in (copied, again, loaded):
+        assert vars(other).keys() == vars(model).keys()
+        assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
+
+
+# -- names that a torch may lack
+
+
+MISSING = {
+    "backward": ("torch.autograd", "grad"),
+    "checkpoint": ("torch", "save"),
+    "dataloader": ("torch.utils.data.dataloader._BaseDataLoaderIter", "__next__"),
+    "workers": ("torch.utils.data._utils.worker", "_worker_loop"),
+    "evaluation": ("torch.nn.Module", "train"),
+    "grad-scaler": ("torch.amp.grad_scaler.GradScaler", "unscale_"),
+    "optimizer": ("torch.optim.optimizer", "register_optimizer_step_post_hook"),
+    "optimizer-rest": ("torch.optim.Optimizer", "zero_grad"),
+    "loader-facts": ("torch.utils.data.dataloader.DataLoader", "__iter__"),
+    "queue-depth": ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_hook_whose_name_torch_lacks_is_off_and_the_report_says_which(monkeypatch, tmp_path, name):
+    import diagnose
+
+    owner, attribute = MISSING[name]
+    target = sys.modules.get(owner) or holder_of(f"{owner}.")[0]
+    before = torch_attributes()
+    with monkeypatch.context() as patch:
+        parameter = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        patch.delattr(target, attribute)
+        diagnose.attach(tmp_path / "run")
+        for _ in range(3):
+            parameter.grad = torch.ones(1)
+            optimizer.step()
+            diagnose.step()
+        profile = diagnose.detach()
+    assert torch_attributes() == before
+    (note,) = [note for note in profile.notes if note.startswith(f"{name} is")]
+    assert note == f"{name} is not measured: this torch has no {attribute}"
+
+
+def test_every_replacing_hook_is_tried_without_one_of_its_names():
+    replacing = {name for name in HOOKS if no_names(name)} | {"optimizer"}
+    by_public_names = {
+        "checkpoint-distributed",
+        "checkpoint-safetensors",
+        "collectives",
+        "copy-to-device",
+        "ddp-waits",
+        "forward",
+        "fsdp-waits",
+        "optimizer-facts",
+        "process-group",
+    }
+    assert replacing - by_public_names <= set(MISSING)
+
+
+# -- hooks of torch's own
+
+
+def test_no_model_gets_a_hook_of_torch(clock):
+    model = nn.Sequential(nn.Linear(4, 2))
+    with measured(clock):
+        model(torch.ones(1, 4)).sum().backward()
+        for module in model.modules():
+            tables = [v for k, v in vars(module).items() if "hook" in k and isinstance(v, dict)]
+            assert not any(tables)
+
+
+def test_a_submodule_is_called_by_torchs_own_call(clock):
+    calls: list[str] = []
+
+    class Part(nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            frame = sys._getframe(1)
+            while frame.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
+                assert frame.f_back is not None
+                frame = frame.f_back
+            calls.append(Path(frame.f_code.co_filename).name)
+            return rows
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.part(rows)
+
+    model = Whole()
+    with measured(clock):
+        for _ in range(3):
+            model(torch.ones(1))
+    assert calls == [Path(__file__).name] * 3, "no wrapper of ours stands between a model and its parts"
+
+
+def test_a_model_that_appears_late_is_found_and_the_search_rests_meanwhile(clock):
+    """Each look replaces a method of the class that all modules come from, which costs a millisecond."""
+
+    class Late(SlowModel):
+        pass
+
+    early, late = SlowModel(clock, forward_ns=3), Late(clock, forward_ns=5)
+    own_call, looked = nn.Module.__call__, []
+    with measured(clock, "forward") as recorder:
+        recorder.step_marked()
+        for step in range(40):
+            early(torch.ones(1, 4))
+            looked.append(nn.Module.__call__ is not own_call)
+            if step >= 20:
+                late(torch.ones(1, 4))
+            recorder.step_marked()
+        times = [each.times.get("forward", 0) for each in steps_of(recorder)]
+    assert nn.Module.__call__ is own_call
+    assert all(looked[:8]) and not any(looked[9:16] + looked[17:32] + looked[33:]) and looked[16]
+    assert times[:20] == [3] * 20
+    assert times[33:] == [8] * 7
