@@ -449,6 +449,7 @@ def test_a_worker_that_is_killed_leaves_what_it_had_reported(tmp_path):
 
 def test_a_failure_of_our_own_in_a_worker_does_not_reach_the_script(tmp_path, monkeypatch):
     from diagnose.hooks import _worker
+    from diagnose.hooks._worker_reports import inbox
 
     def fail(*args: Any) -> None:
         raise LookupError("our own")
@@ -458,7 +459,7 @@ def test_a_failure_of_our_own_in_a_worker_does_not_reach_the_script(tmp_path, mo
             patch.setattr(_worker.WorkerLog, method, fail)
             rows = [batch.tolist() for batch in DataLoader(Rows(4), batch_size=2, num_workers=2)]
         assert rows == [[[0.0, 0.0], [1.0, 1.0]], [[2.0, 2.0], [3.0, 3.0]]], method
-        _worker.inbox.close()
+        inbox.close()
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\x00", b"[]", b"{}", b'"text"', b"[" * 5000])
@@ -478,7 +479,6 @@ def test_what_is_no_report_of_a_worker_is_ignored(tmp_path, junk):
 def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
     """Forty stacks of eight frames are the most that is sent."""
     frame = ["/" + "long/" * 50 + "file.py", 100_000, "name" * 20]
-    from diagnose.hooks._worker import MAX_DATAGRAM
     from diagnose.hooks._worker_readings import (
         MAX_INDICES,
         MAX_SIGHTINGS,
@@ -486,6 +486,7 @@ def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
         PER_OCTAVE,
         POINTS,
     )
+    from diagnose.hooks._worker_reports import MAX_DATAGRAM
 
     report = {
         "stacks": [[[frame] * 9, 10**12]] * 40,

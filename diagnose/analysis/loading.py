@@ -25,7 +25,7 @@ PER_OCTAVE = 4
 """Buckets of a worker's histogram per doubling (`hooks._worker_readings.PER_OCTAVE`)."""
 
 NOT_TRAINING = -1
-"""What a worker's report names as its loader if that only evaluates (`hooks._worker.NOT_TRAINING`)."""
+"""What a worker's report names as its loader if that only evaluates; as in `hooks._worker_reports`."""
 
 ROUNDING = 0.05
 """A run that is killed has asked for a few batches more than it has finished steps for."""

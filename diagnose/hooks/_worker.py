@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import socket
-import sys
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns, thread_time_ns
@@ -23,88 +22,16 @@ from diagnose.hooks._frames import resolve
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks._sampler import Sampler
 from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Slowest, Spread, pieces_of
+from diagnose.hooks._worker_reports import address_of, inbox
 from diagnose.hooks.base import hidden, timed, unseen
 
 BUSY = SLOT_OF["data_wait"]
 SEND_EVERY_NS = 500_000_000
 MAX_STACKS = 40
 """Sampled stacks sent at a time, the heaviest first, so that a report fits into one datagram."""
-MAX_DATAGRAM = 200_000
 COUNT_EVERY = 16
 """Batches of which one is looked into: batches of one loader are much alike."""
-REPORT_KEYS = {
-    "pid",
-    "worker",
-    "batches",
-    "fetch_ns",
-    "collate_ns",
-    "cpu_ns",
-    "rest_cpu_ns",
-    "life_ns",
-    "delay_ns",
-    "pieces",
-    "spread",
-    "longest_ns",
-    "slowest",
-    "history",
-    "sightings",
-    "stacks",
-}
-NOT_TRAINING = -1
-"""Stands for the index of a loader that does not feed training."""
 
-
-def _address(pid: int) -> str:
-    # An address that begins with NUL lives in no file system and vanishes with its socket (Linux).
-    return f"\0torch-diagnose-{pid}"
-
-
-class Inbox:
-    """Receives the reports of worker processes, in the training process.
-
-    Attributes:
-        loaders: Which loader each worker serves, by process: an index into the facts of loaders. Reports
-            are given it, as `loader`, where it is known.
-    """
-
-    def __init__(self) -> None:
-        self.loaders: dict[int, int] = {}
-        self._socket: socket.socket | None = None
-        self._pid = 0
-
-    def open(self) -> None:
-        """Opens the socket if this process has none yet."""
-        if self._pid == os.getpid() or not sys.platform.startswith("linux"):
-            return
-        self._pid = os.getpid()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(_address(self._pid))
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Returns the reports that have come since the last call."""
-        reports: list[dict[str, Any]] = []
-        while self._socket is not None:
-            try:
-                data = self._socket.recv(MAX_DATAGRAM)
-            except (BlockingIOError, InterruptedError):
-                break
-            with contextlib.suppress(ValueError, RecursionError):  # any process here can send anything
-                report = json.loads(data)
-                if isinstance(report, dict) and report.keys() == REPORT_KEYS:
-                    reports.append(report | {"loader": self.loaders.get(report["pid"])})
-        return reports
-
-    def close(self) -> None:
-        """Closes the socket."""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
-        self._pid = 0
-        self.loaders.clear()
-
-
-inbox = Inbox()
 log: WorkerLog | None = None
 """The log of this process, if it is a worker."""
 
@@ -133,7 +60,7 @@ class WorkerLog:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         parent = multiprocessing.parent_process()
-        self._address = _address(parent.pid if parent is not None and parent.pid else os.getppid())
+        self._address = address_of(parent.pid if parent is not None and parent.pid else os.getppid())
         self._spread = Spread()
         self._slowest = Slowest()
         self._history = History()

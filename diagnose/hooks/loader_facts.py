@@ -10,9 +10,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks import _worker
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._recorder import Recorder
+from diagnose.hooks._worker_reports import NOT_TRAINING, inbox
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 DATA_WAIT = SLOT_OF["data_wait"]
@@ -66,13 +66,13 @@ class LoaderFactsHook(Hook):
             return DATA_WAIT + THEN
 
         def after(args: tuple[Any, ...], batches: Any) -> None:
-            index = _worker.NOT_TRAINING
+            index = NOT_TRAINING
             if begun_ns:
                 index = facts.begins(args[0], recorder.clock() - begun_ns)
                 for begins in list(recorder.on_iterator):
                     recorder.guarded(begins, args[0], batches)
             for process in getattr(batches, "_workers", ()):
-                _worker.inbox.loaders[process.pid] = index
+                inbox.loaders[process.pid] = index
 
         with (
             replaced(DataLoader, "__init__", wrap_init),

@@ -8,6 +8,7 @@ from typing import Any
 
 from diagnose.hooks import _worker
 from diagnose.hooks._recorder import Recorder
+from diagnose.hooks._worker_reports import inbox
 from diagnose.hooks.base import Hook, hidden, replaced, unseen
 
 
@@ -31,7 +32,7 @@ class WorkersHook(Hook):
 
         def wrap_new_workers(original: Any) -> Any:
             def init(batches: Any, *args: Any, **kwargs: Any) -> None:
-                recorder.guarded(_worker.inbox.open)
+                recorder.guarded(inbox.open)
                 try:
                     original(batches, *args, **kwargs)
                 except BaseException as error:

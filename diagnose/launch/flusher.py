@@ -132,6 +132,7 @@ class Flusher:
 
     def _flush(self, *, last: bool) -> None:
         from diagnose.hooks import _worker
+        from diagnose.hooks._worker_reports import inbox
         from diagnose.store.writer import Writer
 
         if self.lost:
@@ -164,7 +165,7 @@ class Flusher:
             writer.add_vitals(time.perf_counter_ns(), recorder.steps, readings)
         else:
             self._device.stop()
-        for report in _worker.inbox.receive():
+        for report in inbox.receive():
             writer.add_worker(report)
         for look in list(recorder.flushed):
             recorder.guarded(look)

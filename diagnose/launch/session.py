@@ -224,9 +224,9 @@ class Session:
         self._sampler.stop()
         self._flusher.stop()
         self._hooks.close()
-        from diagnose.hooks import _worker
+        from diagnose.hooks._worker_reports import inbox
 
-        _worker.inbox.close()
+        inbox.close()
         if self._flusher.lost:
             print(f"diagnose: {self._flusher.lost}.", file=sys.stderr, flush=True)
 
