@@ -12,6 +12,7 @@ A script is an ordinary program whose mistakes are options, off by default. The 
     dial = "--rows"              the option that `probe` and `range` are of, given to both arms, where the
                                  fault itself has no size: more rows, and it is a smaller part of the step
     with = "--workers 1"         given to both arms
+    grows = true                 its size goes with the number of steps
     beside = true                something works beside the loop, also while that waits; or, of the whole
                                  script, above all faults
     also = ["serial-loading"]    other names that are as right, and
@@ -30,6 +31,7 @@ A script without such a file, or with all options off, is healthy: whatever is s
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,6 +70,7 @@ class Fault:
         name: What tells faults of one script apart that share a label: `busy`, `sleep`.
         ranks: Processes that the job takes.
         beside: Whether workers, threads or other programs work on while the training loop waits.
+        grows: Whether it is another fault in a run of more steps.
     """
 
     label: str
@@ -81,6 +84,7 @@ class Fault:
     name: str = ""
     ranks: int = 1
     beside: bool = False
+    grows: bool = False
 
     def __post_init__(self) -> None:
         if self.probe is None and (self.dial or self.range):
@@ -142,6 +146,12 @@ class Script:
         return int(self.facts.get("ranks", 1))
 
     @cached_property
+    def steps(self) -> int:
+        """Steps that it takes when it is not told how many; 0 where it cannot be told."""
+        found = re.search(r'"--steps", type=int, default=(\d+)', self.path.read_text(encoding="utf-8"))
+        return int(found[1]) if found else 0
+
+    @cached_property
     def faults(self) -> tuple[Fault, ...]:
         """The mistakes that it can make."""
         beside = self.facts.get("beside", False) or self.ranks > 1
@@ -176,6 +186,7 @@ def _fault(entry: dict[str, Any], ranks: int, beside: bool) -> Fault:
         name=entry.get("name", ""),
         ranks=ranks,
         beside=beside or entry.get("beside", False),
+        grows=entry.get("grows", False),
     )
 
 

@@ -1,8 +1,9 @@
 """What a fault truly costs: the same job with and without it, in turn.
 
 Where nothing works beside the training loop, two jobs take turns every tenth of a second, without
-`diagnose`, and the judged run is another one. Else whole runs take turns, all under `diagnose`, and the
-judged one is the first of those with the fault. The time is our own clock's.
+`diagnose`. The judged run is another one, of more steps, as the start of `diagnose` is a part of its first
+second. Else whole runs take turns, all under `diagnose`, and the judged one is the first of those with the
+fault. The time is our own clock's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from accuracy.scripts import AS_IT_IS, PROBE, Fault, Script
-from accuracy.server import Job, JobFailed, forked_run, in_turn, real_run
+from accuracy.server import WARMUP, Job, JobFailed, forked_run, in_turn, real_run
 from accuracy.sizing import Tried, find_size
 
 MIN_NOISES = 2.0
@@ -26,6 +27,9 @@ MIN_TRUE_SHARE = 0.02
 LAUNCHES = 5
 """So often two jobs are started to take turns. Of two that are alike, most differ by 1 %, but one in four
 pairs by 20 %, as long as it runs: hence the median."""
+
+LONGER = 3
+"""The judged run takes so many times the steps, but for the warm-up."""
 
 MEDIAN_ERROR = 1.86
 """Standard error of a median, from the median absolute deviation and the root of the number of values."""
@@ -64,6 +68,13 @@ class Cell:
     def beside(self) -> bool:
         """Whether anything works on while the training loop waits."""
         return any(fault.beside for fault in self.faults)
+
+    @property
+    def longer(self) -> tuple[str, ...]:
+        """Options that make the judged run longer: none where that would change the fault."""
+        fixed = any(fault.grows or "--steps" in fault.fixed for fault in self.faults)
+        steps = 0 if fixed else self.script.steps
+        return ("--steps", str(WARMUP + 1 + LONGER * (steps - WARMUP - 1))) if steps else ()
 
     @property
     def label(self) -> str:
@@ -202,7 +213,7 @@ class Bench:
         return (on_ms - off_ms) / on_ms
 
     def _in_turn(self, cell: Cell, off: tuple[str, ...], on: tuple[str, ...]) -> Answer:
-        judged = self.run(cell.script, on)
+        judged = self.run(cell.script, (*on, *cell.longer))
         shares: list[float] = []
         while len(shares) < self.launches * (1 + self.repeat):
             shares.append(self.share_in_turn(cell.script, off, on))
