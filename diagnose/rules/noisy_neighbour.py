@@ -137,9 +137,9 @@ class NoisyNeighbour(Rule):
 def _started_cpus(profile: Profile) -> float:
     """CPUs that children of the process used which load nothing; 0 where loaders may explain them."""
     workers, children = profile.input.workers, profile.host.child_cpus or 0.0
+    if sum(loader.num_workers > 0 for loader in profile.program.loaders) > (workers is not None):
+        return 0.0  # nobody knows what the workers of the others took
     if workers is not None and profile.step_time_ns:
         batch_ns = (workers.fetch_ns + workers.collate_ns) * workers.cpu_share + workers.send_ns
         children -= batch_ns * (profile.input.batches_per_step or 1.0) / profile.step_time_ns
-    elif any(loader.num_workers for loader in profile.program.loaders):
-        return 0.0
     return children if children >= MIN_FOREIGN_CPUS else 0.0
