@@ -459,6 +459,15 @@ def test_pairs_without_spread_tell_at_the_first_look():
     assert test.verdict() is Verdict.FASTER
 
 
+def test_two_pairs_that_have_nothing_in_common_are_measured_all_the_same():
+    test = PairedTest()
+    test.add(100.0, 10_000.0)
+    test.add(10_000.0, 100.0)
+    measured = test.measured()
+    assert measured.speedup == pytest.approx(1.0)
+    assert (measured.low, measured.high, measured.detectable) == pytest.approx((0.001, 1000.0, 1000.0))
+
+
 def test_an_action_named_by_the_user_is_tried_without_a_finding():
     machine = Machine()
     actions = [Change(machine, "named", factor=0.5), Change(machine, "other", factor=0.5)]

@@ -96,7 +96,7 @@ def assert_unharmed(case: Case) -> Ending:
         torch.testing.assert_close(ending.weights, expected.weights, rtol=1e-3, atol=1e-4)
     assert all(bool(each.isfinite().all()) for each in ending.weights)
     ours = [detail["error"] for kind, detail in ending.told if kind == "tuning_error"]
-    assert all("injected" in each for each in [*ours, *ending.notes])
+    assert [each for each in [*ours, *ending.notes] if "injected" not in each] == []
     return ending
 
 

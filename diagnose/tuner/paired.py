@@ -41,6 +41,10 @@ SPIKE = 4.0
 """A step that took this many times its window's median counts as so long: one pause must not decide."""
 
 
+LARGEST = math.log(1000.0)
+"""A factor of more says no more: with two noisy pairs the ends of an interval lie beyond all numbers."""
+
+
 class Verdict(Enum):
     """What a paired test came to."""
 
@@ -89,11 +93,11 @@ class PairedTest:
             return None
         low, high = interval(self.logs, confidence)
         return Measured(
-            speedup=math.exp(statistics.fmean(self.logs)),
-            low=math.exp(low),
-            high=math.exp(high),
+            speedup=_factor(statistics.fmean(self.logs)),
+            low=_factor(low),
+            high=_factor(high),
             pairs=len(self.logs),
-            detectable=math.exp(detectable(self.logs)),
+            detectable=_factor(detectable(self.logs)),
             without_ns=statistics.fmean(self.without_ns),
             with_ns=statistics.fmean(self.with_ns),
         )
@@ -153,6 +157,10 @@ def _within(t: float, degrees: int) -> float:
         total += term
         term *= cosine * cosine * k / (k + 1)
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def _factor(log: float) -> float:
+    return math.exp(max(-LARGEST, min(LARGEST, log)))
 
 
 def _standard_error(values: Sequence[float]) -> float:
