@@ -515,6 +515,9 @@ def test_what_only_a_trial_can_tell_is_tried_last():
     )
     train(machine, control, 1500)
     assert [trial["action"] for trial in machine.trials()] == ["found", "guess"]
+    # A run that ends before the guess could be tried must not end with nothing confirmed.
+    told = [kind for kind, _ in machine.told if kind in ("trial", "confirmation")]
+    assert told == ["trial", "confirmation", "trial", "confirmation"]
 
 
 def test_a_kept_action_that_gives_itself_up_is_dropped_and_the_others_stay():

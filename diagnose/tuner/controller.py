@@ -157,6 +157,8 @@ class Controller:
             leads = yield from self._diagnose(first)
             kept = measured = False
             while not kept and (ahead := self._ahead(leads)):
+                if not ahead[0].asked:
+                    yield from self._confirm()  # what may have to wait long for its turn must not delay it
                 if not (yield from self._afford()):  # which may take many minutes
                     yield from self._orders.obey(self.state)
                     continue
@@ -278,11 +280,7 @@ class Controller:
         """
         if self._orders.reopened:
             return True
-        kept = list(self._changes.kept)
-        if kept and kept != self._confirmed:
-            self._enter("confirming")
-            yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
-            self._confirmed = list(self._changes.kept)
+        yield from self._confirm()
         while self._changes.kept or self._postponed:
             self._enter("holding" if self._changes.kept else "observing")
             for _ in range(RECHECK_STEPS // LOOK_STEPS):
@@ -294,6 +292,14 @@ class Controller:
             if self._changes.kept:
                 yield from self._measure_kept("recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST)
         return False
+
+    def _confirm(self) -> Plan[None]:
+        """Measures what is kept, all together, unless that was done."""
+        kept = list(self._changes.kept)
+        if kept and kept != self._confirmed:
+            self._enter("confirming")
+            yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
+            self._confirmed = list(self._changes.kept)
 
     def _looks_again(self) -> bool:
         """Whether enough steps have passed for the findings to be others, or a postponed action can be
