@@ -390,6 +390,29 @@ def test_a_file_of_settings_is_put_in_force_at_once_and_confirmed():
     assert machine.factors == {"good": 0.5}
 
 
+def test_a_setting_for_which_it_is_too_early_is_put_in_force_later_and_confirmed_with_the_others():
+    machine = Machine()
+    first, late = Change(machine, "first", factor=0.8), Change(machine, "late", factor=0.5, not_before=150)
+    control = controller(machine, [first, late], reuse=[Kept(action="late"), Kept(action="first")])
+    train(machine, control, 100)
+    assert machine.factors == {"first": 0.8}
+    train(machine, control, 500)
+    assert machine.outcomes() == {"first": "kept", "late": "kept"}
+    assert machine.factors == {"first": 0.8, "late": 0.5}
+    assert machine.last("confirmation")["speedup"] == pytest.approx(2.5, rel=0.2)
+
+
+def test_a_setting_for_which_it_stayed_too_early_says_so():
+    machine = Machine()
+    control = controller(
+        machine, [Change(machine, "late", not_before=10**9)], reuse=[Kept(action="late")]
+    )
+    train(machine, control, 300)
+    control.finish()
+    (trial,) = machine.trials()
+    assert (trial["outcome"], trial["reason"]) == ("refused", "it is too early")
+
+
 def test_a_file_that_names_actions_which_exclude_each_other_gets_the_first():
     machine = Machine()
     one = Change(machine, "one", factor=0.5)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from diagnose.actions.base import NotYet
 from diagnose.core.finding import Gain
 from diagnose.core.trial import ASKED_FOR, Measured, Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
@@ -197,31 +198,43 @@ class Controller:
         self._enter("observing")
         for _ in range(WARMUP_STEPS):
             yield
-        self._enter("trying")
-        self._loss.armed = False
-        for each in wanted:
-            first_step = self._step.number
-            reason = yield from put_in_force(
-                self._world, self._orders.policy, self._changes, each, self._spending
-            )
-            action = self._world.actions.get(each.action)
-            self._tell(
-                Trial(
-                    action=each.action,
-                    value=each.value,
-                    safety=action.safety if action else Safety.EXACT,
-                    outcome=Outcome.REFUSED if reason else Outcome.KEPT,
-                    reason=reason,
-                    first_step=first_step,
-                )
-            )
-        yield from settle(self._changes.kept)
-        self._loss.armed = more = True
+        more = True
         while more:
             try:
+                wanted = yield from self._put_in_force(wanted)
                 more = yield from self._confirm_and_hold()
             except LossAlarm as alarm:
                 yield from self._loss.answer(alarm, self._spending)
+
+    def _put_in_force(self, wanted: Sequence[Kept]) -> Plan[list[Kept]]:
+        """Puts settings in force without a trial; returns those for which it is too early."""
+        self._enter("trying")
+        self._loss.armed, early = False, []
+        for each in wanted:
+            first_step, reason = self._step.number, ""
+            try:
+                reason = yield from put_in_force(
+                    self._world, self._orders.policy, self._changes, each, self._spending
+                )
+            except NotYet as refusal:
+                early.append(each)
+                reason = str(refusal)
+            action = self._world.actions.get(each.action)
+            trial = Trial(
+                action=each.action,
+                value=each.value,
+                safety=action.safety if action else Safety.EXACT,
+                outcome=Outcome.REFUSED if reason else Outcome.KEPT,
+                reason=reason,
+                first_step=first_step,
+            )
+            if each in early:
+                self._postponed[each.action] = trial
+            else:
+                self._tell(trial)
+        yield from settle(self._changes.kept)
+        self._loss.armed = True
+        return early
 
     def _observe(self, warmup: int) -> Plan[int]:
         """Lets the script run; returns the first step that counts."""
@@ -304,13 +317,13 @@ class Controller:
     def _looks_again(self) -> bool:
         """Whether enough steps have passed for the findings to be others, or a postponed action can be
         tried now."""
-        if not self._orders.tries or self._orders.policy.dry_run:
+        if self._orders.policy.dry_run:
             return False
         come = [name for name in self._postponed if not is_early(self._world, name)]
         for name in come:
             del self._postponed[name]
         self._done -= set(come)
-        due = self._step.number >= self._look_at
+        due = self._orders.tries and self._step.number >= self._look_at
         if due:
             self._look_at *= LOOK_LATER
         return due or bool(come)

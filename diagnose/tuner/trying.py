@@ -196,7 +196,11 @@ class Attempt:
 def put_in_force(
     world: World, policy: Policy, changes: Changes, wanted: Kept, spending: Spending
 ) -> Plan[str]:
-    """Puts an action of an earlier run in force, without a trial; returns why not, if it was not."""
+    """Puts an action of an earlier run in force, without a trial; returns why not, if it was not.
+
+    Raises:
+        NotYet: If it can be later.
+    """
     action: Action | None = world.actions.get(wanted.action)
     if action is None:
         return "there is no such action"
@@ -213,6 +217,8 @@ def put_in_force(
         switch(world, [installed], True)
     except CannotApply as refusal:
         changes.remove(*changes.tried)
+        if isinstance(refusal, NotYet):
+            raise
         return str(refusal)
     changes.keep(installed)
     return ""
