@@ -222,7 +222,8 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
 def test_json_report_says_of_each_finding_what_the_text_says() -> None:
     report = json.loads(json.dumps(to_json(FAULTY), allow_nan=False))
     first, second = report["findings"]
-    assert first.pop("gain") == pytest.approx({"speedup": 41 / 21, "low": 41 / 27, "high": 41 / 20.5})
+    gain = pytest.approx({"speedup": 41 / 21, "low": 41 / 27, "high": 41 / 20.5})
+    assert (first.pop("gain"), first.pop("gains")) == (gain, {"loader-workers": gain})
     assert first == {
         "rule": "serial-loading",
         "summary": "The training thread loads its own batches: 50 % of each step.",

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -390,6 +390,24 @@ def test_a_file_of_settings_is_put_in_force_at_once_and_confirmed():
     assert machine.factors == {"good": 0.5}
 
 
+def test_of_the_actions_of_one_finding_the_one_that_wins_more_is_tried_first():
+    machine = Machine()
+    workers, cache = Change(machine, "workers", factor=0.8), Change(machine, "cache", factor=0.4)
+    found = replace(
+        lead("workers", "cache", speedup=2.5), gains={"workers": Gain(speedup=1.2, low=1, high=2)}
+    )
+    train(machine, controller(machine, [workers, cache], [found]), 300)
+    assert [trial["action"] for trial in machine.trials()][0] == "cache"
+    assert machine.trials()[0]["predicted"]["speedup"] == 2.5
+
+
+def test_an_action_that_is_expected_to_win_nothing_is_not_tried_though_the_fault_is_there():
+    machine = Machine()
+    found = replace(lead("workers", speedup=2.5), gains={"workers": Gain(speedup=1.0, low=1, high=2)})
+    train(machine, controller(machine, [Change(machine, "workers")], [found]), 300)
+    assert machine.trials() == []
+
+
 def test_a_setting_for_which_it_is_too_early_is_put_in_force_later_and_confirmed_with_the_others():
     machine = Machine()
     first, late = Change(machine, "first", factor=0.8), Change(machine, "late", factor=0.5, not_before=150)
@@ -404,9 +422,7 @@ def test_a_setting_for_which_it_is_too_early_is_put_in_force_later_and_confirmed
 
 def test_a_setting_for_which_it_stayed_too_early_says_so():
     machine = Machine()
-    control = controller(
-        machine, [Change(machine, "late", not_before=10**9)], reuse=[Kept(action="late")]
-    )
+    control = controller(machine, [Change(machine, "late", not_before=10**9)], reuse=[Kept(action="late")])
     train(machine, control, 300)
     control.finish()
     (trial,) = machine.trials()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diagnose.core.phases import Phase
 
@@ -54,6 +54,7 @@ class Finding:
         line: Its line, from 1; 0 with no file.
         ranks: The ranks that have the fault; empty means all.
         actions: Names of the actions that help, the best first.
+        won_ns: Of actions that win only a part of what is lost: nanoseconds of the mean step, by name.
 
     Raises:
         ValueError: If no time is lost, or the bounds do not enclose it.
@@ -72,6 +73,7 @@ class Finding:
     line: int = 0
     ranks: tuple[int, ...] = ()
     actions: tuple[str, ...] = ()
+    won_ns: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.lost_ns_per_step > 0 or min(self.lost_ns.values()) < 0:
@@ -87,11 +89,16 @@ class Finding:
         """Nanoseconds of the mean step that would be won if the fault were gone."""
         return sum(self.lost_ns.values())
 
-    def gain(self, step_time_ns: float) -> Gain:
-        """Returns how much faster steps of this mean time would be without the fault."""
+    def gain(self, step_time_ns: float, action: str = "") -> Gain:
+        """Returns how much faster steps of this mean time would be without the fault.
 
+        Args:
+            step_time_ns: The mean step with it.
+            action: An action that is to mend it; empty for the fault's end, however it comes.
+        """
+        lost_ns = self.won_ns.get(action, self.lost_ns_per_step)
         return Gain.of(
-            step_time_ns, lost_ns=self.lost_ns_per_step, low_ns=self.low_ns, high_ns=self.high_ns
+            step_time_ns, lost_ns=lost_ns, low_ns=min(self.low_ns, lost_ns), high_ns=self.high_ns
         )
 
 

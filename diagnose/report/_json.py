@@ -154,6 +154,7 @@ def _finding(finding: Finding, profile: Profile) -> dict[str, Any]:
         "line": finding.line,
         "ranks": finding.ranks,
         "actions": finding.actions,
+        "gains": {name: asdict(finding.gain(profile.step_time_ns, name)) for name in finding.actions},
     }
 
 

@@ -10,14 +10,15 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, Profile
 from diagnose.core.program import Loader, Program
-from diagnose.core.units import format_ms, format_share
+from diagnose.core.units import format_ms, format_share, format_speedup
 from diagnose.rules._examples import profile
 from diagnose.rules._machine import disk, waits_for_disk
 from diagnose.rules._supply import HEADROOM, main_loader
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
-"""Of the step; less is not worth worker processes."""
+"""Of the step; less is not worth worker processes. So much is expected of them at least where no CPU seems
+to be free: threads that spin look like work, and only a trial tells."""
 
 HANDOVER_NS = 500_000
 """What taking over a batch of a few tensors from a worker costs the loop; measured: 0.4 to 1.1 ms."""
@@ -96,7 +97,14 @@ class SerialLoading(Rule):
         host = profile.host
         # The CPUs bound what workers win: all that the process computes now has to be done then too.
         least_ns = (host.process_cpus or 0.0) * step_ns / (host.cpus or 1)
-        low_ns = step_ns - max(compute_ns, wait_ns / workers, least_ns) - 2 * handover_ns
+        won_ns = step_ns - max(compute_ns, wait_ns / workers, least_ns) - handover_ns
+        by_one_ns = step_ns - max(compute_ns, wait_ns, least_ns) - handover_ns
+        low_ns = won_ns - handover_ns
+        advice = f"Give the DataLoader {workers} {'worker' if workers == 1 else 'workers'}."
+        if host.cpus and 0 < won_ns < LEAST * lost_ns:
+            cpus = "1 CPU" if host.cpus == 1 else f"{host.cpus} CPUs"
+            faster = format_speedup(step_ns / (step_ns - won_ns))
+            advice += f" Loading and the model share {cpus}: expect about {faster} of it."
         parts: tuple[str, ...] = ()
         if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
             parts = (
@@ -121,11 +129,19 @@ class SerialLoading(Rule):
                 *parts,
                 *_whether_it_computes(profile, wait_ns),
             ),
-            fix=f"Give the DataLoader {workers} {'worker' if workers == 1 else 'workers'}.",
+            fix=advice,
             code=with_arguments(loader.call, "DataLoader", num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
             actions=self.actions,
+            won_ns={
+                name: min(lost_ns, max(MIN_SHARE * step_ns, won))
+                for name, won in (
+                    ("loader-workers", won_ns),
+                    ("loader-workers-reseeded", won_ns),
+                    ("fork-continuation", by_one_ns),
+                )
+            },
         )
 
 

@@ -400,4 +400,5 @@ def _lead(record: dict[str, Any]) -> Lead:
         rule=record["rule"],
         actions=tuple(record["actions"]),
         gain=Gain(**record["gain"]) if record["gain"] else None,
+        gains={name: Gain(**gain) for name, gain in record["gains"].items()},
     )

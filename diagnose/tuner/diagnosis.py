@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,7 +40,12 @@ class OtherProcess:
         """See `Diagnosis`."""
         found = self._question.answer()
         return found and [
-            Lead(rule=each["rule"], actions=tuple(each["actions"]), gain=Gain(**each["gain"]))
+            Lead(
+                rule=each["rule"],
+                actions=tuple(each["actions"]),
+                gain=Gain(**each["gain"]),
+                gains={name: Gain(**gain) for name, gain in each["gains"].items()},
+            )
             for each in found
         ]
 
@@ -54,11 +60,11 @@ def leads_as_json(findings: Sequence[Finding], step_time_ns: float) -> list[dict
         {
             "rule": finding.rule,
             "actions": list(finding.actions),
-            "gain": {"speedup": gain.speedup, "low": gain.low, "high": gain.high},
+            "gain": asdict(finding.gain(step_time_ns)),
+            "gains": {name: asdict(finding.gain(step_time_ns, name)) for name in finding.won_ns},
         }
         for finding in findings
         if finding.actions
-        for gain in [finding.gain(step_time_ns)]
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from diagnose.actions.base import Action
 from diagnose.core.finding import Gain
@@ -24,16 +24,22 @@ class Lead:
         rule: The rule that found it.
         actions: The actions that help, the best first.
         gain: What its end would win; `None` where no rule says, and the trial must show.
+        gains: What an action is expected to win, where that is less.
     """
 
     rule: str
     actions: tuple[str, ...]
     gain: Gain | None
+    gains: Mapping[str, Gain] = field(default_factory=dict)
 
     @property
     def speedup(self) -> float:
         """What is expected; 1 where nothing is."""
         return self.gain.speedup if self.gain else 1.0
+
+    def of(self, action: str) -> Lead:
+        """Returns what it means for one action."""
+        return replace(self, gain=self.gains.get(action, self.gain))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +110,12 @@ def candidates(
     """
     found: dict[str, Candidate] = {}
     unasked = [name for name, action in actions.items() if action.unasked or name in policy.only]
-    for lead in [*leads, *(Lead(rule="", actions=(name,), gain=None) for name in unasked)]:
-        if lead.gain and lead.speedup < WORTH_SPEEDUP:
-            continue
-        for name in lead.actions:
-            action = actions.get(name)
+    for told in [*leads, *(Lead(rule="", actions=(name,), gain=None) for name in unasked)]:
+        for name in told.actions:
+            action, lead = actions.get(name), told.of(name)
             if action is None or name in done or not policy.wanted(name):
+                continue
+            if lead.gain and lead.speedup < WORTH_SPEEDUP:
                 continue
             if any(name in actions[other].excludes or other in action.excludes for other in in_force):
                 continue
