@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
 from diagnose.dashboards._vitals import vitals_of
 from diagnose.dashboards._waits import LateBins
 
+from diagnose.analysis.run_info import why_lost
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.report._status import in_words
-from diagnose.store.runs import LOST
+from diagnose.store.runs import read_lost
 from diagnose.tuner.loss_curve import KEY as LOSS
 
 TAKES_COMMANDS = "takes_commands"
@@ -48,6 +48,7 @@ def composed(
         met: What the ranks wait for each other, where that is measured in each step.
     """
     trained = [tail for tail in tails if tail.num_steps]
+    lost = read_lost(folder)
     snapshot: dict[str, Any] = {
         "version": version,
         "id": folder.name,
@@ -57,14 +58,15 @@ def composed(
         "cwd": str(manifest.get("cwd", "")),
         "liveness": liveness,
         "words": words(folder.name, manifest, liveness, trained[0].meta if trained else {}),
-        "notes": _notes(folder, manifest, tails),
+        "notes": _notes(manifest, lost, liveness, tails),
+        "lost": why_lost({**manifest, "lost": lost}),
         "world_size": max(1, len(trained)),
         "ranks": tuple(
             RankState(
                 number=tail.number,
                 host=str(tail.meta.get("host", "")),
                 num_steps=tail.num_steps,
-                words=tail.words,
+                words=_damage(tail, liveness),
             )
             for tail in tails
         ),
@@ -144,16 +146,26 @@ def _recent(trained: Sequence[RankTail], parts: GapParts, begun_ns: int) -> Step
     return steps_of(ranks, parts, begun_ns)
 
 
-def _notes(folder: Path, manifest: Mapping[str, Any], tails: Sequence[RankTail]) -> tuple[str, ...]:
+def _damage(tail: RankTail, liveness: Liveness) -> str:
+    """Says what is wrong with a rank's file, if anything is."""
+    if not tail.has_begun and liveness.state in (State.ENDED, State.GONE):
+        return f"{tail.path.name} holds nothing: its process ended before it had written anything"
+    return tail.words
+
+
+def _notes(
+    manifest: Mapping[str, Any], lost: str, liveness: Liveness, tails: Sequence[RankTail]
+) -> tuple[str, ...]:
     notes: list[str] = []
     if not manifest:
         notes.append("run.json cannot be read; what it says of the run is missing.")
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        notes.append((folder / LOST).read_text(encoding="utf-8"))
+    if lost:
+        notes.append(lost)
     notes += [str(note) for note in manifest.get("notes") or ()]
     for tail in tails:
-        if tail.words:
-            notes.append(f"{tail.words}.")
+        damage = _damage(tail, liveness)
+        if damage:
+            notes.append(f"{damage}.")
         who = f"rank {tail.number}: " if len(tails) > 1 else ""
         notes += [f"{who}{note}" for note in tail.meta.get("notes") or ()]
     return tuple(dict.fromkeys(notes))

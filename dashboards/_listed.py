@@ -9,12 +9,13 @@ from pathlib import Path
 
 from diagnose.dashboards._composed import words
 
+from diagnose.analysis.run_info import why_lost
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.liveness import State
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 from diagnose.store.liveness import liveness
-from diagnose.store.runs import rank_files, read_manifest
+from diagnose.store.runs import LOST, rank_files, read_lost, read_manifest
 from diagnose.store.tail import look
 
 NEWEST_CHUNKS = 100
@@ -71,7 +72,7 @@ class RunRow:
 def stamp_of(folder: Path) -> tuple[int, ...]:
     """Returns what changes when a run's files do."""
     found = []
-    for path in (folder / "run.json", *rank_files(folder)):
+    for path in (folder / "run.json", folder / LOST, *rank_files(folder)):
         try:
             status = os.stat(path)
         except OSError:
@@ -83,7 +84,7 @@ def stamp_of(folder: Path) -> tuple[int, ...]:
 def row_of(folder: Path) -> RunRow:
     """Reads a run's row; whatever is damaged is left out and noted."""
     manifest, live = read_manifest(folder), liveness(folder)
-    steps, note, meta = 0, "", {}
+    steps, note, meta = 0, why_lost({**manifest, "lost": read_lost(folder)}), {}
     step_ns, rates, trained, tuned = None, 0.0, 0, False
     for path in rank_files(folder):
         try:

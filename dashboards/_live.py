@@ -25,7 +25,7 @@ from diagnose.dashboards._waits import LateBins, RankWaits
 
 from diagnose.core.liveness import Liveness, State
 from diagnose.store.liveness import liveness
-from diagnose.store.runs import rank_files, read_manifest
+from diagnose.store.runs import rank_files, read_lost, read_manifest
 
 POLL_S = 1.0
 FILL_S = 0.05
@@ -225,7 +225,8 @@ class Live:
 
     def _analyse_if_due(self) -> bool:
         steps = sum(tail.num_steps for tail in self._tails.values())
-        state = f"{self._liveness.state}/{tuning_state(self._tails.values())}"
+        lost = read_lost(self.folder)
+        state = f"{self._liveness.state}/{tuning_state(self._tails.values())}/{lost}"
         since_s = monotonic() - self._analysed_at
         if self._analysing:
             return False

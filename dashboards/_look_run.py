@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dash
@@ -58,7 +58,7 @@ class Verdict:
 
 def verdict_of(snap: Snapshot) -> Verdict:
     """Says in words what is known of the run."""
-    profile = snap.profile
+    profile = known(snap)
     if profile is None:
         waiting = snap.analysis or "being analysed"
         return Verdict(
@@ -89,6 +89,14 @@ def verdict_of(snap: Snapshot) -> Verdict:
         more=(*found.lines[1:], *found.more, *tried),
         code=found.code,
     )
+
+
+def known(snap: Snapshot) -> Profile | None:
+    """Returns the profile with what became known since it was made: that records are lost."""
+    profile = snap.profile
+    if profile is None or not snap.lost:
+        return profile
+    return replace(profile, run=replace(profile.run, lost=snap.lost))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +225,8 @@ def refreshed(
         if not snap.version:  # of a thousand ranks the first look takes a few seconds
             return READING, None
         query = view.get("query") or {}
-        parts = (snap.id, snap.analysed_steps, snap.profile is None, snap.over, query, *key(snap))
+        analysed = (snap.analysed_steps, snap.profile is None, snap.over, snap.lost)
+        parts = (snap.id, analysed, query, *key(snap))
         stamp = hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
         if stamp == drawn:
             return dash.no_update, dash.no_update

@@ -227,6 +227,7 @@ class Snapshot:
         words: The same in words.
         over: Whether nothing more will come: it has ended, and all of it is read and analysed.
         notes: What the reader must know, such as damage.
+        lost: Why records are lost, as it is known now; empty where none are known to be.
         num_steps: Steps of the first rank.
         filled_share: How much of the run has been read, 0 to 1: the newest comes first.
         world_size: Ranks that recorded steps.
@@ -254,6 +255,7 @@ class Snapshot:
     words: str = ""
     over: bool = False
     notes: tuple[str, ...] = ()
+    lost: str = ""
     num_steps: int = 0
     filled_share: float = 0.0
     world_size: int = 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
-from diagnose.dashboards._look_run import body, marks, refreshed
+from diagnose.dashboards._look_run import body, known, marks, refreshed
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
@@ -23,6 +23,7 @@ from diagnose.report._charts import StepLine
 from diagnose.report._wording import short_path
 from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.input import Input as InputSection
+from diagnose.report.summary import sentence
 
 NAME = "input"
 MAX_LINES = 15
@@ -49,11 +50,12 @@ class InputPipeline(Page):
 
 
 def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
-    profile = snap.profile
+    profile = known(snap)
     if profile is None:
         return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
     if profile.steps.measured <= 0:
-        return [empty("No step was measured", "Without steps nothing is known of how their data came.")]
+        why = profile.run.lost or "without steps nothing is known of how their data came"
+        return [empty("No step was measured", sentence(why))]
     made = shown([Facts(items=tuple(_headline(profile)), headline=True)])
     waits = snap.overview.phase_ms.get(Phase.DATA_WAIT)
     if waits is not None and np.nansum(waits):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,11 @@ from diagnose.dashboards import _live
 from diagnose.dashboards._bins import MAX_BINS, Bins
 from diagnose.dashboards._live import Live
 from diagnose.dashboards._look_kpis import _now
-from diagnose.dashboards._look_run import verdict_of
-from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._tailing import RankTail
 from diagnose.dashboards._vitals import vitals_of
 
 from diagnose.analysis.profile import load_profile
 from diagnose.core.ledger import COUNTS
-from diagnose.core.liveness import Liveness, State
-from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
 from diagnose.store.format import pack
@@ -426,17 +421,3 @@ def test_a_run_that_is_measured_again_all_the_time_keeps_the_marks_that_tell(
     snapshot = until(follow(folder), lambda now: any(mark.kind == undone for mark in now.marks))
     assert [mark.kind for mark in snapshot.marks] == ["trial", "undone"]
     assert snapshot.tuning is not None and snapshot.tuning.undone == "slower"
-
-
-def test_a_disk_that_takes_no_records_is_told_while_the_job_still_trains() -> None:
-    run = RunInfo(id="run", script="train.py", lost="no space left on device; all records are lost")
-    waits = Snapshot(
-        version=1,
-        id="run",
-        liveness=Liveness(state=State.RUNNING),
-        profile=Profile(run=RunInfo(id="run", script="train.py"), status=Status.NO_STEPS),
-    )
-    full = replace(waits, profile=Profile(run=run, status=Status.NO_STEPS))
-    assert verdict_of(waits).first == "No step has been measured yet."
-    assert verdict_of(full).first == "No space left on device; all records are lost."
-    assert verdict_of(full).code == "diagnose run --run-dir FOLDER ..."

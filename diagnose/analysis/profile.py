@@ -48,7 +48,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
 from diagnose.store.reader import RankLog
-from diagnose.store.runs import LOST, rank_files, read_manifest
+from diagnose.store.runs import rank_files, read_lost, read_manifest
 
 MIN_STEPS = 20
 """Fewer measured steps than this give figures, but no verdict."""
@@ -129,9 +129,7 @@ def _manifest(run: Path) -> dict[str, Any]:
     manifest = read_manifest(run)
     with contextlib.suppress(OSError):
         manifest.setdefault("torch", (run / "torch").read_text(encoding="utf-8"))
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        manifest["lost"] = (run / LOST).read_text(encoding="utf-8")
-    return manifest
+    return {**manifest, "lost": read_lost(run)}
 
 
 def _lost(manifest: Mapping[str, Any]) -> list[str]:

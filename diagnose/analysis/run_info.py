@@ -39,11 +39,11 @@ def run_info(manifest: Mapping[str, Any], log: RankLog | None, ranks: Sequence[R
         duration_s=ended - started if started and ended else None,
         error=next((rank.error for rank in ranks if rank.error), None),
         recorder=meta.get("recorder"),
-        lost=_lost(manifest),
+        lost=why_lost(manifest),
     )
 
 
-def _lost(manifest: Mapping[str, Any]) -> str:
+def why_lost(manifest: Mapping[str, Any]) -> str:
     """Returns why records are lost: what the recorder could still write, else that the disk is full."""
     said = str(manifest.get("lost") or "").strip()
     if said:

@@ -125,7 +125,7 @@ class Flusher:
 
     def _say_lost(self) -> None:
         """Says it at once: the script may be killed. The rank's file takes nothing any more; a few bytes
-        beside it may still find room."""
+        beside it may still find room. Where only an empty file does, that says it too."""
         self._recorder.switch_off()
         with contextlib.suppress(OSError):
             (self._folder / LOST).write_text(f"{self.lost}.", encoding="utf-8")

@@ -22,7 +22,8 @@ def status_text(profile: Profile, liveness: Liveness, terminal: Terminal) -> str
     state = f"run {profile.run.id}: {in_words(profile, liveness)}"
     lines = [terminal.paint(clean(state, terminal), "bold")]
     if profile.steps.measured <= 0:
-        text = "no step has ended yet" if liveness.state is State.RUNNING else nothing_measured(profile)
+        waits = liveness.state is State.RUNNING and not profile.run.lost
+        text = "no step has ended yet" if waits else nothing_measured(profile)
         return "".join(f"{line}\n" for line in [*lines, f"  {text}"])
     lines.append(f"  {figures_line(profile, [], terminal.width - 2)}")
     if profile.status is Status.TOO_FEW_STEPS:

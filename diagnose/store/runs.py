@@ -74,6 +74,18 @@ def read_manifest(run: Path) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) else {}
 
 
+def read_lost(run: Path) -> str:
+    """Returns why records of a run are lost; empty where none are known to be.
+
+    A disk that takes nothing more may have made the file and left it empty.
+    """
+    try:
+        said = (run / LOST).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    return said or "The disk had no room left, not even to say which; records are lost."
+
+
 def rank_files(run: Path) -> list[Path]:
     """Returns the files of a run's ranks in the order of ranks; of each rank the first process first."""
 
