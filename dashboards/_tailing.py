@@ -49,6 +49,7 @@ class RankTail:
         vitals: Time, step, running totals.
         waits: What it waits for gradients of other ranks.
         words: Why it cannot be read, or what of it is damaged.
+        has_begun: Whether anything can have been written to it: see `Look`.
     """
 
     def __init__(self, path: Path, kinds: tuple[str, ...], *, first: bool) -> None:
@@ -64,6 +65,7 @@ class RankTail:
         self.vitals: list[tuple[int, int, dict[str, Any]]] = []
         self.waits = RankWaits()
         self.words = ""
+        self.has_begun = True
         self._first = first
         self._kinds = kinds
         self._oldest: int | None = None  # steps before this one have not been read yet
@@ -89,14 +91,16 @@ class RankTail:
             return False
         try:
             with look(self.path) as file:
+                self.has_begun = file.has_begun
                 more = self._read_new(file)
         except (sqlite3.DatabaseError, ValueError, OSError) as error:
             self.words = f"{self.path.name} cannot be read ({error})"
         else:
             self._say(file.damaged)
-            # With more than one look can take, the next one must not think that nothing has changed.
-            self._stamp = () if more else stamp
-        return True
+            # With more than one look can take, the next one must not think that nothing has changed; nor
+            # after one that came before the first commit.
+            self._stamp = stamp if self.has_begun and not more else ()
+        return self.has_begun
 
     def fill(self) -> None:
         """Reads a piece of the history, the newest first; then of the waits, the oldest first."""

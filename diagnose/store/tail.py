@@ -78,13 +78,17 @@ class Look:
 
     Args:
         db: The connection.
+        has_begun: See there.
 
     Attributes:
+        has_begun: Whether its writer has made all of its tables. Until then there is nothing in it, and
+            what is not there yet is not damaged.
         damaged: Rows and tables that could not be read, in words.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, *, has_begun: bool = True) -> None:
         self._db = db
+        self.has_begun = has_begun
         self.damaged: list[str] = []
 
     def meta(self) -> dict[str, Any]:
@@ -163,6 +167,8 @@ class Look:
         self, query: str, values: tuple[Any, ...], parse: Callable[..., Any] = lambda *row: row
     ) -> list[Any]:
         rows: list[Any] = []
+        if not self.has_begun:
+            return rows
         table = query.partition(" FROM ")[2].partition(" ")[0]
         try:
             for row in self._db.execute(query, values):
@@ -188,9 +194,18 @@ def look(path: Path) -> Iterator[Look]:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise ValueError(f"written by a newer diagnose: format {version}, not {VERSION}")
-        yield Look(db)
+        # The version is what its writer sets last, before the first row.
+        yield Look(db, has_begun=version > 0 or _has_rows(db))
     finally:
         db.close()
+
+
+def _has_rows(db: sqlite3.Connection) -> bool:
+    """Whether a file without a version holds something all the same, as one that was recovered may."""
+    try:
+        return bool(db.execute("SELECT 1 FROM meta LIMIT 1").fetchall())
+    except DAMAGE:
+        return False
 
 
 def _chunk(first: int, num_steps: int, totals: str, packed: bytes) -> Chunk:
