@@ -1,279 +1,152 @@
-"""What the dashboard costs: its reader, in time and bytes, and the job that trains beside it.
+"""What the dashboard costs: its server, in time and bytes, and the job that trains beside it.
 
-    python benchmarks/dashboard.py [--seconds 20] [--pairs 10] [--markdown docs/dashboard-cost.md]
+    python benchmarks/dashboard.py [--answers FILE] [--only PART ...] [--markdown docs/dashboard-cost.md]
 
-Pages: a run that goes on is opened in a real browser. First useful paint is the time from the navigation to
-the first chart on the screen, with a server that has just been started and an empty cache. Then the page
-is left open: of each second the slowest callback counts, by the server's time in it, and the bytes of all.
+Pages: a run that goes on is opened in a real browser. First paint is the time from the navigation to the
+first chart, or the first row of the list, on the screen, with an empty cache. Then the page is left open:
+of each tick the slowest callback counts, by the server's time in it, and the bytes of all. See
+`dashboard_pages.py`; the job beside it: `dashboard_beside.py`.
 
-The job: one training loop runs under `diagnose run --dashboard`; its page is asked for once a second, as an
-open browser does, by a client that draws nothing. Every few seconds the dashboard's processes are stopped
-or let go on. Step times of neighbouring stretches with and without are compared in pairs.
+What was promised is judged: it exits with 1 where a median callback takes longer than 50 ms, a tick is
+larger than 60 kB, or steps may take 1 % longer while a page is open.
+
+It takes some eleven minutes. With `--answers` what was measured is kept in a file, and not measured again:
+killed, or asked for a part at a time, it goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import math
 import os
 import platform
-import re
-import signal
-import statistics
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from diagnose.dashboards._server import create_app, server_of
-from playwright.sync_api import Page, Request, sync_playwright
+import dashboard_beside
+import dashboard_pages
+from dashboard_pages import ROW, View
+from tuning import Answers
 
-from diagnose.analysis.steps import step_times
-from diagnose.core.ledger import COLUMNS
-from diagnose.launch.opened import listening_on
-from diagnose.store.reader import read_rank
-
-FEED = Path(__file__).with_name("dashboard_feed.py")
-JOB = Path(__file__).with_name("overhead_job.py")
-CHROMIUM = "/usr/bin/chromium"
-CALLBACK = "/_dash-update-component"
-SHAPES = ((10_000, 1), (100_000, 1), (1_000_000, 1), (10_000, 64))
+SHAPES = ((10_000, 1), (100_000, 1), (1_000_000, 1), (10_000, 64), (1_000_000, 64), (10_000, 1024))
 """Steps and ranks of the runs that are opened."""
 
-STRETCH_S = 8.0
-"""With the dashboard, and then as long without; the first second of each is left out."""
+LISTED = 500
+"""Runs of the list; one of them goes on, with 64 ranks."""
 
-LEFT_OUT_S = 1.0
+MAX_CALLBACK_MS = 50.0
+MAX_KILOBYTES = 60.0
+MAX_LONGER = 0.01
+FED_ENOUGH = 0.8
+"""Where less was written than a job would write, the figures are of an easier case."""
+
+HEADER = (
+    "| steps | ranks | page | first paint (s) | callback (ms) | most | kB a tick | most | ticks | read |",
+    "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=int, default=20, help="how long each page is left open")
-    parser.add_argument("--pairs", type=int, default=10, help="stretches with and without; 0 for none")
+    names = [*map(name_of, SHAPES), "list", "job"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="STEPSxRANKS, list, job")
+    parser.add_argument("--seconds", type=float, default=12.0, help="how long each page is left open")
+    parser.add_argument(
+        "--turns", type=int, default=32, help="of four seconds each, in each arm of the job"
+    )
+    parser.add_argument("--answers", type=Path, help="keep what was measured in this file")
     parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
     args = parser.parse_args()
+    answers, missed = Answers(args.answers), []
     lines = [
         f"Measured on {date.today()}: {platform.machine()}, {os.cpu_count()} CPUs, Python"
         f" {platform.python_version()}, load average {os.getloadavg()[0]:.1f} at the start;"
-        f" {args.seconds} s per page. Printed by `benchmarks/dashboard.py`.",
+        f" {args.seconds:g} s per page. Printed by `benchmarks/dashboard.py`.",
         "",
-        "| steps | ranks | page | first paint (s) | slowest callback (ms) | p95 (ms) | KB a tick | most |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
-    for steps, ranks in SHAPES:
-        with tempfile.TemporaryDirectory() as root, feed(Path(root) / "run", steps, ranks):
-            for page in ("", "/ranks") if ranks > 1 else ("",):
-                lines.append(opened(Path(root), f"/run/run{page}", steps, ranks, args.seconds))
-                print(lines[-1], file=sys.stderr)
-    if args.pairs:
-        lines += ["", beside_a_job(args.pairs)]
+    table: list[str] = []
+    for shape in SHAPES:
+        if name_of(shape) in args.only:
+            views = dashboard_pages.views_of(*shape)
+            rows = answers.of(
+                name_of(shape), partial(dashboard_pages.measured, *shape, views, args.seconds)
+            )
+            table += [told(row, f"{shape[0]:,}", f"{shape[1]:,}", missed) for row in rows]
+    if "list" in args.only:
+        view = View(name=f"list of {LISTED} runs", address="/", useful=ROW)
+        rows = answers.of(
+            "list", partial(dashboard_pages.measured, 10_000, 64, [view], args.seconds, LISTED - 1)
+        )
+        table += [told(row, "", "", missed) for row in rows]
+    if table:
+        lines += [*HEADER, *table, ""]
+    if "job" in args.only:
+        lines += [beside(answers.of("job", partial(dashboard_beside.measured, args.turns)), missed), ""]
+    lines += [f"Missed: {words}." for words in missed] or ["Every promise was kept."]
     text = "\n".join(lines) + "\n"
     print(text)
     if args.markdown:
         args.markdown.write_text(text, encoding="utf-8")
+    if missed:
+        raise SystemExit(1)
 
 
-@contextlib.contextmanager
-def feed(folder: Path, steps: int, ranks: int) -> Iterator[None]:
-    """Keeps a run growing."""
-    command = [sys.executable, str(FEED), str(folder), str(steps), str(ranks)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def name_of(shape: tuple[int, int]) -> str:
+    return f"{shape[0]}x{shape[1]}"
 
 
-def opened(root: Path, path: str, steps: int, ranks: int, seconds: int) -> str:
-    """Opens a page in a browser and leaves it open; returns the row of the table."""
-    app = create_app(root)
-    calls: list[tuple[float, float, int]] = []  # when, seconds, bytes
-    serve = app.server.wsgi_app
-
-    def timed(environ: dict[str, Any], start_response: Any) -> Any:
-        begun = time.perf_counter()
-        answer = list(serve(environ, start_response))
-        if environ["PATH_INFO"] == CALLBACK:
-            calls.append((begun, time.perf_counter() - begun, sum(map(len, answer))))
-        return answer
-
-    app.server.wsgi_app = timed  # type: ignore[method-assign]
-    listening = listening_on("127.0.0.1", 0)
-    server = server_of(app, listening)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{listening.getsockname()[1]}{path}"
-    try:
-        with browser_page() as page:
-            begun = time.perf_counter()
-            page.goto(address)
-            page.wait_for_selector(".js-plotly-plot .main-svg", timeout=120_000)
-            painted_s = time.perf_counter() - begun
-            page.wait_for_timeout(3000)  # history fills in, and the rules answer
-            first = len(calls)
-            page.wait_for_timeout(seconds * 1000)
-    finally:
-        server.shutdown()
-        server.server_close()
-        app.source.close()
-    ticks = calls[first:]
-    slowest: dict[int, float] = {}
-    sent: dict[int, int] = {}
-    for when, took_s, num_bytes in ticks:
-        second = int(when)
-        slowest[second] = max(slowest.get(second, 0.0), took_s * 1000)
-        sent[second] = sent.get(second, 0) + num_bytes
-    times_ms = sorted(slowest.values())
-    page_name = path.removeprefix("/run/run").lstrip("/") or "run"
-    kilobytes = [num_bytes / 1000 for num_bytes in sent.values()]
-    late_ms = times_ms[math.ceil(0.95 * len(times_ms)) - 1]
-    return (
-        f"| {steps:,} | {ranks} | {page_name} | {painted_s:.1f} | {statistics.median(times_ms):.1f} |"
-        f" {late_ms:.1f} | {statistics.median(kilobytes):.0f} | {max(kilobytes):.0f} |"
+def told(row: Mapping[str, Any], steps: str, ranks: str, missed: list[str]) -> str:
+    """Returns a row of the table; adds what it breaks."""
+    where = " ".join(filter(None, (row["page"], steps and f"of {steps} steps", ranks and f"x {ranks}")))
+    if row["callback_ms"] is not None and row["callback_ms"] > MAX_CALLBACK_MS:
+        missed.append(f"{where}: a median callback took {row['callback_ms']:.0f} ms")
+    if row["most_kilobytes"] is not None and row["most_kilobytes"] > MAX_KILOBYTES:
+        missed.append(f"{where}: {row['most_kilobytes']:.0f} kB in a tick")
+    if row["fed_share"] < FED_ENOUGH:
+        missed.append(f"{where}: its job came to {row['fed_share']:.0%} of its pace on this machine")
+    figures = (
+        number(row["painted_s"], ".1f"),
+        number(row["callback_ms"], ".1f"),
+        number(row["most_ms"], ".0f"),
+        number(row["kilobytes"], ".0f"),
+        number(row["most_kilobytes"], ".0f"),
+        str(row["ticks"]),
+        f"{row['read_share']:.0%}",
     )
+    return f"| {' | '.join((steps, ranks, row['page'], *figures))} |"
 
 
-@contextlib.contextmanager
-def browser_page() -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        try:
-            yield browser.new_page()
-        finally:
-            browser.close()
+def number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
-def beside_a_job(pairs: int) -> str:
-    """Returns, in a sentence, how much longer steps are while the dashboard is open."""
-    with tempfile.TemporaryDirectory() as root:
-        command = [sys.executable, "-m", "diagnose", "run", "--dashboard"]
-        command += ["--name", "job", "--run-dir", root]
-        job = [str(JOB), "--step-ms", "10", "--steps", "10000000", "--out", os.path.join(root, "out")]
-        process = subprocess.Popen([*command, *job], stderr=subprocess.DEVNULL)
-        folder = Path(root) / "job"
-        try:
-            times, cpus = stretches(folder, pairs)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-        log = read_rank(folder / "rank0.sqlite")
-    ended_s = log.steps[:, COLUMNS.index("end_ns")] / 1e9
-    each_ms = step_times(log.steps) / 1e6
-
-    def mean_ms(begun: float) -> float:
-        part = each_ms[(ended_s > begun + LEFT_OUT_S) & (ended_s < begun + STRETCH_S)]
-        usual = np.sort(part)[: math.ceil(0.9 * len(part))]  # without the spikes of other programs
-        return float(np.mean(usual))
-
-    ratios = [math.log(mean_ms(with_it) / mean_ms(without)) for with_it, without in times]
-    typical, low, high = interval(ratios)
-    return (
-        f"The job beside it: steps of {statistics.median(each_ms):.1f} ms took {typical:+.1%} longer with a"
-        f" page open ({low:+.1%} to {high:+.1%}, 95 % over {pairs} pairs of {STRETCH_S:.0f} s each)."
-        f" The dashboard's processes used {cpus:.1%} of one CPU meanwhile, the first analysis included."
-    )
-
-
-def stretches(folder: Path, pairs: int) -> tuple[list[tuple[float, float]], float]:
-    """Lets the dashboard go on and stops it in turn.
-
-    Returns:
-        When each pair of stretches began, with and without, by `time.perf_counter`, which is also the clock
-        of the steps; and the CPUs that the dashboard used while it was let go on.
-    """
-    url = folder / "dashboard.url"
-    while not url.exists() or not (folder / "rank0.sqlite").exists():
-        time.sleep(0.1)
-    asked = requests_of(url.read_text().strip())
-    group = dashboard_group(folder)
-    begun: list[tuple[float, float]] = []
-    before_s = cpu_s(group)
-    for number in range(pairs):
-        own: dict[bool, float] = {}
-        for on in (True, False) if number % 2 else (False, True):
-            os.killpg(group, signal.SIGCONT if on else signal.SIGSTOP)
-            own[on] = time.perf_counter()
-            while (left := own[on] + STRETCH_S - time.perf_counter()) > 0:
-                if on:
-                    for address, body in asked:
-                        ask(address, body)
-                time.sleep(min(1.0, left))
-        begun.append((own[True], own[False]))
-        print(f"pair {number + 1} of {pairs}", file=sys.stderr)
-    os.killpg(group, signal.SIGCONT)
-    return begun, (cpu_s(group) - before_s) / (pairs * STRETCH_S)
-
-
-def cpu_s(group: int) -> float:
-    """Returns the CPU time of the processes of a group."""
-    total = 0
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group:
-                total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-def requests_of(address: str) -> list[tuple[str, bytes]]:
-    """Returns what an open page asks for each second."""
-    found: dict[str, tuple[str, bytes]] = {}
-
-    def see(request: Request) -> None:
-        body = request.post_data_buffer
-        if CALLBACK in request.url and body is not None and b"tick.n_intervals" in body:
-            output = re.search(rb'"output":\s*"([^"]*)"', body)
-            found[output[1].decode() if output else ""] = (request.url, body)
-
-    with browser_page() as page:
-        page.on("request", see)
-        page.goto(address)
-        page.wait_for_selector(".js-plotly-plot .main-svg", timeout=120_000)
-        page.wait_for_timeout(5000)
-    if not found:
-        raise SystemExit("the page asked for nothing in five seconds")
-    return list(found.values())
-
-
-def ask(address: str, body: bytes) -> None:
-    # The page's own memory of what it has drawn is of one moment: every answer is sent in full.
-    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
-        answer.read()
-
-
-def dashboard_group(folder: Path) -> int:
-    """Returns the process group of the run's dashboard, its analyst included."""
-    for status in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = status.read_bytes().split(b"\0")
-            if b"--socket-fd" in words and str(folder.parent).encode() in words:
-                return os.getpgid(int(status.parent.name))
-    raise SystemExit("the dashboard is not running")
-
-
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Returns the median of logarithms of ratios, and the interval of 95 % from its sign test."""
-    ordered = sorted(ratios)
-    count = len(ordered)
-    outside = 0
-    chance = 2 * 0.5**count
-    while outside < count // 2 - 1 and chance + 2 * math.comb(count, outside + 1) * 0.5**count < 0.05:
-        outside += 1
-        chance += 2 * math.comb(count, outside) * 0.5**count
-    low, high = ordered[outside], ordered[count - 1 - outside]
-    return math.expm1(statistics.median(ordered)), math.expm1(low), math.expm1(high)
+def beside(job: Mapping[str, Any], missed: list[str]) -> str:
+    """Says what an open page cost the job; adds what that breaks."""
+    lines = [
+        f"The job beside it, steps of {job['step_ms']:.1f} ms, with a page open against without, in turns"
+        f" of {4 * dashboard_beside.STRETCH_S:g} s:",
+        "",
+        "| job and dashboard | steps took longer by | 95 % interval | turns | dashboard, of one CPU |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for arm, words in (("apart", "pinned apart"), ("free", "where the system likes")):
+        own = job[arm]
+        lines.append(
+            f"| {words} | {own['longer']:+.2%} | {own['low']:+.2%} to {own['high']:+.2%} | {own['turns']} |"
+            f" {own['cpu_share']:.1%} |"
+        )
+        if own["high"] > MAX_LONGER:
+            missed.append(f"the job, {words}: steps may take {own['high']:.2%} longer with a page open")
+    left_out = sum(job[arm]["left_out"] for arm in dashboard_beside.ARMS)
+    lines += [
+        "",
+        f"Asking the rules is apart from that: the first time took {job['first_analysis_s']:.1f} s of CPU"
+        f" time, at the lowest priority, and all times {job['analyses_share']:.1%} of one CPU;"
+        f" {left_out} turns in which it was done are left out above.",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard import CHROMIUM
+from dashboard_pages import CHROMIUM
 from diagnose.dashboards._server import create_app, server_of
 from playwright.sync_api import Page, expect, sync_playwright
 
