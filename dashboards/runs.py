@@ -95,7 +95,7 @@ class Runs(Page):
             every = source.runs()
             if not every:
                 return _none(source), "", ""
-            rows = _filtered(every, str((view.get("query") or {}).get("state", "")), search or "")
+            rows = filtered(every, str((view.get("query") or {}).get("state", "")), search or "")
             key = repr((rows, len(every)))
             if key == drawn:
                 return dash.no_update, dash.no_update, dash.no_update
@@ -127,7 +127,8 @@ def _picked(picked: list[bool], boxes: list[dict[str, str]]) -> list[str]:
     return [box["run"] for box, is_picked in zip(boxes, picked, strict=True) if is_picked]
 
 
-def _filtered(rows: tuple[RunRow, ...], state: str, search: str) -> list[RunRow]:
+def filtered(rows: tuple[RunRow, ...], state: str, search: str) -> list[RunRow]:
+    """Returns the rows that stand as `state` says, and in which each word of the search is found."""
     words = search.lower().split()
     return [
         row
@@ -147,8 +148,13 @@ def _is(row: RunRow, state: str) -> bool:
     if state == "ended":
         return row.state is Alive.ENDED
     if state == "failed":
-        return row.state in (Alive.GONE, Alive.CANNOT_TELL) or "(" in row.words
+        return row.state in (Alive.GONE, Alive.CANNOT_TELL) or _failed(row)
     return True
+
+
+def _failed(row: RunRow) -> bool:
+    """Whether the run was seen to end, and not well: `ended (exit 3)`, `ended (SIGKILL)`."""
+    return row.state is Alive.ENDED and "(" in row.words and not row.words.endswith("(ok)")
 
 
 def _table(rows: list[RunRow], chosen: set[str]) -> Component:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from diagnose.dashboards._source import Source
+from diagnose.dashboards.runs import filtered
 
 from diagnose.core.errors import DiagnoseError
 from tests.following import until
@@ -66,3 +67,21 @@ def test_the_list_tells_what_is_known_without_reading_every_step(tmp_path: Path)
     assert rows["good"].samples_per_s == pytest.approx(32 / 0.0382, rel=0.02)
     assert (rows["empty"].num_steps, rows["empty"].step_ms) == (0, None)
     assert rows["bad"].note
+
+
+def test_the_runs_that_went_wrong_are_found_and_no_others(tmp_path: Path) -> None:
+    record(manifest(tmp_path / "good", started_unix=1.0), 40)
+    record(manifest(tmp_path / "attached", started_unix=2.0, exit_code=None, ended_unix=None), 40)
+    record(manifest(tmp_path / "crashed", started_unix=3.0, exit_code=1), 40)
+    record(manifest(tmp_path / "killed", started_unix=4.0, exit_code=None, signal=9), 40)
+    record(manifest(tmp_path / "raised", started_unix=5.0, exit_code=None), 40, error="ValueError")
+    writer(manifest(tmp_path / "left", started_unix=6.0, exit_code=None, ended_unix=None)).close()
+    source = Source(tmp_path)
+    try:
+        rows = source.runs()
+    finally:
+        source.close()
+    assert [row.id for row in filtered(rows, "failed", "")] == ["left", "raised", "killed", "crashed"]
+    assert [row.id for row in filtered(rows, "ended", "")] == [
+        *("raised", "killed", "crashed", "attached", "good")
+    ]
