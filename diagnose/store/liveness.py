@@ -7,6 +7,7 @@ import os
 import socket
 import sqlite3
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,18 @@ CLOCKS_DIFFER_S = 2.0
 """A process that began so much later than the run's last record has only inherited its number."""
 
 
-def liveness(run: Path) -> Liveness:
+def liveness(run: Path, facts: Sequence[Mapping[str, Any]] | None = None) -> Liveness:
     """Returns how a run stands now.
 
     Args:
         run: The run's folder.
+        facts: What its ranks say of themselves, from whoever has just read it; default: their files are
+            read. Of some ranks alone, the first among them, `RUNNING` is right, and so is `ENDED` where
+            `run.json` says so.
     """
     manifest = read_manifest(run)
-    facts = [_facts(path) for path in rank_files(run)]
+    if facts is None:
+        facts = [_facts(path) for path in rank_files(run)]
     written = [fact["updated_unix"] for fact in facts if "updated_unix" in fact]
     last = max(written, default=None)
     first = facts[0] if facts else {}
