@@ -82,6 +82,7 @@ class Workload:
     args: list[str]
     script: str
     search: tuple[str, ...] = ()
+    search_part: float = 0.25
     exact: bool = False
     null: bool = False
     ranks: int = 1
@@ -150,10 +151,10 @@ def run(workload: Workload, *options: str) -> Run:
 
 
 def shorter(workload: Workload) -> Workload:
-    """A quarter of the steps: enough to put a setting in force and to confirm it."""
+    """A part of the steps: enough to put a setting in force and to confirm it."""
     args = list(workload.args)
     steps = args.index("--steps") + 1
-    args[steps] = str(int(args[steps]) // 4)
+    args[steps] = str(int(int(args[steps]) * workload.search_part))
     return replace(workload, args=args)
 
 

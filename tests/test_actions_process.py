@@ -52,6 +52,16 @@ def test_each_rank_has_at_least_one_cpu() -> None:
     assert cpus(Job(local_ranks=10_000)) == 1
 
 
+def test_threads_are_guessed_at_only_where_eager_operations_run_on_a_cpu() -> None:
+    SetThreads().check_unasked(Job(models=[ConvNet()]))
+    with pytest.raises(CannotApply, match="on a device"):
+        SetThreads().check_unasked(Job(models=[ConvNet()], device="cuda"))
+    model = ConvNet()
+    model.compile(backend="eager")
+    with pytest.raises(CannotApply, match="compiles ConvNet itself"):
+        SetThreads().check_unasked(Job(models=[model]))
+
+
 def test_without_a_choice_threads_are_refused() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

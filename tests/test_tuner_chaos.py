@@ -33,10 +33,12 @@ WITH_WORKERS = ("loader-prefetch", "persistent-workers")
 WITHOUT_WORKERS = (
     "activation-checkpointing",
     "autocast-bf16",
+    "batch-growth",
     "channels-last",
     "dataset-cache",
     "fused-optimizer",
     "gc-freeze",
+    "gradient-accumulation",
     "loader-workers",
     "loader-workers-reseeded",
     "micro-batching",

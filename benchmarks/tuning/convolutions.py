@@ -30,8 +30,9 @@ if __name__ == "__main__":
         nn.Flatten(),
         nn.Linear(48, 10),
     )
-    images = torch.randn(512, 3, 32, 32)
-    data = TensorDataset(images, torch.randint(10, (512,)))
+    kinds = torch.randint(10, (512,))
+    images = torch.randn(512, 3, 32, 32) + torch.randn(10, 3, 32, 32)[kinds]
+    data = TensorDataset(images, kinds)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for batch, labels in epochs(DataLoader(data, batch_size=8, shuffle=True), args.steps):
         optimizer.zero_grad()

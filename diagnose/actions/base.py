@@ -44,6 +44,8 @@ class Action:
         touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
             update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it,
             and `ranks` has none, because one process computes the same and only sends something else.
+        unasked: Whether it is tried, last of all, though no finding asks for it: no rule can tell, and a
+            trial is cheap.
     """
 
     safety: ClassVar[Safety]
@@ -61,6 +63,13 @@ class Action:
 
         Raises:
             CannotApply: If it cannot.
+        """
+
+    def check_unasked(self, job: Job) -> None:
+        """Looks whether a trial is worth it though no finding asks for it.
+
+        Raises:
+            CannotApply: If it is not.
         """
 
     def values(self, job: Job) -> Sequence[int | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from diagnose.actions._routes import refuse_compiled
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -24,6 +25,9 @@ class SetThreads(Action):
     ## When it takes effect
     At the next operation.
 
+    On a CPU it is tried also where nothing was found: whether small operations are done sooner by one
+    thread than by all is seen in no reading.
+
     ## When it cannot help
     Operations too small to be shared, which is why one thread is among the choices, and work on a GPU.
     DataLoader workers have one thread each, and keep it.
@@ -37,11 +41,18 @@ class SetThreads(Action):
     order = 10
     settle_steps = 2
     touches = "model"
+    unasked = True
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
         if not self.values(job):
             raise CannotApply(f"there is no choice: this process may use {cpus(job)} CPU")
+
+    def check_unasked(self, job: Job) -> None:
+        """See `Action.check_unasked`."""
+        if job.device != "cpu":
+            raise CannotApply("the operations run on a device")
+        refuse_compiled(job)
 
     def values(self, job: Job) -> Sequence[int | None]:
         """See `Action.values`."""

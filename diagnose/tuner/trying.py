@@ -114,6 +114,8 @@ class Attempt:
         """Raises `CannotApply` if the action cannot be applied, or would cost more than it wins."""
         job = self._world.job
         candidate.action.check(job)
+        if not candidate.asked:
+            candidate.action.check_unasked(job)
         cost_s, left = candidate.action.start_up_s(job), job.steps_left() if self._step() else None
         if not cost_s or left is None:
             return
