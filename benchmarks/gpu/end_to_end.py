@@ -197,7 +197,7 @@ def main() -> int:
     found: dict[str, Any] = {"dry_run": args.dry_run, "jobs": {}}
     with clock_for(dry_run=args.dry_run) as clock:
         for name in args.jobs:
-            found["jobs"][name] = job = {"arms": {}, "failed": {}}
+            found["jobs"][name] = job = {"arms": {}, "failed": {}, "verdicts": {}}
             for arm in ARMS:
                 try:
                     losses, times_ms = JOBS[name](arm, clock.device, args.steps, args.dry_run)
@@ -206,8 +206,8 @@ def main() -> int:
                     continue
                 ms = statistics.quantiles(times_ms[SKIPPED_STEPS:] or times_ms, n=4)
                 job["arms"][arm.name] = {"losses": losses, "ms_quartiles": None if args.dry_run else ms}
-            job["verdicts"] = verdicts(job["arms"])
-            (args.out / "end_to_end.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+                job["verdicts"] = verdicts(job["arms"])
+                (args.out / "end_to_end.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
             print("\n".join(lines(name, job)))
     bad = [job for job in found["jobs"].values() if job["failed"] or not all(job["verdicts"].values())]
     print(f"the losses of {len(found['jobs']) - len(bad)} of {len(found['jobs'])} jobs end as torch's")

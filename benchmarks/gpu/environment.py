@@ -6,6 +6,7 @@ python benchmarks/gpu/environment.py --out out
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import platform
@@ -18,16 +19,31 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-TOOLS = ("nvcc", "g++", "compute-sanitizer", "ncu")
+REHEARSED = 90
+"""The architecture compiled for where there is no GPU."""
+
+TOOLS = ("nvcc", "g++", "compute-sanitizer", "ncu", "ninja")
 VARIANTS = {"f32", "bf16"}
 """Of each kernel that has them. One for all dtypes at once takes ten seconds to compile, and is rare."""
 
-LIBRARIES = ("apex", "bitsandbytes", "deepspeed", "flashoptim", "timm", "torchao", "triton", "pytest")
+LIBRARIES = (
+    "apex",
+    "bitsandbytes",
+    "deepspeed",
+    "flashoptim",
+    "timm",
+    "torchao",
+    "triton",
+    "pytest",
+    "pytest-xdist",
+    "pytest-timeout",
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--dry-run", action="store_true", help="without a GPU: compile for one")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     found: dict[str, Any] = {
@@ -37,14 +53,21 @@ def main() -> int:
         "libraries": {name: version(name) for name in LIBRARIES},
         "torch": guarded(torch_facts),
         "compiler": guarded(compiler_facts),
-        "kernels": guarded(compiled_kernels),
+        "kernels": guarded(functools.partial(compiled_kernels, REHEARSED if args.dry_run else None)),
     }
     args.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found, indent=1)
     (args.out / "environment.json").write_text(text + "\n", encoding="utf-8")
-    broken = [part for part in ("torch", "compiler", "kernels") if "error" in found[part]]
+    parts = ("kernels",) if args.dry_run else ("torch", "compiler", "kernels")
+    broken = [part for part in parts if "error" in found[part]]
     print(text)
-    print(f"no {' and no '.join(broken)}" if broken else f"{found['torch']['device']}: all kernels compile")
+    there = [name for name, version in found["libraries"].items() if version]
+    device = f"sm_{REHEARSED}, without a GPU" if args.dry_run else found["torch"].get("device")
+    print(
+        f"no {' and no '.join(broken)}"
+        if broken
+        else f"{device}: all kernels compile; there are {', '.join(there)}"
+    )
     return int(bool(broken))
 
 
@@ -79,18 +102,21 @@ def compiler_facts() -> dict[str, Any]:
     return {"nvrtc": str(nvrtc()), "driver_serves": driver().version()}
 
 
-def compiled_kernels() -> dict[str, Any]:
-    """Each kernel compiled for the GPU: registers and bytes spilled by entry point, and its seconds."""
+def compiled_kernels(architecture: int | None) -> dict[str, Any]:
+    """Each kernel compiled for the GPU, or for this architecture: registers and bytes spilled by entry
+    point, and its seconds."""
     import torch
     from diagnose.kernels._build import build
     from diagnose.kernels._kernels import kernels
 
-    major, minor = torch.cuda.get_device_capability()
+    if architecture is None:
+        major, minor = torch.cuda.get_device_capability()
+        architecture = 10 * major + minor
     found: dict[str, Any] = {}
     for name, kernel in kernels().items():
         for variant in VARIANTS & kernel.variants.keys() or kernel.variants:
             begun = time.perf_counter()
-            image = build(kernel.stem, kernel.source(), 10 * major + minor, kernel.variants[variant])
+            image = build(kernel.stem, kernel.source(), architecture, kernel.variants[variant])
             found[f"{name}, {variant}"] = {
                 "registers_and_spills": image.registers(),
                 "seconds": round(time.perf_counter() - begun, 3),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import statistics
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,51 +28,68 @@ MOST_STEPS, LEAST_STEPS = 13, 3
 
 WALL_STEPS = 5
 
+READY_S, COMPILING_S, TURN_S = 60.0, 150.0, 45.0
+"""A contender that takes longer is taken for hung. Ready: checked, built, and a few steps; ours compile for
+up to ten seconds. Compiling: a graph of hundreds of tensors, or an extension. Of a turn, by far."""
+
 WEIGHT_SIZE, GRAD_SIZE = 0.02, 0.1
 """Standard deviations. Zeros would be computed faster and hide mistakes."""
 
 
+@dataclass(kw_only=True, slots=True)
+class Bench:
+    """What all cases of one process share.
+
+    Attributes:
+        clock: The device.
+        tell: Takes what a process that watches this one should know at once.
+        without: Contenders that broke a process before, as they are known there: not tried again.
+        errors: Of contenders that were checked before, by their row and name.
+    """
+
+    clock: Clock
+    tell: Callable[..., object]
+    without: frozenset[str] = frozenset()
+    errors: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
 def run_case(
-    row: BenchRow, shape: str, clock: Clock, seconds: float, *, with_compiled: bool
+    row: BenchRow, shape: str, bench: Bench, seconds: float, *, with_compiled: bool
 ) -> dict[str, Any]:
-    """Measures one row on one set of parameters.
+    """Measures one row on one set of parameters, and tells after each round what is known by then.
 
     Args:
         row: What is done.
         shape: On what.
-        clock: The device.
+        bench: The device, and who watches.
         seconds: How long it may take, without compiling.
-        with_compiled: Whether those take part that compile.
+        with_compiled: Whether those that compile are measured, beside torch's fused step and ours; if not,
+            all others are.
 
     Raises:
         RuntimeError: If the device is of no more use to this process.
     """
-    contenders = [each for each in row.contenders if with_compiled or not each.compiled]
-    found: list[dict[str, Any]] = []
-    ready: list[tuple[dict[str, Any], Pipeline, Times]] = []
+    clock = bench.clock
+    taking_part = [
+        each
+        for each in row.contenders
+        if (
+            each.compiled or each.ours or each.name == "torch fused" if with_compiled else not each.compiled
+        )
+    ]
     work = make_work(row, SHAPES[shape], clock, seed=1)
-    for contender in contenders:
-        entry: dict[str, Any] = {
+    elements = sum(math.prod(each) for each in SHAPES[shape])
+    found = [
+        {
             "name": contender.name,
             "ours": contender.ours,
             "note": contender.note,
             "bytes_per_element": contender.bytes_per_element,
             "status": "measured",
         }
-        found.append(entry)
-        prepared = attempt(entry, clock, functools.partial(prepare, row, contender, work, clock))
-        if prepared is not None:
-            ready.append((entry, prepared, Times()))
-    for number in range(TURNS):
-        for entry, pipeline, times in ready if number % 2 == 0 else ready[::-1]:
-            if entry["status"] == "measured":
-                share = seconds / TURNS / max(1, len(ready))
-                attempt(entry, clock, functools.partial(take_turn, pipeline, times, clock, share))
-    for entry, _, times in ready:
-        if entry["status"] == "measured":
-            entry |= {name: quartiles(getattr(times, name)) for name in ("gpu_ns", "wall_ns", "host_ns")}
-    elements = sum(math.prod(each) for each in SHAPES[shape])
-    return {
+        for contender in taking_part
+    ]
+    case = {
         "row": row.letter,
         "title": row.title,
         "shape": shape,
@@ -77,6 +97,47 @@ def run_case(
         "elements": elements,
         "contenders": found,
     }
+    ready: list[tuple[Contender, dict[str, Any], Pipeline, Times]] = []
+    for contender, entry in zip(taking_part, found, strict=True):
+        if contender.known_as(row.letter) in bench.without:
+            entry |= {"status": "failed", "reason": "a process that tried it hung or broke"}
+            continue
+        bench.tell(trying=contender.known_as(row.letter), patience_s=patience_s(contender))
+        prepared = attempt(entry, clock, functools.partial(prepare, row, contender, work, bench))
+        if prepared is not None:
+            ready.append((contender, entry, prepared, Times()))
+    share = seconds / TURNS / max(1, len(ready))
+    for number in range(TURNS):
+        for contender, entry, pipeline, times in ready if number % 2 == 0 else ready[::-1]:
+            if entry["status"] == "measured":
+                bench.tell(trying=contender.known_as(row.letter), patience_s=TURN_S)
+                attempt(entry, clock, functools.partial(take_turn, pipeline, times, clock, share))
+                if entry["status"] == "measured":
+                    entry |= {
+                        name: quartiles(getattr(times, name)) for name in ("gpu_ns", "wall_ns", "host_ns")
+                    }
+        if number < TURNS - 1:
+            bench.tell(so_far=case | {"rounds": number + 1})
+    return case
+
+
+def takes_part(contender: Contender, *, with_compiled: bool) -> bool:
+    """Whether a contender is in a case."""
+    if with_compiled:
+        return contender.compiled or contender.ours or contender.name == "torch fused"
+    return not contender.compiled
+
+
+def patience_s(contender: Contender) -> float:
+    """How long it may take to get ready before it is taken for hung."""
+    return COMPILING_S if contender.compiled or contender.builds else READY_S
+
+
+def release(clock: Clock) -> None:
+    """Gives back what a contender held that failed: it may have failed for want of memory."""
+    gc.collect()
+    if clock.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def attempt(entry: dict[str, Any], clock: Clock, act: Any) -> Any:
@@ -89,6 +150,8 @@ def attempt(entry: dict[str, Any], clock: Clock, act: Any) -> Any:
     except Exception as error:  # noqa: BLE001 - any library's may be raised here, and the others go on
         entry |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:600]}
         traceback.print_exc()
+        traceback.clear_frames(error.__traceback__)
+        release(clock)
         clock.wait()  # raises where the device itself is broken: then this process has to end
     else:
         return result
@@ -96,11 +159,13 @@ def attempt(entry: dict[str, Any], clock: Clock, act: Any) -> Any:
 
 
 def prepare(
-    row: BenchRow, contender: Contender, work: Work, clock: Clock, entry: dict[str, Any]
+    row: BenchRow, contender: Contender, work: Work, bench: Bench, entry: dict[str, Any]
 ) -> Pipeline | None:
     """Checks a contender, builds it, and measures what takes one step."""
-    error = error_of(row, contender, clock)
-    entry["error"] = error
+    clock, checked = bench.clock, (row.letter, contender.name)
+    if checked not in bench.errors:
+        bench.errors[checked] = error_of(row, contender, clock)
+    entry["error"] = error = bench.errors[checked]
     if not error <= row.worst_error:
         entry |= {
             "status": "wrong",
@@ -117,8 +182,19 @@ def prepare(
         clock.wait()
         entry["state_bytes"] = allocated(clock) - before
         entry["extra_bytes"] = clock.extra_bytes(pipeline)
-        entry["launches"] = clock.launches(pipeline)
+        entry["launches"] = launches(pipeline, clock)
     return pipeline
+
+
+def launches(pipeline: Pipeline, clock: Clock) -> dict[str, Any] | None:
+    """What one step launches. `None` where the profiler cannot tell: drivers may refuse it, and times are
+    worth having without it."""
+    try:
+        counted = clock.launches(pipeline)
+    except RuntimeError:
+        traceback.print_exc()
+        return None
+    return counted if counted["kernels"] or clock.device.type == "cpu" else None
 
 
 def take_turn(

@@ -207,12 +207,12 @@ class DryClock:
 
 
 @contextmanager
-def clock_for(*, dry_run: bool) -> Iterator[Clock]:
+def clock_for(*, dry_run: bool, seed: int = 0) -> Iterator[Clock]:
     """The clock of this run. On a CPU the tests' emulation takes the part of a GPU while it is open."""
     if not dry_run:
         yield CudaClock()
         return
     from tests.kernels_on_cpu import kernels_on_cpu
 
-    with kernels_on_cpu() as device:
+    with kernels_on_cpu(seed) as device:
         yield DryClock(device.launched)

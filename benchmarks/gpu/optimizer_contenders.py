@@ -65,6 +65,7 @@ class Contender:
         ours: Whether it is this project's.
         note: What a reader must know to compare it with the others.
         compiled: Whether it compiles at its first step, for a minute or so.
+        builds: Whether making it compiles an extension, for a minute or so, unless that was done before.
     """
 
     name: str
@@ -73,6 +74,12 @@ class Contender:
     ours: bool = False
     note: str = ""
     compiled: bool = False
+    builds: bool = False
+
+    def known_as(self, letter: str) -> str:
+        """What it is called where one that broke a process is to be left out: with its row, unless what
+        broke is likely to break in every row."""
+        return self.name if self.compiled or self.builds else f"{letter}: {self.name}"
 
 
 def stepping(make: Callable[[list[Tensor]], Optimizer], *, clips: bool) -> Callable[[Work], Pipeline]:

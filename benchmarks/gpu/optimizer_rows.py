@@ -29,11 +29,8 @@ from optimizer_contenders import (
     sgd,
     stepping,
 )
-from optimizer_tables import (
-    masters_by_kernel,
-    norm_by_kernel,
-    norm_by_torch,
-)
+from optimizer_deepspeed import bf16_optimizer
+from optimizer_tables import masters_by_kernel, norm_by_kernel, norm_by_torch
 from torch import Tensor
 
 Reference = Callable[[list[Tensor], list[list[Tensor]]], list[Tensor]]
@@ -112,6 +109,8 @@ BF16_ERROR, BYTES_ERROR = 0.1, 0.3
 """Of a few steps from weights of the size that layers have: bf16 keeps three digits of a weight, and a
 moment of one byte one part in thirty of itself."""
 
+SMALL_ONES = "32 bits below 4096 elements"
+
 DEEPSPEED = of_library("deepspeed.ops.adam", "FusedAdam", **ADAM)
 
 
@@ -137,7 +136,7 @@ def clipped(letter: str, title: str, share: float, exact_bytes: int) -> BenchRow
             other("torch default", 92, stepping(adamw(), clips=True)),
             other("torch fused", 40, stepping(adamw(fused=True), clips=True)),
             other("torch compiled", 36, compiled(clips=True), compiled=True),
-            other("DeepSpeed FusedAdam", 40, stepping(DEEPSPEED, clips=True)),
+            other("DeepSpeed FusedAdam", 40, stepping(DEEPSPEED, clips=True), builds=True),
             mine("ours, exact clip", exact_bytes, ours(adamw(), clips=True, clip="exact")),
             mine("ours, deferred clip", 32, ours(adamw(), clips=True, clip="deferred")),
             mine(
@@ -158,7 +157,7 @@ ROWS = (
             other("torch default", 80, stepping(adamw(), clips=False)),
             other("torch fused", 28, stepping(adamw(fused=True), clips=False)),
             other("torch compiled", 28, compiled(clips=False), compiled=True),
-            other("DeepSpeed FusedAdam", 28, stepping(DEEPSPEED, clips=False)),
+            other("DeepSpeed FusedAdam", 28, stepping(DEEPSPEED, clips=False), builds=True),
             mine("ours", 28, ours(adamw(), clips=False, clip="off")),
             mine("ours, moving", 28, ours(adamw(), clips=False, moving=True, clip="off"), "new gradients"),
         ),
@@ -173,6 +172,7 @@ ROWS = (
         contenders=(
             other("torch default", 100, scaled(adamw()), note="waits for the GPU"),
             other("torch fused", 48, scaled(adamw(fused=True))),
+            other("DeepSpeed FusedAdam", 48, scaled(DEEPSPEED), note="waits for the GPU", builds=True),
             mine("ours, exact clip", 48, scaled(adamw(fused=True), clip="exact"), "torch unscales"),
             mine("ours, deferred clip", 32, scaled(adamw(), clip="deferred")),
         ),
@@ -185,6 +185,7 @@ ROWS = (
         clip_share=ACTIVE,
         contenders=(
             other("torch, by hand", 52, masters, note="fused, fp32 gradients"),
+            other("DeepSpeed BF16_Optimizer", 68, bf16_optimizer, note="adds up in fp32", builds=True),
             mine("ours, by table", 30, masters_by_kernel),
         ),
     ),
@@ -225,15 +226,22 @@ ROWS = (
                 "bitsandbytes AdamW8bit",
                 16.06,
                 stepping(of_library("bitsandbytes.optim", "AdamW8bit", **ADAM), clips=False),
+                note=SMALL_ONES,
             ),
             other(
                 "torchao AdamW8bit",
                 16.06,
                 stepping(of_library("torchao.optim", "AdamW8bit", **ADAM), clips=False),
+                note=SMALL_ONES,
                 compiled=True,
             ),
             other(
-                "FlashAdamW", None, stepping(of_library("flashoptim", "FlashAdamW", **ADAM), clips=False)
+                "FlashAdamW",
+                16.25,
+                # fp32 parameters have nothing to correct, and it refuses to
+                stepping(
+                    of_library("flashoptim", "FlashAdamW", **ADAM, master_weight_bits=None), clips=False
+                ),
             ),
             mine("ours", 16.06, stepping(of_library("diagnose.kernels", "AdamW8bit", **ADAM), clips=False)),
         ),

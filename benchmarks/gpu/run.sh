@@ -1,46 +1,79 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call of less than 9 minutes: the kernels, and the device's clock in short.
+# Everything that needs a GPU, in two calls of less than 9 minutes each.
 #
-#   benchmarks/gpu/run.sh                       all parts
-#   benchmarks/gpu/run.sh tests optimizers      only these
-#   DRY_RUN=1 benchmarks/gpu/run.sh             on a CPU: that the parts start and write what they should
+#   benchmarks/gpu/run.sh                                             the kernels: what is right, then the table
+#   benchmarks/gpu/run.sh device-tests device-ledger tune overhead    the rest: what measuring says, and costs
+#   benchmarks/gpu/run.sh tests optimizers                            only these parts
+#   DRY_RUN=1 benchmarks/gpu/run.sh                                   every part, on a CPU: nothing is timed
 #
-# Writes nine files at most into $OUT (default ./out), as soon as there is something to write: summary.md has a
-# line per part, log.txt all that the parts printed. A part that fails or runs out of time costs no other.
-# Exit code 0 only if every part ran and none failed.
+# Writes six files at most per call into $OUT (default ./out), as soon as there is something to write:
+# summary.md has a line per part, log.txt all that the parts printed. A part that fails, hangs or runs out of
+# time costs no other. Exit code 0 only if every part ran and none failed. Nothing is written elsewhere; two
+# calls need two folders, or the second's summary takes the place of the first's.
 #
-# PYTHON names the interpreter. Wheels of other libraries in $WHEELS (default .wheels) are unpacked for this run
-# alone, without their dependencies: bitsandbytes, torchao, flashoptim, timm take part in the table if they import.
+# PYTHON names the interpreter. Wheels and source packages in $WHEELS (default .wheels, which
+# benchmarks/gpu/competitors.py fills) are unpacked for this run alone: those that import take part in the table.
+# A relative path in these three starts where the script is called.
 set -u -o pipefail
+called_from=$PWD
 cd "$(dirname "$0")/../.." || exit 1
 
-OUT=${OUT:-out}
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$called_from/$1" ;; esac; }
+
+OUT=${OUT:+$(absolute "$OUT")}
+OUT=${OUT:-$PWD/out}
+WHEELS=${WHEELS:+$(absolute "$WHEELS")}
+WHEELS=${WHEELS:-$PWD/.wheels}
 PYTHON=${PYTHON:-python3}
-TOTAL_S=${TOTAL_S:-525}
+case $PYTHON in */*) PYTHON=$(absolute "$PYTHON") ;; esac
 DRY_RUN=${DRY_RUN:-}
-mkdir -p "$OUT" || exit 1
-OUT=$(cd "$OUT" && pwd)
-LOG=$OUT/log.txt
-SUMMARY=$OUT/summary.md
-SCRATCH=$(mktemp -d)
-trap 'rm -rf "$SCRATCH"' EXIT
-export PATH=$PATH:/usr/local/cuda/bin PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-ALL="environment tests memcheck racecheck optimizers end-to-end device-ledger tune overhead"
-WANTED=${*:-$ALL}
+SLOWER=${DRY_RUN:+12}  # an emulated device takes its time
+SLOWER=${SLOWER:-1}
+TOTAL_S=${TOTAL_S:-$((525 * SLOWER))}
+KERNELS="environment check memcheck racecheck tests prepare optimizers end-to-end"
+REST="device-tests device-ledger tune overhead"
+WANTED=${*:-$KERNELS${DRY_RUN:+ $REST}}
 for name in $WANTED; do
-    case " $ALL " in *" $name "*) ;; *) echo "run.sh: no part $name; there are: $ALL" >&2; exit 2 ;; esac
+    case " $KERNELS $REST " in
+        *" $name "*) ;;
+        *) echo "run.sh: no part $name; there are: $KERNELS $REST" >&2; exit 2 ;;
+    esac
 done
 SECONDS=0
+SCRATCH=$(mktemp -d) || exit 1
+mkdir "$SCRATCH/running"
+trap 'rm -rf "$SCRATCH"' EXIT
+trap 'for each in "$SCRATCH"/running/*; do kill -KILL -- "-${each##*/}" 2>/dev/null; done; exit 143' TERM INT
+if ! mkdir -p "$OUT" || ! : >"$OUT/log.txt"; then
+    OUT=$(mktemp -d) || exit 1
+    echo "run.sh: what is found goes to $OUT instead" >&2
+fi
+LOG=$OUT/log.txt
+SUMMARY=$OUT/summary.md
 : >"$LOG"
-printf '# The kernels on a GPU\n\n%s, commit %s\n\n| part | result | seconds | what |\n|---|---|--:|---|\n' \
+printf '# On a GPU\n\n%s, commit %s\n\n| part | result | seconds | what |\n|---|---|--:|---|\n' \
     "$(date -u '+%Y-%m-%d %H:%M UTC')" "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" >"$SUMMARY"
 
-if compgen -G "${WHEELS:-.wheels}/*.whl" >/dev/null; then
-    for wheel in "${WHEELS:-.wheels}"/*.whl; do
-        "$PYTHON" -m zipfile -e "$wheel" "$SCRATCH/site" >>"$LOG" 2>&1 || echo "$wheel: not unpacked" >>"$LOG"
-    done
-    PYTHONPATH=$PYTHONPATH:$SCRATCH/site
-fi
+# Caches of this run alone: the home may be read-only, and what is measured must not depend on what is there.
+export XDG_CACHE_HOME=$SCRATCH/cache TORCHINDUCTOR_CACHE_DIR=$SCRATCH/inductor TRITON_CACHE_DIR=$SCRATCH/triton
+export TORCH_EXTENSIONS_DIR=$SCRATCH/extensions HYPOTHESIS_STORAGE_DIRECTORY=$SCRATCH/hypothesis
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+beside=$("$PYTHON" -c 'import os, sys; print(os.path.dirname(sys.executable))' 2>>"$LOG")  # ninja may be there
+export PATH=$PATH${beside:+:$beside}
+source benchmarks/gpu/toolkit.sh
+mkdir -p "$SCRATCH/site" "$SCRATCH/sources"
+for package in "$WHEELS"/*.whl; do
+    [ -e "$package" ] || continue
+    "$PYTHON" -m zipfile -e "$package" "$SCRATCH/site" >>"$LOG" 2>&1 || echo "$package: not unpacked" >>"$LOG"
+done
+PYTHONPATH=$PYTHONPATH:$SCRATCH/site
+for package in "$WHEELS"/*.tar.gz; do
+    [ -e "$package" ] || continue
+    tar -xzf "$package" -C "$SCRATCH/sources" >>"$LOG" 2>&1 || echo "$package: not unpacked" >>"$LOG"
+done
+for folder in "$SCRATCH"/sources/*/; do
+    [ -d "$folder" ] && PYTHONPATH=$PYTHONPATH:${folder%/}
+done
 
 wanted() { case " $WANTED " in *" $1 "*) ;; *) return 1 ;; esac; }
 
@@ -48,15 +81,23 @@ wanted() { case " $WANTED " in *" $1 "*) ;; *) return 1 ;; esac; }
 note() { printf '| %s | %s | %s | %s |\n' "$1" "$2" "$3" "$4" | tee -a "$SUMMARY"; }
 
 # part NAME LIMIT_S COMMAND...: runs it within that time and what is left of all.
-# It is skipped where it exits with 77, as it is in other test drivers.
+# It is skipped where it exits with 77, as it is in other test drivers. One that a broken driver will not let
+# go is left behind, and so is a process that has detached itself but holds the part's output.
 part() {
-    local name=$1 limit=$2 begun=$SECONDS left=$((TOTAL_S - SECONDS)) code
+    local name=$1 limit=$(($2 * SLOWER)) begun=$SECONDS left=$((TOTAL_S - SECONDS)) heard=$SCRATCH/$1.log code pid last
     shift 2
     if ((left < 15)); then note "$name" skipped 0 "no time was left"; return; fi
-    timeout -k 5 "$((limit < left ? limit : left))" "$@" 2>&1 | sed -u "s/^/[$name] /" >>"$LOG"
-    code=${PIPESTATUS[0]}
-    local last
-    last=$(grep -aF "[$name] " "$LOG" | grep -av '^\[[a-z-]*\] *$' | tail -n 1 | cut -c "$((${#name} + 4))-200" | tr '|' '/')
+    ((limit = limit < left ? limit : left))
+    : >"$heard"
+    timeout -k 5 "$limit" "$@" > >(exec >>"$LOG" 2>/dev/null; tee "$heard" | sed -u "s/^/[$name] /") 2>&1 &
+    pid=$!
+    : >"$SCRATCH/running/$pid"
+    while kill -0 "$pid" 2>/dev/null && ((SECONDS - begun < limit + 10)); do sleep 0.2; done
+    if kill -0 "$pid" 2>/dev/null; then code=137; else wait "$pid"; code=$?; fi
+    kill -KILL -- "-$pid" 2>/dev/null  # what it started and `timeout`, whose group this is, did not end
+    rm "$SCRATCH/running/$pid"
+    sleep 0.3  # what it said last may be on its way
+    last=$(grep -av '^ *$' "$heard" | tail -n 1 | cut -c 1-200 | tr '|' '/')
     case $code in
         0) note "$name" ok $((SECONDS - begun)) "$last" ;;
         77) note "$name" skipped $((SECONDS - begun)) "$last" ;;
@@ -70,25 +111,68 @@ sees_gpu() {
 }
 
 # The kernels run once under a sanitizer, each tensor in an allocation of its own, so that it sees where one ends.
+# On an emulated device another order of its threads takes the sanitizer's place.
 sanitizer() {
+    if [ -n "$DRY_RUN" ]; then
+        "$PYTHON" benchmarks/gpu/check.py --dry-run --seed "${#1}"
+        return
+    fi
     command -v compute-sanitizer >/dev/null || { echo "there is no compute-sanitizer here"; return 77; }
+    sees_gpu || return 77
     # Calls that torch and cuBLAS try in vain, on purpose, are no errors; our own driver calls raise.
-    local quiet=()
+    local quiet=() code
     if [ "$1" = memcheck ]; then quiet=(--report-api-errors no); fi
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" ${quiet[@]+"${quiet[@]}"} \
-        --target-processes all --error-exitcode 9 --print-limit 20 "$PYTHON" benchmarks/gpu/check.py
+        --target-processes all --error-exitcode 9 --print-limit 20 "$PYTHON" benchmarks/gpu/check.py \
+        2>&1 | tee "$SCRATCH/$1.said"
+    code=${PIPESTATUS[0]}
+    if ((code)) && grep -qi 'device not supported' "$SCRATCH/$1.said"; then
+        echo "compute-sanitizer does not support this machine's device"
+        return 77
+    fi
+    return "$code"
 }
 
+# tests PATH...: those of tests/gpu in these files. Without a GPU they are rehearsed.
 tests() {
-    sees_gpu || return 77
-    # What only a GPU shows comes first, if there should be no time for all.
+    local options=(-m gpu)
+    if [ -n "$DRY_RUN" ]; then
+        export KERNELS_ON_CPU=1
+        options=()
+    else
+        sees_gpu || return 77
+    fi
+    if "$PYTHON" -c 'import pytest_timeout' 2>/dev/null; then
+        options+=(--timeout $((100 * SLOWER)) --timeout-method thread)  # one that hangs costs its worker alone
+    fi
+    "$PYTHON" -m pytest "$@" ${options[@]+"${options[@]}"} -p no:cacheprovider --durations=5 -rfEs
+}
+
+# What the kernels do; what only a GPU shows comes first, if there should be no time for all.
+kernel_tests() {
     local many=()
-    if "$PYTHON" -c 'import xdist' 2>/dev/null; then many=(-n 4); fi  # most of the time is compiling
-    "$PYTHON" -m pytest ${many[@]+"${many[@]}"} -m gpu tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_optimizers.py tests/gpu -p no:cacheprovider --durations=5 -rfEs
+    if [ -z "$DRY_RUN" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then many=(-n 4); fi  # they mostly compile
+    tests tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_optimizers.py tests/gpu/test_gpu_bits.py \
+        ${many[@]+"${many[@]}"}
+}
+
+# What is read from the device: times are compared, so one after the other, and with nothing beside them.
+device_tests() {
+    tests tests/gpu/test_gpu_device_ledger.py tests/gpu/test_gpu_deep_window.py tests/gpu/test_gpu_readings.py
+}
+
+# Only looks whether a GPU is there before it does what follows.
+on_gpu() {
+    if [ -n "$DRY_RUN" ]; then
+        "$@" --dry-run
+    else
+        sees_gpu || return 77
+        "$@"
+    fi
 }
 
 tune() {
-    sees_gpu || [ -n "$DRY_RUN" ] || return 77
+    [ -n "$DRY_RUN" ] || sees_gpu || return 77
     "$PYTHON" -m diagnose run --tune --run-dir "$SCRATCH/runs" --name gpu --json "$OUT/tune.json" \
         examples/gpt_text.py "$@"
 }
@@ -97,48 +181,53 @@ overhead() {
     "$PYTHON" benchmarks/overhead.py --rounds 1 --step-ms 10 --tools bare diagnose
 }
 
-export -f sees_gpu sanitizer tests tune overhead
-export PYTHON OUT SCRATCH DRY_RUN
+export -f sees_gpu sanitizer tests kernel_tests device_tests on_gpu tune overhead
+export PYTHON OUT SCRATCH DRY_RUN SLOWER
 
-dry=()
 steps=150
 tuned="--steps 4000 --width 256 --layers 6 --heads 8 --batch-size 32 --block-size 128"
 if [ -n "$DRY_RUN" ]; then
-    dry=(--dry-run)
-    steps=6
+    steps=4
     tuned="--steps 60"
 fi
+gpu=benchmarks/gpu
 
-wanted environment && part environment 60 "$PYTHON" benchmarks/gpu/environment.py --out "$OUT"
+# These ask what is right, not how fast it is: they share the GPU. Meanwhile others' extensions and graphs compile.
+together=()
+wanted environment && { part environment 120 bash -c "on_gpu '$PYTHON' $gpu/environment.py --out '$OUT'" & together+=($!); }
+wanted check && { part check 90 bash -c "on_gpu '$PYTHON' $gpu/check.py" & together+=($!); }
+wanted tests && { part tests 130 bash -c kernel_tests & together+=($!); }
+wanted prepare && { part prepare 130 bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --prepare all --minutes $((2 * SLOWER))" & together+=($!); }
+wanted memcheck && { part memcheck 130 bash -c 'sanitizer memcheck' & together+=($!); }
+wanted racecheck && { part racecheck 130 bash -c 'sanitizer racecheck' & together+=($!); }
+((${#together[@]})) && wait "${together[@]}"
+# An extension whose compilation was cut off stays locked: whoever wants it would wait for ever.
+find "$SCRATCH/extensions" -name lock -delete 2>/dev/null
 
-# These ask what is right, not how fast it is: they share the GPU.
-wanted memcheck && part memcheck 130 bash -c 'sanitizer memcheck' &
-wanted racecheck && part racecheck 130 bash -c 'sanitizer racecheck' &
-wanted tests && part tests 140 bash -c tests &
-wait
-
-# The parts behind the table are kept this much time.
-reserve=0
-wanted end-to-end && reserve=$((reserve + 55))
-wanted device-ledger && reserve=$((reserve + 90))
-wanted tune && reserve=$((reserve + 65))
-room=$((TOTAL_S - SECONDS - reserve - 15))
-if ((room < 60)); then room=60; fi
+# What is timed runs alone. The table takes what the parts behind it do not need.
 if wanted optimizers; then
-    minutes=$("$PYTHON" -c "print($room / 60)")
-    part optimizers $((room + 60)) \
-        "$PYTHON" benchmarks/gpu/optimizers.py --out "$OUT" --minutes "$minutes" ${dry[@]+"${dry[@]}"}
+    reserve=15
+    wanted end-to-end && reserve=$((reserve + 60))
+    wanted device-tests && reserve=$((reserve + 90))
+    wanted device-ledger && reserve=$((reserve + 200))
+    wanted tune && reserve=$((reserve + 80))
+    wanted overhead && reserve=$((reserve + 60))
+    room=$((TOTAL_S - SECONDS - reserve * SLOWER))
+    if ((room < 60)); then room=60; fi
+    minutes=$((room / 60)).$((room % 60 * 10 / 60))
+    part optimizers $((room / SLOWER + 60)) \
+        bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --out '$OUT' --minutes $minutes"
 fi
-wanted end-to-end && part end-to-end 70 \
-    "$PYTHON" benchmarks/gpu/end_to_end.py --out "$OUT" --steps $steps ${dry[@]+"${dry[@]}"}
-wanted device-ledger && part device-ledger 110 \
-    "$PYTHON" benchmarks/gpu/device_ledger.py --out "$OUT" --rounds 1 --jobs text GPT ${dry[@]+"${dry[@]}"}
-wanted tune && part tune 80 bash -c "tune $tuned"
-wanted overhead && part overhead 120 bash -c overhead
+wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
+wanted device-tests && part device-tests 100 bash -c device_tests
+wanted device-ledger && part device-ledger 240 \
+    bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --rounds 1 --jobs text GPT ResNet table images"
+wanted tune && part tune 110 bash -c "tune $tuned"
+wanted overhead && part overhead 90 bash -c overhead
 
 missed=0
 for name in $WANTED; do
     grep -q "^| $name | ok |" "$SUMMARY" || missed=$((missed + 1))
 done
-echo "$SECONDS s; $missed of $(wc -w <<<"$WANTED") parts did not run to a good end; see $OUT"
+echo "$SECONDS s; $missed of $(wc -w <<<"$WANTED") parts did not run to a good end; see $OUT" | tee -a "$LOG"
 exit $((missed > 0))
