@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from diagnose.kernels._structs import TOLD_MANY_WORDS
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[np.float64]]
 """The arrays of one parameter by the names of a row's fields, all float64: `p`, `g`, `m`, `v`, `v_max`."""
 
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
+
+MANY = {"TOLD": TOLD_MANY_WORDS}
+"""For launches that tell the table more than 4 KB of arguments hold."""
 
 PAIR_NAMES = ("f32", "f32-bf16", "bf16", "f16", "f32-f16", "bf16-states-f32", "f16-states-f32", "bf16-f32")
 """Dtypes of parameter, gradient and states, in the order of a row's `pair`."""
@@ -81,14 +85,14 @@ class Kernel(ABC):
 
 def one_variant_per_pair(**features: int) -> dict[str, dict[str, int]]:
     """The variants of a kernel that updates elements: each dtype pair alone, without further features, and
-    the named feature masks for parameters in fp32 and bf16."""
+    the named feature masks for parameters in fp32 and bf16; and fp32 for launches that tell much."""
     plain = {name: {"PAIRS": 1 << pair, "FEATURES": 0} for pair, name in enumerate(PAIR_NAMES)}
     further = {
         f"{PAIR_NAMES[pair]}-{name}": {"PAIRS": 1 << pair, "FEATURES": mask}
         for name, mask in features.items()
         for pair in (0, 2)
     }
-    return {"all": {}, **plain, **further}
+    return {"all": {}, **plain, **further, "f32-many": {**plain["f32"], **MANY}}
 
 
 def _inlined(name: str, done: set[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from diagnose.kernels.base import Arrays, Kernel, Settings
+from diagnose.kernels.base import MANY, Arrays, Kernel, Settings
 
 
 class Norm(Kernel):
@@ -16,6 +16,7 @@ class Norm(Kernel):
 
     entries = ("gradient_norm",)
     arrays = ("g",)
+    variants: ClassVar = {"all": {}, "many": MANY}
     tolerance: ClassVar = {"rtol": 3e-7, "atol": 0.0}
 
     def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from diagnose.kernels.base import Arrays, Kernel, Settings
+from diagnose.kernels.base import MANY, Arrays, Kernel, Settings
 
 
 class Scale(Kernel):
@@ -12,6 +12,7 @@ class Scale(Kernel):
 
     entries = ("scale",)
     arrays = ("g",)
+    variants: ClassVar = {"all": {}, "many": MANY}
     tolerance: ClassVar = {"rtol": 1.2e-7, "atol": 0.0}
 
     def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from diagnose.kernels._clip import CLIPPING
 from diagnose.kernels._device import standing_in
 from diagnose.kernels._kernels import kernel
 from diagnose.kernels._nvrtc import NoCompiler
-from diagnose.kernels._structs import Launch
+from diagnose.kernels._structs import Launch, LaunchMany
 
 from tests.emulated import EmulatedDevice
 
@@ -24,16 +24,18 @@ class CpuDevice:
     """An emulated device, and what was launched on it.
 
     Attributes:
+        large_arguments: See `Device`.
         launched: The entry points, in order.
         told: How many words each launch carried that the table did not hold.
+        variants: What was launched, and for what it was compiled: the code that a GPU would run.
     """
 
-    large_arguments = False
-
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, large_arguments: bool = False) -> None:
         self._emulated = EmulatedDevice(seed)
+        self.large_arguments = large_arguments
         self.launched: list[str] = []
         self.told: list[int] = []
+        self.variants: list[tuple[str, dict[str, int]]] = []
 
     def launch(
         self,
@@ -45,10 +47,14 @@ class CpuDevice:
         args: Sequence[ctypes.Structure],
         defines: Mapping[str, int] | None = None,
     ) -> None:
-        """See `Device.launch`. One library, for every variant, serves all tests."""
+        """See `Device.launch`."""
+        defines = dict(defines or {})
         self.launched.append(entry)
-        self.told += [arg.num_told + arg.num_group_words for arg in args if isinstance(arg, Launch)]
-        self._emulated.launch(kernel(stem), entry, grid=grid, block=block, args=args)
+        self.variants.append((entry, defines))
+        self.told += [
+            arg.num_told + arg.num_group_words for arg in args if isinstance(arg, Launch | LaunchMany)
+        ]
+        self._emulated.launch(kernel(stem), entry, grid=grid, block=block, args=args, defines=defines)
 
     def resident_blocks(
         self, stem: str, entry: str, *, block: int, defines: Mapping[str, int] | None = None
@@ -58,9 +64,9 @@ class CpuDevice:
 
 
 @contextmanager
-def kernels_on_cpu(seed: int = 0) -> Iterator[CpuDevice]:
+def kernels_on_cpu(seed: int = 0, *, large_arguments: bool = False) -> Iterator[CpuDevice]:
     """Lets the emulated device take the part of a GPU."""
-    device = CpuDevice(seed)
+    device = CpuDevice(seed, large_arguments=large_arguments)
     with standing_in(CPU, device):
         try:
             yield device

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from diagnose.kernels._layout import disjoint, fits
-from diagnose.kernels._structs import CHUNK_ELEMENTS, PATCH_VALUES, SMALL_ELEMENTS, Group, Row
+from diagnose.kernels._structs import (
+    CHUNK_ELEMENTS,
+    PATCH_VALUES,
+    SMALL_ELEMENTS,
+    TOLD_MANY_WORDS,
+    Group,
+    Row,
+)
 from diagnose.kernels._swap import Swap, swap, unswap
 from diagnose.kernels._table import Table, lay_out
 from torch import nn
@@ -21,8 +28,9 @@ Gradients = Callable[[int, list[torch.Tensor]], list[torch.Tensor | None]]
 
 
 @pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    with kernels_on_cpu(seed=3) as device:
+def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
+    """As of a driver before CUDA 12.1, unless a test asks for one that takes large arguments."""
+    with kernels_on_cpu(seed=3, large_arguments=getattr(request, "param", False)) as device:
         yield device
 
 
@@ -83,6 +91,11 @@ def assert_same_as_torch(
 def several() -> list[torch.Tensor]:
     """Small and large ones, one without elements, one without dimensions."""
     return [nn.Parameter(torch.randn(shape)) for shape in ((3,), (0, 4), (), (1,), (40, 60), (130, 130))]
+
+
+def many() -> list[torch.Tensor]:
+    """More than 4 KB of arguments hold the addresses of."""
+    return [*several(), *(nn.Parameter(torch.randn(1 + index % 5)) for index in range(600))]
 
 
 @pytest.mark.parametrize("make", [adamw, sgd])
@@ -288,11 +301,14 @@ def test_nothing_is_written_into_the_table_while_pointers_and_numbers_stay(devic
     assert device.told[3:] == [8]
 
 
+@pytest.mark.parametrize(
+    "make_params, device", [(several, False), (many, False), (many, True)], indirect=["device"]
+)
 def test_a_captured_step_replays_with_its_own_gradients_and_numbers(
-    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+    make_params: Callable[[], list[torch.Tensor]], device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph is its launches with the arguments they had; between replays steps are made without it."""
-    params = several()
+    params = make_params()
     grads = {when: like(number, params) for number, when in enumerate(("eager", "captured"))}
     optimizer = sgd(params)
     swap(optimizer)
@@ -332,10 +348,15 @@ def copies(args: Sequence[ctypes.Structure]) -> list[ctypes.Structure]:
     return [type(arg).from_buffer_copy(arg) for arg in args]
 
 
-def test_gradients_given_by_the_table_are_the_last_ones_and_only_those(device: CpuDevice) -> None:
+@pytest.mark.parametrize(
+    "num_rows, device", [(2 * PATCH_VALUES, False), (TOLD_MANY_WORDS + 100, True)], indirect=["device"]
+)
+def test_gradients_given_by_the_table_are_the_last_ones_and_only_those(
+    num_rows: int, device: CpuDevice
+) -> None:
     """Writes to random subsets of a column longer than a launch carries, against what a list would hold. A
     scale by 1 touches no gradient."""
-    rows = [Row(g=index + 1, count=1) for index in range(2 * PATCH_VALUES)]
+    rows = [Row(g=index + 1, count=1) for index in range(num_rows)]
     table = Table(CPU, rows, [Group()])
     expected = [row.g for row in rows]
     generator = torch.Generator().manual_seed(0)
@@ -348,15 +369,21 @@ def test_gradients_given_by_the_table_are_the_last_ones_and_only_those(device: C
         held = table._memory["rows"].view(torch.int64).view(-1, 12)[:, 1]
         assert held.tolist() == expected
         assert table._memory["groups"].view(torch.float64)[0] == number
+    assert "patch" in device.launched
 
 
-def test_more_groups_than_a_launch_carries_are_written_before_it(device: CpuDevice) -> None:
-    table = Table(CPU, [Row(g=8, count=1)], [Group() for _ in range(80)])
-    table.set_groups([Group(lr=float(number)) for number in range(80)])
+@pytest.mark.parametrize(
+    "num_groups, num_patches, device", [(80, 2, False), (80, 0, True), (520, 2, True)], indirect=["device"]
+)
+def test_more_groups_than_a_launch_carries_are_written_before_it(
+    num_groups: int, num_patches: int, device: CpuDevice
+) -> None:
+    table = Table(CPU, [Row(g=8, count=1)], [Group() for _ in range(num_groups)])
+    table.set_groups([Group(lr=float(number)) for number in range(num_groups)])
     table.run("scale", "scale")
     held = table._memory["groups"].view(torch.float64).view(-1, 8)[:, 0]
-    assert held.tolist() == list(range(80))
-    assert device.launched == ["patch"] * 2 + ["scale"]
+    assert held.tolist() == list(range(num_groups))
+    assert device.launched == ["patch"] * num_patches + ["scale"]
 
 
 @pytest.mark.parametrize("what", ["parameter", "state tensor", "data of the state"])
