@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [*map(name_of, SHAPES), "list", "job"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="STEPSxRANKS, list, job")
-    parser.add_argument("--seconds", type=float, default=12.0, help="how long each page is left open")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each page is left open")
     parser.add_argument(
         "--turns", type=int, default=32, help="of four seconds each, in each arm of the job"
     )
@@ -104,6 +104,8 @@ def told(row: Mapping[str, Any], steps: str, ranks: str, missed: list[str]) -> s
         missed.append(f"{where}: a median callback took {row['callback_ms']:.0f} ms")
     if row["most_kilobytes"] is not None and row["most_kilobytes"] > MAX_KILOBYTES:
         missed.append(f"{where}: {row['most_kilobytes']:.0f} kB in a tick")
+    if not row["ticks"]:
+        missed.append(f"{where}: the page asked for nothing")
     if row["fed_share"] < FED_ENOUGH:
         missed.append(f"{where}: its job came to {row['fed_share']:.0%} of its pace on this machine")
     figures = (

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.core.finding import Gain
+from diagnose.core.history import LOSS
 from diagnose.core.ledger import COLUMNS, COUNTS, RECORDER, SLOT_OF
 from diagnose.core.trial import Measured, Outcome, Safety, Trial
 from diagnose.store.format import pack, pack_columns
 from diagnose.store.writer import Writer
-from diagnose.tuner.loss_curve import KEY as LOSS
 
 USUAL_MS = {"data_wait": 2.2, "forward": 5, "backward": 8, "optimizer": 3}
 """One rank's own work. It waits for the others between the last two."""
@@ -75,7 +75,7 @@ def main() -> None:
     written, due = args.steps, time.monotonic()
     while True:
         due = max(due + FLUSH_EVERY_S, time.monotonic())
-        time.sleep(due - time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
         written = grow(files, written)
 
 

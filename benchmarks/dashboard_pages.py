@@ -35,7 +35,7 @@ TOGETHER_S = 0.5
 AFTER_PAINT_S = 1.5
 """What a page asks for when it is opened is no tick."""
 
-HISTORY_S = 45
+HISTORY_S = 30
 """So long the history of a huge run is waited for; the table says how much of it was read."""
 
 
