@@ -2,8 +2,8 @@
 
 `swap(optimizer)` lets kernels step a live optimizer of torch's, `unswap` takes them away again, `support`
 says in words why they cannot. `Adam`, `AdamW`, `AdamW8bit`, `MasterAdamW`, `SGD`, `Lion` and `Lamb` are
-optimizers that kernels step from the start. `info()` tells what was compiled. Importing this compiles
-nothing and does not import torch.
+optimizers that kernels step from the start; `clip_grad_norm_` needs none. `info()` tells what was compiled.
+Importing this compiles nothing and does not import torch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _HOME = {
     "Lion": "_optimizers",
     "MasterAdamW": "_optimizer_master",
     "SGD": "_optimizers",
+    "clip_grad_norm_": "_clip",
     "info": "_info",
     "support": "_swap",
     "swap": "_swap",

@@ -20,7 +20,7 @@ struct Adam {
         scalars[7] = static_cast<float>(group.weight_decay);
     }
 
-    __device__ __forceinline__ Adam(const Launch& launch, const Row& row, const float* scalars)
+    __device__ __forceinline__ Adam(const Launch& launch, const Row& row, const float* scalars, const GradientScale& scale)
         : decay(scalars[0]),
           weight1(scalars[1]),
           beta2(scalars[2]),
@@ -30,11 +30,10 @@ struct Adam {
           eps(scalars[6]),
           weight_decay(scalars[7]),
           flags(flags_of(launch, row.group)),
-          scale(launch) {}
+          scale(scale) {}
 
-    // Decays p and brings the moments up to date.
+    // Decays p and brings the moments up to date, with a gradient that is scaled already.
     __device__ __forceinline__ void advance(float& p, float g, float& m, float& v) const {
-        g = scale(g);
         if (flags & MAXIMIZE) g = -g;
         if (flags & DECOUPLED)
             p *= decay;

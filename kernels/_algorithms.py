@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class Algorithm:
             a parameter each.
         by_element: Whether each element is updated by itself, so that a shard of a parameter can be.
         master: Name of the state that holds a parameter of 16 bits in fp32; empty if there is none.
+        unscales: Whether its step can leave gradients divided by the factor of a `GradScaler`, as torch's
+            fused steps do.
     """
 
     stem: str
@@ -40,11 +42,21 @@ class Algorithm:
     block_elements: int = 0
     by_element: bool = False
     master: str = ""
+    unscales: bool = False
 
     def held(self, group: Mapping[str, Any], param: torch.Tensor) -> tuple[str, ...]:
         """The names of all states of a parameter that its row points to: moments, then the master."""
         own = (self.master,) if self.master and has_master(param) else ()
         return self.moments(group) + own
+
+    def dtypes(
+        self, param: torch.Tensor, moments: Sequence[torch.Tensor]
+    ) -> tuple[torch.dtype, torch.dtype]:
+        """The types by which a kernel's body is found: of what is stepped, a parameter or its master, and
+        of its states, which may be none yet. Codes of one byte are decoded to fp32."""
+        stepped = torch.float32 if self.master and has_master(param) else param.dtype
+        state = next((moment.dtype for moment in moments), self.moment_dtype or stepped)
+        return stepped, torch.float32 if state is torch.uint8 else state
 
     def make(self, place: int, param: torch.Tensor) -> torch.Tensor:
         """The moment at a place of `moments`, of a parameter before its first step."""
@@ -96,14 +108,17 @@ def _sgd_group(group: Mapping[str, Any]) -> Group:
 
 
 ADAM = Algorithm(
-    stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adam_group, by_element=True
+    stem="adamw",
+    entries=("adamw",),
+    moments=_adam_moments,
+    group=_adam_group,
+    by_element=True,
+    unscales=True,
 )
 
 ALGORITHMS: dict[type[Optimizer], Algorithm] = {
     Adam: ADAM,
-    AdamW: Algorithm(
-        stem="adamw", entries=("adamw",), moments=_adam_moments, group=_adamw_group, by_element=True
-    ),
+    AdamW: replace(ADAM, group=_adamw_group),
     SGD: Algorithm(
         stem="sgd",
         entries=("sgd",),
@@ -112,6 +127,7 @@ ALGORITHMS: dict[type[Optimizer], Algorithm] = {
         counts_steps=False,
         starts_from_gradient=True,
         by_element=True,
+        unscales=True,
     ),
 }
 """By the exact class: a subclass may compute anything."""

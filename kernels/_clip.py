@@ -27,7 +27,7 @@ from diagnose.hooks.base import replaced
 if TYPE_CHECKING:
     from diagnose.kernels._swap import Swap
 
-_GRAD = attrgetter("grad")
+_GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Pending:
 
     def is_of(self, grads: Sequence[torch.Tensor]) -> bool:
         """Whether these are its gradients."""
-        return {id(grad) for grad in grads} == {id(noted()) for noted in self.grads}
+        return set(map(id, grads)) == set(map(id, map(weakref.ref.__call__, self.grads)))
 
     def is_untouched(self, grads: Sequence[torch.Tensor]) -> bool:
         """Whether nobody has changed them."""
@@ -67,17 +67,19 @@ class Pending:
 
 def versions(grads: Sequence[torch.Tensor]) -> dict[int, int]:
     """Counts of changes to each tensor, by its address."""
-    return {grad.data_ptr(): grad._version for grad in grads}
+    return dict(zip(map(torch.Tensor.data_ptr, grads), map(_VERSION, grads), strict=True))
 
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """A norm that was given to the script, with what it was measured of."""
+    """A norm that was given to the script, with what it was measured of, and the swap whose step is to clip
+    by it, if one is."""
 
     norm: torch.Tensor
     outcome_4: torch.Tensor
     grads: Gradients
     max_norm: float
+    defers: weakref.ref[Swap] | None
 
 
 class Clipping:
@@ -134,7 +136,7 @@ class Clipping:
             grads = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             measured = None
             if float(norm_type) == 2.0 and foreach is not False and not error_if_nonfinite:
-                measured = self._measure(grads)
+                measured = self._measure(grads, self._having(grads, "deferred"))
             self._last = measured
             if measured is None:
                 return original(grads, norm_type, error_if_nonfinite, foreach)
@@ -160,16 +162,7 @@ class Clipping:
             ):
                 original(params, max_norm, total_norm, foreach)
                 return
-            self._max_norm = float(max_norm)
-            coef = last.outcome_4[1]
-            if self._max_norm != last.max_norm:
-                coef = torch.clamp(self._max_norm / (last.outcome_4[0] + TORCH_EPSILON), max=1.0)
-            swap = self._deferring(grads)
-            if swap is not None:
-                swap.defer(grads, last.outcome_4, coef=coef)
-            elif self._tables.scale(last.grads, coef):
-                increment_version(grads)
-            else:
+            if not self._clip(last, grads, float(max_norm)):
                 original(params, max_norm, total_norm, foreach)
 
         return clip_grads_with_norm_
@@ -181,12 +174,13 @@ class Clipping:
         ) -> dict[torch.device, torch.Tensor]:
             params = [param for group in optimizer.param_groups for param in group["params"]]
             grads = [grad for grad in map(_GRAD, params) if grad is not None]
-            swap = self._deferring(grads)
+            swap = next((each for each in self.swaps if each.optimizer is optimizer), None)
             found = None
-            if swap is not None and swap.optimizer is optimizer:
-                fp16 = any(grad.dtype is torch.float16 for grad in grads)
-                found = None if fp16 and not allow_fp16 else look_at(grads)
             # `allow_fp16` says that it only looks for infinities, before a step that is to unscale.
+            if swap is not None and (allow_fp16 or swap.clip == "deferred"):
+                found = look_at(grads)
+                if found is not None and torch.float16 in found.dtypes and not allow_fp16:
+                    found = None  # torch refuses it, in words
             grad_scale = None if allow_fp16 else scaler._scale
             outcome_4 = None
             if found is not None:
@@ -202,9 +196,33 @@ class Clipping:
 
         return unscale_grads_
 
-    def _measure(self, grads: list[torch.Tensor]) -> Measured | None:
+    def clip(self, grads: list[torch.Tensor], max_norm: float, *, defer: bool) -> torch.Tensor | None:
+        """Clips gradients, or lets the step of a swap do it that has exactly these, if there is one.
+
+        Returns:
+            Their norm; `None` where kernels cannot, and nothing was done.
+        """
+        measured = self._measure(grads, self._having(grads, "exact", "deferred") if defer else None)
+        clipped = measured is not None and self._clip(measured, grads, max_norm)
+        return measured.norm if measured is not None and clipped else None
+
+    def _clip(self, measured: Measured, grads: list[torch.Tensor], max_norm: float) -> bool:
+        """Multiplies gradients by what clips them, or has a step do it. Returns whether it did."""
+        self._max_norm = max_norm
+        coef = measured.outcome_4[1]
+        if max_norm != measured.max_norm:
+            coef = torch.clamp(max_norm / (measured.outcome_4[0] + TORCH_EPSILON), max=1.0)
+        swap = None if measured.defers is None else measured.defers()
+        if swap is not None and swap in self.swaps:
+            swap.defer(grads, measured.outcome_4, coef=coef)
+            return True
+        if not measured.grads.are_f32 or not self._tables.scale(measured.grads, coef):
+            return False
+        increment_version(grads)
+        return True
+
+    def _measure(self, grads: list[torch.Tensor], deferring: Swap | None) -> Measured | None:
         """The norm of gradients by a kernel, or `None` where torch has to measure it."""
-        deferring = self._deferring(grads)
         found = look_at(grads)
         # Torch computes the norm and the factor of 16-bit gradients in 16 bits.
         if found is None or not (deferring is not None or found.are_f32):
@@ -217,22 +235,47 @@ class Clipping:
         if outcome_4 is None:
             return None
         return Measured(
-            norm=outcome_4[0].to(grads[0].dtype), outcome_4=outcome_4, grads=found, max_norm=self._max_norm
+            norm=outcome_4[0].to(grads[0].dtype),
+            outcome_4=outcome_4,
+            grads=found,
+            max_norm=self._max_norm,
+            defers=None if deferring is None else weakref.ref(deferring),
         )
 
-    def _deferring(self, grads: Sequence[torch.Tensor]) -> Swap | None:
-        """The swap that defers what is to be done to exactly these gradients, all of which kernels know."""
-        ready = [swap for swap in self.swaps if swap.clip == "deferred"]
-        wanted = {id(grad) for grad in grads} if ready and look_at(grads) is not None else set()
+    def _having(self, grads: Sequence[torch.Tensor], *levels: str) -> Swap | None:
+        """The swap on one of these levels whose optimizer has exactly these gradients."""
+        ready = [swap for swap in self.swaps if swap.clip in levels]
+        wanted = set(map(id, grads)) if ready else set()
         for swap in ready if wanted else ():
             params = [param for group in swap.optimizer.param_groups for param in group["params"]]
-            if {id(grad) for grad in map(_GRAD, params) if grad is not None} == wanted:
+            if set(map(id, map(_GRAD, params))) - {id(None)} == wanted:
                 return swap
         return None
 
 
 CLIPPING = Clipping()
 """Of this process: the functions replaced are torch's, and there is one torch."""
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, *, defer: bool = False
+) -> torch.Tensor:
+    """`torch.nn.utils.clip_grad_norm_` by kernels where they can, with or without a swap.
+
+    Args:
+        parameters: Those whose gradients are clipped together.
+        max_norm: To what.
+        defer: Whether it may wait for the step of a swapped optimizer that has exactly these gradients,
+            which then writes none of them; until then `.grad` shows what was there before.
+
+    Returns:
+        The norm of the gradients before.
+    """
+    params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    grads = [grad for grad in map(_GRAD, params) if grad is not None]
+    norm = CLIPPING.clip(grads, float(max_norm), defer=defer)
+    return clip_grad.clip_grad_norm_(params, max_norm) if norm is None else norm
 
 
 def warn_touched(optimizer: str) -> None:

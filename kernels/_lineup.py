@@ -35,6 +35,7 @@ class Member:
 
     Attributes:
         index: Its place among all parameters of the optimizer.
+        dice: Its number for rounding by chance.
         group: The index of its group.
         whole: The parameter.
         param: What of it is on this rank: all, unless it is sharded. Likewise of states and gradients.
@@ -43,11 +44,13 @@ class Member:
         alike: Those of them that hold an element for each of the parameter's.
         master: That of them which is stepped in place of the parameter, the last one; `None` if none is.
         grad_dtype: The type that its gradients have.
+        pair: The number of the kernel's body for these types.
         shape: Its shape, which its gradients have.
         stride: Its strides; a gradient with others may still fit.
     """
 
     index: int
+    dice: int
     group: int
     whole: torch.Tensor
     param: torch.Tensor
@@ -56,19 +59,20 @@ class Member:
     alike: Sequence[torch.Tensor]
     master: torch.Tensor | None
     grad_dtype: torch.dtype
+    pair: int
     shape: torch.Size
     stride: tuple[int, ...]
 
     def row(self) -> Row:
         """What the kernel reads of it."""
         stepped = self.param if self.master is None else self.master
-        state_dtype = _state_dtype(stepped.dtype, self.alike)
         moments = [moment for moment in self.moments.values() if moment is not self.master]
         row = Row(
             p=stepped.data_ptr(),
             count=self.param.numel(),
             group=self.group,
-            pair=PAIRS[stepped.dtype, self.grad_dtype, state_dtype],
+            dice=self.dice,
+            pair=self.pair,
             **dict(zip(_ROW_STATES, map(torch.Tensor.data_ptr, moments), strict=False)),
         )
         if self.master is not None:
@@ -87,28 +91,23 @@ class Member:
         return grad.stride() == self.stride or fits([self.param, grad, *self.alike])
 
 
-def why_misfit(param: torch.Tensor, grad: torch.Tensor, moments: Sequence[torch.Tensor]) -> str:
+def why_misfit(
+    algorithm: Algorithm, param: torch.Tensor, grad: torch.Tensor, moments: Sequence[torch.Tensor]
+) -> str:
     """Why a parameter cannot be updated by a kernel in this step, in words; empty if it can."""
     if any(tensor.layout is not torch.strided for tensor in (param, grad)):
         return "a gradient is sparse"
     nowhere = why_none(param.device)
     if nowhere:
         return nowhere
-    state = _state_dtype(param.dtype, moments)
-    if len({moment.dtype for moment in moments}) > 1 or (param.dtype, grad.dtype, state) not in PAIRS:
+    stepped, state = algorithm.dtypes(param, moments)
+    if len({moment.dtype for moment in moments}) > 1 or (stepped, grad.dtype, state) not in PAIRS:
         return f"a parameter of {param.dtype} with a gradient of {grad.dtype} and a state of {state}"
     if len({tensor.device for tensor in (param, grad, *moments)}) != 1:
         return "a parameter, its gradient and its state are on different devices"
     if not fits([param, grad, *moments]):
         return "a parameter, its gradient and its state lie in memory in different orders or with gaps"
     return ""
-
-
-def _state_dtype(dtype: torch.dtype, moments: Sequence[torch.Tensor]) -> torch.dtype:
-    """The type of state by which a pair is found: that of the parameter where there is none; codes of one
-    byte count as fp32, which they are decoded to."""
-    found = next((moment.dtype for moment in moments), dtype)
-    return torch.float32 if found is torch.uint8 else found
 
 
 class Lineup:
@@ -123,16 +122,13 @@ class Lineup:
         algorithm: How they are updated.
         members: The parameters.
         groups: All groups of the optimizer.
-        seed: Of the random numbers by which some are rounded.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, members: Sequence[Member], groups: Sequence[Group], seed: int = 0
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, members: Sequence[Member], groups: Sequence[Group]) -> None:
         self.members = members
         self.place = members[0].param.device
         rows = [member.row() for member in members]
-        self.table = Table(self.place, rows, groups, seed=seed)
+        self.table = Table(self.place, rows, groups)
         self._algorithm = algorithm
         flags = GroupFlag(reduce(or_, (group.flags for group in groups)))
         features = [feature for flag, feature in _FEATURES.items() if flag in flags]
@@ -143,6 +139,7 @@ class Lineup:
             "PAIRS": reduce(or_, (1 << row.pair for row in rows)),
             "FEATURES": int(reduce(or_, features, Feature(0))),
         }
+        self._unscaling = {**self._defines, "FEATURES": self._defines["FEATURES"] | int(Feature.UNSCALE)}
         self._flags = [group.flags for group in groups]
         self._params = [member.whole for member in members]
         self._are_sharded = any(map(is_sharded, self._params))
@@ -196,12 +193,10 @@ class Lineup:
         """Has compiled what a step will launch; see `Table.prepare`.
 
         Args:
-            unscales: Whether it divides gradients in memory first.
+            unscales: Whether it divides gradients in memory.
         """
         for entry in self._algorithm.entries:
-            self.table.prepare(self._algorithm.stem, entry, self._defines)
-        if unscales:
-            self.table.prepare("scale", "scale")
+            self.table.prepare(self._algorithm.stem, entry, self._unscaling if unscales else self._defines)
 
     def step(
         self,
@@ -210,7 +205,7 @@ class Lineup:
         grad_scale: torch.Tensor | None,
         found_inf: torch.Tensor | None,
         clip_coef: torch.Tensor | None,
-        unscale_in_memory: bool,
+        unscales: bool,
     ) -> None:
         """Updates the members whose gradients were taken.
 
@@ -219,22 +214,21 @@ class Lineup:
             grad_scale: What the gradients are still multiplied by.
             found_inf: Unless it is zero, nothing is updated.
             clip_coef: What the gradients are still to be multiplied by.
-            unscale_in_memory: Whether the gradients themselves are divided by `grad_scale`.
+            unscales: Whether gradients are divided by `grad_scale` in memory too, if the step takes place.
         """
         if not self._updated:
             return
         if self._masters:
             self._follow_parameters()
         self.table.point_to(self._grads)
+        for group in groups if unscales else ():
+            group.flags |= GroupFlag.UNSCALE
         self.table.set_groups(groups)
-        if grad_scale is not None and unscale_in_memory:
-            self.table.run("scale", "scale", grad_scale=grad_scale)
-            grad_scale = None
         for entry in self._algorithm.entries:
             self.table.run(
                 self._algorithm.stem,
                 entry,
-                self._defines,
+                self._unscaling if unscales else self._defines,
                 grad_scale=grad_scale,
                 found_inf=found_inf,
                 clip_coef=clip_coef,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from diagnose.kernels._adamw_8bit_state import decoded, encode
 from diagnose.kernels._algorithms import ADAMW_8BIT
 from diagnose.kernels._optimizers import Closure, SteppedByKernels, check_numbers, evaluated
-from diagnose.kernels._swap import swap_of
+from diagnose.kernels._swap import ClipLevel, swap_of
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -25,6 +26,8 @@ class AdamW8bit(SteppedByKernels):
         eps: Added to the root of the second moment.
         weight_decay: Decoupled.
         maximize: Climbs.
+        clip: As for `swap`.
+        allow: As for `swap`.
     """
 
     algorithm = ADAMW_8BIT
@@ -38,6 +41,8 @@ class AdamW8bit(SteppedByKernels):
         weight_decay: float = 1e-2,
         *,
         maximize: bool = False,
+        clip: ClipLevel = "off",
+        allow: Sequence[str] = (),
     ) -> None:
         check_numbers(lr=float(lr), weight_decay=weight_decay, betas=betas, eps=eps)
         defaults = {
@@ -47,7 +52,7 @@ class AdamW8bit(SteppedByKernels):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, clip=clip, allow=allow)
 
     def _put_under(self) -> None:
         if swap_of(self) is None:

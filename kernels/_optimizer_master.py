@@ -8,6 +8,7 @@ import torch
 from diagnose.kernels._algorithms import ADAMW_MASTER
 from diagnose.kernels._masters import has_master, made_from, take_over
 from diagnose.kernels._optimizers import Closure, SteppedByKernels, check_numbers, evaluated
+from diagnose.kernels._swap import ClipLevel
 from torch.optim import adamw
 from torch.optim.optimizer import ParamsT
 
@@ -30,6 +31,7 @@ class MasterAdamW(SteppedByKernels):
         weight_decay: Decoupled.
         amsgrad: Whether the largest second moment so far is used.
         maximize: Climbs.
+        clip: As for `swap`.
     """
 
     algorithm = ADAMW_MASTER
@@ -44,6 +46,7 @@ class MasterAdamW(SteppedByKernels):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        clip: ClipLevel = "off",
     ) -> None:
         check_numbers(lr=float(lr), weight_decay=weight_decay, betas=betas, eps=eps)
         defaults = {
@@ -54,7 +57,7 @@ class MasterAdamW(SteppedByKernels):
             "amsgrad": amsgrad,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, clip=clip)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See `torch.optim.Optimizer.load_state_dict`, which would round all to the parameters' type."""

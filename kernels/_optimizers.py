@@ -7,13 +7,13 @@ here for those that torch does not have.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from diagnose.kernels._algorithms import ALGORITHMS, LAMB, LION, Algorithm, algorithm_of
 from diagnose.kernels._clip import CLIPPING
-from diagnose.kernels._swap import Swap, swap_of
+from diagnose.kernels._swap import ClipLevel, Swap, swap_of
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -25,13 +25,23 @@ class SteppedByKernels(Optimizer):
 
     Attributes:
         algorithm: How it is stepped.
+        clip: What becomes of gradient clipping, as for `swap`; it is torch's if nothing else is asked for.
+        allow: What is allowed beside torch's arithmetic, as for `swap`.
     """
 
     algorithm: ClassVar[Algorithm]
+    clip: ClipLevel = "off"
+    allow: tuple[str, ...] = ()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, clip: ClipLevel = "off", allow: Sequence[str] = (), **kwargs: Any
+    ) -> None:
+        self.clip, self.allow = clip, tuple(allow)
         super().__init__(*args, **kwargs)
         self._put_under()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "clip": self.clip, "allow": self.allow}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -39,28 +49,37 @@ class SteppedByKernels(Optimizer):
 
     def _put_under(self) -> None:
         if algorithm_of(self) is not None and swap_of(self) is None:  # a subclass may compute anything
-            Swap(self, "off", ())
+            Swap(self, self.clip, self.allow)
+
+
+def _with_how(theirs: type[Optimizer]) -> inspect.Signature:
+    """The signature of torch's class with what `SteppedByKernels` takes beside."""
+    signature = inspect.signature(theirs)
+    ours = inspect.signature(SteppedByKernels).parameters
+    return signature.replace(
+        parameters=[*signature.parameters.values(), *(ours[name] for name in ("clip", "allow"))]
+    )
 
 
 class Adam(SteppedByKernels, torch.optim.Adam):
     """`torch.optim.Adam`, by kernels."""
 
     algorithm = ALGORITHMS[torch.optim.Adam]
-    __signature__ = inspect.signature(torch.optim.Adam)
+    __signature__ = _with_how(torch.optim.Adam)
 
 
 class AdamW(SteppedByKernels, torch.optim.AdamW):
     """`torch.optim.AdamW`, by kernels."""
 
     algorithm = ALGORITHMS[torch.optim.AdamW]
-    __signature__ = inspect.signature(torch.optim.AdamW)
+    __signature__ = _with_how(torch.optim.AdamW)
 
 
 class SGD(SteppedByKernels, torch.optim.SGD):
     """`torch.optim.SGD`, by kernels."""
 
     algorithm = ALGORITHMS[torch.optim.SGD]
-    __signature__ = inspect.signature(torch.optim.SGD)
+    __signature__ = _with_how(torch.optim.SGD)
 
 
 class Lion(SteppedByKernels):
@@ -72,6 +91,8 @@ class Lion(SteppedByKernels):
         betas: Of the interpolation, and of the momentum.
         weight_decay: Three to ten times AdamW's.
         maximize: Climbs.
+        clip: As for `swap`.
+        allow: As for `swap`.
     """
 
     algorithm = LION
@@ -84,10 +105,12 @@ class Lion(SteppedByKernels):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        clip: ClipLevel = "off",
+        allow: Sequence[str] = (),
     ) -> None:
         check_numbers(lr=float(lr), weight_decay=weight_decay, betas=betas)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, clip=clip, allow=allow)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> torch.Tensor | None:  # type: ignore[override]
@@ -124,6 +147,8 @@ class Lamb(SteppedByKernels):
         max_grad_norm: What the norm of all gradients is clipped to; 0 for no clipping.
         use_nvlamb: Whether parameters without weight decay are adapted too.
         maximize: Climbs.
+        clip: As for `swap`, of what the script clips beside.
+        allow: As for `swap`.
     """
 
     algorithm = LAMB
@@ -141,6 +166,8 @@ class Lamb(SteppedByKernels):
         max_grad_norm: float = 1.0,
         use_nvlamb: bool = False,
         maximize: bool = False,
+        clip: ClipLevel = "off",
+        allow: Sequence[str] = (),
     ) -> None:
         check_numbers(
             lr=float(lr), weight_decay=weight_decay, betas=betas, eps=eps, max_grad_norm=max_grad_norm
@@ -156,7 +183,7 @@ class Lamb(SteppedByKernels):
             "use_nvlamb": use_nvlamb,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, clip=clip, allow=allow)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> torch.Tensor | None:  # type: ignore[override]

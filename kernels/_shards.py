@@ -26,6 +26,19 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def shard_number(tensor: torch.Tensor) -> int:
+    """Which of the parts of a sharded tensor is on this rank: the same number on ranks that hold the same
+    part; 0 for another tensor."""
+    if not is_sharded(tensor):
+        return 0
+    sharded: Any = tensor
+    mesh, number = sharded.device_mesh, 0
+    for size, at, placement in zip(mesh.shape, mesh.get_coordinate(), sharded.placements, strict=True):
+        if not placement.is_replicate():
+            number = number * size + at
+    return number
+
+
 def own_part_alike(grad: torch.Tensor | None, param: torch.Tensor) -> torch.Tensor | None:
     """The part of a gradient on this rank, if it is that of the parameter's part. Otherwise, as where it is
     still to be summed over ranks, the gradient as it is, which fits no part."""

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
+from diagnose.kernels._dice import dice_of, steps_taken
 from diagnose.kernels._factors import Factors, at
 from diagnose.kernels._foreign import foreign_refusals
 from diagnose.kernels._layout import disjoint
 from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
 from diagnose.kernels._masters import made_from
 from diagnose.kernels._shards import PLAIN, is_sharded, own_part, own_part_alike
-from diagnose.kernels._structs import Group, GroupFlag
+from diagnose.kernels._structs import PAIRS, Group, GroupFlag
 from torch.optim import Optimizer
 
 from diagnose.core.errors import DiagnoseError
@@ -49,6 +50,7 @@ class Stepper:
         self._params: list[torch.Tensor] = []
         self._outside: list[tuple[int, Mapping[str, Any]]] = []
         self._unbegun: set[int] = set()
+        self._taken = steps_taken(optimizer)
         self._prepared: set[bool] = set()
         self._broken: list[str] = []
         self.unscales_in_memory = True
@@ -101,7 +103,9 @@ class Stepper:
         for member, count in self._counts():
             if self._algorithm.counts_steps:
                 member.state["step"] = count
-            elif not count.item():  # every step so far was skipped: the buffer holds nothing
+                continue
+            self._taken[member.index] = count.item()
+            if not count.item():  # every step so far was skipped: the buffer holds nothing
                 for name in member.moments:
                     member.state.pop(name, None)
         self._lineups, self._state = [], None
@@ -148,9 +152,7 @@ class Stepper:
             like = part if grad is None else grad
             if grad is None and param not in state:
                 continue
-            reason = self._why_no_shard(param) or why_misfit(
-                part, like, self._moments(groups[number], param)
-            )
+            reason = self._why_misfit(param, like, groups[number])
             if not reason and grad is not None:
                 self._create(groups[number], param)
             names = self._algorithm.held(groups[number], param)
@@ -159,17 +161,21 @@ class Stepper:
                 self.left.append(reason or "a parameter's state lacks what its group asks for")
                 continue
             moments = {name: own_part(moment) for name, moment in found.items()}
+            alike = self._algorithm.alike(list(moments.values()))
+            stepped, state_dtype = self._algorithm.dtypes(part, alike)
             members.append(
                 Member(
                     index=index,
+                    dice=dice_of(index, param),
                     group=number,
                     whole=param,
                     param=part,
                     state=state.get(param, {}),
                     moments=moments,
-                    alike=self._algorithm.alike(list(moments.values())),
+                    alike=alike,
                     master=moments.get(self._algorithm.master),
                     grad_dtype=like.dtype,
+                    pair=PAIRS[stepped, like.dtype, state_dtype],
                     shape=part.shape,
                     stride=part.stride(),
                 )
@@ -177,10 +183,9 @@ class Stepper:
         if not disjoint([member.param for member in members]):
             self.left.append("two parameters share memory")
             members = []
-        seed = torch.initial_seed() if self.stochastic else 0
+        found_at = by_device(members)
         self._lineups = [
-            Lineup(self._algorithm, some, self._structs(place), seed)
-            for place, some in by_device(members).items()
+            Lineup(self._algorithm, some, self._structs(place)) for place, some in found_at.items()
         ]
         for lineup in self._lineups:
             self._adopt(lineup)
@@ -195,7 +200,7 @@ class Stepper:
     def _prepare(self, factors: Factors) -> bool:
         """Has all compiled that this step launches, while nothing is changed yet. If that fails, the
         optimizer is torch's from now on, in the same state."""
-        unscales = factors.grad_scale is not None and self.unscales_in_memory
+        unscales = self._unscales(factors)
         if unscales in self._prepared:
             return True
         try:
@@ -212,6 +217,9 @@ class Stepper:
         self._prepared.add(unscales)
         return True
 
+    def _unscales(self, factors: Factors) -> bool:
+        return factors.grad_scale is not None and self.unscales_in_memory and self._algorithm.unscales
+
     def _is_current(self, params: list[torch.Tensor], grads: Grads) -> bool:
         return (
             self._optimizer.state is self._state
@@ -219,9 +227,7 @@ class Stepper:
             and all(map(is_, params, self._params))
             and all(lineup.is_current(self._structs(lineup.place)) for lineup in self._lineups)
             and not any(
-                (grad := grads[index]) is not None
-                and not self._why_no_shard(params[index])
-                and not why_misfit(own_part(params[index]), grad, self._moments(group, params[index]))
+                (grad := grads[index]) is not None and not self._why_misfit(params[index], grad, group)
                 for index, group in self._outside
             )
         )
@@ -248,8 +254,13 @@ class Stepper:
             for member, count in zip(lineup.members, lineup.table.steps_N.unbind(), strict=False):
                 member.state["step"] = count
         else:
-            lineup.adopt([float(id(member.state) not in self._unbegun) for member in lineup.members])
+            lineup.adopt([self._taken_by(member) for member in lineup.members])
             self._unbegun.clear()
+
+    def _taken_by(self, member: Member) -> float:
+        """Steps of a member whose state does not count them. 0 says that its first is still to come."""
+        begun = id(member.state) not in self._unbegun
+        return max(1.0, self._taken.get(member.index, 0.0)) if begun else 0.0
 
     def _groups_of(self, places: Container[int]) -> list[dict[str, Any]]:
         """The groups, as if they held only the parameters at these places."""
@@ -283,19 +294,17 @@ class Stepper:
                 grad_scale=at(lineup.place, factors.grad_scale),
                 found_inf=at(lineup.place, found_inf),
                 clip_coef=at(lineup.place, factors.clip_coef),
-                unscale_in_memory=self.unscales_in_memory,
+                unscales=self._unscales(factors),
             )
 
-    def _moments(self, group: Mapping[str, Any], param: torch.Tensor) -> Sequence[torch.Tensor]:
+    def _why_misfit(self, param: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> str:
+        """Why no kernel can update a parameter with this gradient, in words; empty if one can."""
+        if is_sharded(param) and not self._algorithm.by_element:
+            return "a parameter is sharded, and its elements are not updated each by itself"
         state = self._optimizer.state.get(param, {})
         found = [state.get(name) for name in self._algorithm.held(group, param)]
         parts = [own_part(moment) for moment in found if isinstance(moment, torch.Tensor)]
-        return self._algorithm.alike(parts)
-
-    def _why_no_shard(self, param: torch.Tensor) -> str:
-        if self._algorithm.by_element or not is_sharded(param):
-            return ""
-        return "a parameter is sharded, and its elements are not updated each by itself"
+        return why_misfit(self._algorithm, own_part(param), grad, self._algorithm.alike(parts))
 
     def _structs(self, place: torch.device) -> list[Group]:
         structs = [group_struct(self._algorithm, group, place) for group in self._optimizer.param_groups]

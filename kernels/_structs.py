@@ -44,7 +44,8 @@ class Row(ctypes.Structure):
         ("flags", c_int32),
         ("first_chunk", c_int32),
         ("num_chunks", c_int32),
-        ("zero", c_int32 * 3),
+        ("dice", c_uint32),
+        ("zero", c_int32 * 2),
     )
 
 
@@ -70,7 +71,7 @@ class Group(ctypes.Structure):
 
 
 class Control(ctypes.Structure):
-    """Counters of arrivals, which every launch leaves at zero, and the state of the random numbers."""
+    """Counters of arrivals, which every launch leaves at zero, and the seed of the random numbers."""
 
     _fields_ = (
         ("norm_arrivals", c_uint32),
@@ -78,8 +79,7 @@ class Control(ctypes.Structure):
         ("nonfinite", c_uint32),
         ("zero", c_uint32),
         ("seed", c_uint64),
-        ("offset", c_uint64),
-        ("rest", c_uint64 * 4),
+        ("rest", c_uint64 * 5),
     )
 
 
@@ -153,10 +153,9 @@ class GroupFlag(enum.IntFlag):
     NO_BIAS_CORRECTION = 16
     STOCHASTIC = 32
     ALWAYS_ADAPT = 64
-    TRUST_CLIP = 128
+    UNSCALE = 128
     NO_GRAD_AVERAGING = 256
     LR_IS_F64 = 512
-    ZERO_GRAD = 1024
 
 
 class Feature(enum.IntFlag):
@@ -165,7 +164,7 @@ class Feature(enum.IntFlag):
     AMSGRAD = 1
     COPY = 2
     STOCHASTIC = 4
-    ZERO_GRAD = 8
+    UNSCALE = 8
 
 
 _F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from diagnose.kernels._algorithms import ALGORITHMS, Algorithm, algorithm_of, group_refusals
@@ -48,6 +48,17 @@ class Swap:
     """
 
     def __init__(self, optimizer: Optimizer, clip: ClipLevel, allow: Sequence[str]):
+        unknown = [name for name in allow if name not in ALLOWED]
+        if unknown:
+            raise ValueError(f"unknown in allow: {', '.join(unknown)}; known: {', '.join(ALLOWED)}")
+        if clip not in get_args(ClipLevel):
+            raise ValueError(f"clip is {clip!r}; known: {', '.join(get_args(ClipLevel))}")
+        params = (param for group in optimizer.param_groups for param in group["params"])
+        if clip == "deferred" and any(map(is_sharded, params)):
+            raise CannotSwap(
+                f"{type(optimizer).__name__}: parameters are sharded, and the norm of gradients is a sum "
+                "over ranks, which torch makes: clipping cannot be deferred, only exact or off."
+            )
         self.optimizer = optimizer
         self.clip = clip
         self.stepper = Stepper(optimizer, _algorithm(optimizer))
@@ -177,17 +188,9 @@ def swap(optimizer: Optimizer, *, clip: ClipLevel = "exact", allow: Sequence[str
 
     Raises:
         CannotSwap: If it cannot be done; nothing was changed.
+        ValueError: If `clip` or `allow` are none of these.
     """
-    unknown = [name for name in allow if name not in ALLOWED]
-    if unknown:
-        raise ValueError(f"unknown in allow: {', '.join(unknown)}; known: {', '.join(ALLOWED)}")
     reasons = support(optimizer)
-    params = (param for group in optimizer.param_groups for param in group["params"])
-    if clip == "deferred" and any(map(is_sharded, params)):
-        reasons.append(
-            "parameters are sharded, and the norm of gradients is a sum over ranks, which torch makes: "
-            "clipping cannot be deferred, only exact or off"
-        )
     if reasons:
         name = type(optimizer).__name__
         raise CannotSwap(f"{name}: {'; '.join(reasons)}. Training goes on with torch's {name}.")

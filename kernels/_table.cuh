@@ -35,7 +35,8 @@ struct Row {
     int flags;
     int first_chunk;
     int num_chunks;
-    int unused[3];
+    u32 dice;  // which of the optimizer's parameters it is, for random numbers
+    int unused[2];
 };
 static_assert(sizeof(Row) == 96, "the layout that the host writes");
 
@@ -64,8 +65,7 @@ struct Control {
     u32 nonfinite;
     u32 unused;
     u64 seed;
-    u64 offset;
-    u64 reserved[4];
+    u64 reserved[5];
 };
 static_assert(sizeof(Control) == 64, "the layout that the host writes");
 
@@ -108,13 +108,12 @@ enum GroupFlag : u32 {
     NO_BIAS_CORRECTION = 16,
     STOCHASTIC = 32,
     ALWAYS_ADAPT = 64,
-    TRUST_CLIP = 128,
+    UNSCALE = 128,  // gradients in memory too, not only where they are used
     NO_GRAD_AVERAGING = 256,
     LR_IS_F64 = 512,
-    ZERO_GRAD = 1024,
 };
 
-enum Feature : int { HAS_AMSGRAD = 1, HAS_COPY = 2, HAS_STOCHASTIC = 4, HAS_ZERO_GRAD = 8 };
+enum Feature : int { HAS_AMSGRAD = 1, HAS_COPY = 2, HAS_STOCHASTIC = 4, HAS_UNSCALE = 8 };
 
 template <int FEATURE>
 constexpr bool MAY_HAVE = (FEATURES & FEATURE) != 0;
@@ -167,16 +166,21 @@ __device__ __forceinline__ double learning_rate(const Group& group) {
     return *static_cast<const float*>(group.lr_tensor);
 }
 
-// What every gradient is multiplied by before it is used, in torch's order: unscale, then clip.
+// What every gradient is multiplied by before it is used, in torch's order: unscale, then clip. Those that are
+// unscaled in memory too are divided, as torch's fused steps do it: only with flags, and by scale_gradient alone.
 struct GradientScale {
-    float inverse;
+    bool divides;
+    float unscale;
     float coef;
 
-    __device__ __forceinline__ explicit GradientScale(const Launch& launch)
-        : inverse(launch.grad_scale ? static_cast<float>(1.0 / static_cast<double>(*launch.grad_scale)) : 1.0f),
-          coef(launch.clip_coef ? *launch.clip_coef : 1.0f) {}
+    __device__ __forceinline__ explicit GradientScale(const Launch& launch, u32 flags = 0)
+        : divides(MAY_HAVE<HAS_UNSCALE> && (flags & UNSCALE) != 0 && launch.grad_scale != nullptr),
+          unscale(launch.grad_scale ? *launch.grad_scale : 1.0f),
+          coef(launch.clip_coef ? *launch.clip_coef : 1.0f) {
+        if (!divides) unscale = static_cast<float>(1.0 / static_cast<double>(unscale));
+    }
 
-    __device__ __forceinline__ float operator()(float g) const { return g * inverse * coef; }
+    __device__ __forceinline__ float operator()(float g) const { return g * unscale * coef; }
 };
 
 __device__ __forceinline__ bool is_skipped(const Launch& launch) {
@@ -220,7 +224,6 @@ __device__ __forceinline__ void count_step(const Launch& launch, u32* shared) {
     if (!is_last_block(&launch.control->step_arrivals, shared)) return;
     for (int row = threadIdx.x; row < launch.num_rows; row += THREADS)
         if (gradient_of(launch, row) != nullptr) launch.steps[row] += 1.0f;
-    if (threadIdx.x == 0) launch.control->offset += 1;
 }
 
 __device__ __forceinline__ double warp_sum(double x) {

@@ -94,18 +94,19 @@ __device__ __forceinline__ void write_rounded(void* array, long long i, const fl
     write<T, V, ALIGNED>(array, i, rounded);
 }
 
-// What stochastic rounding needs to know: the bits of element i depend on seed, step, row and i alone.
+// What stochastic rounding needs to know: the bits of element i depend on the seed, on which parameter it is of, on
+// how many steps that has taken, and on i. All of these are the same on every replica, and most survive a checkpoint.
 struct Dice {
     u64 seed;
-    u64 offset;
-    u32 row;
+    u32 param;
+    u32 step;
 
-    __device__ __forceinline__ Dice(const Launch& launch, int index)
-        : seed(launch.control->seed), offset(launch.control->offset), row(static_cast<u32>(index)) {}
+    __device__ __forceinline__ Dice(const Launch& launch, const Row& row, int index)
+        : seed(launch.control->seed), param(row.dice), step(static_cast<u32>(launch.steps[index])) {}
 
     // One call of the generator is enough for eight elements from a multiple of 8.
     __device__ __forceinline__ Random eight(u64 block) const {
-        return philox(static_cast<u32>(block), static_cast<u32>(block >> 32), row, static_cast<u32>(offset), seed);
+        return philox(static_cast<u32>(block), static_cast<u32>(block >> 32), param, step, seed);
     }
 
     // 16 random bits for each of the elements i to i + V - 1.
@@ -165,11 +166,19 @@ __device__ __forceinline__ void write_parameter(const Row& row, long long i, con
     if constexpr (MAY_HAVE<HAS_COPY>) write_copy<V, ALIGNED>(row, i, p);
 }
 
+// Unscales and clips; unscales in memory too where asked for. What the step goes on with is not rounded.
 template <class G, int V, bool ALIGNED>
-__device__ __forceinline__ void zero_gradient(const Row& row, long long i, u32 flags) {
-    if (!(flags & ZERO_GRAD)) return;
-    const float zero[V] = {};
-    write_rounded<G, V, ALIGNED>(row.g, i, zero);
+__device__ __forceinline__ void scale_gradient(const Row& row, long long i, const GradientScale& scale, float (&g)[V]) {
+    if (scale.divides) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) g[k] /= scale.unscale;
+        write_rounded<G, V, ALIGNED>(row.g, i, g);
+#pragma unroll
+        for (int k = 0; k < V; ++k) g[k] *= scale.coef;
+    } else {
+#pragma unroll
+        for (int k = 0; k < V; ++k) g[k] = scale(g[k]);
+    }
 }
 
 // Elements from the chunk's start to the first at which every array of the row is aligned for wide access: 0 to

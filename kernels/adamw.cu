@@ -2,7 +2,7 @@
 //
 // One thread updates 16 bytes' worth of neighbouring elements at a time (4 if all arrays are fp32, else 8).
 // Bytes per element, fp32: reads p, g, m, v (16), writes p, m, v (12); all bf16: 14. With amsgrad 8 more (4 in
-// bf16), with a low-precision copy 2 more, with ZERO_GRAD one more gradient. From sm_75.
+// bf16), with a low-precision copy 2 more, with UNSCALE one more gradient. From sm_75.
 #include "_adam.cuh"
 
 struct AdamW : Elementwise {
@@ -12,7 +12,7 @@ struct AdamW : Elementwise {
     __device__ static void prepare(const Group& group, float step, float* scalars) { Adam::prepare(group, step, scalars); }
 
     __device__ __forceinline__ AdamW(const Launch& launch, const Row& row, int index, const float* scalars)
-        : adam(launch, row, scalars), dice(launch, index) {}
+        : adam(launch, row, scalars, GradientScale(launch, flags_of(launch, row.group))), dice(launch, row, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) const {
@@ -21,6 +21,7 @@ struct AdamW : Elementwise {
         read<G, V, ALIGNED>(row.g, i, g);
         read<S, V, ALIGNED>(row.m, i, m);
         read<S, V, ALIGNED>(row.v, i, v);
+        scale_gradient<G, V, ALIGNED>(row, i, adam.scale, g);
 #pragma unroll
         for (int k = 0; k < V; ++k) adam.advance(p[k], g[k], m[k], v[k]);
         write_rounded<S, V, ALIGNED>(row.m, i, m);
@@ -37,7 +38,6 @@ struct AdamW : Elementwise {
 #pragma unroll
         for (int k = 0; k < V; ++k) p[k] = adam.moved(p[k], m[k], sqrtf(v[k]));
         write_parameter<P, V, ALIGNED>(row, i, p, adam.flags, dice);
-        if constexpr (MAY_HAVE<HAS_ZERO_GRAD>) zero_gradient<G, V, ALIGNED>(row, i, adam.flags);
     }
 };
 

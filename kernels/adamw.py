@@ -18,7 +18,7 @@ class AdamW(Kernel):
         amsgrad=Feature.AMSGRAD,
         copy=Feature.COPY,
         stochastic=Feature.STOCHASTIC,
-        zero_grad=Feature.ZERO_GRAD,
+        unscale=Feature.UNSCALE,
     )
     tolerance: ClassVar = {"rtol": 1.3e-6, "atol": 1e-6}
 

@@ -94,7 +94,7 @@ struct AdamW8bit : Elementwise {
     __device__ static void prepare(const Group& group, float step, float* scalars) { Adam::prepare(group, step, scalars); }
 
     __device__ __forceinline__ AdamW8bit(const Launch& launch, const Row& row, int index, const float* scalars)
-        : adam(launch, row, scalars), dice(launch, index) {}
+        : adam(launch, row, scalars, GradientScale(launch)), dice(launch, row, index) {}
 
     template <class P, class G>
     __device__ __forceinline__ void chunk(const Row& row, const Chunk& chunk, int lane, int lanes) const {
@@ -145,7 +145,7 @@ struct AdamW8bit : Elementwise {
             m[k] = decode_m(codes_m[k / 4] >> (k % 4 * 8) & 255u, old_m);
             const float old_root = CodeV::decode(codes_v[k / 4] >> (k % 4 * 8) & 255u) * old_v;
             float v = old_root * old_root;
-            if (k < valid) adam.advance(p[k], g[k], m[k], v);
+            if (k < valid) adam.advance(p[k], adam.scale(g[k]), m[k], v);
             root[k] = sqrtf(v);
             p[k] = adam.moved(p[k], m[k], root[k]);
             if (k >= valid) continue;

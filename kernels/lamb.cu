@@ -74,7 +74,6 @@ struct LambMoments : Elementwise {
         }
         write_rounded<S, V, ALIGNED>(row.m, i, m);
         write_rounded<S, V, ALIGNED>(row.v, i, v);
-        if constexpr (MAY_HAVE<HAS_ZERO_GRAD>) zero_gradient<G, V, ALIGNED>(row, i, flags);
     }
 
     __device__ __forceinline__ void finish(const Launch& launch, const Item& item, double* shared) const {
@@ -101,7 +100,7 @@ struct LambUpdate : Elementwise {
         : with(scalars),
           step_size(with.lr * static_cast<float>(launch.workspace[2 * (launch.num_large + launch.num_small) + index])),
           flags(flags_of(launch, row.group)),
-          dice(launch, index) {}
+          dice(launch, row, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) const {
@@ -118,8 +117,7 @@ struct LambUpdate : Elementwise {
 __device__ __forceinline__ float trust_ratio(const Group& group, double squared_p, double squared_way) {
     if (group.weight_decay == 0.0 && !(group.flags & ALWAYS_ADAPT)) return 1.0f;
     if (!(squared_p > 0.0) || !(squared_way > 0.0)) return 1.0f;
-    const float ratio = static_cast<float>(sqrt(squared_p) / sqrt(squared_way));
-    return group.flags & TRUST_CLIP && ratio > 1.0f ? 1.0f : ratio;
+    return static_cast<float>(sqrt(squared_p) / sqrt(squared_way));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) lamb_moments(const __grid_constant__ Launch launch) {

@@ -34,6 +34,4 @@ class Lamb(Kernel):
         norm_p, norm_way = np.linalg.norm(p), np.linalg.norm(way)
         adapts = settings.weight_decay != 0 or flags & GroupFlag.ALWAYS_ADAPT
         ratio = norm_p / norm_way if adapts and norm_p > 0 and norm_way > 0 else 1.0
-        if flags & GroupFlag.TRUST_CLIP:
-            ratio = min(ratio, 1.0)
         return {"p": p - settings.lr * ratio * way, "m": m, "v": v}

@@ -25,7 +25,7 @@ struct Lion : Elementwise {
           lr(scalars[3]),
           flags(flags_of(launch, row.group)),
           scale(launch),
-          dice(launch, index) {}
+          dice(launch, row, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) const {
@@ -44,7 +44,6 @@ struct Lion : Elementwise {
         }
         write_rounded<S, V, ALIGNED>(row.m, i, m);
         write_parameter<P, V, ALIGNED>(row, i, p, flags, dice);
-        if constexpr (MAY_HAVE<HAS_ZERO_GRAD>) zero_gradient<G, V, ALIGNED>(row, i, flags);
     }
 };
 

@@ -37,7 +37,7 @@ struct Squares {
 };
 
 __device__ __forceinline__ void write_outcome(const Launch& launch, double squares, bool nonfinite) {
-    const float inverse = GradientScale(launch).inverse;
+    const float inverse = GradientScale(launch).unscale;
     const float norm = static_cast<float>(sqrt(squares)) * inverse;
     // As torch computes max_norm / (norm + eps): by the reciprocal. NaN stays NaN.
     const float coef = 1.0f / (norm + launch.clip_epsilon) * launch.max_norm;

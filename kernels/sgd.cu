@@ -2,7 +2,7 @@
 //
 // One thread updates 16 bytes' worth of neighbouring elements at a time (4 if all arrays are fp32, else 8).
 // Bytes per element, fp32: reads p, g, momentum (12), writes p, momentum (8); without momentum 12 in all; all
-// bf16: half of that. From sm_75.
+// bf16: half of that; with UNSCALE one more gradient. From sm_75.
 #include "_update.cuh"
 
 struct Sgd : Elementwise {
@@ -27,8 +27,8 @@ struct Sgd : Elementwise {
           weight_decay(scalars[3]),
           first(scalars[4] == 1.0f),
           flags(flags_of(launch, row.group)),
-          scale(launch),
-          dice(launch, index) {}
+          scale(launch, flags),
+          dice(launch, row, index) {}
 
     template <class P, class G, class S, int V, bool ALIGNED>
     __device__ __forceinline__ void update(const Row& row, long long i) const {
@@ -37,9 +37,9 @@ struct Sgd : Elementwise {
         read<P, V, ALIGNED>(row.p, i, p);
         read<G, V, ALIGNED>(row.g, i, g);
         if (has_buffer && !first) read<S, V, ALIGNED>(row.m, i, m);
+        scale_gradient<G, V, ALIGNED>(row, i, scale, g);
 #pragma unroll
         for (int k = 0; k < V; ++k) {
-            g[k] = scale(g[k]);
             if (flags & MAXIMIZE) g[k] = -g[k];
             if (weight_decay != 0.0f) g[k] = fmaf(weight_decay, p[k], g[k]);
         }
@@ -53,7 +53,6 @@ struct Sgd : Elementwise {
 #pragma unroll
         for (int k = 0; k < V; ++k) p[k] = fmaf(-lr, g[k], p[k]);
         write_parameter<P, V, ALIGNED>(row, i, p, flags, dice);
-        if constexpr (MAY_HAVE<HAS_ZERO_GRAD>) zero_gradient<G, V, ALIGNED>(row, i, flags);
     }
 };
 

@@ -16,7 +16,9 @@ class Sgd(Kernel):
 
     entries = ("sgd",)
     arrays = ("p", "g", "m")
-    variants = one_variant_per_pair(copy=Feature.COPY, stochastic=Feature.STOCHASTIC)
+    variants = one_variant_per_pair(
+        copy=Feature.COPY, stochastic=Feature.STOCHASTIC, unscale=Feature.UNSCALE
+    )
     tolerance: ClassVar = {"rtol": 1.3e-6, "atol": 1e-6}
 
     def reference(self, arrays: Arrays, settings: Settings) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class EmulatedTable:
                 flags=COPY_FLAGS[row["copy"].dtype] if "copy" in row else 0,
                 first_chunk=mine[0] if mine else 0,
                 num_chunks=len(mine),
+                dice=i,
             )
             if counts[i] == 0:
                 self.structs[i].g = 1  # a tensor without elements has a gradient, if no address

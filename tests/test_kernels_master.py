@@ -76,6 +76,29 @@ def test_masters_train_as_fp32_weights_of_torchs_do_and_parameters_are_their_rou
     assert all(p.stride() == q.stride() for p, q in zip(params, parameters(dtype), strict=True))
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch ties gradients' types")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_may_be_kept_in_fp32_for_parameters_in_16_bits(dtype: torch.dtype) -> None:
+    """As they are where many micro-batches add up. torch's own optimizers step none of these."""
+    ends = []
+    for by_kernels in (False, True):
+        with place(by_kernels) as device:
+            params = parameters(dtype)
+            for p in params:
+                p.grad_dtype = torch.float32
+            optimizer = MasterAdamW(params, lr=1e-2)
+            for number in range(3):
+                generator = torch.Generator().manual_seed(number)
+                for p in params:
+                    p.grad = torch.empty_like(p, dtype=torch.float32)
+                    p.grad.copy_(torch.randn(p.shape, generator=generator))
+                optimizer.step()
+            if by_kernels:
+                assert device.launched == ["adamw"] * 3
+            ends.append([optimizer.state[p].get("master_param", p).detach() for p in params])
+    torch.testing.assert_close(ends[1], ends[0], rtol=2e-5, atol=2e-6)
+
+
 def test_one_launch_steps_the_masters_and_writes_the_parameters(device: CpuDevice) -> None:
     trained(torch.bfloat16, 3)
     assert device.launched == ["adamw"] * 3

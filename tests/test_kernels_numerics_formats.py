@@ -96,7 +96,7 @@ def stochastic(
 ) -> None:
     """A step of SGD at learning rate 1, rounded by chance."""
     table = EmulatedTable([{"p": params, "g": grads}], [Group(lr=1.0, flags=GroupFlag.STOCHASTIC)])
-    table.control.seed, table.control.offset = seed, step
+    table.control.seed, table.steps[:] = seed, step
     table.run(EmulatedDevice(grid), KERNELS["sgd"], grid=grid)
 
 
@@ -133,6 +133,46 @@ def test_rounding_by_chance_moves_no_bit_between_neighbouring_elements() -> None
     for distance in (1, 2, 3, 4, 7, 8, 9, 256):
         together = (up[:-distance] * up[distance:]).mean().item() * 4
         assert abs(together) < 5 / 32768**0.5, f"elements {distance} apart are rounded alike or opposed"
+
+
+@pytest.mark.parametrize("name", ("adamw", "adamw-8bit", "lamb", "lion", "sgd"))
+def test_each_kernel_rounds_to_the_neighbours_of_what_it_computes_in_fp32_by_their_distances(
+    name: str,
+) -> None:
+    size, ends = 40000, []
+    for dtype, flags in ((torch.float32, 0), (torch.bfloat16, GroupFlag.STOCHASTIC)):
+        row = bytes_row(size, (dtype, dtype), 0)
+        if name != "adamw-8bit":
+            names = {"sgd": ("p", "g"), "lion": ("p", "g", "m")}.get(name, ("p", "g", "m", "v"))
+            row = {each: torch.zeros(size, dtype=dtype) for each in names}
+        row["p"].fill_(1.0)
+        row["g"].fill_(1.0)
+        table = EmulatedTable([row], [Group(lr=0.0022, beta1=0.9, beta2=0.9, eps=1e-6, flags=flags)])
+        table.run(EmulatedDevice(), KERNELS[name])
+        ends.append(row["p"].double())
+    (exact,) = set(ends[0].tolist())
+    above, below = np.ceil(exact * 2**8) / 2**8, np.floor(exact * 2**8) / 2**8
+    assert below < exact < above
+    assert set(ends[1].tolist()) == {below, above}
+    share = (exact - below) * 2**8
+    # Five standard deviations of a binomial share.
+    assert abs((ends[1] == above).double().mean() - share) < 5 * (share * (1 - share) / size) ** 0.5
+
+
+def test_neighbouring_parameters_and_steps_throw_dice_of_their_own() -> None:
+    def rounded(dice: int, step: int) -> torch.Tensor:
+        row = {"p": torch.ones(20000, dtype=torch.bfloat16)}
+        row["g"] = torch.full_like(row["p"], 2**-9)
+        table = EmulatedTable([row], [Group(lr=1.0, flags=GroupFlag.STOCHASTIC)])
+        table.structs[0].dice, table.steps[:] = dice, step
+        table.run(EmulatedDevice(), KERNELS["sgd"])
+        return (row["p"] < 1).double() - 0.5
+
+    thrown = [rounded(dice, step) for dice, step in ((0, 0), (0, 1), (1, 0), (2**32 - 1, 0), (0, 2**20))]
+    for one in range(len(thrown)):
+        for other in range(one):
+            together = (thrown[one] * thrown[other]).mean().item() * 4
+            assert abs(together) < 5 / 20000**0.5
 
 
 def bytes_row(size: int, dtypes: tuple[torch.dtype, torch.dtype], seed: int, *, offset: int = 0) -> Tensors:

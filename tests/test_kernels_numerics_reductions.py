@@ -141,13 +141,11 @@ def test_rows_without_a_gradient_count_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("offset", (0, 1, 3))
-def test_scaling_has_the_bits_of_torchs_unscaling_and_clipping(offset: int, dtype: torch.dtype) -> None:
+def test_scaling_has_the_bits_of_torchs_clipping(offset: int, dtype: torch.dtype) -> None:
     grads = gradients(SIZES, dtype, offset=offset)
-    inverse = (1.0 / torch.tensor([1000.0], dtype=torch.float64)).float()
-    expected = [((grad.float() * inverse).to(dtype).float() * 0.3).to(dtype) for grad in grads]
-    factors = np.array([1000.0, 0.3], np.float32)
-    fields = {"grad_scale": factors.ctypes.data, "clip_coef": factors.ctypes.data + 4}
-    table_of(grads).run(EmulatedDevice(), KERNELS["scale"], **fields)
+    expected = [(grad.float() * 0.3).to(dtype) for grad in grads]
+    factor = np.array([0.3], np.float32)
+    table_of(grads).run(EmulatedDevice(), KERNELS["scale"], clip_coef=factor.ctypes.data)
     for grad, theirs in zip(grads, expected, strict=True):
         assert torch.equal(grad, theirs)
 
@@ -161,9 +159,8 @@ def scale_what_may_only_be_read(factor: float) -> None:
     table.structs[0].g = grads.ctypes.data
     protect = ctypes.CDLL(None).mprotect
     assert protect(ctypes.c_void_p(grads.ctypes.data), ctypes.c_size_t(1 << 16), mmap.PROT_READ) == 0
-    factors = np.array([1.0, factor], np.float32)
-    fields = {"grad_scale": factors.ctypes.data, "clip_coef": factors.ctypes.data + 4}
-    table.run(EmulatedDevice(), KERNELS["scale"], **fields)
+    factors = np.array([factor], np.float32)
+    table.run(EmulatedDevice(), KERNELS["scale"], clip_coef=factors.ctypes.data)
 
 
 @pytest.mark.parametrize("factor, signal", [(1.0, 0), (0.5, 11), (math.nan, 11)])
@@ -252,11 +249,20 @@ def test_a_learning_rate_on_the_device_is_read_in_every_step(dtype: torch.dtype,
     assert rows[0]["p"].tolist() == [-0.75] * 4
 
 
-def test_gradients_are_zeroed_where_asked_for() -> None:
-    rows = adam_rows((10, 5000))
-    table = EmulatedTable(rows, [Group(lr=0.1, beta1=0.9, beta2=0.9, eps=1e-8, flags=GroupFlag.ZERO_GRAD)])
-    table.run(EmulatedDevice(), KERNELS["adamw"])
-    assert all(not row["g"].any() for row in rows)
+@pytest.mark.parametrize("offset", (0, 1))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_are_divided_in_memory_and_the_step_goes_on_with_what_was_not_rounded(
+    dtype: torch.dtype, offset: int
+) -> None:
+    grads = gradients(SIZES, dtype, offset=offset)
+    expected = [(grad.float() / 3, (grad.float() / 3).to(dtype)) for grad in grads]
+    rows = [{"p": torch.zeros(grad.numel() + offset)[offset:], "g": grad} for grad in grads]
+    scale = np.array([3.0], np.float32)
+    table = EmulatedTable(rows, [Group(lr=1.0, flags=GroupFlag.UNSCALE)])
+    table.run(EmulatedDevice(), KERNELS["sgd"], grad_scale=scale.ctypes.data)
+    for row, (used, stored) in zip(rows, expected, strict=True):
+        assert torch.equal(row["p"], -used)
+        assert torch.equal(row["g"], stored)
 
 
 @pytest.mark.parametrize("copy", (torch.bfloat16, torch.float16), ids=str)

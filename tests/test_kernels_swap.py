@@ -576,20 +576,42 @@ def test_the_action_leaves_to_torch_what_kernels_cannot_do(device: CpuDevice) ->
     assert device.launched == []
 
 
-def test_stochastic_rounding_keeps_updates_that_are_too_small_for_bf16(device: CpuDevice) -> None:
-    """Each is a sixteenth of the distance to the next bf16 number: rounded to nearest, all are lost."""
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [("AdamW", torch.float32), ("Adam", torch.float32), ("AdamW", torch.bfloat16), ("SGD", torch.float32)],
+)
+def test_under_a_scaler_gradients_end_as_with_torchs_fused_step_also_where_it_is_skipped(
+    kind: str, dtype: torch.dtype, device: CpuDevice
+) -> None:
+    """Divided where the step takes place, else as they were: bit for bit, by a factor with a remainder."""
     ends = []
-    for allow in ((), ("stochastic-rounding",)):
-        weight = nn.Parameter(torch.ones(4000, dtype=torch.bfloat16))
-        optimizer = torch.optim.SGD([weight], lr=2.0**-12)
-        swap(optimizer, allow=allow)
-        for _ in range(4):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-        ends.append(weight.detach().float().mean().item())
-        unswap(optimizer)
-    assert ends[0] == 1.0
-    assert ends[1] == pytest.approx(1 - 4 * 2.0**-12, abs=3e-4)
+    for on in (False, True):
+        params = [nn.Parameter(torch.linspace(0.5, 2, size).to(dtype)) for size in (7, 3000)]
+        optimizer = getattr(torch.optim, kind)(params, lr=1e-2, fused=True)
+        if on:
+            swap(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=24.0, backoff_factor=0.7)
+        seen: list[torch.Tensor] = []
+        for number in range(4):
+            scaler.scale(torch.ones(()))
+            generator = torch.Generator().manual_seed(number)
+            for p in params:
+                p.grad = (torch.randn(p.shape, generator=generator) * 24).to(dtype)
+            if number == 1:
+                params[1].grad[-1] = float("inf")
+            device.launched.clear()
+            scaler.step(optimizer)
+            scaler.update()
+            seen += [p.grad.clone() for p in params]
+            update = "sgd" if kind == "SGD" else "adamw"
+            assert device.launched == (["gradient_norm", update] if on else [])
+        ends.append((seen, [p.detach().clone() for p in params], [torch.tensor(scaler.get_scale())]))
+        counts = [state["step"].item() for state in optimizer.state.values() if "step" in state]
+        assert set(counts) <= {3.0}
+    assert_equal(ends[1][0], ends[0][0])
+    assert_equal(ends[1][2], ends[0][2])
+    rtol = 2e-5 if dtype is torch.float32 else 2.0**-7
+    torch.testing.assert_close(ends[1][1], ends[0][1], rtol=rtol, atol=2e-6)
 
 
 def test_an_unknown_allowance_is_a_mistake_of_the_caller(device: CpuDevice) -> None:

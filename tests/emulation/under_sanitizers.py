@@ -39,7 +39,7 @@ BYTES = {
     6: (2, 2, 4),
     7: (2, 4, 4),
 }
-AMSGRAD, DECOUPLED, STOCHASTIC, ZERO_GRAD = 4, 2, 32, 1024
+AMSGRAD, DECOUPLED, STOCHASTIC, UNSCALE = 4, 2, 32, 128
 
 
 def allocated(num_bytes: int, offset: int = 0) -> int:
@@ -75,7 +75,7 @@ def run(entry: str, function: object, pairs: tuple[int, ...]) -> None:
         mine = np.flatnonzero(chunks["row"] == i)
         rows[i]["first_chunk"], rows[i]["num_chunks"] = mine[0], mine.size
     groups = np.zeros(1, GROUP)
-    groups[0] = (0.1, 0.9, 0.99, 1e-8, 0.1, 0, AMSGRAD | DECOUPLED | STOCHASTIC | ZERO_GRAD, 0)
+    groups[0] = (0.1, 0.9, 0.99, 1e-8, 0.1, 0, AMSGRAD | DECOUPLED | STOCHASTIC | UNSCALE, 0)
     launch = np.zeros(1, LAUNCH)
     launch["rows"], launch["chunks"], launch["groups"] = (
         rows.ctypes.data,
@@ -86,6 +86,7 @@ def run(entry: str, function: object, pairs: tuple[int, ...]) -> None:
     launch["workspace"] = allocated(8 * (2 * chunks.size + len(cases)))
     launch["outcome"], factor = allocated(16), np.full(1, 0.5, np.float32)
     launch["clip_coef"], launch["max_norm"] = factor.ctypes.data, 1.0
+    launch["grad_scale"] = factor.ctypes.data
     launch["num_rows"], launch["num_large"], launch["num_small"] = len(cases), len(large), len(small)
     arguments = (ctypes.c_void_p * 1)(launch.ctypes.data)
     problem = function(ctypes.c_uint(3), ctypes.c_uint(256), arguments, ctypes.c_uint64(1))

@@ -36,8 +36,9 @@ def table_over(rows: Sequence[Tensors], groups: Sequence[Group], seed: int = 0) 
             count=row["g"].numel(),
             pair=pair_of(row),
             flags=COPY_FLAGS[row["copy"].dtype] if "copy" in row else 0,
+            dice=number,
         )
-        for row in rows
+        for number, row in enumerate(rows)
     ]
     return Table(place, structs, groups, seed)
 

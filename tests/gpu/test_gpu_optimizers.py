@@ -207,6 +207,32 @@ def test_a_scaler_skips_the_step_with_an_infinity(clip: Any, place: torch.device
     assert_equal(ends[1], ends[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_a_scaler_gradients_end_as_with_torchs_fused_step_also_where_it_is_skipped(
+    dtype: torch.dtype, place: torch.device
+) -> None:
+    """Bit for bit, by a factor that divides with a remainder."""
+    ends: list[list[torch.Tensor]] = []
+    for on in (False, True):
+        params = params_on(place, dtype)
+        optimizer = torch.optim.AdamW(params, lr=1e-2, fused=True)
+        if on:
+            swap(optimizer)
+        scaler = torch.amp.GradScaler(place.type, init_scale=24.0, backoff_factor=0.7)
+        scaler.scale(torch.ones((), device=place))
+        ends.append([])
+        for number in range(4):
+            give_grads(params, number, 24.0)
+            if number == 1:
+                assert params[3].grad is not None
+                params[3].grad[-1] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+            ends[-1] += [param.grad.clone() for param in params if param.grad is not None]
+        unswap(optimizer)
+    assert_equal(ends[1], ends[0])
+
+
 def test_a_gradient_that_is_not_a_number_spreads_as_by_torch(place: torch.device) -> None:
     found = []
     for on in (False, True):
