@@ -38,11 +38,13 @@ class Analysis:
         profile: With its rules asked.
         parts: By the name of each rank's file, how its gaps divide among the phases.
         took_s: What it took.
+        left_out: What it leaves out, in words; empty where that is nothing.
     """
 
     profile: Profile
     parts: Mapping[str, Mapping[int, Mapping[Phase, float]]]
     took_s: float = 0.0
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,18 +186,27 @@ def _work(questions: Connection) -> None:
 
 
 def analyse(run: Path) -> Analysis:
-    """Reads and analyses a run.
+    """Reads and analyses a run; of one that is too large the first rank alone.
 
     Raises:
-        DiagnoseError: If it is too large, or a newer version wrote it.
+        DiagnoseError: If that one is too large, or a newer version wrote it.
     """
     from diagnose.analysis.profile import analysed
     from diagnose.rules import diagnosed
 
     begun = monotonic()
-    _refuse_if_huge(run)
-    profile, parts = analysed(run)
-    return Analysis(profile=diagnosed(profile), parts=parts, took_s=monotonic() - begun)
+    records = _records(run)
+    only_first = sum(records) > MAX_RECORDS
+    left_out = ""
+    if only_first:
+        if records[0] > MAX_RECORDS or len(records) == 1:
+            raise _too_many(run, records)
+        left_out = (
+            f"Of {len(records)} ranks the first alone was analysed: {sum(records):,} steps of all are too"
+            f" many beside the training. This looks at all of them: diagnose report {run.name}"
+        )
+    profile, parts = analysed(run, only_first=only_first)
+    return Analysis(profile=diagnosed(profile), parts=parts, took_s=monotonic() - begun, left_out=left_out)
 
 
 def compare(before: Path, after: Path) -> Compared:
@@ -221,17 +232,27 @@ def compare(before: Path, after: Path) -> Compared:
 
 
 def _refuse_if_huge(run: Path) -> None:
+    records = _records(run)
+    if sum(records) > MAX_RECORDS:
+        raise _too_many(run, records)
+
+
+def _too_many(run: Path, records: list[int]) -> DiagnoseError:
+    return DiagnoseError(
+        f"{sum(records):,} steps of all ranks are too many to ask the rules beside the training; "
+        f"this asks them: diagnose report {run.name}"
+    )
+
+
+def _records(run: Path) -> list[int]:
+    """Returns how many steps each rank recorded, of those that did."""
     import sqlite3
 
     from diagnose.store.runs import rank_files
     from diagnose.store.tail import look
 
-    records = 0
+    records = []
     for path in rank_files(run):
         with contextlib.suppress(sqlite3.DatabaseError, ValueError), look(path) as file:
-            records += file.num_steps()
-    if records > MAX_RECORDS:
-        raise DiagnoseError(
-            f"{records:,} steps of all ranks are too many to ask the rules beside the training; "
-            f"this asks them: diagnose report {run.name}"
-        )
+            records.append(file.num_steps())
+    return [steps for steps in records if steps]

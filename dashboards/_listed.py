@@ -65,7 +65,7 @@ class RunRow:
             self,
             verdict=profile.findings[0].summary if profile.findings else "",
             step_ms=profile.step_time_ns / NS_PER_MS if known else self.step_ms,
-            samples_per_s=profile.throughput.samples_per_s if known else self.samples_per_s,
+            samples_per_s=(profile.throughput.samples_per_s if known else None) or self.samples_per_s,
         )
 
 

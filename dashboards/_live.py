@@ -285,5 +285,6 @@ class Live:
             filled_share=(total - unread) / total if total else 1.0,
             profile=self._analysis.profile if self._analysis is not None else None,
             analysed_steps=self._analysed_steps,
+            left_out=self._analysis.left_out if self._analysis is not None else "",
             analysis=self._analysis_words,
         )

@@ -59,11 +59,12 @@ class Verdict:
 def verdict_of(snap: Snapshot) -> Verdict:
     """Says in words what is known of the run."""
     profile = known(snap)
+    tuned = tuning_of(snap)
     if profile is None:
-        waiting = snap.analysis or "being analysed"
-        return Verdict(
-            tone="", first=sentence(waiting), more=(f"{plural(snap.num_steps, 'step')} so far.",)
-        )
+        known_so_far = [f"{plural(snap.num_steps, 'step')} so far."]
+        if tuned is not None:
+            known_so_far.append(sentence(tuning_words(snap, tuned)))
+        return Verdict(tone="", first=sentence(snap.analysis or "being analysed"), more=tuple(known_so_far))
     if is_running(snap) and profile.steps.measured <= 0 and not profile.run.lost:
         return Verdict(tone="", first="No step has been measured yet.")
     failed = failure(profile) if snap.over else None
@@ -74,11 +75,12 @@ def verdict_of(snap: Snapshot) -> Verdict:
     if reason:
         more.append(sentence(reason))
     found = _findings(profile)
+    if snap.left_out:
+        found = replace(found, more=(*found.more, snap.left_out))
     if failed:
         return Verdict(
             tone="alarm", first=sentence(f"the {failed}"), more=(*more, *found.lines, *found.more)
         )
-    tuned = tuning_of(snap)
     if tuned is not None and tuned.kept:
         words = sentence(tuning_words(snap, tuned))
         return Verdict(tone="good", first=words, more=(*found.lines, *found.more))

@@ -241,6 +241,7 @@ class Snapshot:
         marks: What tuning and commands did, in order.
         profile: The run analysed, its rules asked; `None` until that is done.
         analysed_steps: Steps that there were when it was.
+        left_out: What the analysis leaves out, in words, such as all ranks but the first.
         analysis: `being analysed`, or why there is no profile; empty when there is a fresh one.
         control: Whether commands can be given.
     """
@@ -269,5 +270,6 @@ class Snapshot:
     marks: tuple[Mark, ...] = ()
     profile: Profile | None = None
     analysed_steps: int = 0
+    left_out: str = ""
     analysis: str = ""
     control: Control = field(default_factory=Control)

@@ -15,7 +15,7 @@ from diagnose.dashboards._snapshot import Loss, Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.core.trial import Tuning
 from diagnose.core.units import format_duration
 from diagnose.report._charts import StepLine
@@ -52,10 +52,9 @@ def _seen(snap: Snapshot) -> tuple[Any, ...]:
 
 
 def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
-    profile = snap.profile
-    if profile is None:
-        return [empty("Not analysed yet", snap.analysis or "The first figures take a few seconds.")]
-    tuning = tuning_of(snap)
+    profile, tuning = snap.profile, tuning_of(snap)
+    if tuning is None and profile is None:
+        return [empty("Not analysed yet", _waiting(snap))]
     if tuning is None:
         words = "Nothing was changed here. With `--tune`, fixes are tried on the running job and kept"
         return [
@@ -70,16 +69,23 @@ def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
     if headline:
         made += shown([Facts(items=tuple(headline), headline=True)])
     section = TuningSection()
-    blocks = section.blocks(replace(profile, tuning=tuning))
+    run = profile or Profile(run=RunInfo(id=snap.id, script=snap.script), status=Status.OK)
+    blocks = section.blocks(replace(run, tuning=tuning))
     if is_running(snap):
         so_far = Paragraph(text=sentence(tuning_words(snap, tuning)))
         blocks = [so_far, *blocks[1:]]  # the first says what it came to in the end
     made.append(panel(section.title, *shown(blocks)))
     made.append(_loss(snap, profile, tuning))
+    if profile is None:
+        made.append(empty("The step before and after is not analysed yet", _waiting(snap)))
     return made
 
 
-def _loss(snap: Snapshot, profile: Profile, tuning: Tuning) -> Component:
+def _waiting(snap: Snapshot) -> str:
+    return sentence(snap.analysis) if snap.analysis else "The first figures take a few seconds."
+
+
+def _loss(snap: Snapshot, profile: Profile | None, tuning: Tuning) -> Component:
     """Shows the loss over the steps: before anything was changed, and after."""
     if snap.loss is None:
         return panel("Training loss", html.P(_why_no_loss(profile), className="words"))
@@ -124,7 +130,9 @@ def _mean_loss(loss: Loss, steps: tuple[int, int] | None) -> float | None:
     return float(loss.means[within].mean()) if within.any() else None
 
 
-def _why_no_loss(profile: Profile) -> str:
+def _why_no_loss(profile: Profile | None) -> str:
+    if profile is None:
+        return "The loss was not recorded."
     if profile.run.device != "cpu":
         return (
             "The loss was not recorded. On a device it is read only where a fix may change what training"

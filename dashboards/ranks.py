@@ -96,6 +96,8 @@ def _headline(snap: Snapshot, late: Lateness) -> list[Fact]:
         facts.append(
             Fact(label="straggler", value="not known yet", detail=snap.analysis or "being analysed")
         )
+    elif snap.left_out:
+        facts.append(Fact(label="straggler", value="not known", detail=snap.left_out))
     else:
         found = straggler(snap.profile.ranks)
         if found is None:
@@ -175,4 +177,6 @@ def _ranges(snap: Snapshot, late: Lateness, query: Mapping[str, str]) -> Compone
 
 def _late_ns(snap: Snapshot) -> dict[int, float]:
     assert snap.profile is not None
+    if snap.left_out:
+        return {}
     return {rank.rank: rank.late_ns_per_step or 0.0 for rank in snap.profile.ranks}

@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 from dash._utils import to_json
-from diagnose.dashboards import _analyst, _live, input
+from diagnose.dashboards import _analyst, _live, before_after, input, ranks
 from diagnose.dashboards._analyst import Analyst
-from diagnose.dashboards._listed import row_of
 from diagnose.dashboards._live import Live
 from diagnose.dashboards._look_run import verdict_of
 
 from diagnose.analysis.profile import load_profile
+from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import Liveness, State
+from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.report._status import status_text
 from diagnose.report._terminal import Terminal
 from diagnose.store.runs import LOST
 from tests.following import quickly, until
-from tests.recorded import manifest
+from tests.recorded import MS, manifest, record
 
 FULL = "database or disk is full; all records are lost"
 
@@ -30,7 +31,10 @@ class AtOnce(Analyst):
     """Analyses here and now: another process takes two seconds to start."""
 
     def analyse(self, run: Path, told: Callable[..., None], *, urgent: bool = True) -> None:
-        told(_analyst.analyse(run))
+        try:
+            told(_analyst.analyse(run))
+        except DiagnoseError as error:
+            told(str(error))
 
 
 @pytest.fixture
@@ -72,6 +76,50 @@ def test_a_disk_that_takes_no_records_is_told_while_the_job_still_trains(
     assert words in to_json(input._draw(full, {}))
     again = until(live, lambda now: now.profile is not None and bool(now.profile.run.lost))
     assert verdict_of(again).first.startswith(words)
-    assert row_of(folder).note == again.lost
     status = status_text(load_profile(folder), Liveness(state=State.RUNNING), Terminal(width=200))
     assert words[1:].rstrip(".") in status and "no step has ended yet" not in status
+
+
+# -- more than can be analysed beside a training
+
+TRIAL = Trial(action="loader-workers", value=2, safety=Safety.EXACT, outcome=Outcome.KEPT, reason="")
+TUNED = [
+    (38 * MS, 0, "tuning", {"state": "trying", "step": 0}),
+    (40 * MS, 1, "trial", TRIAL.as_record()),
+]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A tuned run of two ranks, of 60 steps each."""
+    folder = manifest(tmp_path / "run")
+    for rank in (0, 1):
+        record(folder, 60, rank=rank, world_size=2, events=[] if rank else TUNED)
+    return folder
+
+
+def test_of_a_run_that_is_too_large_the_first_rank_alone_is_analysed_and_nothing_said_of_the_others(
+    large: Path, follow: Callable[[Path], Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_analyst, "MAX_RECORDS", 100)
+    snapshot = until(follow(large), lambda now: now.over)
+    profile = snapshot.profile
+    assert profile is not None and profile.steps.count == 60
+    assert (profile.run.world_size, len(profile.ranks)) == (2, 1)
+    assert profile.throughput.samples_per_s is None, "of all ranks together; one alone does not tell"
+    assert not [note for note in profile.notes if "ranks are here" in note]
+    assert "Of 2 ranks the first alone was analysed: 120 steps of all are too many" in snapshot.left_out
+    assert snapshot.left_out in verdict_of(snapshot).more
+    page = to_json(ranks._draw(snapshot, {}))
+    assert "not known" in page and "none is later" not in page
+
+
+def test_of_a_run_that_cannot_be_analysed_the_trials_are_shown_all_the_same(
+    large: Path, follow: Callable[[Path], Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_analyst, "MAX_RECORDS", 50)
+    snapshot = until(follow(large), lambda now: now.over)
+    assert snapshot.profile is None and "120 steps of all ranks are too many" in snapshot.analysis
+    page = to_json(before_after._draw(snapshot, {}))
+    assert "loader-workers" in page and "kept" in page
+    assert "The step before and after is not analysed yet" in page and "120 steps" in page

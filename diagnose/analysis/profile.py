@@ -75,12 +75,19 @@ def load_profile(run: Path, *, first_step: int | None = None, alone: bool = Fals
 
 
 def analysed(
-    run: Path, *, first_step: int | None = None, alone: bool = False
+    run: Path, *, first_step: int | None = None, alone: bool = False, only_first: bool = False
 ) -> tuple[Profile, dict[str, GapParts]]:
     """Reads and analyses a run as `load_profile` does, and tells how the gaps of each file's rank divide.
 
     Of all ranks but the first no more than summaries is kept. Those of a large job are made in several
     processes at once.
+
+    Args:
+        run: As in `load_profile`, as are the next two.
+        first_step: See there.
+        alone: See there.
+        only_first: Look at the first rank alone. What only all of them tell, such as rates and who is late,
+            is then not measured.
     """
     manifest, notes = _manifest(run), []
     files = list(enumerate(rank_files(run)))
@@ -94,11 +101,13 @@ def analysed(
             first = log if log is not None and len(log.steps) else None
         if first is None:
             return _without_steps(manifest, [*notes, *_lost(manifest)]), {}
+        files = [] if only_first else files
         window = window_of(manifest, first, first_step, len(files) + 1)
         reduced = reduce_logs([(place, first)], window, script)
         reduced.fold(pool.reduce(files, window) if pool else reduce_files(files, window, script))
     notes += [note for place in sorted(reduced.damage) for note in reduced.damage[place]]
-    profile = composed(manifest, first, window, reduced, script, [*notes, *_lost(manifest)])
+    notes += _lost(manifest)
+    profile = composed(manifest, first, window, reduced, script, notes, only_first=only_first)
     return profile, {rank.file: rank.gap_parts for rank in reduced.ranks.values()}
 
 
@@ -178,6 +187,8 @@ def composed(
     reduced: Reduced,
     script: Script,
     notes: Iterable[str],
+    *,
+    only_first: bool = False,
 ) -> Profile:
     """Puts the first rank's records and the summaries of all ranks together.
 
@@ -188,6 +199,7 @@ def composed(
         reduced: All ranks, the first included.
         script: What its source says.
         notes: What could not be read.
+        only_first: Whether the other ranks were not looked at.
     """
     across = reduced.across
     assert across is not None, "the first rank is one of them"
@@ -196,6 +208,8 @@ def composed(
     numbers = {rank.rank for rank in ranks}
     numbered = {place: reduced.ranks[place].rank for place in places}
     info = run_info(manifest, whole, ranks)
+    if only_first:
+        info = replace(info, world_size=int(whole.meta.get("world_size") or 1))
     main = window.of(whole)
     warmup = window.warmup
     rows = main.steps[warmup:]
@@ -214,7 +228,9 @@ def composed(
         run=info,
         status=status,
         throughput=throughput_of(
-            rows, sum(rank.samples_per_s for rank in ranks), sum(rank.tokens_per_s for rank in ranks)
+            rows,
+            0.0 if only_first else sum(rank.samples_per_s for rank in ranks),
+            0.0 if only_first else sum(rank.tokens_per_s for rank in ranks),
         ),
         steps=stats,
         phase_time_ns=ranks[0].phase_time_ns,
@@ -261,7 +277,7 @@ def composed(
             dict.fromkeys(
                 [
                     *notes,
-                    *notes_of(manifest, ranks),
+                    *notes_of(manifest, ranks, only_first=only_first),
                     *untold_window(whole, is_over=bool(manifest.get("ended_unix"))),
                 ]
             )

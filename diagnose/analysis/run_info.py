@@ -66,8 +66,11 @@ def overhead_of(log: RankLog, manifest: Mapping[str, Any]) -> Overhead:
     return Overhead(us_per_step=spent_ns / steps / 1000 if steps else None, startup_s=startup)
 
 
-def notes_of(manifest: Mapping[str, Any], ranks: Sequence[RankSummary]) -> list[str]:
-    """Returns what the ranks said of their own measurement, and what is to be said of them."""
+def notes_of(
+    manifest: Mapping[str, Any], ranks: Sequence[RankSummary], *, only_first: bool = False
+) -> list[str]:
+    """Returns what the ranks said of their own measurement, and what is to be said of them; of the first
+    alone not that the others are missing."""
     said: dict[str, list[str]] = {}
     unclosed: list[str] = []
     without_log: list[str] = []
@@ -95,7 +98,7 @@ def notes_of(manifest: Mapping[str, Any], ranks: Sequence[RankSummary]) -> list[
     notes += [str(note) for note in manifest.get("notes", ())]
     numbers = {rank.rank for rank in ranks}
     world_size = max((rank.world_size or 1 for rank in ranks), default=1)
-    if ranks and len(numbers) < world_size:
+    if ranks and len(numbers) < world_size and not only_first:
         chosen = manifest.get("ranks", "all")
         why = "their files are not in the run's folder" if chosen == "all" else f"--ranks {chosen}"
         notes.append(
