@@ -17,6 +17,7 @@ from diagnose.dashboards._vitals import vitals_of
 from diagnose.dashboards._waits import LateBins
 
 from diagnose.analysis.run_info import why_lost
+from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.report._status import in_words
@@ -110,11 +111,14 @@ def loss_of(meta: Mapping[str, Any]) -> Loss | None:
     return Loss(width=width, means=np.array(means))
 
 
-def tuning_state(tails: Iterable[RankTail]) -> str:
-    """Returns what tuning does now; empty in a run that is not tuned."""
+def doing(tails: Iterable[RankTail]) -> str:
+    """Returns what tuning does now, and how many deep windows there were: with either the rules have
+    something new to say."""
     first = next(iter(tails), None)
     events = first.events if first is not None else []
-    return next((str(e.detail.get("state", "")) for e in reversed(events) if e.kind == "tuning"), "")
+    tuning = next((str(e.detail.get("state", "")) for e in reversed(events) if e.kind == "tuning"), "")
+    windows = sum(event.kind == DEEP and event.detail.get("state") != "begun" for event in events)
+    return f"{tuning}/{windows}"
 
 
 def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from time import monotonic
 
 from diagnose.dashboards._analyst import Analysis, Analyst, Answer
 from diagnose.dashboards._bins import MAX_BINS
-from diagnose.dashboards._composed import composed, tuning_state
+from diagnose.dashboards._composed import composed, doing
 from diagnose.dashboards._marks import EVENTS
 from diagnose.dashboards._ranges import bins_between
 from diagnose.dashboards._series import GapParts, steps_of
@@ -226,7 +226,7 @@ class Live:
     def _analyse_if_due(self) -> bool:
         steps = sum(tail.num_steps for tail in self._tails.values())
         lost = read_lost(self.folder)
-        state = f"{self._liveness.state}/{tuning_state(self._tails.values())}/{lost}"
+        state = f"{self._liveness.state}/{doing(self._tails.values())}/{lost}"
         since_s = monotonic() - self._analysed_at
         if self._analysing:
             return False

@@ -190,7 +190,13 @@ def marks(snap: Snapshot) -> tuple[Mark, ...]:
 
 def body(name: str) -> Component:
     """Returns the part of a page that `refreshed` fills, empty until the first tick."""
-    return html.Div([dcc.Store(id=f"{name}-drawn"), html.Div(READING, id=f"{name}-body")])
+    return html.Div(
+        [
+            dcc.Store(id=f"{name}-drawn"),
+            html.Div(READING, id=f"{name}-title"),
+            html.Div(id=f"{name}-body"),
+        ]
+    )
 
 
 def refreshed(
@@ -202,37 +208,50 @@ def refreshed(
 ) -> None:
     """Draws the page again on a tick, but only where what it shows is no longer what it showed.
 
+    Its title says how the run stands and follows every look at it; the body is larger and follows its key.
+
     Args:
         app: The app to register with.
         source: Where snapshots come from.
         name: The page, as the URL has it.
         draw: Makes the body of the page, for what the address asks for.
-        key: What the body depends on.
+        key: What the body depends on, beside the analysis.
     """
 
     @app.callback(  # type: ignore[untyped-decorator]
+        Output(f"{name}-title", "children"),
         Output(f"{name}-body", "children"),
         Output(f"{name}-drawn", "data"),
         Input("tick", "n_intervals"),
         Input("view", "data"),
         State(f"{name}-drawn", "data"),
     )
-    def refresh(_: int, view: dict[str, Any] | None, drawn: str | None) -> tuple[Any, Any]:
+    def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, str] | None) -> tuple[Any, Any, Any]:
+        same = (dash.no_update, dash.no_update, dash.no_update)
         if not view or view.get("page") != name or not view.get("run"):
-            return dash.no_update, dash.no_update
+            return same
         try:
             snap = source.run(view["run"]).snapshot()
         except DiagnoseError as error:
-            return empty("This run cannot be shown", str(error)), dash.no_update
+            return None, empty("This run cannot be shown", str(error)), None
         if not snap.version:  # of a thousand ranks the first look takes a few seconds
-            return READING, None
+            return READING, None, None
         query = view.get("query") or {}
         analysed = (snap.analysed_steps, snap.profile is None, snap.over, snap.lost)
-        parts = (snap.id, analysed, query, *key(snap))
-        stamp = hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
-        if stamp == drawn:
-            return dash.no_update, dash.no_update
-        return [title(snap, _heading(name)), *draw(snap, query)], stamp
+        new = {
+            "title": f"{snap.id}/{snap.version}",
+            "body": _stamp((snap.id, analysed, query, *key(snap))),
+        }
+        drawn = drawn or {}
+        if new == drawn:
+            return same
+        if new["body"] == drawn.get("body"):
+            return title(snap, _heading(name)), dash.no_update, new
+        return title(snap, _heading(name)), draw(snap, query), new
+
+
+def _stamp(parts: tuple[Any, ...]) -> str:
+    return hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
 
 
 def _heading(name: str) -> str:

@@ -46,7 +46,11 @@ class InputPipeline(Page):
 
     def callbacks(self, app: Any, source: Source) -> None:
         """See `Page`."""
-        refreshed(app, source, NAME, _draw, lambda snap: ())
+        refreshed(app, source, NAME, _draw, _seen)
+
+
+def _seen(snap: Snapshot) -> tuple[Any, ...]:
+    return (snap.overview.width, len(snap.overview), len(snap.marks))
 
 
 def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:

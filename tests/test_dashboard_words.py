@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dash._utils import to_json
-from diagnose.dashboards import _analyst, _live, before_after, input, ranks
+from diagnose.dashboards import _analyst, _live, _source, before_after, input, ranks
 from diagnose.dashboards._analyst import Analyst
 from diagnose.dashboards._live import Live
 from diagnose.dashboards._look_run import verdict_of
+from diagnose.dashboards._server import DashboardApp, create_app
 
 from diagnose.analysis.profile import load_profile
+from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.report._status import status_text
 from diagnose.report._terminal import Terminal
 from diagnose.store.runs import LOST
-from tests.following import quickly, until
-from tests.recorded import MS, manifest, record
+from tests.following import WAIT_S, quickly, until
+from tests.recorded import MS, manifest, record, steps, writer
 
 FULL = "database or disk is full; all records are lost"
 
@@ -80,6 +85,29 @@ def test_a_disk_that_takes_no_records_is_told_while_the_job_still_trains(
     assert words[1:].rstrip(".") in status and "no step has ended yet" not in status
 
 
+# -- beside what the rules say
+
+
+def test_a_deep_window_of_a_long_run_is_analysed_when_it_ends_not_when_the_run_has_grown(
+    tmp_path: Path, follow: Callable[[Path], Live]
+) -> None:
+    folder = training(tmp_path / "run")
+    file = writer(folder, pid=os.getpid(), host=socket.gethostname())
+    file.add_steps(steps(0, 1000))
+    file.commit()
+    live = follow(folder)
+    until(live, lambda now: now.analysed_steps == 1000)
+    for state in ("begun", "ended"):
+        file.add_steps(steps(file.safe_steps, 10))
+        file.add_events(
+            [(40_000 * MS, file.safe_steps, DEEP, {"state": state, "first": 1000, "last": 1010})]
+        )
+        file.commit()
+        until(live, lambda now: now.num_steps == file.safe_steps)
+    assert until(live, lambda now: now.analysed_steps == 1020).liveness.state is State.RUNNING
+    file.close()
+
+
 # -- more than can be analysed beside a training
 
 TRIAL = Trial(action="loader-workers", value=2, safety=Safety.EXACT, outcome=Outcome.KEPT, reason="")
@@ -123,3 +151,67 @@ def test_of_a_run_that_cannot_be_analysed_the_trials_are_shown_all_the_same(
     page = to_json(before_after._draw(snapshot, {}))
     assert "loader-workers" in page and "kept" in page
     assert "The step before and after is not analysed yet" in page and "120 steps" in page
+
+
+# -- a page from tick to tick
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardApp]:
+    monkeypatch.setattr(_source, "Analyst", AtOnce)
+    monkeypatch.setattr(_live, "ANALYSE_EVERY_S", 1e8)  # once
+    with quickly():
+        made = create_app(tmp_path)
+        yield made
+        made.source.close()
+
+
+def tick(app: DashboardApp, page: str, drawn: Any) -> dict[str, Any]:
+    """Returns what a tick sends to a page, by the names of its parts; nothing where nothing changed."""
+    found = [key for key in app.callback_map if f"{page}-title.children" in key]
+    (outputs,) = found
+    view = {"page": page, "run": "run", "query": {}}
+    body = {
+        "output": outputs,
+        "outputs": [
+            dict(zip(("id", "property"), name.rsplit(".", 1), strict=True))
+            for name in outputs.strip(".").split("...")
+        ],
+        "inputs": [
+            {"id": "tick", "property": "n_intervals", "value": 1},
+            {"id": "view", "property": "data", "value": view},
+        ],
+        "state": [{"id": f"{page}-drawn", "property": "data", "value": drawn}],
+        "changedPropIds": ["tick.n_intervals"],
+    }
+    answer = app.server.test_client().post("/_dash-update-component", json=body)
+    assert answer.status_code in (200, 204)
+    return dict(answer.get_json()["response"]) if answer.status_code == 200 else {}
+
+
+def shows(app: DashboardApp, page: str, drawn: Any, words: str) -> dict[str, Any]:
+    """Ticks until a page shows these words; returns what that tick sent."""
+    end = time.monotonic() + WAIT_S
+    while words not in json.dumps(sent := tick(app, page, drawn)):
+        assert time.monotonic() < end, f"{page} never showed {words!r}"
+        drawn = sent[f"{page}-drawn"]["data"] if f"{page}-drawn" in sent else drawn
+        time.sleep(0.01)
+    return sent
+
+
+@pytest.mark.parametrize("page", ["input", "kernels"])
+def test_a_page_tells_how_the_run_stands_between_two_analyses(
+    app: DashboardApp, tmp_path: Path, page: str
+) -> None:
+    file = writer(training(tmp_path / "run"), pid=os.getpid(), host=socket.gethostname())
+    file.add_steps(steps(0, 40))
+    file.commit()
+    first = shows(app, page, None, "40 steps")
+    file.add_steps(steps(40, 3))
+    file.commit()
+    then = shows(app, page, first[f"{page}-drawn"]["data"], "43 steps")
+    assert f"{page}-title" in then
+    has_chart = "Waiting for data, step by step" in json.dumps(then.get(f"{page}-body", ""))
+    assert has_chart == (page == "input"), "whose chart grew by three steps; kernels have none"
+    assert len(json.dumps(then)) < 60_000
+    file.close()
