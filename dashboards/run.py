@@ -131,7 +131,7 @@ class Run(Page):
                 between = _range(query)
                 steps = live.steps(*between) if between else _steps(snap, _window(query))
             except DiagnoseError as error:
-                return (empty("This run cannot be shown", str(error)), *same[1:])
+                return _unreadable(error)
             analysed = (snap.analysed_steps, snap.over, len(snap.marks))
             details: Any = dash.no_update
             if not drawn or drawn.get("analysed") != list(analysed) or drawn.get("run") != snap.id:
@@ -152,6 +152,14 @@ class Run(Page):
                 *control_of(snap),
                 {**version, "analysed": analysed},
             )
+
+
+def _unreadable(error: DiagnoseError) -> tuple[Any, ...]:
+    """Says why a run cannot be shown; what was shown of it is no longer true."""
+    why = empty("This run cannot be shown", str(error))
+    nothing = (None,) * (len(OUTPUTS) - 1)
+    figures = (dash.no_update,) * 5  # hidden with all charts
+    return (why, *nothing, *figures, True, True, True, [], [], None)
 
 
 def _window(query: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -215,3 +216,17 @@ def test_a_page_tells_how_the_run_stands_between_two_analyses(
     assert has_chart == (page == "input"), "whose chart grew by three steps; kernels have none"
     assert len(json.dumps(then)) < 60_000
     file.close()
+
+
+def test_a_run_that_can_no_longer_be_read_leaves_no_old_verdict_beside_the_error(
+    app: DashboardApp, tmp_path: Path
+) -> None:
+    record(manifest(tmp_path / "run"), 60)
+    before = shows(app, "run", None, "step time, median")
+    assert before["run-charts"]["hidden"] is False
+    shutil.rmtree(tmp_path / "run")
+    after = tick(app, "run", before["run-drawn"]["data"])
+    assert "This run cannot be shown" in json.dumps(after["run-title"])
+    assert not any(after[f"run-{part}"]["children"] for part in ("verdict", "kpis", "legend", "details"))
+    assert after["run-charts"]["hidden"] and after["control"]["hidden"]
+    assert after["run-drawn"]["data"] is None, "what it shows when it is there again is drawn anew"
