@@ -24,6 +24,9 @@ MAX_ANSWERS = 6
 """Newest answers shown; all of them are marks in the run."""
 
 
+CHOOSE, NOTHING = "choose one", "nothing yet"
+
+
 def control_panel() -> Component:
     """Returns the buttons; `register` brings them to life, and hides them where nothing listens."""
     safeties = [{"label": safety.value, "value": safety.value} for safety in Safety]
@@ -49,7 +52,7 @@ def control_panel() -> Component:
     undo = html.Div(
         [
             dmc.Select(
-                data=[], id="control-action", label="In force", placeholder="nothing yet", className="short"
+                data=[], id="control-action", label="In force", placeholder=NOTHING, className="short"
             ),
             html.Button("Undo", id={"kind": "ask", "what": "undo"}, n_clicks=0, className="ask"),
         ],
@@ -92,10 +95,11 @@ def register(app: Any, source: Source) -> None:
         return printable(source.command(str(view["run"]), kind, argument).words)
 
 
-def control_of(snap: Snapshot) -> tuple[bool, list[dict[str, str]], list[Component]]:
-    """Returns whether to hide the panel, the fixes that can be undone, and what the job answered."""
+def control_of(snap: Snapshot) -> tuple[bool, list[dict[str, str]], str, list[Component]]:
+    """Returns whether to hide the panel, the fixes that can be undone, what stands where none is chosen,
+    and what the job answered."""
     kept = snap.tuning.kept if snap.tuning is not None else ()
     actions = [{"label": named(trial), "value": trial.action} for trial in kept]
     answers = [mark for mark in snap.marks if mark.kind == "command"][-MAX_ANSWERS:]
     log = [html.Li(f"step {mark.step + 1:,}: {printable(mark.label)}") for mark in reversed(answers)]
-    return not snap.control.allowed, actions, log
+    return not snap.control.allowed, actions, CHOOSE if actions else NOTHING, log

@@ -109,6 +109,7 @@ class Run(Page):
             Output("run-charts", "hidden"),
             Output("control", "hidden"),
             Output("control-action", "data"),
+            Output("control-action", "placeholder"),
             Output("control-log", "children"),
             Output("run-drawn", "data"),
             Input("tick", "n_intervals"),
@@ -116,7 +117,7 @@ class Run(Page):
             Known("run-drawn", "data"),
         )
         def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, Any] | None) -> Any:
-            same = (dash.no_update,) * (len(OUTPUTS) + 11)
+            same = (dash.no_update,) * (len(OUTPUTS) + 12)
             if not view or view.get("page") != RUN or not view.get("run"):
                 return same
             query = view.get("query") or {}
@@ -159,7 +160,7 @@ def _unreadable(error: DiagnoseError) -> tuple[Any, ...]:
     why = empty("This run cannot be shown", str(error))
     nothing = (None,) * (len(OUTPUTS) - 1)
     figures = (dash.no_update,) * 5  # hidden with all charts
-    return (why, *nothing, *figures, True, True, True, [], [], None)
+    return (why, *nothing, *figures, True, True, True, [], "", [], None)
 
 
 def _window(query: Any) -> str:
