@@ -6,23 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from diagnose.dashboards._bins import Bins
 from diagnose.dashboards._lateness import lateness_of
 from diagnose.dashboards._marks import marks_of, tuning_so_far
 from diagnose.dashboards._series import GapParts, steps_of
-from diagnose.dashboards._snapshot import Control, Loss, RankState, Snapshot, Steps
+from diagnose.dashboards._snapshot import Control, RankState, Snapshot, Steps
 from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
-from diagnose.dashboards._vitals import vitals_of
 from diagnose.dashboards._waits import LateBins
 
+from diagnose.analysis.history import loss_of
+from diagnose.analysis.readings import vitals_of
 from diagnose.analysis.run_info import why_lost
 from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.report._status import in_words
 from diagnose.store.runs import read_lost
-from diagnose.tuner.loss_curve import KEY as LOSS
 
 TAKES_COMMANDS = "takes_commands"
 """What a rank says of itself when it looks for commands (`launch.control`)."""
@@ -94,21 +93,6 @@ def composed(
         marks=marks_of(first.events, begun_ns),
         control=_control(liveness, first.meta),
     )
-
-
-def loss_of(meta: Mapping[str, Any]) -> Loss | None:
-    """Returns the loss that a rank noted; `None` where it noted none, or what it noted is damaged."""
-    noted: Any = meta.get(LOSS)
-    try:
-        width, means = (
-            int(noted["width"]),
-            [float("nan") if y is None else float(y) for y in noted["means"]],
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
-    if width < 1 or not np.isfinite(means).any():
-        return None
-    return Loss(width=width, means=np.array(means))
 
 
 def doing(tails: Iterable[RankTail]) -> str:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from dash import html
 from diagnose.dashboards._look_blocks import Component, swatch
-from diagnose.dashboards._snapshot import DeviceLane, Snapshot, Steps, Vector
+from diagnose.dashboards._snapshot import Snapshot, Steps
 
+from diagnose.analysis.readings import cpus_of, device_lane, memory_of
 from diagnose.core.units import format_share
+from diagnose.report import readings
 from diagnose.report._charts import Mark, PhaseAreas, StepLine, TimeLines
+from diagnose.report.phases import clocks
 
-MIB = 2**20
 SMALLEST_SHARE = 0.0005
 """What would be called 0.0 % is not seen in the chart either."""
-MAX_READINGS = 240
-"""Readings of the operating system that are drawn: more would neither be seen nor sent in time."""
 
 
 def ledger(steps: Steps, marked: Sequence[Mark]) -> PhaseAreas:
@@ -47,76 +47,34 @@ def throughput(steps: Steps, marked: Sequence[Mark]) -> StepLine:
 
 def memory(snap: Snapshot) -> TimeLines:
     """Memory of the training process over time, and what it has of the device's."""
-    vitals = snap.vitals
-    seconds, (resident, held, reserved) = _thinned(
-        vitals.time_s, vitals.resident_bytes, vitals.allocated_bytes, vitals.reserved_bytes
-    )
-    return TimeLines(
-        title="Memory of the training process over time",
-        unit="MiB",
-        seconds=seconds,
-        lines={
-            "resident": resident / MIB,
-            "device, in tensors": held / MIB,
-            "device, reserved": reserved / MIB,
-        },
-    )
+    return readings.memory(*memory_of(snap.vitals))
 
 
 def device(snap: Snapshot) -> TimeLines:
     """What the device's driver says over time."""
-    lane = snap.vitals.device or DeviceLane()
-    seconds, (busy, clock, power) = _thinned(
-        lane.time_s, lane.busy_percent, lane.clock_percent, lane.power_percent
-    )
-    return TimeLines(
-        title="The device over time: kernels running, clock of the highest, power of its limit",
-        unit="%",
-        seconds=seconds,
-        lines={"kernels running": busy, "clock": clock, "power": power},
-    )
+    return readings.device(*device_lane(snap.vitals))
 
 
 def cpus(snap: Snapshot) -> TimeLines:
     """CPUs in use over time, and by whom."""
-    vitals = snap.vitals
-    seconds, (own, children, everybody) = _thinned(
-        vitals.time_s, vitals.process_cpus, vitals.child_cpus, vitals.busy_cpus
-    )
-    return TimeLines(
-        title="CPUs in use over time: by training, by its workers, by all programs together",
-        unit="CPUs",
-        seconds=seconds,
-        lines={"training process": own, "its workers": children, "all programs": everybody},
-    )
+    return readings.cpus(*cpus_of(snap.vitals))
 
 
-def legend(steps: Steps) -> Component:
-    """Names each phase beside its colour, with its share of these steps."""
+def legend(steps: Steps, device_share: float | None = None) -> Component:
+    """Names each phase beside its colour, with its share of these steps; and whose clock tells it, where
+    that is a device's."""
     whole = float(np.nansum(steps.step_ms * steps.counts))
     items = []
     for phase, times in steps.phase_ms.items():
         part = float(np.nansum(times * steps.counts)) / whole if whole else 0.0
         if part >= SMALLEST_SHARE:
             items.append(html.Li([swatch(phase), f"{phase.label} {format_share(part)}"]))
-    return html.Ul(items, className="legend", **{"aria-label": "Phases and their share of these steps"})
+    named = html.Ul(items, className="legend", **{"aria-label": "Phases and their share of these steps"})
+    if device_share is None:
+        return named
+    return html.Div([named, html.P(clocks(device_share), className="note")])
 
 
 def _within(steps: Steps, marked: Sequence[Mark]) -> tuple[Mark, ...]:
     end = steps.first + steps.width * len(steps)
     return tuple(mark for mark in marked if steps.first <= mark.step <= end)
-
-
-def _thinned(seconds: Vector, *readings: Vector) -> tuple[Vector, list[Vector]]:
-    """Returns means of so many neighbours that few enough points remain; NaN where none was measured."""
-    width = -(-len(seconds) // MAX_READINGS)
-    if width <= 1:
-        return seconds, list(readings)
-    firsts = np.arange(0, len(seconds), width)
-    means = []
-    for values in readings:
-        known = np.isfinite(values)
-        counts = np.add.reduceat(known.astype(float), firsts)
-        sums = np.add.reduceat(np.where(known, values, 0.0), firsts)
-        means.append(np.divide(sums, counts, out=np.full(len(firsts), np.nan), where=counts > 0))
-    return seconds[firsts], means

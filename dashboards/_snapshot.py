@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.readings import Vitals
+from diagnose.core.history import Loss
 from diagnose.core.liveness import Liveness
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
@@ -103,65 +105,6 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceLane:
-    """Readings of the device's driver over time, 0 to 100; NaN where one was not measured.
-
-    Attributes:
-        time_s: Seconds from the end of the run's first step.
-        busy_percent: Part of the time in which any kernel ran, of anybody's.
-        clock_percent: The cores' clock, of their highest.
-        power_percent: Power, of the limit that is set.
-    """
-
-    time_s: Vector = field(default_factory=_none)
-    busy_percent: Vector = field(default_factory=_none)
-    clock_percent: Vector = field(default_factory=_none)
-    power_percent: Vector = field(default_factory=_none)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Vitals:
-    """Readings of the operating system over time; NaN where one was not measured.
-
-    Attributes:
-        time_s: Seconds from the end of the run's first step.
-        step: Steps that had finished.
-        resident_bytes: Memory of the training process.
-        swapped_bytes: Likewise what is swapped out.
-        process_cpus: CPUs that it used since the reading before.
-        child_cpus: CPUs that its children used, such as DataLoader workers.
-        busy_cpus: CPUs of the machine in use by anybody.
-        allocated_bytes: Memory of the device that tensors held.
-        reserved_bytes: Likewise what torch's allocator had taken from the driver.
-        device: What the device's driver says; `None` without one.
-    """
-
-    time_s: Vector = field(default_factory=_none)
-    step: Vector = field(default_factory=_none)
-    resident_bytes: Vector = field(default_factory=_none)
-    swapped_bytes: Vector = field(default_factory=_none)
-    process_cpus: Vector = field(default_factory=_none)
-    child_cpus: Vector = field(default_factory=_none)
-    busy_cpus: Vector = field(default_factory=_none)
-    allocated_bytes: Vector = field(default_factory=_none)
-    reserved_bytes: Vector = field(default_factory=_none)
-    device: DeviceLane | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loss:
-    """The training loss of the first rank, in bins that begin at step 0.
-
-    Attributes:
-        width: Steps per bin.
-        means: Mean loss of each bin; NaN where none was noted.
-    """
-
-    width: int
-    means: Vector
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mark:
     """Something that tuning or a command did.
 
@@ -231,6 +174,8 @@ class Snapshot:
         num_steps: Steps of the first rank.
         filled_share: How much of the run has been read, 0 to 1: the newest comes first.
         world_size: Ranks that recorded steps.
+        device_share: The part of the first rank's steps that is by the device's clock; `None` where all
+            are by the host's.
         overview: All steps, of the first rank.
         recent: The newest, one by one.
         ranks: Every rank's file.
@@ -260,6 +205,7 @@ class Snapshot:
     num_steps: int = 0
     filled_share: float = 0.0
     world_size: int = 1
+    device_share: float | None = None
     overview: Steps = field(default_factory=Steps)
     recent: Steps = field(default_factory=Steps)
     ranks: tuple[RankState, ...] = ()

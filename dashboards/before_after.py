@@ -6,29 +6,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from dash import html
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_run import body, marks, refreshed
 from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
-from diagnose.dashboards._snapshot import Loss, Snapshot
+from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
 from diagnose.core.profile import Profile, RunInfo, Status
 from diagnose.core.trial import Tuning
 from diagnose.core.units import format_duration
-from diagnose.report._charts import StepLine
+from diagnose.report import loss
 from diagnose.report._tuning_words import gain
 from diagnose.report.base import Fact, Facts, Paragraph
 from diagnose.report.summary import sentence
 from diagnose.report.tuning import TuningSection
 
 NAME = "before-after"
-FAR = 30.0
-"""Times the least loss beyond which the highest hides it."""
-OVER = ("ended", "frozen")
-"""States in which tuning looks at no further step."""
 
 
 class BeforeAfter(Page):
@@ -47,8 +42,8 @@ class BeforeAfter(Page):
 
 
 def _seen(snap: Snapshot) -> tuple[Any, ...]:
-    loss = snap.loss
-    return (snap.tuning, loss and (loss.width, len(loss.means)))
+    noted = snap.loss
+    return (snap.tuning, noted and (noted.width, len(noted.means)))
 
 
 def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
@@ -89,45 +84,11 @@ def _loss(snap: Snapshot, profile: Profile | None, tuning: Tuning) -> Component:
     """Shows the loss over the steps: before anything was changed, and after."""
     if snap.loss is None:
         return panel("Training loss", html.P(_why_no_loss(profile), className="words"))
-    note = ["Of the first rank, as its backward passes began."]
-    before, after = _mean_loss(snap.loss, tuning.untouched), _mean_loss(snap.loss, tuning.tuned)
-    if before is not None and after is not None:
-        note.append(f"Mean before anything was changed: {before:.4g}; with all kept fixes: {after:.4g}.")
-        note.append("Training went on between.")
-    seen = len(snap.loss.means) * snap.loss.width
-    if tuning.state in OVER and seen < snap.num_steps - snap.loss.width:
-        note.append(f"Tuning ended after some {seen:,} steps, and noted it no longer.")
     return panel(
         "Training loss",
-        chart(
-            StepLine(
-                title="Training loss over the steps, with what tuning did marked",
-                unit="loss",
-                first=0,
-                width=snap.loss.width,
-                values=snap.loss.means,
-                marks=marks(snap),
-                logarithmic=_falls_far(snap.loss),
-            ),
-            height=260,
-        ),
-        note=" ".join(note),
+        chart(loss.curve(snap.loss, tuning, marks(snap)), height=280),
+        note=loss.words(snap.loss, tuning, snap.num_steps),
     )
-
-
-def _falls_far(loss: Loss) -> bool:
-    """Whether nothing of it could be seen on an axis that begins at zero but its first steps."""
-    least, most = float(np.nanmin(loss.means)), float(np.nanmax(loss.means))
-    return least > 0 and most > FAR * least
-
-
-def _mean_loss(loss: Loss, steps: tuple[int, int] | None) -> float | None:
-    """Returns the mean over the bins that lie within some steps; `None` without any."""
-    if steps is None:
-        return None
-    begins = np.arange(len(loss.means)) * loss.width
-    within = (begins >= steps[0]) & (begins + loss.width <= steps[1]) & np.isfinite(loss.means)
-    return float(loss.means[within].mean()) if within.any() else None
 
 
 def _why_no_loss(profile: Profile | None) -> str:

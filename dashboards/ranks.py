@@ -75,7 +75,7 @@ def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:
     made += _maps(snap, late, query)
     if snap.profile is not None:
         ranks = sorted(snap.profile.ranks, key=lambda rank: -(rank.late_ns_per_step or 0.0))
-        blocks = RanksSection().blocks(replace(snap.profile, ranks=tuple(ranks[:MAX_LISTED])))
+        blocks = RanksSection().blocks(replace(snap.profile, ranks=tuple(ranks[:MAX_LISTED]), history=None))
         if blocks:
             note = f"The latest {MAX_LISTED} of {len(ranks):,} ranks." if len(ranks) > MAX_LISTED else ""
             made.append(panel(RanksSection.title, *shown(blocks), note=note))
@@ -97,7 +97,7 @@ def _headline(snap: Snapshot, late: Lateness) -> list[Fact]:
             Fact(label="straggler", value="not known yet", detail=snap.analysis or "being analysed")
         )
     elif snap.left_out:
-        facts.append(Fact(label="straggler", value="not known", detail=snap.left_out))
+        facts.append(Fact(label="straggler", value="not known", detail="the first rank alone was analysed"))
     else:
         found = straggler(snap.profile.ranks)
         if found is None:

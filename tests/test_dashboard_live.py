@@ -21,9 +21,9 @@ from diagnose.dashboards._bins import MAX_BINS, Bins
 from diagnose.dashboards._live import Live
 from diagnose.dashboards._look_kpis import _now
 from diagnose.dashboards._tailing import RankTail
-from diagnose.dashboards._vitals import vitals_of
 
 from diagnose.analysis.profile import load_profile
+from diagnose.analysis.readings import vitals_of
 from diagnose.core.ledger import COUNTS
 from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dash._utils import to_json
-from diagnose.dashboards._composed import loss_of
-from diagnose.dashboards._snapshot import Loss, Snapshot
+from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards.before_after import _draw
 
+from diagnose.analysis.history import loss_of
+from diagnose.core.history import LOSS, Loss
 from diagnose.core.liveness import Liveness, State
 from diagnose.core.trial import Tuning
-from diagnose.tuner.loss_curve import KEY, MAX_POINTS, LossCurve
+from diagnose.tuner.loss_curve import MAX_POINTS, LossCurve
 from tests.following import followed, until
 from tests.profiles import PROFILE
 from tests.recorded import manifest, record
@@ -29,7 +30,7 @@ def test_the_curve_of_a_long_run_is_a_few_means_of_equal_stretches() -> None:
         losses += new
         curve.add(len(losses), new)
         told += len(new)
-    noted = curve.record()[KEY]
+    noted = curve.record()[LOSS]
     width, means = noted["width"], noted["means"]
     assert width == 256 and len(means) == -(-len(losses) // width) <= MAX_POINTS
     for at in (0, 7, len(means) - 1):
@@ -43,7 +44,7 @@ def test_steps_without_a_loss_and_losses_that_are_no_numbers_are_gaps() -> None:
     curve.add(3, [math.nan])
     assert curve.record() == {}
     curve.add(5, [2.0])
-    assert curve.record() == {KEY: {"width": 1, "means": [None, None, None, None, 2.0]}}
+    assert curve.record() == {LOSS: {"width": 1, "means": [None, None, None, None, 2.0]}}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_steps_without_a_loss_and_losses_that_are_no_numbers_are_gaps() -> None:
     [None, 3, {}, {"width": 0, "means": [1]}, {"width": 1, "means": ["x"]}, {"width": 1, "means": [None]}],
 )
 def test_a_loss_that_is_damaged_or_missing_is_none(noted: object) -> None:
-    assert loss_of({KEY: noted}) is None
+    assert loss_of({LOSS: noted}) is None
     assert loss_of({}) is None
 
 
@@ -62,6 +63,9 @@ def test_the_loss_of_a_run_is_read_from_its_file(tmp_path: Path) -> None:
         loss = until(live, lambda now: now.filled_share == 1.0).loss
     assert loss is not None and loss.width == 32
     assert loss.means[0] == 3 and np.isnan(loss.means[1])
+
+
+PARTS = ("before anything was changed", "while fixes were tried", "with all kept fixes")
 
 
 def page(loss: Loss | None, device: str = "cpu") -> str:
@@ -83,12 +87,14 @@ def page(loss: Loss | None, device: str = "cpu") -> str:
 
 
 def test_the_loss_before_and_after_is_told_with_its_curve() -> None:
-    means = np.array([5.0] * 10 + [4.0] * 10 + [2.0] * 10)
+    means = (*[5.0] * 10, *[4.0] * 10, *[2.0] * 10)
     words = page(Loss(width=10, means=means))
+    assert all(f'"name":"{name}"' in words for name in PARTS), "what the parts of the curve are"
     assert "Training loss over the steps" in words
     assert "Mean before anything was changed: 5; with all kept fixes: 2." in words
     assert "Tuning ended after some 300 steps, and noted it no longer." in words
-    assert '"log"' not in words and '"log"' in page(Loss(width=10, means=means**10)), "or one sees nothing"
+    steep = page(Loss(width=10, means=tuple(mean**10 for mean in means)))
+    assert '"log"' not in words and '"log"' in steep, "or one sees nothing"
 
 
 def test_a_page_without_a_loss_says_why() -> None:

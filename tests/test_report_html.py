@@ -31,7 +31,8 @@ from diagnose.report._charts import (
     Waterfall,
 )
 from diagnose.report._colors import DARK_PAGE, LIGHT_PAGE, PHASE_COLORS, contrast, text_on
-from diagnose.report._html_charts import chart_svg, round_values
+from diagnose.report._html_axes import round_values
+from diagnose.report._html_charts import chart_svg
 from diagnose.report._plotly import figure
 from diagnose.report._plotly_axes import escaped, packed
 from tests.profiles import FAULTY, FOUR_RANKS, HEALTHY, HOSTILE, HOSTILE_PROFILE, NOTHING, PROFILE, WORKERS

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from diagnose.core.history import History
+from diagnose.analysis.readings import readings_of
+from diagnose.core.history import LOSS, History, LateRanks, Loss
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOTS
 from diagnose.core.phases import Phase
 from diagnose.core.units import NS_PER_MS, NS_PER_S
@@ -16,12 +19,15 @@ MAX_BINS = 256
 """A chart of a page's width has no room for more."""
 
 
-def history_of(log: RankLog, gap_parts: Mapping[int, Mapping[Phase, float]]) -> History:
-    """Sums all steps up in at most `MAX_BINS` bins.
+def history_of(
+    log: RankLog, gap_parts: Mapping[int, Mapping[Phase, float]], late: LateRanks | None = None
+) -> History:
+    """Sums all steps up in at most `MAX_BINS` bins, and takes what else can be drawn of the run.
 
     Args:
         log: One rank's records, every step of the run.
         gap_parts: For each gap slot, the part of it that each phase has; see `split_gaps`.
+        late: How the ranks differ.
     """
     num_steps = len(log.steps)
     width = 1
@@ -45,4 +51,20 @@ def history_of(log: RankLog, gap_parts: Mapping[int, Mapping[Phase, float]]) -> 
         width=width,
         phase_ms={phase: tuple(phases[phase].tolist()) for phase in Phase if phases[phase].any()},
         samples_per_s=tuple(rates.tolist()) if samples.any() else (),
+        **readings_of(log),
+        loss=loss_of(log.meta),
+        late=late,
     )
+
+
+def loss_of(meta: Mapping[str, Any]) -> Loss | None:
+    """Returns the loss that a rank noted; `None` where it noted none, or what it noted is damaged."""
+    noted: Any = meta.get(LOSS)
+    try:
+        width = int(noted["width"])
+        means = tuple(math.nan if mean is None else float(mean) for mean in noted["means"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if width < 1 or not any(map(math.isfinite, means)):
+        return None
+    return Loss(width=width, means=means)

@@ -26,6 +26,7 @@ from diagnose.analysis.device import device_of
 from diagnose.analysis.device_ledger import device_share, idle_ns
 from diagnose.analysis.history import history_of
 from diagnose.analysis.imbalance import imbalance_of
+from diagnose.analysis.late_bins import bin_width, late_ranks
 from diagnose.analysis.lateness import lateness
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
@@ -172,11 +173,13 @@ def window_of(manifest: Mapping[str, Any], log: RankLog, first_step: int | None,
             part = tuning.untouched
     spoilt = spoilt_steps(log)
     looked_at = Window(part=part, spoilt=spoilt).of(log)
+    warmup = warmup_of(manifest, looked_at)
     return Window(
         part=part,
         spoilt=spoilt,
-        warmup=warmup_of(manifest, looked_at),
+        warmup=warmup,
         stride=stride_for(len(looked_at.steps), num_ranks),
+        bin_width=bin_width(len(looked_at.steps) - warmup),
     )
 
 
@@ -221,6 +224,7 @@ def composed(
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
     meetings = across.waits.meetings(numbered)
+    names = [index if len(numbers) < len(ranks) else rank.rank for index, rank in enumerate(ranks)]
     late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings)
     deep = deep_window_of(whole)
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
@@ -242,7 +246,7 @@ def composed(
         overhead=overhead_of(whole, manifest),
         ranks=tuple(
             RankProfile(
-                rank=index if len(numbers) < len(ranks) else rank.rank,
+                rank=names[index],
                 host=rank.host,
                 phase_time_ns=rank.phase_time_ns,
                 standing_ns=rank.standing_ns,
@@ -253,7 +257,17 @@ def composed(
             )
             for index, (rank, late) in enumerate(zip(ranks, across.late_shares(places), strict=True))
         ),
-        history=history_of(whole, parts),
+        history=history_of(
+            whole,
+            parts,
+            late_ranks(
+                names,
+                [rank.waits_ns for rank in ranks],
+                across.waits if meetings is not None else None,
+                (window.part or (0, None))[0] + warmup,
+                window.bin_width,
+            ),
+        ),
         series=summarize_series(divided(rows, parts)),
         host=host_stats(main, warmup),
         program=replace(

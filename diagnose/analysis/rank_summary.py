@@ -14,6 +14,7 @@ from typing import Any
 from diagnose.analysis.across import Across
 from diagnose.analysis.deep_window import Spoilt, without_steps
 from diagnose.analysis.gaps import split_gaps
+from diagnose.analysis.late_bins import waits_in_bins
 from diagnose.analysis.lines import standing_ns
 from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.program import ddp_of
@@ -40,12 +41,14 @@ class Window:
         warmup: Leading steps of the part that are left out of every figure.
         stride: One of so many steps becomes a point; see `Across`.
         spoilt: Steps of the run that a deep window slowed down: none of the part.
+        bin_width: Measured steps that are one bin where the ranks are drawn side by side.
     """
 
     part: tuple[int, int | None] | None = None
     warmup: int = 0
     stride: int = 1
     spoilt: Spoilt = ()
+    bin_width: int = 1
 
     def of(self, log: RankLog) -> RankLog:
         """Returns a rank's records of the part."""
@@ -68,6 +71,7 @@ class RankSummary:
         journal: Whether its file had a write-ahead log: `wal`, else `delete`; empty if it did not say.
         notes: What it said of its own measurement.
         phase_time_ns: Mean nanoseconds of each phase in a measured step.
+        waits_ns: What it waits in each bin, see `analysis.late_bins`.
         standing_ns: See `core.profile.RankProfile`.
         samples_per_s: 0 when no batch size could be read.
         tokens_per_s: Likewise.
@@ -87,6 +91,7 @@ class RankSummary:
     journal: str = ""
     notes: tuple[str, ...] = ()
     phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
+    waits_ns: tuple[float, ...] = ()
     standing_ns: float = 0.0
     samples_per_s: float = 0.0
     tokens_per_s: float = 0.0
@@ -128,6 +133,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         phase_time_ns={
             phase: float(times.mean()) if len(times) else 0.0 for phase, times in series.items()
         },
+        waits_ns=waits_in_bins(series, window.bin_width),
         standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),

@@ -12,6 +12,9 @@ from diagnose.core.phases import Phase
 
 Vector = npt.NDArray[np.float64]
 
+USUAL_QUANTILE, HEADROOM, OUTLIER = 0.97, 1.3, 1.6
+"""An axis ends a little above all but the highest 3 % of the bins, where the highest would stand out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
@@ -58,7 +61,6 @@ class StepLine:
         width: Steps per bin.
         values: One value per bin; NaN where it was not measured.
         marks: What happened on the way.
-        logarithmic: Whether the axis is, in the dashboard: of what falls by powers of ten.
     """
 
     title: str
@@ -66,6 +68,28 @@ class StepLine:
     first: int
     width: int
     values: Vector
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLines:
+    """Quantities of one unit over the steps, or one of them in parts that have names.
+
+    Attributes:
+        title: What the chart shows.
+        unit: Unit of the values, as the axis names it.
+        first: First step of the first bin, counted from 0.
+        width: Steps per bin.
+        lines: Each line's name and values, one per bin; NaN where it has none.
+        marks: What happened on the way.
+        logarithmic: Whether the axis is: of what falls by powers of ten. All values are then above 0.
+    """
+
+    title: str
+    unit: str
+    first: int
+    width: int
+    lines: Mapping[str, Vector]
     marks: tuple[Mark, ...] = ()
     logarithmic: bool = False
 
@@ -216,4 +240,14 @@ class Roofline:
     points: tuple[Roof, ...]
 
 
-Chart = PhaseAreas | StepLine | TimeLines | Waterfall | Gains | RankMap | Levels | Roofline
+Chart = PhaseAreas | StepLine | StepLines | TimeLines | Waterfall | Gains | RankMap | Levels | Roofline
+
+
+def cut_above(heights: Vector) -> float | None:
+    """Returns where an axis from 0 is cut off, above nearly all bins, as a few, such as the first step's,
+    would flatten the rest; `None` where none would."""
+    known = heights[np.isfinite(heights)] if np.ndim(heights) else np.zeros(0)
+    if not len(known):
+        return None
+    usual, highest = HEADROOM * float(np.quantile(known, USUAL_QUANTILE)), float(known.max())
+    return usual if highest > OUTLIER * usual > 0 else None

@@ -23,6 +23,10 @@ PHASE_COLORS: dict[Phase, str] = {
 """Each stands out from both pages by a contrast of at least 3, as WCAG asks of graphics."""
 
 
+SHADES = ("#fdf6ef", "#f6c9a0", "#e8965a", "#b9562a", "#5e1f10")
+"""One hue from pale to dark: the order survives without seeing the colour, and in print."""
+
+
 def contrast(one: str, other: str) -> float:
     """Returns the contrast of two colours as WCAG defines it, from 1 (none) to 21."""
     bright, dark = sorted((_luminance(one), _luminance(other)), reverse=True)

@@ -115,7 +115,11 @@ footer {{ margin-top: 3rem; font-size: .8rem; }}
 .plot svg {{ display: block; width: 100%; height: 100%; overflow: visible; }}
 .plot path {{ vector-effect: non-scaling-stroke; }}
 .plot .grid {{ stroke: var(--line); fill: none; }}
-.plot .line {{ stroke: #3975c9; stroke-width: 1.75; fill: none; }}
+.line {{ stroke: #3975c9; stroke-width: 1.75; fill: none; }}
+.line.s1 {{ stroke: #e06a2f; stroke-dasharray: 8 4; }}
+.line.s2 {{ stroke: var(--quiet); stroke-dasharray: 2 3; }}
+.line.s3 {{ stroke: #35a06f; stroke-dasharray: 8 3 2 3; }}
+.line.roof {{ stroke: var(--quiet); }}
 .plot .mark {{ stroke: var(--quiet); stroke-dasharray: 2 3; fill: none; }}
 .plot .mark.strong {{ stroke: var(--text); stroke-width: 1.5; stroke-dasharray: none; }}
 .plot span {{ position: absolute; font-size: .75rem; color: var(--quiet); white-space: nowrap; }}
@@ -124,6 +128,19 @@ footer {{ margin-top: 3rem; font-size: .8rem; }}
 }}
 .plot .x {{ top: 100%; margin-top: .25rem; }}
 .plot .told {{ top: 0; padding: 0 .4rem; color: var(--text); background: var(--page); opacity: .9; }}
+.plot .told.low {{ top: 1.25rem; }}
+.plot .dot {{
+  width: .7rem; height: .7rem; margin: 0 0 -.35rem -.35rem; border-radius: 50%; background: #e06a2f;
+}}
+.plot .dot b {{
+  position: absolute; left: 1.1rem; top: 50%; transform: translateY(-50%); font-weight: 400;
+  color: var(--text);
+}}
+.plot .dot.left b {{ left: auto; right: 1.1rem; }}
+.map .plot, .map .legend {{ margin-left: 4.8rem; }}
+.map .plot svg {{ outline: 1px solid var(--line); }}
+.stroke {{ width: 28px; height: 12px; margin-right: .45rem; vertical-align: middle; }}
+.shades .swatch {{ margin: 0; border-radius: 0; vertical-align: -1px; }}
 .legend {{
   display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: -.4rem 0 1.4rem 3.4rem; padding: 0;
   list-style: none; font-size: .84rem; color: var(--quiet);

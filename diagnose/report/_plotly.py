@@ -22,12 +22,14 @@ from diagnose.report._charts import (
     RankMap,
     Roofline,
     StepLine,
+    StepLines,
     TimeLines,
     Vector,
     Waterfall,
 )
-from diagnose.report._colors import PHASE_COLORS
+from diagnose.report._colors import PHASE_COLORS, SHADES
 from diagnose.report._plotly_axes import NEUTRAL, axes, cut_off, escaped, packed, step_axes, vertical_line
+from diagnose.report._plotly_lines import BETTER, LINE, WORSE, step_line, step_lines, time_lines
 from diagnose.report._plotly_roofline import roofline
 
 CONFIG = {
@@ -40,11 +42,6 @@ CONFIG = {
 }
 """plotly.js offers to upload every chart unless it is told not to."""
 
-LINE, BETTER, WORSE = "#3975c9", "#35a06f", "#e06a2f"
-STROKES = ((LINE, "solid"), (WORSE, "dash"), (NEUTRAL, "dot"), (BETTER, "dashdot"))
-SHADES = [[0.0, "#fdf6ef"], [0.25, "#f6c9a0"], [0.5, "#e8965a"], [0.75, "#b9562a"], [1.0, "#5e1f10"]]
-"""One hue from pale to dark: the order survives without seeing the colour, and in print."""
-
 
 def figure(chart: Chart) -> dict[str, Any]:
     """Draws any chart."""
@@ -52,6 +49,8 @@ def figure(chart: Chart) -> dict[str, Any]:
         return phase_areas(chart)
     if isinstance(chart, StepLine):
         return step_line(chart)
+    if isinstance(chart, StepLines):
+        return step_lines(chart)
     if isinstance(chart, TimeLines):
         return time_lines(chart)
     if isinstance(chart, Waterfall):
@@ -86,54 +85,6 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
     if lone:
         layout |= {"barmode": "stack", "bargap": 0.7}
         layout["xaxis"] |= {"tickvals": [chart.first + 1]}
-    return {"data": data, "layout": layout}
-
-
-def step_line(chart: StepLine) -> dict[str, Any]:
-    """Draws one line, broken where nothing was measured."""
-    trace = {
-        "type": "scatter",
-        "mode": "lines" if len(chart.values) > 1 else "markers",
-        "name": escaped(chart.unit),
-        "x0": chart.first + 1,
-        "dx": chart.width,
-        "y": packed(chart.values),
-        "line": {"color": LINE, "width": 1.75},
-        "marker": {"color": LINE, "size": 8},
-        "hovertemplate": f"%{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
-    }
-    layout = step_axes(escaped(chart.unit), chart.marks)
-    if chart.logarithmic:
-        layout["yaxis"] |= {"type": "log", "rangemode": "normal", "exponentformat": "power", "dtick": 1}
-    else:
-        cut_off(layout, chart.values, chart.unit)
-    if len(chart.values) == 1:
-        layout["xaxis"] |= {"tickvals": [chart.first + 1]}
-    return {"data": [trace], "layout": layout}
-
-
-def time_lines(chart: TimeLines) -> dict[str, Any]:
-    """Draws a few lines, told apart by colour and by dashes."""
-    drawn = {name: values for name, values in chart.lines.items() if np.isfinite(values).any()}
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines" if len(values) > 1 else "markers",
-            "name": escaped(name),
-            "x": packed(chart.seconds),
-            "y": packed(values),
-            "line": {"color": color, "width": 1.75, "dash": dash},
-            "hovertemplate": f"%{{y:,.3~g}} {escaped(chart.unit)}",
-        }
-        for (name, values), (color, dash) in zip(drawn.items(), STROKES, strict=False)
-    ]
-    layout = axes(escaped(chart.unit))
-    layout["xaxis"] |= {"title": {"text": "seconds since the first step"}, "showgrid": False}
-    layout["hovermode"] = "x unified"
-    layout["showlegend"] = len(data) > 1
-    layout["legend"] = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
-    if len(data) > 1:
-        layout["margin"]["t"] = 30  # else the legend lies on the lines
     return {"data": data, "layout": layout}
 
 
@@ -213,7 +164,7 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
         "dx": chart.width,
         "y": list(chart.labels) or [f"rank {rank}" for rank in chart.ranks],
         "z": packed(np.clip(chart.values_ms, 0, None)),
-        "colorscale": SHADES,
+        "colorscale": [[at / (len(SHADES) - 1), shade] for at, shade in enumerate(SHADES)],
         "zmin": 0,
         "zmax": highest or 1.0,
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "outlinewidth": 0, "len": 1.0},

@@ -26,6 +26,8 @@ class DeepWindowSection(Section):
         if window is None:
             return []
         made: list[Block] = [Paragraph(text=taken(window)), Facts(items=tuple(facts(window)))]
+        roof = roofline(window)
+        made += [roof] if roof is not None else []
         made += [classes(window), hottest(window, MAX_ROWS)] if window.trace.classes else []
         waits = waiting(window)
         return [*made, waits] if waits is not None else made

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
-from diagnose.core.units import format_part
+from diagnose.core.units import NS_PER_MS, format_part
+from diagnose.report._charts import RankMap
 from diagnose.report.base import Block, Column, Row, Section, Table
 
 MAX_RANKS = 32  # more rows than this are a dashboard's business
@@ -38,7 +41,33 @@ class Ranks(Section):
             columns=tuple(columns),
             rows=tuple(row(rank, phases) for rank in ranks[:MAX_RANKS]),
         )
-        return [table]
+        drawn = rank_map(profile)
+        return [drawn, table] if drawn is not None else [table]
+
+
+def rank_map(profile: Profile) -> RankMap | None:
+    """Returns when each rank was late; of many the latest. `None` where nobody was, or it is not known."""
+    late = profile.history.late if profile.history is not None else None
+    if late is None:
+        return None
+    late_ns = np.array(late.late_ns)
+    if not np.nansum(late_ns):
+        return None
+    with np.errstate(invalid="ignore"):
+        means = np.nan_to_num(late_ns).mean(axis=1)
+    rows = np.sort(np.argsort(-means, kind="stable")[:MAX_RANKS])
+    which = (
+        f"the {MAX_RANKS} latest of {len(late.ranks):,} ranks"
+        if len(rows) < len(late.ranks)
+        else "each rank"
+    )
+    return RankMap(
+        title=f"How long the others waited for {which} over the measured steps, in ms per step",
+        first=late.first,
+        width=late.width,
+        ranks=[late.ranks[row] for row in rows],
+        values_ms=late_ns[rows] / NS_PER_MS,
+    )
 
 
 def weighs(rank: RankProfile, phase: Phase) -> bool:

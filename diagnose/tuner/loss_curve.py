@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from diagnose.core.history import LOSS
+
 MAX_POINTS = 256
 """More a small chart does not show: then each two become one. All of them are written with every flush."""
 
 DIGITS = 6
-
-KEY = "loss"
-"""What a rank's file calls them."""
 
 
 class LossCurve:
@@ -44,7 +43,7 @@ class LossCurve:
         if not any(count for _, count in points):
             return {}
         means = [float(f"{total / count:.{DIGITS}g}") if count else None for total, count in points]
-        return {KEY: {"width": width, "means": means}}
+        return {LOSS: {"width": width, "means": means}}
 
     def _halve(self) -> None:
         pairs = range(0, len(self._sums), 2)
