@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -47,6 +48,9 @@ def test_no_part_of_the_shell_script_costs_another(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     with zipfile.ZipFile(tmp_path / "wheels" / "some-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("some/__init__.py", "")
+    (tmp_path / "other-1.0").mkdir()
+    with tarfile.open(tmp_path / "wheels" / "other-1.0.tar.gz", "w:gz") as source:
+        source.add(tmp_path / "other-1.0", "other-1.0")
     parts = ["environment", "check", "prepare", "optimizers", "end-to-end"]
     begun = time.monotonic()
     done = subprocess.run(
@@ -77,7 +81,8 @@ def test_no_part_of_the_shell_script_costs_another(tmp_path: Path) -> None:
         "optimizers.json",
         "summary.md",
     }
-    assert "/site" in (tmp_path / "found" / "log.txt").read_text(), "what was unpacked is looked into"
+    log = (tmp_path / "found" / "log.txt").read_text()
+    assert "/site:" in log and "/sources/other-1.0" in log, "what was unpacked is looked into"
 
 
 ENDS_THE_PROCESS = """

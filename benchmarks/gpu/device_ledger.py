@@ -26,6 +26,10 @@ ROOT = HERE.parents[1]
 MAX_OFF = 0.02
 MAX_COST_US = 50.0
 
+REHEARSED_OFF = 0.2
+"""In a rehearsal other work may take the CPU between the trace's look at the clock and the ledger's. What
+the clock costs is not asked there."""
+
 WARM = 64
 """Steps left out of the times: in the first the hooks look around, and some are traced."""
 
@@ -94,8 +98,9 @@ def measured(name: str, command: list[str], rounds: int, rehearse: bool) -> dict
         "syncs": {"with": traced["syncs"], "without": without["syncs"]},
     }
     job["passed"] = {
-        "agrees": traced["off_share"] is not None and traced["off_share"] <= MAX_OFF,
-        "cheap": statistics.median(costs) <= MAX_COST_US,
+        "agrees": traced["off_share"] is not None
+        and traced["off_share"] <= (REHEARSED_OFF if rehearse else MAX_OFF),
+        "cheap": rehearse or statistics.median(costs) <= MAX_COST_US,
         "waits for nothing": traced["syncs"] == without["syncs"],
     }
     return job

@@ -121,8 +121,9 @@ def main() -> None:
     diagnose.attach(args.out / "run")
     assert session._session is not None
     recorder = session._session._recorder
+    unused: list[Any] = []
     if args.clock == "off":
-        recorder.cared.clear()
+        unused, recorder.cared[:] = list(recorder.cared), []
     elif args.rehearse:
         recorder.cared.append(lambda: recorder.device or follow(recorder, Instant()))
     traced = Traced(recorder, args.out) if args.trace else None
@@ -132,6 +133,7 @@ def main() -> None:
     finally:
         facts = recorder.device.facts() if recorder.device is not None else None
         notes = list(recorder.notes)
+        recorder.cared += unused  # each hook takes out what it put in
         diagnose.detach()
         found = {"clock": facts, "ends": traced.ends if traced else [], "notes": notes}
         (args.out / "job.json").write_text(json.dumps(found), encoding="utf-8")

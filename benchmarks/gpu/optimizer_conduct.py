@@ -151,6 +151,9 @@ def supervise(progress: Progress, deadline: float) -> bool:
 def end(child: subprocess.Popen[bytes]) -> None:
     """Kills a child. One that a broken driver holds does not even die: it is left alone."""
     child.kill()
+    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        for lock in Path(folder).glob("**/lock"):  # of what it was building: the next would wait for ever
+            lock.unlink(missing_ok=True)
     try:
         child.wait(timeout=10)
     except subprocess.TimeoutExpired:

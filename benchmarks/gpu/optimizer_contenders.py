@@ -112,6 +112,8 @@ def compiled(*, clips: bool) -> Callable[[Work], Pipeline]:
         rate = torch.tensor(LR, device=work.device)
         optimizer = AdamW(work.params, **{**ADAM, "lr": rate}, capturable=not work.dry_run)
         step = script_step(optimizer, work, clips=clips)
+        # All that were built before share this code, and behind the eighth graph torch goes on uncompiled.
+        torch.compiler.reset()
         backend = "eager" if work.dry_run else "inductor"
         return Pipeline(step=torch.compile(step, backend=backend), weights=work.params, after=work.refresh)
 

@@ -51,6 +51,7 @@ SHAPES: dict[str, list[Shape]] = {
     "10 x 16.8 M": [(4096, 4096)] * 10,
     "1000 x 1024": [(1024,)] * 1000,
     "10000 x 64": [(64,)] * 10000,
-    "tiny": [(40, 17), (1,), (3,), (1023,), (4097,), (5, 700)],
+    "tiny": [(40, 17), (1,), (3,), (1023,), (4097,), (5, 700), (64, 64)],
 }
-"""`tiny` is for checks of correctness, and for `--dry-run`: odd sizes, small tensors and large ones."""
+"""`tiny` is for checks of correctness, and for `--dry-run`: odd sizes, small tensors and large ones, and
+one of those that others keep in 8 bits."""

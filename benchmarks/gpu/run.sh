@@ -110,11 +110,11 @@ sees_gpu() {
     "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "torch sees no GPU"; return 1; }
 }
 
-# The kernels run once under a sanitizer, each tensor in an allocation of its own, so that it sees where one ends.
-# On an emulated device another order of its threads takes the sanitizer's place.
+# sanitizer TOOL SEED: the kernels run once under it, each tensor in an allocation of its own, so that it sees
+# where one ends. On an emulated device another order of its threads takes the sanitizer's place.
 sanitizer() {
     if [ -n "$DRY_RUN" ]; then
-        "$PYTHON" benchmarks/gpu/check.py --dry-run --seed "${#1}"
+        "$PYTHON" benchmarks/gpu/check.py --dry-run --seed "$2"
         return
     fi
     command -v compute-sanitizer >/dev/null || { echo "there is no compute-sanitizer here"; return 77; }
@@ -198,11 +198,18 @@ wanted environment && { part environment 120 bash -c "on_gpu '$PYTHON' $gpu/envi
 wanted check && { part check 90 bash -c "on_gpu '$PYTHON' $gpu/check.py" & together+=($!); }
 wanted tests && { part tests 130 bash -c kernel_tests & together+=($!); }
 wanted prepare && { part prepare 130 bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --prepare all --minutes $((2 * SLOWER))" & together+=($!); }
-wanted memcheck && { part memcheck 130 bash -c 'sanitizer memcheck' & together+=($!); }
-wanted racecheck && { part racecheck 130 bash -c 'sanitizer racecheck' & together+=($!); }
+wanted memcheck && { part memcheck 130 bash -c 'sanitizer memcheck 1' & together+=($!); }
+wanted racecheck && { part racecheck 130 bash -c 'sanitizer racecheck 2' & together+=($!); }
 ((${#together[@]})) && wait "${together[@]}"
 # An extension whose compilation was cut off stays locked: whoever wants it would wait for ever.
 find "$SCRATCH/extensions" -name lock -delete 2>/dev/null
+
+# Whether the GPU was hot or held back is worth knowing where a time is worse than was predicted.
+state_of_gpu() {
+    command -v nvidia-smi >/dev/null || return 0
+    timeout 10 nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active \
+        --format=csv 2>&1 | sed "s/^/[$1] /" >>"$LOG"
+}
 
 # What is timed runs alone. The table takes what the parts behind it do not need.
 if wanted optimizers; then
@@ -215,8 +222,10 @@ if wanted optimizers; then
     room=$((TOTAL_S - SECONDS - reserve * SLOWER))
     if ((room < 60)); then room=60; fi
     minutes=$((room / 60)).$((room % 60 * 10 / 60))
+    state_of_gpu "before optimizers"
     part optimizers $((room / SLOWER + 60)) \
         bash -c "on_gpu '$PYTHON' $gpu/optimizers.py --out '$OUT' --minutes $minutes"
+    state_of_gpu "after optimizers"
 fi
 wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
 wanted device-tests && part device-tests 100 bash -c device_tests
