@@ -86,7 +86,7 @@ def _loss(snap: Snapshot, profile: Profile | None, tuning: Tuning) -> Component:
         return panel("Training loss", html.P(_why_no_loss(profile), className="words"))
     return panel(
         "Training loss",
-        chart(loss.curve(snap.loss, tuning, marks(snap)), height=280),
+        chart(loss.curve(snap.loss, tuning, marks(snap)), height=320),
         note=loss.words(snap.loss, tuning, snap.num_steps),
     )
 

@@ -185,7 +185,10 @@ def _written(value: float) -> str:
 
 
 def _side(at: float) -> str:
-    return f"right:{100 - 100 * at:.2f}%" if at > 0.5 else f"left:{100 * at:.2f}%"
+    """Begins or ends at its place, on the side that has more room, and takes no more than that."""
+    if at > 0.5:
+        return f"right:{100 - 100 * at:.2f}%;max-width:{100 * at:.2f}%"
+    return f"left:{100 * at:.2f}%;max-width:{100 - 100 * at:.2f}%"
 
 
 def _below(at: float) -> str:

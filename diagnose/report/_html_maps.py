@@ -94,9 +94,10 @@ def roofline(chart: Roofline) -> str:
     roof = [(across.low, left), (corner, chart.flops_per_s), (across.high, chart.flops_per_s)]
     path = "L".join(f"{round(BOX * across.at(x))} {round(BOX * (1 - up.at(y)))}" for x, y in roof)
     dots = []
-    for point in chart.points:
+    ordered = sorted(chart.points, key=lambda point: point.flops_per_byte)
+    for number, point in enumerate(ordered):
         x, y = 100 * across.at(point.flops_per_byte), 100 * up.at(point.flops_per_s)
-        side = " left" if x > 60 else ""
+        side = " above" if number % 2 else ""  # neighbours' names do not run into each other
         dots.append(
             f'<span class="dot{side}" style="left:{x:.2f}%;bottom:{y:.2f}%">'
             f"<b>{escape(point.label)}</b></span>"

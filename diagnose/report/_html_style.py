@@ -111,6 +111,7 @@ td.bar span {{ display: block; height: .7rem; min-width: 1px; border-radius: .15
   display: inline-block; width: .7rem; height: .7rem; margin-right: .5rem; border-radius: .15rem;
 }}
 footer {{ margin-top: 3rem; font-size: .8rem; }}
+.chart {{ margin-bottom: 1rem; }}
 .plot {{ position: relative; height: 13rem; margin: .6rem 0 1.8rem 3.4rem; }}
 .plot svg {{ display: block; width: 100%; height: 100%; overflow: visible; }}
 .plot path {{ vector-effect: non-scaling-stroke; }}
@@ -127,18 +128,21 @@ footer {{ margin-top: 3rem; font-size: .8rem; }}
   right: 100%; margin-right: .5rem; transform: translateY(50%); font-variant-numeric: tabular-nums;
 }}
 .plot .x {{ top: 100%; margin-top: .25rem; }}
-.plot .told {{ top: 0; padding: 0 .4rem; color: var(--text); background: var(--page); opacity: .9; }}
+.plot .told {{
+  top: 0; padding: 0 .4rem; overflow: hidden; text-overflow: ellipsis;
+  color: var(--text); background: var(--page); opacity: .9;
+}}
 .plot .told.low {{ top: 1.25rem; }}
 .plot .dot {{
   width: .7rem; height: .7rem; margin: 0 0 -.35rem -.35rem; border-radius: 50%; background: #e06a2f;
 }}
 .plot .dot b {{
-  position: absolute; left: 1.1rem; top: 50%; transform: translateY(-50%); font-weight: 400;
+  position: absolute; left: 50%; top: 100%; transform: translateX(-50%); font-weight: 400;
   color: var(--text);
 }}
-.plot .dot.left b {{ left: auto; right: 1.1rem; }}
+.plot .dot.above b {{ top: auto; bottom: 100%; }}
 .map .plot, .map .legend {{ margin-left: 4.8rem; }}
-.map .plot svg {{ outline: 1px solid var(--line); }}
+.map .plot svg {{ shape-rendering: crispEdges; outline: 1px solid var(--line); }}
 .stroke {{ width: 28px; height: 12px; margin-right: .45rem; vertical-align: middle; }}
 .shades .swatch {{ margin: 0; border-radius: 0; vertical-align: -1px; }}
 .legend {{

@@ -77,7 +77,7 @@ def _name_lines(layout: dict[str, Any], count: int, *, below: bool = False) -> N
     layout["showlegend"] = count > 1
     layout["legend"] = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
     if count > 1 and below:
-        layout["legend"] |= {"y": -0.25, "yanchor": "top"}
-        layout["margin"]["b"] = 70
+        layout["legend"] |= {"y": -0.34, "yanchor": "top"}
+        layout["margin"]["b"] = 88
     elif count > 1:
         layout["margin"]["t"] = 30  # else it lies on the lines

@@ -79,10 +79,10 @@ def _memory(readings: Readings) -> list[Fact]:
 
 
 def _cpus(readings: Readings) -> list[Fact]:
-    by = {"training process": "by the training process", "its workers": "by its workers"}
-    means = {name: float(np.nanmean(readings.values[name])) for name in by if name in readings.values}
+    labels = {"training process": "CPUs", "its workers": "CPUs of its workers"}
+    means = {name: float(np.nanmean(readings.values[name])) for name in labels if name in readings.values}
     return [
-        Fact(label="CPUs" if name == "training process" else "", value=f"{mean:.1f}", detail=by[name])
+        Fact(label=labels[name], value=f"{mean:.1f}", detail="in use, on average")
         for name, mean in means.items()
         if mean >= FEW_CPUS
     ]
