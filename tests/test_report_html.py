@@ -26,6 +26,8 @@ from diagnose.report._charts import (
     Mark,
     PhaseAreas,
     RankMap,
+    Roof,
+    Roofline,
     StepLine,
     TimeLines,
     Waterfall,
@@ -214,7 +216,7 @@ CHARTS = (
         first=4,
         width=2,
         values=np.array([1.0, np.nan, 2.0]),
-        marks=(Mark(step=5, label=HOSTILE, strong=True),),
+        marks=(Mark(step=5, label=HOSTILE, strong=True), Mark(step=6, label=HOSTILE, strong=False)),
     ),
     TimeLines(title="t", unit="MiB", seconds=np.arange(2.0), lines={HOSTILE: np.arange(2.0)}),
     Waterfall(title="t", before_ns={Phase.COPY: 5.0}, after_ns={Phase.GC: 7.0}),
@@ -227,14 +229,24 @@ CHARTS = (
     ),
     RankMap(title="t", first=0, width=4, ranks=(0, 1), values_ms=np.array([[1.0, np.nan], [-1.0, 2.0]])),
     Levels(title="t", unit="samples/s", labels=("a",), values=(1.0,), singles=((1.0, 2.0),), changes=(0,)),
+    Roofline(
+        title="t",
+        bytes_per_s=2e12,
+        flops_per_s=5e14,
+        points=(Roof(label=HOSTILE, flops_per_byte=40.0, flops_per_s=3e13),),
+    ),
 )
 
 
-def test_the_charts_of_a_long_run_are_sent_in_sixty_kilobytes() -> None:
+def test_the_charts_of_a_long_run_with_many_marks_are_sent_in_sixty_kilobytes() -> None:
     bins = np.random.default_rng(0).random(600) * 100
+    marks = tuple(
+        Mark(step=12_288 * number, label="loader-workers=2 kept 1.2x (1.1 to 1.3)", strong=number % 4 == 0)
+        for number in range(100)
+    )
     charts = (
-        PhaseAreas(title="", first=0, width=2048, phase_ms=dict.fromkeys(Phase, bins)),
-        StepLine(title="", unit="samples/s", first=0, width=2048, values=bins),
+        PhaseAreas(title="", first=0, width=2048, phase_ms=dict.fromkeys(Phase, bins), marks=marks),
+        StepLine(title="", unit="samples/s", first=0, width=2048, values=bins, marks=marks),
         TimeLines(title="", unit="CPUs", seconds=bins[:240], lines=dict.fromkeys("abc", bins[:240])),
     )
     sent = sum(len(json.dumps(figure(chart))) for chart in charts)
