@@ -76,6 +76,12 @@ def test_plotly_takes_lines_that_have_a_part_each() -> None:
     go.Figure(made)  # raises on a key or a value that plotly does not have
     assert "<img" not in json.dumps(made)
     assert made["layout"]["legend"]["y"] < 0, "the marks are named above"
+    late = Mark(step=5, label="late", strong=True)
+    sides = [
+        each["xanchor"]
+        for each in figure(replace(FALLS, marks=(*FALLS.marks, late)))["layout"]["annotations"]
+    ]
+    assert sides == ["left", "right"], "a name that does not fit would make the axis longer"
 
 
 def test_a_line_is_broken_where_nothing_was_measured_and_a_lone_value_is_seen() -> None:

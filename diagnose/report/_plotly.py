@@ -66,7 +66,8 @@ def figure(chart: Chart) -> dict[str, Any]:
 
 def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
     """Stacks the phases, the first in a step's order at the bottom."""
-    lone = _num_bins(chart.phase_ms) == 1
+    num_bins = _num_bins(chart.phase_ms)
+    lone = num_bins == 1
     data = [
         {
             "type": "bar" if lone else "scatter",
@@ -80,7 +81,7 @@ def phase_areas(chart: PhaseAreas) -> dict[str, Any]:
         for phase, times in chart.phase_ms.items()
         if np.any(times)
     ]
-    layout = step_axes("ms per step", chart.marks)
+    layout = step_axes("ms per step", chart.marks, chart.first, chart.width * num_bins)
     cut_off(layout, np.sum([np.asarray(times) for times in chart.phase_ms.values()], axis=0), "ms")
     if lone:
         layout |= {"barmode": "stack", "bargap": 0.7}

@@ -52,8 +52,16 @@ def axes(unit: str) -> dict[str, Any]:
     }
 
 
-def step_axes(unit: str, marks: Sequence[Mark]) -> dict[str, Any]:
-    """Returns the layout of a chart over steps, with what happened as lines across it."""
+def step_axes(unit: str, marks: Sequence[Mark], first: int = 0, num_steps: int = 0) -> dict[str, Any]:
+    """Returns the layout of a chart over steps, with what happened as lines across it.
+
+    Args:
+        unit: Of the values.
+        marks: What happened.
+        first: The first step.
+        num_steps: How many there are. A name stands on the side of its line that has more room: where one
+            does not fit, plotly makes the axis longer.
+    """
     layout = axes(unit)
     layout["xaxis"] |= {"title": {"text": "step"}, "tickformat": ",d", "showgrid": False}
     layout["hovermode"] = "x unified"
@@ -68,7 +76,7 @@ def step_axes(unit: str, marks: Sequence[Mark]) -> dict[str, Any]:
             "y": 1,
             "yref": "paper",
             "yanchor": "bottom",
-            "xanchor": "left",
+            "xanchor": "left" if mark.step - first <= num_steps / 2 else "right",
             "yshift": 13 * (index % 2),
             "text": escaped(mark.label),
             "showarrow": False,

@@ -27,7 +27,8 @@ def step_line(chart: StepLine) -> dict[str, Any]:
         "marker": {"color": LINE, "size": 8},
         "hovertemplate": f"%{{y:,.4~g}} {escaped(chart.unit)}<extra></extra>",
     }
-    layout = step_axes(escaped(chart.unit), chart.marks)
+    num_steps = chart.width * len(chart.values)
+    layout = step_axes(escaped(chart.unit), chart.marks, chart.first, num_steps)
     cut_off(layout, chart.values, chart.unit)
     if len(chart.values) == 1:
         layout["xaxis"] |= {"tickvals": [chart.first + 1]}
@@ -37,7 +38,8 @@ def step_line(chart: StepLine) -> dict[str, Any]:
 def step_lines(chart: StepLines) -> dict[str, Any]:
     """Draws a few lines over the steps, told apart by colour and by dashes."""
     data = _told_apart(chart.lines, chart.unit, {"x0": chart.first + 1, "dx": chart.width}, ".4~g")
-    layout = step_axes(escaped(chart.unit), chart.marks)
+    num_steps = chart.width * max(map(len, chart.lines.values()), default=0)
+    layout = step_axes(escaped(chart.unit), chart.marks, chart.first, num_steps)
     if chart.logarithmic:
         layout["yaxis"] |= {"type": "log", "rangemode": "normal", "exponentformat": "power", "dtick": 1}
     _name_lines(layout, len(data), below=len(layout["annotations"]) > 0)
