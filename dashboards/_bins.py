@@ -28,6 +28,7 @@ class Bins:
         sums: Sum of each column in each bin, but of `end_ns` the last; shape `(MAX_BINS, len(COLUMNS))`.
         counts: Steps in each bin so far.
         longest_ns: The longest step in each bin, as far as steps were added one by one.
+        changes: Grows with every change.
     """
 
     def __init__(self, first: int = 0, width: int = 1) -> None:
@@ -36,6 +37,7 @@ class Bins:
         self.sums = np.zeros((MAX_BINS, len(COLUMNS)), dtype=np.int64)
         self.counts = np.zeros(MAX_BINS, dtype=np.int64)
         self.longest_ns = np.zeros(MAX_BINS, dtype=np.int64)
+        self.changes = 0
 
     @property
     def start(self) -> int:
@@ -81,6 +83,7 @@ class Bins:
         self.sums[which, 0] = np.maximum(self.sums[which, 0], sums[:, 0])
         self.counts[which] += ends - starts
         self.longest_ns[which] = np.maximum(self.longest_ns[which], longest)
+        self.changes += 1
 
     def _sum_up(self, bin: int, num_steps: int, totals: Rows) -> None:
         self.sums[bin, 1:] += totals[1:]
@@ -88,6 +91,7 @@ class Bins:
         self.counts[bin] += num_steps
         mean_ns = int(totals[len(COUNTS) :].sum()) // num_steps
         self.longest_ns[bin] = max(int(self.longest_ns[bin]), mean_ns)
+        self.changes += 1
 
     def _double(self) -> None:
         """Makes one bin of each two."""
@@ -102,6 +106,7 @@ class Bins:
         np.add.at(self.counts, which, old_counts)
         np.maximum.at(self.longest_ns, which, old_longest)
         self.width *= 2
+        self.changes += 1
 
     def filled(self) -> slice:
         """Returns the bins from the first to the last that has a step."""

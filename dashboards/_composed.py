@@ -12,6 +12,7 @@ from diagnose.dashboards._marks import marks_of, tuning_so_far
 from diagnose.dashboards._series import GapParts, steps_of
 from diagnose.dashboards._snapshot import Control, RankState, Snapshot, Steps
 from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
+from diagnose.dashboards._throughput import newest_end, overall, recent
 from diagnose.dashboards._waits import LateBins
 
 from diagnose.analysis.history import loss_of
@@ -80,11 +81,10 @@ def composed(
     end = max(tail.num_steps for tail in trained)
     for tail in trained:
         tail.bins.make_room(end)
-    bins = [tail.bins for tail in trained]
     return Snapshot(
         **snapshot,
         num_steps=first.num_steps,
-        overview=steps_of(bins, own[0], begun_ns),
+        overview=steps_of(first.bins, overall(trained, first.num_steps), own[0], begun_ns),
         recent=_recent(trained, own[0], begun_ns),
         lateness=lateness_of(trained, own, met),
         vitals=vitals_of(first.vitals, begun_ns, (first.meta.get("facts") or {}).get("nvml") or {}),
@@ -120,18 +120,14 @@ def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapp
 
 def _recent(trained: Sequence[RankTail], parts: GapParts, begun_ns: int) -> Steps:
     """Returns the first rank's newest steps one by one, with the throughput of all ranks."""
-    # Ranks flush at other moments: steps that some have not told of yet would show the rate of the others.
-    newest = trained[0].num_steps
-    end = min(tail.num_steps for tail in trained if newest - tail.num_steps < RECENT_STEPS // 2)
-    first = max(0, end - RECENT_STEPS)
-    ranks = []
-    for tail in trained:
-        bins = Bins(first)
-        rows_from = tail.num_steps - len(tail.recent)
-        begin = max(first, rows_from)
-        bins.add_rows(begin, tail.recent[begin - rows_from : max(0, end - rows_from)])
-        ranks.append(bins)
-    return steps_of(ranks, parts, begun_ns)
+    first = trained[0]
+    end = newest_end(trained, first.num_steps)
+    begin = max(0, end - RECENT_STEPS)
+    bins = Bins(begin)
+    rows_from = first.num_steps - len(first.recent)
+    rows = first.recent[max(0, begin - rows_from) : max(0, end - rows_from)]
+    bins.add_rows(max(begin, rows_from), rows)
+    return steps_of(bins, recent(trained, first.num_steps, begin, end), parts, begun_ns)
 
 
 def _damage(tail: RankTail, liveness: Liveness) -> str:

@@ -1,8 +1,10 @@
 """One run, followed by a thread: files to a snapshot that callbacks read without waiting.
 
-The thread tails the files of all ranks once a second, as long as somebody looks. The newest steps come
-first; the history is filled in behind, a piece at a time. What the rules say comes from the analyst's
-process, seldom.
+The thread tails the files of all ranks once a second, as long as somebody looks: the first rank's each
+time, the others' in turn where they are too many. The newest steps come first; the history is filled in
+behind, a piece at a time. What the rules say comes from the analyst's process, seldom.
+
+Nothing is locked: the thread alone changes what it reads into, and what callbacks take is replaced whole.
 """
 
 from __future__ import annotations
@@ -16,26 +18,30 @@ from time import monotonic
 from diagnose.dashboards._analyst import Analysis, Analyst, Answer
 from diagnose.dashboards._bins import MAX_BINS
 from diagnose.dashboards._composed import composed, doing
-from diagnose.dashboards._marks import EVENTS
+from diagnose.dashboards._followed import Followed
 from diagnose.dashboards._ranges import bins_between
 from diagnose.dashboards._series import GapParts, steps_of
 from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.dashboards._tailing import RankTail
-from diagnose.dashboards._waits import LateBins, RankWaits
+from diagnose.dashboards._throughput import of_bins
 
 from diagnose.core.liveness import Liveness, State
 from diagnose.store.liveness import liveness
-from diagnose.store.runs import rank_files, read_lost, read_manifest
+from diagnose.store.runs import read_lost, read_manifest
 
 POLL_S = 1.0
 FILL_S = 0.05
 """So long the thread fills history in before it looks at what is new again, and lets callbacks run."""
 
+PUBLISH_SHARE = 0.25
+"""Of the time, while there is history to read: of a thousand ranks a snapshot takes as long to make as a
+hundred of them to read."""
+
 UNWATCHED_S = 15.0
 """A run that nobody has looked at for so long is not read until somebody looks again."""
 
 LIVENESS_EVERY_S = 2.0
-"""Asking every rank and the process table whether a run goes on takes longer than a look at its file."""
+"""Asking the process table of every rank whether a run goes on takes longer than a look at its file."""
 
 ANALYSE_EVERY_S = 10.0
 ANALYSE_SHARE = 0.01
@@ -65,10 +71,7 @@ class Live:
     def __init__(self, folder: Path, analyst: Analyst) -> None:
         self.folder = folder
         self._analyst = analyst
-        self._lock = threading.Lock()  # of `_tails`: the thread changes them, `steps` reads them
-        self._tails: dict[str, RankTail] = {}
-        self._compared: list[RankTail] = []
-        self._met: LateBins | None = None
+        self._ranks = Followed(folder)
         self._manifest = read_manifest(folder)
         self._liveness = Liveness(state=State.CANNOT_TELL)
         self._liveness_at = -LIVENESS_EVERY_S
@@ -79,6 +82,9 @@ class Live:
         self._analysed_at = -1e9
         self._analysed_state = ""
         self._new_analysis = False
+        self._unpublished = True
+        self._published_at = -1e9
+        self._publish_took_s = 0.0
         self._over_at: float | None = None
         self._snapshot = Snapshot(version=0, id=folder.name, liveness=self._liveness, words="being read")
         self._looked = threading.Event()
@@ -112,14 +118,14 @@ class Live:
             last: The first that is not wanted.
             max_bins: At most so many bins, in the power of two that holds the range.
         """
-        tails, parts = self._ordered()
+        tails, parts = self._trained()
         if not tails:
             return Steps()
         drawn = self._snapshot
         if first <= 0 and last >= drawn.num_steps and max_bins >= MAX_BINS and drawn.filled_share == 1.0:
             return drawn.overview
         bins = bins_between([tail.path for tail in tails], first, min(last, tails[0].num_steps), max_bins)
-        return steps_of(bins, parts[0], tails[0].begun_ns or 0)
+        return steps_of(bins[0], of_bins(bins), parts[0], tails[0].begun_ns or 0)
 
     @property
     def is_settled(self) -> bool:
@@ -157,52 +163,22 @@ class Live:
                 self._closed.wait(POLL_S)
 
     def _turn(self) -> bool:
-        """Reads what is new and a piece of the history, and publishes; says whether history is unread."""
-        changed = self._find_ranks()
-        with self._lock:
-            for tail in self._tails.values():
-                changed |= tail.poll()
-            self._compare()
-        changed |= self._ask_whether_it_runs()
+        """Reads what is new and a piece of the history, and publishes; says whether there is more."""
+        self._unpublished |= self._ranks.find() | self._ranks.ask() | self._ask_whether_it_runs()
         if not self._ready.is_set():
             self._publish()  # the newest steps, before the rest is read
             self._ready.set()
         begun = monotonic()
-        while (unread := self._unread()) and monotonic() - begun < FILL_S and not self._closed.is_set():
-            with self._lock:
-                max(unread, key=lambda tail: (tail.unread_steps, tail.unread_waits)).fill()
-                self._compare()
-            changed = True
+        while monotonic() - begun < FILL_S and not self._closed.is_set() and self._ranks.fill():
+            self._unpublished = True
         if self._new_analysis:
-            self._new_analysis, changed = False, True
-        changed |= self._analyse_if_due()
-        if changed or self._snapshot.version == 0:
+            self._new_analysis, self._unpublished = False, True
+        self._unpublished |= self._analyse_if_due()
+        more = self._ranks.is_behind
+        since_s = monotonic() - self._published_at
+        if self._unpublished and not (more and since_s * PUBLISH_SHARE < self._publish_took_s):
             self._publish()
-        return bool(unread)
-
-    def _unread(self) -> list[RankTail]:
-        return [tail for tail in self._tails.values() if tail.unread_steps or tail.unread_waits]
-
-    def _compare(self) -> None:
-        """Compares what the ranks wait in the steps that all have told of by now."""
-        trained = [tail for tail in self._tails.values() if tail.num_steps]
-        if trained != self._compared:  # all have to be asked again from the first step on
-            for tail in trained:
-                tail.waits = RankWaits(any=tail.waits.any)
-            self._compared = trained
-            distinct = len({tail.number for tail in trained}) == len(trained) > 1
-            self._met = LateBins(len(trained)) if distinct else None
-        elif self._met is not None and all(tail.waits.any for tail in trained):
-            self._met.compare([tail.waits for tail in trained])
-
-    def _find_ranks(self) -> bool:
-        found = False
-        for path in rank_files(self.folder):
-            if path.name not in self._tails and path.name.count(".") == 1:
-                with self._lock:
-                    self._tails[path.name] = RankTail(path, EVENTS, first=not self._tails)
-                found = True
-        return found
+        return more
 
     def _ask_whether_it_runs(self) -> bool:
         if monotonic() - self._liveness_at < LIVENESS_EVERY_S:
@@ -210,13 +186,17 @@ class Live:
         self._liveness_at = monotonic()
         before = (self._liveness.state, self._manifest)
         self._manifest = read_manifest(self.folder) or self._manifest
-        self._liveness = liveness(self.folder)
+        ranks = self._ranks
+        self._liveness = liveness(
+            self.folder, None if ranks.has_others else [tail.meta for tail in ranks.tails]
+        )
+        if self._liveness.state is not before[0]:
+            ranks.ask_all_again()
         return before != (self._liveness.state, self._manifest) or self._liveness.state is State.RUNNING
 
-    def _ordered(self) -> tuple[list[RankTail], list[GapParts]]:
+    def _trained(self) -> tuple[list[RankTail], list[GapParts]]:
         """Returns the ranks that have steps, in order, and how the gaps of each divide."""
-        with self._lock:
-            tails = [tail for tail in self._tails.values() if tail.num_steps]
+        tails = self._ranks.trained
         parts: dict[str, GapParts] = dict(self._analysis.parts) if self._analysis is not None else {}
         first: GapParts = next(iter(parts.values()), {})
         return tails, [parts.get(tail.path.name, first) for tail in tails]
@@ -224,11 +204,11 @@ class Live:
     # -- the analysis
 
     def _analyse_if_due(self) -> bool:
-        steps = sum(tail.num_steps for tail in self._tails.values())
+        steps = sum(tail.num_steps for tail in self._ranks.tails)
         lost = read_lost(self.folder)
-        state = f"{self._liveness.state}/{doing(self._tails.values())}/{lost}"
+        state = f"{self._liveness.state}/{doing(self._ranks.tails)}/{lost}"
         since_s = monotonic() - self._analysed_at
-        if self._analysing:
+        if self._analysing or not self._ranks.all_asked:
             return False
         running = self._liveness.state is State.RUNNING
         if running:
@@ -257,15 +237,14 @@ class Live:
     # -- publishing
 
     def _publish(self) -> None:
-        with self._lock:
-            tails = list(self._tails.values())
-        trained, parts = self._ordered()
+        begun = monotonic()
+        tails = self._ranks.tails
+        trained, parts = self._trained()
         total = sum(tail.num_steps for tail in tails)
         unread = sum(tail.unread_steps for tail in tails)
         over = (
             self._liveness.state in (State.ENDED, State.GONE)
-            and not unread
-            and not any(tail.unread_waits for tail in tails)
+            and not self._ranks.is_behind
             and not self._analysing
             and self._analysed_steps == total
         )
@@ -277,7 +256,7 @@ class Live:
             self._liveness,
             tails,
             dict(zip((tail.path.name for tail in trained), parts, strict=True)),
-            self._met,
+            self._ranks.met,
         )
         self._snapshot = replace(
             drawn,
@@ -288,3 +267,6 @@ class Live:
             left_out=self._analysis.left_out if self._analysis is not None else "",
             analysis=self._analysis_words,
         )
+        self._unpublished = False
+        self._published_at = monotonic()
+        self._publish_took_s = self._published_at - begun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +17,22 @@ from diagnose.core.units import NS_PER_MS, NS_PER_S
 GapParts = Mapping[int, Mapping[Phase, float]]
 """For each gap slot, the part of it that each phase has, as the sampled lines tell."""
 
-SAMPLES, TOKENS = COLUMNS.index("samples"), COLUMNS.index("tokens")
+Rates = npt.NDArray[np.float64]
+"""Samples and tokens per second, of each bin or step; shape `(bins, 2)`."""
+
+COUNTED = [COLUMNS.index("samples"), COLUMNS.index("tokens")]
 ORDER = tuple(Phase)
 
 
-def steps_of(ranks: Sequence[Bins], parts: GapParts, begun_ns: int) -> Steps:
+def steps_of(bins: Bins, rates: Rates, parts: GapParts, begun_ns: int) -> Steps:
     """Returns the first rank's bins as series, with the throughput of all ranks.
 
     Args:
-        ranks: One each, the first rank's first; all begin and are as wide alike.
-        parts: Of the first rank.
+        bins: Of the first rank.
+        rates: Of all ranks together, in each of its bins; 0 where they are not known.
+        parts: How the first rank's gaps divide.
         begun_ns: When its first step ended.
     """
-    bins = ranks[0]
     used = bins.filled()
     counts = bins.counts[used]
     if not len(counts):
@@ -43,6 +46,7 @@ def steps_of(ranks: Sequence[Bins], parts: GapParts, begun_ns: int) -> Steps:
         for index, phase in enumerate(ORDER)
         if np.nansum(phases_ms[:, index]) > 0
     }
+    rates = np.where((counts > 0)[:, None] & (rates[used] > 0), rates[used], np.nan)
     return Steps(
         first=bins.start + used.start * bins.width,
         width=bins.width,
@@ -50,24 +54,20 @@ def steps_of(ranks: Sequence[Bins], parts: GapParts, begun_ns: int) -> Steps:
         step_ms=slots_ns.sum(axis=1) * each / NS_PER_MS,
         longest_ms=np.where(counts > 0, bins.longest_ns[used] / NS_PER_MS, np.nan),
         phase_ms=phase_ms,
-        samples_per_s=_rate(ranks, used, SAMPLES),
-        tokens_per_s=_rate(ranks, used, TOKENS),
+        samples_per_s=rates[:, 0],
+        tokens_per_s=rates[:, 1],
         end_s=np.where(counts > 0, (sums[:, 0] - begun_ns) / NS_PER_S, np.nan),
     )
+
+
+def rates_of(sums: npt.NDArray[np.int64]) -> Rates:
+    """Returns what one rank does in each bin or step; 0 where nothing took any time."""
+    time_ns = sums[:, len(COUNTS) :].sum(axis=1).astype(float)[:, None]
+    done = sums[:, COUNTED] * float(NS_PER_S)
+    return np.divide(done, time_ns, out=np.zeros_like(done), where=time_ns > 0)
 
 
 def _each(counts: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     """Returns one part by the number of steps; NaN where there are none."""
     known = counts.astype(float)
     return np.divide(1.0, known, out=np.full(known.shape, np.nan), where=known > 0)
-
-
-def _rate(ranks: Sequence[Bins], used: slice, column: int) -> npt.NDArray[np.float64]:
-    """Returns what all ranks together do per second; NaN in bins that tell nothing of it."""
-    total = np.zeros(used.stop - used.start)
-    for bins in ranks:
-        time_ns = bins.sums[used, len(COUNTS) :].sum(axis=1).astype(float)
-        own = np.divide(bins.sums[used, column], time_ns, out=np.zeros(len(total)), where=time_ns > 0)
-        total += own * NS_PER_S
-    known = (ranks[0].counts[used] > 0) & (total > 0)
-    return np.where(known, total, np.nan)

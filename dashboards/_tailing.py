@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from diagnose.dashboards._bins import Bins
+from diagnose.dashboards._rank_series import RankSeries
 from diagnose.dashboards._waits import RankWaits
 
 from diagnose.core.ledger import COLUMNS
@@ -17,6 +18,10 @@ from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, Event, Look, look
 
 RECENT_STEPS = 512
 """The newest steps are kept one by one."""
+
+FIRST_CHUNKS = 32
+"""Rows that are looked at for the newest steps, then twice as many: of a slow job one holds a single step,
+of a fast one a few hold enough."""
 
 MAX_VITALS = 1200
 """Readings that are kept; when there are more, every second one is dropped."""
@@ -50,12 +55,15 @@ class RankTail:
         waits: What it waits for gradients of other ranks.
         words: Why it cannot be read, or what of it is damaged.
         has_begun: Whether anything can have been written to it: see `Look`.
+        has_more: Whether the last look left something new for the next.
+        asked_at: Steps of the first rank when this one was asked last.
+        behind_steps: How many of those this one had not told of then.
+        series: What is drawn of it.
     """
 
     def __init__(self, path: Path, kinds: tuple[str, ...], *, first: bool) -> None:
-        name = path.name.removeprefix("rank").partition(".")[0]
         self.path = path
-        self.number = int(name) if name.isdecimal() else 0
+        self.number = number_of(path)
         self.bins = Bins()
         self.num_steps = 0
         self.begun_ns: int | None = None
@@ -66,6 +74,10 @@ class RankTail:
         self.waits = RankWaits()
         self.words = ""
         self.has_begun = True
+        self.has_more = False
+        self.asked_at = 0
+        self.behind_steps = 0
+        self.series = RankSeries()
         self._first = first
         self._kinds = kinds
         self._oldest: int | None = None  # steps before this one have not been read yet
@@ -92,14 +104,14 @@ class RankTail:
         try:
             with look(self.path) as file:
                 self.has_begun = file.has_begun
-                more = self._read_new(file)
+                self.has_more = self._read_new(file)
         except (sqlite3.DatabaseError, ValueError, OSError) as error:
             self.words = f"{self.path.name} cannot be read ({error})"
         else:
             self._say(file.damaged)
             # With more than one look can take, the next one must not think that nothing has changed; nor
             # after one that came before the first commit.
-            self._stamp = stamp if self.has_begun and not more else ()
+            self._stamp = stamp if self.has_begun and not self.has_more else ()
         return self.has_begun
 
     def fill(self) -> None:
@@ -132,7 +144,7 @@ class RankTail:
             self._oldest = chunks[0].first
             self._find_begin(file)
         else:
-            chunks = file.chunks_from(self.num_steps)
+            chunks = file.chunks_after(self.num_steps)
         for chunk in chunks:
             self._add(chunk)
         self._remember(chunks)
@@ -147,9 +159,16 @@ class RankTail:
 
     def _newest(self, file: Look) -> list[Chunk]:
         """Returns the newest chunks that hold `RECENT_STEPS` steps, oldest first."""
+        limit = FIRST_CHUNKS
+        found = file.chunks_before(2**62, limit)
+        while sum(chunk.num_steps for chunk in found) < RECENT_STEPS and limit < MAX_CHUNKS:
+            if len(found) < limit and not file.damaged:
+                break
+            limit = min(2 * limit, MAX_CHUNKS)
+            found = file.chunks_before(2**62, limit)
         chunks: list[Chunk] = []
         steps = 0
-        for chunk in file.chunks_before(2**62):
+        for chunk in found:
             chunks.append(chunk)
             steps += chunk.num_steps
             if steps >= RECENT_STEPS:
@@ -210,6 +229,12 @@ class RankTail:
         if self._torn:
             words.append(f"{self._torn} steps are damaged and left out")
         self.words = f"{self.path.name}: {'; '.join(words)}" if words else ""
+
+
+def number_of(path: Path) -> int:
+    """Returns the rank whose file this is."""
+    name = path.name.removeprefix("rank").partition(".")[0]
+    return int(name) if name.isdecimal() else 0
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -395,7 +395,7 @@ def test_a_run_that_nobody_looks_at_is_not_read(
     live = follow(folder)
     until(live, lambda now: now.num_steps == 10)
     looks: list[Path] = []
-    monkeypatch.setattr(_live, "liveness", lambda run: looks.append(run) or liveness(run))
+    monkeypatch.setattr(_live, "liveness", lambda run, facts: looks.append(run) or liveness(run, facts))
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         looks.clear()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.core.ledger import COLUMNS
-from diagnose.store.format import VERSION
+from diagnose.store.format import VERSION, pack_columns
 from diagnose.store.reader import DAMAGE, connect
 
 MAX_CHUNKS = 400
@@ -55,6 +55,20 @@ class Chunk:
         flat = np.frombuffer(zlib.decompress(self.packed), dtype="<i8")
         rows: Rows = flat.reshape(len(COLUMNS), self.num_steps).T
         return rows
+
+    def after(self, step: int) -> Chunk:
+        """Returns those of its steps that begin with this one.
+
+        Raises:
+            zlib.error, ValueError: If they are damaged.
+        """
+        rows = self.rows()[step - self.first :]
+        return Chunk(
+            first=step,
+            num_steps=len(rows),
+            totals=[int(rows[-1, 0]), *rows[:, 1:].sum(axis=0).tolist()],
+            packed=pack_columns(rows.T.tolist()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +122,20 @@ class Look:
         """Returns chunks that begin at this step or later, oldest first."""
         query = "SELECT * FROM chunks WHERE first_step >= ? ORDER BY first_step LIMIT ?"
         return self._read(query, (step, limit), _chunk)
+
+    def chunks_after(self, step: int, limit: int = MAX_CHUNKS) -> list[Chunk]:
+        """Returns what holds this step and later ones, oldest first; of a chunk that has been merged of
+        others since, the steps that are new."""
+        found = []
+        for chunk in self.chunks_from(self.begin_of(step), limit + 1):
+            if chunk.first >= step:
+                found.append(chunk)
+            elif chunk.first + chunk.num_steps > step:
+                try:
+                    found.append(chunk.after(step))
+                except BAD_ROW:
+                    self.damaged.append("chunks is damaged; rows of it are left out")
+        return found[:limit]
 
     def chunks_before(self, step: int, limit: int = MAX_CHUNKS) -> list[Chunk]:
         """Returns chunks of steps before this one, newest first.
