@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlparse
 
+import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from diagnose.core.units import NS_PER_MS, format_duration, format_gain, format_part, format_speedup
-from tests.running import DIAGNOSE, REPOSITORY, SCRIPTS, environment, run, write
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="NO BROWSER: the dashboard's pages are NOT tested here; install chromium, or make test as root",
+from tests.browsing import (
+    WAITING,
+    barriers,
+    drawn,
+    fits,
+    go,
+    launched,
+    name_of,
+    needs_browser,
+    new_tab,
+    shoot,
 )
-ARGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-SHOTS = Path(os.environ.get("DIAGNOSE_SCREENSHOTS") or REPOSITORY / "build" / "screenshots")
-"""Where each test leaves what it saw, for people to look at."""
+from tests.running import DIAGNOSE, SCRIPTS, environment, run, write
 
+pytestmark = needs_browser
 HOSTILE = "<img src=x onerror=alert(1)>.py"
-SERIOUS = ("serious", "critical")
-SLOW_MS = 30_000
-expect.set_options(timeout=SLOW_MS)
 WIDTHS = (390, 1024, 1920)
 
 CRASH = """
@@ -87,6 +78,9 @@ PAGES = {
     "/compare?a=crash&b=ranks": "Metric by metric",
 }
 
+ENDED = {"/": "loads its own batches"}
+"""What the list says once the rules have answered."""
+
 
 @dataclass(slots=True)
 class Site:
@@ -111,7 +105,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     jobs = (
         (*runs, "--name", "live", "--tune", write(folder / "live.py", LIVE)),
         (*runs, "--name", "crash", write(folder / HOSTILE, CRASH)),
-        (*runs, "--name", "ranks", "--nproc-per-node", "2", SCRIPTS / "two_ranks.py", "80"),
+        (
+            *runs,
+            "--name",
+            "ranks",
+            "--nproc-per-node",
+            "2",
+            "--deep-window",
+            "20:5",
+            SCRIPTS / "two_ranks.py",
+            "80",
+        ),
     )
     serve = (sys.executable, "-m", "diagnose", "dashboard", "--port", "0", "--no-open", *runs[:2])
     options = {"cwd": folder, "env": environment(OMP_NUM_THREADS="1"), "text": True}
@@ -136,27 +140,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGS))
-        yield launched
-        launched.close()
-
-
-@pytest.fixture(scope="module")
-def tab(site: Site, browser: Browser) -> Iterator[Page]:
+def tab(site: Site) -> Iterator[Page]:
     """One tab for all tests: loading the libraries anew for each would take most of the time."""
-    context = browser.new_context(viewport={"width": 1024, "height": 900}, color_scheme="light")
-    opened = context.new_page()
-    opened.set_default_timeout(SLOW_MS)
-    opened.on("console", lambda said: site.problems.append(said.text) if said.type == "error" else None)
-    opened.on("pageerror", lambda error: site.problems.append(str(error)))
-    opened.on("dialog", lambda dialog: site.problems.append(f"dialog {dialog.message}"))
-    opened.on("request", lambda request: _stays_here(request.url, site))
-    opened.goto(site.entrance)
-    expect(opened.locator("#page")).to_contain_text("newest first")  # behind the door's redirection
-    yield opened
-    context.close()
+    seen = {"viewport": {"width": 1024, "height": 900}, "color_scheme": "light"}
+    with launched() as browser, new_tab(browser, site.problems, site.address, **seen) as opened:
+        opened.goto(site.entrance)
+        expect(opened.locator("#page")).to_contain_text("newest first")  # behind the door's redirection
+        yield opened
 
 
 @pytest.fixture
@@ -165,41 +155,6 @@ def page(site: Site, tab: Page) -> Iterator[Page]:
     site.problems.clear()
     yield tab
     assert site.problems == []
-
-
-def _stays_here(url: str, site: Site) -> None:
-    if urlparse(url).scheme in ("http", "https", "ws") and not url.startswith(site.address):
-        site.problems.append(f"request to {url}")
-
-
-def go(page: Page, address: str) -> None:
-    """Goes to an address of the site as a click on a link does, without loading everything again."""
-    page.evaluate(
-        "to => { history.pushState({}, '', to); dispatchEvent(new Event('_dashprivate_pushstate')); }",
-        address,
-    )
-
-
-def shoot(page: Page, name: str) -> None:
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
-
-
-def barriers(page: Page) -> list[str]:
-    """What keeps people with a screen reader, a keyboard or weak eyes out, as far as axe can see it."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
-        for each in found
-        if each["impact"] in SERIOUS
-        for node in each["nodes"]
-    ]
-
-
-def name_of(address: str) -> str:
-    return re.sub(r"[^a-z]+", "-", address).strip("-") or "runs"
 
 
 @pytest.mark.parametrize("address, words", PAGES.items(), ids=map(name_of, PAGES))
@@ -212,12 +167,7 @@ def test_a_page_opens_by_its_address_without_barriers_and_fits_a_phone(
     shoot(page, f"{name_of(address)}-1024-light")
     assert barriers(page) == []
     page.set_viewport_size({"width": 390, "height": 844})
-    for _ in range(100):  # the menu slides out
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        if wide <= 390:
-            break
-        time.sleep(0.05)
-    assert wide <= 390, "nothing sticks out at the side"
+    assert fits(page, 390)
 
 
 def test_a_live_run_moves_by_itself(site: Site, page: Page) -> None:
@@ -225,6 +175,7 @@ def test_a_live_run_moves_by_itself(site: Site, page: Page) -> None:
     go(page, "/run/live")
     expect(page.locator(".badge.live")).to_contain_text("running")
     expect(page.locator("#run-ledger .main-svg").first).to_be_visible()
+    expect(page.locator(".title .alarm")).to_have_count(0)
     under = page.locator("#run-title .under")
     before = under.inner_text()
     expect(under).not_to_have_text(before)
@@ -242,9 +193,28 @@ def test_a_command_reaches_the_job_and_its_answer_comes_back(page: Page) -> None
     page.get_by_role("button", name="Pause tuning").click()
     expect(page.locator("#control-answer")).to_contain_text("Handed over")
     expect(page.locator("#control-log li").first).to_contain_text("pause-tuning")
-    page.get_by_role("button", name="Resume tuning").click()
-    expect(page.locator("#control-log")).to_contain_text("resume-tuning")
+    for asked in ("Allow", "Forbid", "Resume tuning", "Take a deep window"):
+        page.get_by_role("button", name=asked).click()
+        expect(page.locator("#control-answer")).to_contain_text("Handed over")
+    for answered in (
+        "forbid precision: done",
+        "resume-tuning: done",
+        "deep-window: refused (fixes are being",
+    ):
+        expect(page.locator("#control-log")).to_contain_text(answered)
     shoot(page, "run-live-control-1024-light")
+
+
+def test_the_step_time_falls_where_a_kept_fix_is_marked(page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, "/run/live")
+    mark = page.locator("#run-throughput .annotation-text", has_text=" kept").first
+    expect(mark).to_be_visible()
+    shown = drawn(page)
+    assert shown.kept_at is not None
+    after = shown.step_ms[shown.step > shown.kept_at]
+    assert np.median(after) < shown.step_ms[0] / 2, "the cache takes nearly all of the step away"
+    shoot(page, "run-live-kept-1024-light")
 
 
 def test_the_verdict_the_finding_and_the_line_to_blame_are_shown(page: Page) -> None:
@@ -371,14 +341,26 @@ def test_before_and_after_agree_with_the_json_to_the_digit(site: Site, page: Pag
     shoot(page, "run-live-before-after-ended-1024-light")
 
 
+def test_the_operations_of_a_deep_window_are_shown(page: Page) -> None:
+    page.set_viewport_size({"width": 1024, "height": 900})
+    go(page, "/run/ranks/kernels")
+    for words in ("By class", "Operations", "optimizer"):
+        expect(page.locator("#page")).to_contain_text(words)
+    page.mouse.move(500, 500)  # away from the switch that an earlier test has clicked
+    assert barriers(page) == []
+    shoot(page, "run-ranks-kernels-1024-light")
+
+
 @pytest.mark.extended
 def test_every_page_is_photographed_in_both_schemes_at_three_widths(site: Site, page: Page) -> None:
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         for address, words in PAGES.items():
             go(page, address)
-            expect(page.locator("#page")).to_contain_text(words)
+            expect(page.locator("#page")).to_contain_text(ENDED.get(address, words))
+            expect(page.locator(WAITING)).to_have_count(0)
+            expect(page.locator("#page")).not_to_contain_text(re.compile("being analysed|Not analysed"))
             for width in WIDTHS:
                 page.set_viewport_size({"width": width, "height": 900})
-                time.sleep(0.3)  # plotly draws anew
+                page.wait_for_timeout(300)  # plotly draws anew
                 shoot(page, f"{name_of(address)}-{width}-{scheme}")
