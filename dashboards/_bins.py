@@ -108,6 +108,13 @@ class Bins:
         self.width *= 2
         self.changes += 1
 
+    def copy(self) -> Bins:
+        """Returns the same bins, to which more can be added."""
+        other = Bins(self.first, self.width)
+        other.sums, other.counts = self.sums.copy(), self.counts.copy()
+        other.longest_ns = self.longest_ns.copy()
+        return other
+
     def filled(self) -> slice:
         """Returns the bins from the first to the last that has a step."""
         used = np.flatnonzero(self.counts)

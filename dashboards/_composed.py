@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.dashboards._bins import Bins
+from diagnose.dashboards._device_steps import Seen
 from diagnose.dashboards._lateness import lateness_of
 from diagnose.dashboards._marks import marks_of, tuning_so_far
 from diagnose.dashboards._series import GapParts, steps_of
@@ -81,11 +82,13 @@ def composed(
     end = max(tail.num_steps for tail in trained)
     for tail in trained:
         tail.bins.make_room(end)
+    seen = first.seen(end, over=liveness.state is not State.RUNNING)
     return Snapshot(
         **snapshot,
         num_steps=first.num_steps,
-        overview=steps_of(first.bins, overall(trained, first.num_steps), own[0], begun_ns),
-        recent=_recent(trained, own[0], begun_ns),
+        device_share=seen.device_share,
+        overview=steps_of(seen.bins, overall(trained, seen), own[0], begun_ns),
+        recent=_recent(trained, seen, own[0], begun_ns),
         lateness=lateness_of(trained, own, met),
         vitals=vitals_of(first.vitals, begun_ns, (first.meta.get("facts") or {}).get("nvml") or {}),
         tuning=tuning,
@@ -118,16 +121,15 @@ def words(name: str, manifest: Mapping[str, Any], liveness: Liveness, meta: Mapp
     return in_words(Profile(run=run, status=Status.OK), liveness)
 
 
-def _recent(trained: Sequence[RankTail], parts: GapParts, begun_ns: int) -> Steps:
+def _recent(trained: Sequence[RankTail], seen: Seen, parts: GapParts, begun_ns: int) -> Steps:
     """Returns the first rank's newest steps one by one, with the throughput of all ranks."""
-    first = trained[0]
-    end = newest_end(trained, first.num_steps)
+    end = newest_end(trained, seen)
     begin = max(0, end - RECENT_STEPS)
     bins = Bins(begin)
-    rows_from = first.num_steps - len(first.recent)
-    rows = first.recent[max(0, begin - rows_from) : max(0, end - rows_from)]
+    rows_from = seen.num_steps - len(seen.recent)
+    rows = seen.recent[max(0, begin - rows_from) : max(0, end - rows_from)]
     bins.add_rows(max(begin, rows_from), rows)
-    return steps_of(bins, recent(trained, first.num_steps, begin, end), parts, begun_ns)
+    return steps_of(bins, recent(trained, seen, begin, end), parts, begun_ns)
 
 
 def _damage(tail: RankTail, liveness: Liveness) -> str:

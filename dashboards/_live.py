@@ -9,7 +9,9 @@ Nothing is locked: the thread alone changes what it reads into, and what callbac
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from time import monotonic
 from diagnose.dashboards._analyst import Analysis, Analyst, Answer
 from diagnose.dashboards._bins import MAX_BINS
 from diagnose.dashboards._composed import composed, doing
+from diagnose.dashboards._device_steps import bins_by_device
 from diagnose.dashboards._followed import Followed
 from diagnose.dashboards._ranges import bins_between
 from diagnose.dashboards._series import GapParts, steps_of
@@ -125,6 +128,9 @@ class Live:
         if first <= 0 and last >= drawn.num_steps and max_bins >= MAX_BINS and drawn.filled_share == 1.0:
             return drawn.overview
         bins = bins_between([tail.path for tail in tails], first, min(last, tails[0].num_steps), max_bins)
+        if drawn.device_share is not None:
+            with contextlib.suppress(sqlite3.DatabaseError, ValueError, OSError):
+                bins[0] = bins_by_device(tails[0].path, bins[0], first, min(last, tails[0].num_steps))
         return steps_of(bins[0], of_bins(bins), parts[0], tails[0].begun_ns or 0)
 
     @property

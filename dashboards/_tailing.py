@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from diagnose.dashboards._bins import Bins
+from diagnose.dashboards._device_steps import PIECE, DeviceSteps, Seen
 from diagnose.dashboards._rank_series import RankSeries
 from diagnose.dashboards._waits import RankWaits
 
@@ -79,6 +80,7 @@ class RankTail:
         self.behind_steps = 0
         self.series = RankSeries()
         self._first = first
+        self._device: DeviceSteps | None = None
         self._kinds = kinds
         self._oldest: int | None = None  # steps before this one have not been read yet
         self._stamp: tuple[int, ...] = ()
@@ -120,7 +122,9 @@ class RankTail:
         try:
             with look(self.path) as file:
                 if self._oldest:
-                    chunks = file.chunks_before(self._oldest)
+                    chunks = file.chunks_before(self._oldest, self._piece)
+                    if self._device is not None:
+                        self._device.read_older(file, chunks)
                 elif not self.waits.read(file):
                     self.waits = RankWaits()  # there should be more: it is damaged
                 damaged = file.damaged
@@ -134,9 +138,26 @@ class RankTail:
         self._oldest = chunks[-1].first if chunks else 0
         self._say(damaged)
 
+    def seen(self, end: int, *, over: bool) -> Seen:
+        """Returns the steps by the device's clock where it was heard in most of them, else by the host's.
+
+        Args:
+            end: Steps of the rank that has most, for which the bins make room.
+            over: No clock will tell more.
+        """
+        by_device = self._device.seen(end, over=over) if self._device is not None else None
+        self.bins.make_room(end)
+        return by_device or Seen(bins=self.bins, recent=self.recent, num_steps=self.num_steps)
+
+    @property
+    def _piece(self) -> int:
+        return MAX_CHUNKS if self._device is None else PIECE
+
     def _read_new(self, file: Look) -> bool:
         self.meta = file.meta() or self.meta
         more = False
+        if self._first and self._device is None and file.has_device_steps():
+            self._start_over(DeviceSteps(RECENT_STEPS))
         if self._oldest is None:
             chunks = self._newest(file)
             if not chunks:
@@ -144,10 +165,13 @@ class RankTail:
             self._oldest = chunks[0].first
             self._find_begin(file)
         else:
-            chunks = file.chunks_after(self.num_steps)
+            chunks = file.chunks_after(self.num_steps, self._piece)
         for chunk in chunks:
             self._add(chunk)
         self._remember(chunks)
+        if self._device is not None:
+            clock = (self.meta.get("facts") or {}).get("device_clock") or {}
+            self._device.read(file, chunks, is_heard=not clock.get("gave_up"))
         if chunks:
             self.num_steps = max(self.num_steps, chunks[-1].first + chunks[-1].num_steps)
         self.waits.look_for(file)
@@ -155,7 +179,13 @@ class RankTail:
             self.waits.read(file)
         if self._first:
             more = self._read_events(file) | self._read_vitals(file)
-        return more or len(chunks) == MAX_CHUNKS
+        return more or len(chunks) == self._piece
+
+    def _start_over(self, device: DeviceSteps) -> None:
+        """Reads the steps again, now that they are to be joined with what the device's clock tells."""
+        self._device = device
+        self._oldest, self._torn, self.num_steps = None, 0, 0
+        self.bins, self.recent, self.series = Bins(), self.recent[:0], RankSeries()
 
     def _newest(self, file: Look) -> list[Chunk]:
         """Returns the newest chunks that hold `RECENT_STEPS` steps, oldest first."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from diagnose.dashboards._bins import MAX_BINS, Bins
+from diagnose.dashboards._device_steps import Seen
 from diagnose.dashboards._series import COUNTED, Rates, rates_of
 from diagnose.dashboards._tailing import RECENT_STEPS, RankTail
 
@@ -57,41 +58,46 @@ def of_bins(ranks: Sequence[Bins]) -> Rates:
     return together.rates()
 
 
-def overall(tails: Sequence[RankTail], newest: int) -> Rates:
+def overall(tails: Sequence[RankTail], first: Seen) -> Rates:
     """Returns what ranks do together in each bin.
 
     Args:
         tails: Their bins are as wide alike.
-        newest: Steps of the first rank.
+        first: The first rank's steps, by either clock.
     """
     together = Together(MAX_BINS)
     for tail in tails:
         width = tail.bins.width
-        together.add(0, tail.series.rates_BC(tail.bins))
+        by_device = tail is tails[0] and first.device_share is not None
+        rates = rates_of(first.bins.sums) if by_device else tail.series.rates_BC(tail.bins)
+        together.add(0, rates)
         together.miss(0, tail.unread_steps // width)
-        if _is_awaited(tail, newest):
+        if _is_awaited(tail, tails[0].num_steps):
             together.miss(-(-tail.num_steps // width))
     return together.rates()
 
 
-def newest_end(tails: Sequence[RankTail], newest: int) -> int:
+def newest_end(tails: Sequence[RankTail], first: Seen) -> int:
     """Returns the end of the newest steps that the ranks asked at one time have all told of.
 
     Ranks flush at other moments: steps that some have not told of yet would show the rate of the others.
     """
     behind = [tail.behind_steps for tail in tails if tail.behind_steps < FAR_BEHIND]
-    return max(0, newest - max(behind, default=0))
+    return max(0, min(first.num_steps, tails[0].num_steps - max(behind, default=0)))
 
 
-def recent(tails: Sequence[RankTail], newest: int, begin: int, end: int) -> Rates:
+def recent(tails: Sequence[RankTail], first: Seen, begin: int, end: int) -> Rates:
     """Returns what ranks do together in each step from `begin` to before `end`."""
     together = Together(end - begin)
     for tail in tails:
-        rates_SC = tail.series.recent_rates_SC(tail.num_steps, tail.recent)
-        first = tail.num_steps - len(rates_SC)
-        together.add(max(0, first - begin), rates_SC[max(0, begin - first) : max(0, end - first)])
-        together.miss(0, min(max(0, first - begin), end - begin))
-        if _is_awaited(tail, newest) and tail.num_steps < end:
+        if tail is tails[0] and first.device_share is not None:
+            rates_SC, told = rates_of(first.recent), first.num_steps
+        else:
+            rates_SC, told = tail.series.recent_rates_SC(tail.num_steps, tail.recent), tail.num_steps
+        known = told - len(rates_SC)
+        together.add(max(0, known - begin), rates_SC[max(0, begin - known) : max(0, end - known)])
+        together.miss(0, min(max(0, known - begin), end - begin))
+        if _is_awaited(tail, tails[0].num_steps) and tail.num_steps < end:
             together.miss(max(0, tail.num_steps - begin))
     return together.rates()
 

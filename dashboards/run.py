@@ -141,7 +141,7 @@ class Run(Page):
                 title(snap, "Run"),
                 verdict_box(snap),
                 shown([Facts(items=tuple(kpis(snap)), headline=True)]),
-                legend(steps),
+                legend(steps, snap.device_share),
                 details,
                 figure(ledger(steps, marks(snap))),
                 figure(throughput(steps, marks(snap))),

@@ -135,7 +135,7 @@ def test_history_that_is_still_to_be_read_does_not_make_the_job_slower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diagnose.dashboards._tailing.RECENT_STEPS", 100)
-    monkeypatch.setattr("diagnose.store.tail.Look.chunks_before.__defaults__", (3,))
+    monkeypatch.setattr("diagnose.dashboards._tailing.MAX_CHUNKS", 3)
     with job(tmp_path / "run", 4, 1) as files:
         for file in files:
             for first in range(1, 500, 20):

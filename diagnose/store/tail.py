@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.core.ledger import COLUMNS
+from diagnose.core.ledger import COLUMNS, DEVICE_COLUMNS
 from diagnose.store.format import VERSION, pack_columns
 from diagnose.store.reader import DAMAGE, connect
 
@@ -166,6 +166,23 @@ class Look:
         # A record whose first rows have been read was two, and has been merged since.
         return [times[max(0, number - first) :] for first, times in found if first + len(times) > number]
 
+    def has_device_steps(self) -> bool:
+        """Whether any step was seen by the device's clock. Files of before there was one have no table."""
+        if not self._read("SELECT 1 FROM sqlite_master WHERE name = 'device_chunks'", ()):
+            return False
+        return bool(self._read("SELECT 1 FROM device_chunks LIMIT 1", ()))
+
+    def device_steps(self, first: int, last: int) -> list[tuple[int, Rows]]:
+        """Returns what the device's clock tells of some steps, and of a few around them:
+        first step and rows, in the order of `DEVICE_COLUMNS`."""
+        query = (
+            "SELECT first_step, num_steps, columns FROM device_chunks "
+            "WHERE first_step < ? AND first_step >= "
+            "(SELECT coalesce(max(first_step), 0) FROM device_chunks WHERE first_step <= ?) "
+            "ORDER BY first_step"
+        )
+        return self._read(query, (last, first), _device_chunk)
+
     def events_after(self, number: int, kinds: tuple[str, ...], limit: int) -> list[Event]:
         """Returns later events of some kinds, in order."""
         marks = ", ".join("?" * len(kinds))
@@ -246,6 +263,12 @@ def _chunk(first: int, num_steps: int, totals: str, packed: bytes) -> Chunk:
 def _meeting(first: int, packed: bytes) -> tuple[int, Rows]:
     times: Rows = np.frombuffer(zlib.decompress(packed), dtype="<i8").reshape(2, -1).T
     return int(first), times
+
+
+def _device_chunk(first: int, num_steps: int, packed: bytes) -> tuple[int, Rows]:
+    flat = np.frombuffer(zlib.decompress(packed), dtype="<i8")
+    rows: Rows = flat.reshape(len(DEVICE_COLUMNS), num_steps).T
+    return int(first), rows
 
 
 def _event(number: int, time_ns: int, step: int, kind: str, detail: str) -> Event:
