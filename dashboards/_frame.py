@@ -25,9 +25,8 @@ function(opened, navbar) {
 """
 CLOSE_MENU = """
 function(pathname, search) {
-    const main = document.getElementById("page");
-    if (main && window.diagnoseMoved) { window.scrollTo(0, 0); }
-    window.diagnoseMoved = true;
+    if (window.diagnosePath && window.diagnosePath !== pathname) { window.scrollTo(0, 0); }
+    window.diagnosePath = pathname;
     return false;
 }
 """

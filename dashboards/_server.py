@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import socket
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from dash import Dash, Input, Output, State, html, no_update
 from diagnose.dashboards import _frame
-from diagnose.dashboards._guard import Guard, new_token, trusted
+from diagnose.dashboards._guard import Guard, is_loopback, new_token, trusted
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, view_of
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
@@ -71,6 +73,7 @@ def create_app(root: Path, *, host: str = "127.0.0.1", token: str | None = None)
         meta_tags=[
             {"name": "viewport", "content": "width=device-width, initial-scale=1"},
             {"name": "color-scheme", "content": "light dark"},
+            {"name": "diagnose-reopen", "content": escape(_options(root, host))},  # for `gone.js`
         ],
     )
     app.guard = Guard(host, token or new_token())
@@ -87,14 +90,23 @@ def create_app(root: Path, *, host: str = "127.0.0.1", token: str | None = None)
     return app
 
 
+def _options(root: Path, host: str) -> str:
+    """Returns the options that open the same dashboard again, wherever they are pasted."""
+    elsewhere = "" if is_loopback(host) else f"--host {shlex.quote(host)} "
+    return f"{elsewhere}--run-dir {shlex.quote(str(root.absolute()))}"
+
+
 def _route(app: DashboardApp) -> None:
     @app.callback(  # type: ignore[untyped-decorator]
         Output("page", "children"),
         Output("view", "data"),
         Input("url", "pathname"),
         Input("url", "search"),
+        State("view", "data"),
     )
-    def show(pathname: str | None, search: str | None) -> tuple[Any, dict[str, Any]]:
+    def show(
+        pathname: str | None, search: str | None, shown: dict[str, Any] | None
+    ) -> tuple[Any, dict[str, Any]]:
         view = view_of(pathname or "/", search or "")
         data = {"page": view.page, "run": view.run, "query": dict(view.query)}
         page = app.pages.get(view.page)
@@ -103,6 +115,8 @@ def _route(app: DashboardApp) -> None:
         try:
             if view.run is not None:
                 app.source.folder(view.run)
+            if page.follows_query and shown and (shown["page"], shown["run"]) == (view.page, view.run):
+                return no_update, data
             return page.layout(view, app.source), data
         except DiagnoseError as error:
             return _sorry(str(error)), {**data, "run": None}

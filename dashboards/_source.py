@@ -6,29 +6,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 
-from diagnose.dashboards._analyst import Analysis, Analyst, Answer, Compared
-from diagnose.dashboards._listed import RunRow, row_of, stamp_of
+from diagnose.dashboards._analyst import Analyst, Answer, Compared
+from diagnose.dashboards._listed import RunRow
 from diagnose.dashboards._live import Live
+from diagnose.dashboards._run_list import RunList
+from diagnose.dashboards._snapshot import Snapshot, Steps
+from diagnose.dashboards._zoomed import Ranges
 
 from diagnose.core.command import Command
 from diagnose.core.errors import DiagnoseError
-from diagnose.core.liveness import State
-from diagnose.core.profile import Profile
 from diagnose.launch.control import Answer as Answered
 from diagnose.launch.control import send
-from diagnose.store.runs import NAME, list_runs
+from diagnose.store.runs import NAME
 
 MAX_LIVE = 8
 """Runs that are followed at once; the one that nobody has looked at for the longest is let go."""
-
-LIST_EVERY_S = 1.0
-MAX_LISTED = 500
-"""Of more runs only the newest are listed."""
-
-MAX_VERDICTS = 25
-"""So many of the newest ended runs are analysed for the list, unasked, one after the other."""
 
 COMMAND_WAITS_S = 10.0
 """Whoever gives a command as the first thing is told of the run, not that nothing is known of it yet."""
@@ -46,20 +39,16 @@ class Source:
 
     Attributes:
         root: Likewise.
-        has_listed: Whether the runs have been listed once: before, that there are none means nothing.
     """
 
     def __init__(self, root: Path, *, trusted: Callable[[], bool] = lambda: False) -> None:
         self.root = root
-        self.has_listed = False
         self._trusted = trusted
         self._analyst = Analyst()
         self._lock = threading.Lock()
         self._live: OrderedDict[str, Live] = OrderedDict()
-        self._rows: dict[str, tuple[tuple[int, ...], RunRow]] = {}
-        self._listed: tuple[RunRow, ...] = ()
-        self._listed_at = -LIST_EVERY_S
-        self._verdicts: dict[str, Profile | None] = {}
+        self._list = RunList(root, self._analyst)
+        self._ranges = Ranges()
         self._compared: dict[tuple[str, str], Answer | None] = {}
 
     def folder(self, run: str) -> Path:
@@ -94,20 +83,29 @@ class Source:
             threading.Thread(target=each.close, daemon=True).start()
         return live
 
+    def steps(self, snap: Snapshot, first: int, last: int, wait_s: float) -> Steps:
+        """Returns steps of a run, from `first` to before `last`; see `Ranges`."""
+        return self._ranges.steps(self.run(snap.id), snap, first, last, wait_s)
+
     def is_settled(self, run: str) -> bool:
         """Whether the pages of a run will not change any more."""
         live = self._live.get(run)
         return live is not None and live.is_settled
 
-    def runs(self) -> tuple[RunRow, ...]:
-        """Returns the runs, the newest first."""
+    def watched(self, within_s: float) -> list[Live]:
+        """Returns the runs that a page has asked for in so many seconds, and that go on changing."""
         with self._lock:
-            if monotonic() - self._listed_at < LIST_EVERY_S:
-                return self._listed
-            self._listed_at = monotonic()
-        self._listed = tuple(self._row(folder) for folder in list_runs(self.root)[:MAX_LISTED])
-        self.has_listed = True
-        return self._listed
+            lives = list(self._live.values())
+        return [live for live in lives if live.idle_s < within_s and not live.is_settled]
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether the runs have been listed once: before, that there are none means nothing."""
+        return self._list.has_listed
+
+    def runs(self) -> tuple[RunRow, ...]:
+        """Returns the runs, the newest first, as they were at most a second ago."""
+        return self._list.rows()
 
     def compared(self, before: str, after: str) -> Compared | None:
         """Returns two runs compared; `None` while that is being done: ask again.
@@ -182,23 +180,5 @@ class Source:
             live, self._live = list(self._live.values()), OrderedDict()
         for each in live:
             each.close()
+        self._list.close()
         self._analyst.close()
-
-    def _row(self, folder: Path) -> RunRow:
-        stamp, row = self._rows.get(folder.name, (None, None))
-        now = stamp_of(folder)
-        if row is None or stamp != now or row.state not in (State.ENDED, State.GONE):
-            row = row_of(folder)
-            self._rows[folder.name] = (now, row)
-        if row.state is not State.ENDED:
-            return row
-        key = f"{folder.name} {now}"
-        if key not in self._verdicts and len(self._verdicts) < MAX_VERDICTS:
-            self._verdicts[key] = None
-
-            def told(answer: Answer) -> None:
-                self._verdicts[key] = answer.profile if isinstance(answer, Analysis) else None
-
-            self._analyst.analyse(folder, told, urgent=False)
-        profile = self._verdicts.get(key)
-        return row.judged(profile) if profile is not None else row

@@ -41,11 +41,14 @@ class Page:
         title: Its name in the navigation.
         order: Its place there; smaller is first.
         of_run: Whether it is about one run (`/run/<id>/<name>`) or about all (`/<name>`).
+        follows_query: Whether its callbacks show what the query asks for, so that a change of it leaves
+            the layout, and where the reader is in it; else the page is laid out anew.
     """
 
     title: ClassVar[str]
     order: ClassVar[int] = 50
     of_run: ClassVar[bool] = True
+    follows_query: ClassVar[bool] = False
 
     def layout(self, view: View, source: Source) -> Any:
         """Returns the page's components. Called in a request: reads what is there and waits for nothing."""

@@ -36,17 +36,18 @@ class Compare(Page):
 
     def layout(self, view: View, source: Source) -> Any:
         """See `Page`."""
-        rows = source.runs()
-        options = [{"label": f"{row.id}  ({printable(row.script)})", "value": row.id} for row in rows]
-        known = {row.id for row in rows}
-        chosen = {side: view.query.get(side, "") for side in "ab"}
+        labels = {row.id: f"{row.id}  ({printable(row.script)})" for row in source.runs()}
+        chosen = {side: _known(source, view.query.get(side, "")) for side in "ab"}
+        for run in filter(None, chosen.values()):
+            labels.setdefault(run, run)  # older than those that are listed, or not listed yet
+        options = [{"label": label, "value": run} for run, label in labels.items()]
         return html.Div(
             [
                 html.Div([html.P("Compare", className="eyebrow"), html.H1("Two runs")], className="title"),
                 html.Div(
                     [
-                        _chooser("a", "A, before", options, chosen["a"] if chosen["a"] in known else None),
-                        _chooser("b", "B, after", options, chosen["b"] if chosen["b"] in known else None),
+                        _chooser("a", "A, before", options, chosen["a"]),
+                        _chooser("b", "B, after", options, chosen["b"]),
                         html.Div(id="compare-link"),
                     ],
                     className="toolbar",
@@ -82,6 +83,13 @@ class Compare(Page):
             key, made = _made(source, a, b)
             stamp = hashlib.sha1(f"{a} {b} {key}".encode(), usedforsecurity=False).hexdigest()
             return (dash.no_update, dash.no_update) if stamp == drawn else (made(), stamp)
+
+
+def _known(source: Source, run: str) -> str | None:
+    try:
+        return source.folder(run).name
+    except DiagnoseError:
+        return None
 
 
 def _made(source: Source, a: str, b: str) -> tuple[str, Any]:

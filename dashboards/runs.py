@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash
-import dash_mantine_components as dmc
-from dash import Input, Output, State, dcc, html
+from dash import ClientsideFunction, Input, Output, State, dcc, html
+from diagnose.dashboards import _look_runs as look
+from diagnose.dashboards._listed import RunRow
 from diagnose.dashboards._look_blocks import Component, empty, tabs
-from diagnose.dashboards._source import RunRow, Source
-from diagnose.dashboards.base import RUN, Page, View, href
+from diagnose.dashboards._source import Source
+from diagnose.dashboards.base import RUNS, Page, View
 
 from diagnose.core.liveness import State as Alive
-from diagnose.core.units import NS_PER_MS, format_duration, format_rate
-from diagnose.report._wording import printable, short_path
+from diagnose.report._wording import short_path
 
-MAX_ROWS = 200
-"""More rows than anyone reads; the search finds the others."""
 STATES = {
     "": "All",
     "running": "Running",
@@ -24,8 +24,6 @@ STATES = {
     "tuned": "Tuned",
     "failed": "Not closed or failed",
 }
-COLUMNS = ("", "run", "how it stands", "steps", "step", "samples/s", "what slows it down")
-NUMBERS = ("steps", "step", "samples/s")
 
 
 class Runs(Page):
@@ -34,14 +32,16 @@ class Runs(Page):
     title = "Runs"
     order = 0
     of_run = False
+    follows_query = True
 
     def layout(self, view: View, source: Source) -> Any:
         """See `Page`."""
-        chosen = view.query.get("state", "")
-        states = {words: href(**({"state": state} if state else {})) for state, words in STATES.items()}
         return html.Div(
             [
-                html.Div([html.H1("Runs"), html.P(id="runs-count", className="under")], className="title"),
+                html.Div(
+                    [html.H1("Runs"), html.P(id="runs-count", className="under", role="status")],
+                    className="title",
+                ),
                 html.Div(
                     [
                         html.Div(
@@ -58,76 +58,90 @@ class Runs(Page):
                             ],
                             className="labelled",
                         ),
-                        tabs(states, STATES.get(chosen, ""), "Which runs"),
+                        html.Div(id="runs-states"),
                         html.Div(id="runs-compare", role="status"),
                     ],
                     className="toolbar",
                 ),
                 dcc.Store(id="runs-drawn"),
-                html.Div(id="runs-table"),
+                look.table(),
+                html.Div(id="runs-none"),
+                html.Div(id="runs-pages"),
             ]
         )
 
     def callbacks(self, app: Any, source: Source) -> None:
         """See `Page`."""
+        app.clientside_callback(
+            ClientsideFunction(namespace="address", function_name="searched"),
+            Output("runs-search", "value"),
+            Input("view", "data"),
+            prevent_initial_call=True,
+        )
 
         @app.callback(  # type: ignore[untyped-decorator]
-            Output("runs-table", "children"),
+            Output("runs-rows", "children"),
+            Output("runs-table", "hidden"),
+            Output("runs-none", "children"),
             Output("runs-count", "children"),
+            Output("runs-states", "children"),
+            Output("runs-compare", "children"),
+            Output("runs-pages", "children"),
             Output("runs-drawn", "data"),
             Input("tick", "n_intervals"),
             Input("view", "data"),
-            Input("runs-search", "value"),
             State("runs-drawn", "data"),
-            State({"kind": "runs-pick", "run": dash.ALL}, "checked"),
-            State({"kind": "runs-pick", "run": dash.ALL}, "id"),
         )
-        def refresh(
-            _: int,
-            view: dict[str, Any] | None,
-            search: str | None,
-            drawn: str | None,
-            picked: list[bool],
-            boxes: list[dict[str, str]],
-        ) -> Any:
-            if not view or view.get("page") != "runs":
-                return dash.no_update, dash.no_update, dash.no_update
+        def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, Any] | None) -> Any:
+            same = (dash.no_update,) * 8
+            if not view or view.get("page") != RUNS:
+                return same
+            query = {str(name): str(value) for name, value in (view.get("query") or {}).items()}
             every = source.runs()
-            if not every:
-                return _none(source), "", ""
-            rows = filtered(every, str((view.get("query") or {}).get("state", "")), search or "")
-            key = repr((rows, len(every)))
-            if key == drawn:
-                return dash.no_update, dash.no_update, dash.no_update
-            chosen = set(_picked(picked, boxes))
-            shown = f"{len(rows):,} of {len(every):,}" if len(rows) < len(every) else f"{len(every):,}"
-            count = f"{shown} under {short_path(str(source.root))}, newest first"
-            if not rows:
-                return empty("No run matches", "Clear the search, or choose another filter."), count, key
-            return _table(rows[:MAX_ROWS], chosen), count, key
-
-        @app.callback(  # type: ignore[untyped-decorator]
-            Output("runs-compare", "children"),
-            Input({"kind": "runs-pick", "run": dash.ALL}, "checked"),
-            State({"kind": "runs-pick", "run": dash.ALL}, "id"),
-        )
-        def pick(picked: list[bool], boxes: list[dict[str, str]]) -> Any:
-            runs = _picked(picked, boxes)
-            if len(runs) < 2:
-                return html.Span(
-                    "Pick two runs to compare them." if not runs else "Pick one more.", className="note"
-                )
-            # The table is newest first; the older of two is what the newer is compared with.
-            return dcc.Link(
-                "Compare the two", href=href("compare", a=runs[-1], b=runs[0]), className="button"
+            found = filtered(every, query.get("state", ""), query.get("search", ""))
+            first = look.page_of(query, len(found)) * look.PER_PAGE
+            shown = found[first : first + look.PER_PAGE]
+            picked = query.get("pick", "").split(",")
+            words = _count(source, found, every)
+            frame = (words, query, [row.id for row in shown], len(found), source.has_listed)
+            key = zlib.crc32(repr(frame).encode())
+            stamps = [look.stamp(row, picked=row.id in picked) for row in shown]
+            known = {"key": key, "rows": stamps}
+            if known == drawn:
+                return same
+            if drawn and drawn.get("key") == key:
+                changed = dash.Patch()  # of a list that goes on, a row or two
+                for place, row in enumerate(shown):
+                    if stamps[place] != drawn["rows"][place]:
+                        changed[place] = look.row_of(row, picked=row.id in picked)
+                return (changed, *same[:-2], known)
+            return (
+                [look.row_of(row, picked=row.id in picked) for row in shown],
+                not shown,
+                _none(source, every, query) if not shown else [],
+                words,
+                _states(query),
+                look.comparison(every, picked),
+                look.pages(query, len(found)),
+                known,
             )
 
 
-def _picked(picked: list[bool], boxes: list[dict[str, str]]) -> list[str]:
-    return [box["run"] for box, is_picked in zip(boxes, picked, strict=True) if is_picked]
+def _states(query: Mapping[str, str]) -> Component:
+    states = {words: look.asked(query, state=state, page="") for state, words in STATES.items()}
+    return tabs(states, STATES.get(query.get("state", ""), ""), "Which runs")
 
 
-def filtered(rows: tuple[RunRow, ...], state: str, search: str) -> list[RunRow]:
+def _count(source: Source, found: Sequence[RunRow], every: Sequence[RunRow]) -> str:
+    if not every:
+        return ""
+    shown = f"{len(found):,} of {len(every):,}" if len(found) < len(every) else f"{len(every):,}"
+    unread = sum(not row.is_read for row in every)
+    still = f"; {unread:,} are still being read" if unread else ""
+    return f"{shown} under {short_path(str(source.root))}, newest first{still}"
+
+
+def filtered(rows: Sequence[RunRow], state: str, search: str) -> list[RunRow]:
     """Returns the rows that stand as `state` says, and in which each word of the search is found."""
     words = search.lower().split()
     return [
@@ -148,7 +162,7 @@ def _is(row: RunRow, state: str) -> bool:
     if state == "ended":
         return row.state is Alive.ENDED
     if state == "failed":
-        return row.state in (Alive.GONE, Alive.CANNOT_TELL) or _failed(row)
+        return row.is_read and (row.state in (Alive.GONE, Alive.CANNOT_TELL) or _failed(row))
     return True
 
 
@@ -157,78 +171,11 @@ def _failed(row: RunRow) -> bool:
     return row.state is Alive.ENDED and "(" in row.words and not row.words.endswith("(ok)")
 
 
-def _table(rows: list[RunRow], chosen: set[str]) -> Component:
-    header = [
-        html.Th(
-            name or html.Span("compare", className="unseen"),
-            scope="col",
-            className="number" if name in NUMBERS else "pick" if not name else "",
-        )
-        for name in COLUMNS
-    ]
-    return html.Div(
-        html.Table(
-            [html.Thead(html.Tr(header)), html.Tbody([_row(row, chosen) for row in rows])],
-            className="runs",
-            **{"aria-label": "Runs, newest first"},
-        ),
-        className="panel scroll",
-        tabIndex=0,
-        role="region",
-        **{"aria-label": "Runs, newest first"},
-    )
-
-
-def _row(row: RunRow, chosen: set[str]) -> Component:
-    pick = dmc.Checkbox(
-        id={"kind": "runs-pick", "run": row.id},
-        checked=row.id in chosen,
-        size="xs",
-        radius="sm",
-        **{"aria-label": f"compare {row.id}"},
-    )
-    tuned = [" ", html.Span("tuned", className="badge calm")] if row.tuned else []
-    ranks = f" · {row.world_size} ranks" if row.world_size > 1 else ""
-    command = printable(" ".join((row.script, *row.argv)))
-    steps = f"{row.num_steps:,}" if row.num_steps else ""
-    step = "" if row.step_ms is None else format_duration(row.step_ms * NS_PER_MS)
-    rate = "" if row.samples_per_s is None else format_rate(row.samples_per_s)
-    return html.Tr(
-        [
-            html.Td(pick, className="pick"),
-            html.Th(
-                [
-                    dcc.Link(row.id, href=href(RUN, row.id)),
-                    html.Code(command, className="cut", title=command),
-                    html.Div(f"{row.started[:16].replace('T', ' ')}{ranks}", className="detail"),
-                ],
-                scope="row",
-            ),
-            html.Td([*_standing(row), *tuned]),
-            html.Td(steps, className="number", **{"data-label": "steps"}),
-            html.Td(step, className="number", **{"data-label": "step"}),
-            html.Td(rate, className="number", **{"data-label": "samples/s"}),
-            html.Td(printable(row.note or row.verdict)),
-        ]
-    )
-
-
-def _standing(row: RunRow) -> list[Component]:
-    """Says in a word or two how a run stands, with the rest below."""
-    first, _, rest = row.words.partition("; ") if ";" in row.words else row.words.partition(", ")
-    tone = {Alive.RUNNING: "live", Alive.ENDED: ""}.get(row.state, "warn")
-    if row.state is Alive.ENDED and "(" in first:
-        ended = first.partition("(")[2].rstrip(")")
-        first, tone = (ended, "alarm") if ended != "ok" else ("ended", "")
-    elif row.state is Alive.GONE:
-        first, rest = "not closed", row.words.rpartition("; ")[2]
-    made = [html.Span(printable(first), className=f"badge {tone}".strip())]
-    return [*made, html.Div(printable(rest), className="detail")] if rest else made
-
-
-def _none(source: Source) -> Component:
-    if not source.has_listed:  # of a thousand ranks a row takes a few seconds
+def _none(source: Source, every: Sequence[RunRow], query: Mapping[str, str]) -> Component:
+    if not source.has_listed:
         return html.P("Reading the runs ...", className="reading", role="status")
+    if every:
+        return empty("No run matches", "Clear the search, or choose another filter.")
     return empty(
         "No runs yet",
         f"There are no runs under {short_path(str(source.root))}. Record one and it appears here at once:",

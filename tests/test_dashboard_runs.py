@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+from diagnose.dashboards import _run_list
+from diagnose.dashboards._listed import ListedRun, RunRow
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.runs import filtered
 
 from diagnose.core.errors import DiagnoseError
-from tests.following import until
+from diagnose.core.liveness import State
+from tests.following import WAIT_S, until
 from tests.recorded import manifest, record, steps, writer
+
+GOES_ON = {"started_unix": time.time(), "ended_unix": None, "exit_code": None}
+
+
+def listed(source: Source, holds: Callable[[tuple[RunRow, ...]], bool] = bool) -> tuple[RunRow, ...]:
+    """Returns the rows once each has been read, and this holds of them."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        rows = source.runs()
+        if all(row.is_read for row in rows) and holds(rows):
+            return rows
+        assert time.monotonic() < end, [(row.id, row.words, row.samples_per_s) for row in rows]
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +81,7 @@ def test_the_list_tells_what_is_known_without_reading_every_step(tmp_path: Path)
     (manifest(tmp_path / "bad", started_unix=3.0) / "rank0.sqlite").write_bytes(b"no database" * 100)
     source = Source(tmp_path)
     try:
-        rows = {row.id: row for row in source.runs()}
+        rows = {row.id: row for row in listed(source)}
     finally:
         source.close()
     assert list(rows) == ["bad", "empty", "good"]
@@ -78,10 +101,68 @@ def test_the_runs_that_went_wrong_are_found_and_no_others(tmp_path: Path) -> Non
     writer(manifest(tmp_path / "left", started_unix=6.0, exit_code=None, ended_unix=None)).close()
     source = Source(tmp_path)
     try:
-        rows = source.runs()
+        rows = listed(source)
     finally:
         source.close()
     assert [row.id for row in filtered(rows, "failed", "")] == ["left", "raised", "killed", "crashed"]
     assert [row.id for row in filtered(rows, "ended", "")] == [
         *("raised", "killed", "crashed", "attached", "good")
     ]
+
+
+def test_ranks_are_counted_before_their_files_are_read_and_summed_up_afterwards(tmp_path: Path) -> None:
+    folder = manifest(tmp_path / "run")
+    for rank in range(3):
+        record(folder, 400, rank=rank, slots_ms={"forward": 10.0 * (rank + 1)})
+    run = ListedRun(folder)
+    run.look_at_manifest()
+    run.look()
+    first = run.row
+    assert first.samples_per_s is not None
+    assert (first.world_size, first.num_steps) == (3, 400)
+    assert first.samples_per_s == pytest.approx(3 * 32 / 0.010, rel=0.02), "the others count as the first"
+    run.look_at_others(until=float("inf"))
+    assert run.row.samples_per_s == pytest.approx(32 / 0.010 + 32 / 0.020 + 32 / 0.030, rel=0.02)
+    assert not run.has_unread
+
+
+def test_a_run_whose_first_rank_is_gone_goes_on_while_another_does(tmp_path: Path) -> None:
+    here: dict[str, Any] = {"host": socket.gethostname()}
+    folder = manifest(tmp_path / "run", **here, **GOES_ON)
+    writers = [writer(folder, 0, **here), writer(folder, 1, **{**here, "pid": os.getpid()})]
+    run = ListedRun(folder)
+    run.look_at_manifest()
+    run.look()
+    assert run.row.state is State.RUNNING
+    run.look_at_others(until=float("inf"))
+    run.look()
+    assert run.row.state is State.RUNNING
+    for each in writers:
+        each.close()
+
+
+def test_a_run_that_comes_ends_or_is_deleted_is_so_in_the_list(tmp_path: Path) -> None:
+    source = Source(tmp_path)
+    quickly = patch.object(_run_list, "LIST_EVERY_S", 0.05)
+    quickly.start()
+    try:
+        assert source.runs() == ()
+        here: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+        folder = manifest(tmp_path / "new", **here, **GOES_ON)
+        file = writer(folder, **here)
+        rows = listed(source)
+        assert rows[0].words == "running, no record yet"
+        file.add_steps(steps(0, 40))
+        file.commit()
+        listed(source, lambda rows: rows[0].num_steps == 40)
+        file.close()
+        manifest(folder, **here, exit_code=3)
+        listed(source, lambda rows: rows[0].words == "ended (exit 3)")
+        shutil.rmtree(folder)
+        end = time.monotonic() + WAIT_S
+        while source.runs() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert source.runs() == ()
+    finally:
+        quickly.stop()
+        source.close()

@@ -59,7 +59,7 @@ def callback(client: Any, inputs: dict[str, Any], outputs: list[str], **headers:
             for name, value in inputs.items()
         ],
         "changedPropIds": list(inputs),
-        "state": [],
+        "state": [{"id": "view", "property": "data", "value": None}],
     }
     return client.post("/_dash-update-component", json=body, headers=headers)
 
