@@ -272,8 +272,8 @@ class Lineup:
         on_host = [float(count) if here else 0.0 for count, here in zip(counts, known, strict=True)]
         steps_N.copy_(torch.tensor(on_host))
         for row, (count, here) in enumerate(zip(counts, known, strict=True)):
-            if not here:
-                steps_N[row].copy_(count)
+            if isinstance(count, torch.Tensor) and not here:
+                steps_N[row].copy_(count.reshape(()))  # FSDP has saved them with a dimension
 
     def _look_up(self) -> list[int]:
         held: Any = map(dict.get, self._holders, self._names)

@@ -182,6 +182,7 @@ class Stepper:
             )
         if not disjoint([member.param for member in members]):
             self.left.append("two parameters share memory")
+            self._leave_unbegun(members)
             members = []
         found_at = by_device(members)
         self._lineups = [
@@ -189,6 +190,7 @@ class Stepper:
         ]
         for lineup in self._lineups:
             self._adopt(lineup)
+        self._unbegun.clear()
         inside = {member.index for member in members}
         self._outside = [
             (index, groups[number]) for index, number in enumerate(numbers) if index not in inside
@@ -247,6 +249,13 @@ class Stepper:
         if self._algorithm.master in self._algorithm.held(group, param):
             state[self._algorithm.master] = made_from(param)
 
+    def _leave_unbegun(self, members: Sequence[Member]) -> None:
+        """Takes back the states that torch's own step would take for those of an earlier one."""
+        for member in members:
+            if not self._algorithm.counts_steps and id(member.state) in self._unbegun:
+                for name in member.moments:
+                    member.state.pop(name, None)
+
     def _adopt(self, lineup: Lineup) -> None:
         """Hands the counts of steps to the table; views of it take their place."""
         if self._algorithm.counts_steps:
@@ -255,7 +264,6 @@ class Stepper:
                 member.state["step"] = count
         else:
             lineup.adopt([self._taken_by(member) for member in lineup.members])
-            self._unbegun.clear()
 
     def _taken_by(self, member: Member) -> float:
         """Steps of a member whose state does not count them. 0 says that its first is still to come."""
