@@ -9,14 +9,28 @@ import sys
 import threading
 import webbrowser
 from pathlib import Path
+from time import monotonic, sleep
 from types import FrameType
 
 from diagnose.dashboards._guard import is_loopback, new_token
 from diagnose.dashboards._server import create_app, server_of
+from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import RUN, RUNS, href
 
 from diagnose.core.errors import DiagnoseError
-from diagnose.launch.opened import NEXT_PORTS, TOKEN_VARIABLE, address_of, adopted_socket, listening_on
+from diagnose.launch.opened import (
+    LINGERS_S,
+    NEXT_PORTS,
+    TOKEN_VARIABLE,
+    address_of,
+    adopted_socket,
+    listening_on,
+)
+
+POLLED_S = 3.0
+"""A page asks each second; one that has not for so long is closed, hidden, or has been told of the end."""
+SHOWN_S = 1.5
+"""By then each page has asked once more."""
 
 NICENESS = 5
 """Beside a training job of ours, the job goes first."""
@@ -74,7 +88,10 @@ def serve(root: Path, run: str | None, host: str, port: int, *, any_port: bool, 
 
 
 def serve_child(root: Path, socket_fd: int) -> None:
-    """Serves on a socket that the parent listens on, until it closes our stdin or is no more."""
+    """Serves on a socket that the parent listens on, until it closes our stdin or is no more.
+
+    A page that is open then is still shown how the run ended.
+    """
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
     app = create_app(root, token=os.environ.pop(TOKEN_VARIABLE))
@@ -82,6 +99,7 @@ def serve_child(root: Path, socket_fd: int) -> None:
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
+        linger(app.source)
         server.shutdown()
 
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -89,3 +107,14 @@ def serve_child(root: Path, socket_fd: int) -> None:
         server.serve_forever()
     finally:
         app.source.close()
+
+
+def linger(source: Source) -> None:
+    """Waits until the pages that are open show how their runs ended; `LINGERS_S` at most."""
+    watched = source.watched(POLLED_S)
+    if not watched:
+        return
+    last = monotonic() + LINGERS_S - SHOWN_S
+    while monotonic() < last and not all(live.snapshot().over for live in watched):
+        sleep(0.1)
+    sleep(SHOWN_S)

@@ -31,7 +31,7 @@ def conclude(record: Record, settings: Settings, fate: Fate) -> None:
     if record.folder is None or not record.is_first:
         return
     try:
-        with _ctrl_c_stops_the_report():
+        with ctrl_c_interrupts():
             _conclude(record, record.folder, settings, fate)
     except KeyboardInterrupt:
         say(f"diagnose: the report was interrupted; to see it: diagnose report {record.folder.name}")
@@ -135,7 +135,8 @@ def _keep_traceback(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _ctrl_c_stops_the_report() -> Iterator[None]:
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Makes Ctrl-C a `KeyboardInterrupt` for a while; where it was ignored from the start it stays so."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         yield

@@ -26,7 +26,10 @@ TOKEN_VARIABLE = "DIAGNOSE_DASHBOARD_TOKEN"
 ADDRESS_FILE = "dashboard.url"
 LOG_FILE = "dashboard.log"
 
-ENDS_WITHIN_S = 5.0
+LINGERS_S = 5.0
+"""So long a dashboard stays at most where a page is open, to show there how the run ended."""
+
+ENDS_WITHIN_S = LINGERS_S + 5.0
 """Longer than this the end of a run does not wait for its dashboard."""
 
 
@@ -53,7 +56,7 @@ class Opened:
         return f"diagnose dashboard {self.folder.name} --run-dir {where}"
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends it; where a page is open, once that shows how the run ended, or at Ctrl-C."""
         with contextlib.suppress(OSError):
             (self.folder / ADDRESS_FILE).unlink()
         assert self.process.stdin is not None
@@ -61,7 +64,7 @@ class Opened:
             self.process.stdin.close()
         try:
             self.process.wait(timeout=ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self.process.kill()
             self.process.wait()
 

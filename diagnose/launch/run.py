@@ -10,7 +10,7 @@ from typing import Any
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch.command import Target, environment, why_blind
-from diagnose.launch.ending import conclude, get_ready, say, say_notes
+from diagnose.launch.ending import conclude, ctrl_c_interrupts, get_ready, say, say_notes
 from diagnose.launch.exporting import Exporting, check_exports, start_exporting
 from diagnose.launch.opened import Opened, open_beside
 from diagnose.launch.rank_choice import ALL
@@ -82,7 +82,8 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         for words in exporting.finish(quiet=settings.quiet):
             say(f"diagnose: {words}")
     if opened is not None:
-        opened.close()
+        with ctrl_c_interrupts():
+            opened.close()
         if not settings.quiet:
             say(f"diagnose: the dashboard is closed; open it again: {opened.command}")
     return fate
