@@ -8,14 +8,16 @@ import dash
 from dash import Input, Output, dcc, html
 from dash import State as Known
 from diagnose.dashboards._figure_run import cpus, device, ledger, legend, memory, throughput
-from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown, tabs
+from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_control import control_of, control_panel, register
 from diagnose.dashboards._look_findings import findings_panel
 from diagnose.dashboards._look_kpis import kpis
-from diagnose.dashboards._look_run import READING, marks, run_of, title, verdict_box
+from diagnose.dashboards._look_run import READING, marks, title, verdict_box
+from diagnose.dashboards._look_zoom import Zoom, fields, links, zoom_of
+from diagnose.dashboards._look_zoom import register as register_zoom
 from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.dashboards._source import Source
-from diagnose.dashboards.base import RUN, Page, View, href
+from diagnose.dashboards.base import RUN, Page, View
 
 from diagnose import report
 from diagnose.core.errors import DiagnoseError
@@ -27,11 +29,12 @@ from diagnose.report.base import Facts, Section
 
 DETAILS = ("phases", "lines", "events", "notes", "abstentions", "about")
 """Sections of the report that stand below the charts."""
-WINDOWS = {"all": "All steps", "newest": "Newest steps"}
+RANGE_WAITS_S, OVER_WAITS_S = 0.03, 30.0
+"""For so long a range of steps is waited for; where the run is over no tick comes back for it."""
 
 NOTHING = Snapshot(version=0, id="", liveness=Liveness(state=State.CANNOT_TELL))
 """What the charts show until the first figures are there."""
-OUTPUTS = ("title", "verdict", "kpis", "legend", "details")
+OUTPUTS = ("title", "verdict", "kpis", "windows", "legend", "details")
 
 
 class Run(Page):
@@ -39,12 +42,10 @@ class Run(Page):
 
     title = "Run"
     order = 10
+    follows_query = True
 
     def layout(self, view: View, source: Source) -> Any:
         """See `Page`."""
-        run = run_of(view)
-        chosen = _window(view.query)
-        windows = {words: href(RUN, run, window=name) for name, words in WINDOWS.items()}
         return html.Div(
             [
                 dcc.Store(id="run-drawn"),
@@ -55,7 +56,7 @@ class Run(Page):
                     [
                         panel(
                             "Where each step goes",
-                            tabs(windows, WINDOWS[chosen], "Which steps"),
+                            fields(),
                             html.Div(id="run-legend"),
                             chart(ledger(Steps(), ()), id="run-ledger", height=300),
                             note="Stacked to the whole step. Drag to zoom, double click to see all.",
@@ -97,6 +98,7 @@ class Run(Page):
     def callbacks(self, app: Any, source: Source) -> None:
         """See `Page`."""
         register(app, source)
+        register_zoom(app)
 
         @app.callback(  # type: ignore[untyped-decorator]
             *(Output(f"run-{name}", "children") for name in OUTPUTS),
@@ -122,15 +124,15 @@ class Run(Page):
                 return same
             query = view.get("query") or {}
             try:
-                live = source.run(view["run"])
-                snap = live.snapshot()
+                snap = source.run(view["run"]).snapshot()
                 if not snap.version:
                     return same
-                version = {"version": snap.version, "run": snap.id, "query": query}
+                zoom = zoom_of(query)
+                steps = _steps(source, snap, zoom)
+                read = [steps.first, steps.width, int(steps.counts.sum())]
+                version = {"version": snap.version, "run": snap.id, "query": query, "read": read}
                 if drawn and {key: drawn.get(key) for key in version} == version:
                     return same
-                between = _range(query)
-                steps = live.steps(*between) if between else _steps(snap, _window(query))
             except DiagnoseError as error:
                 return _unreadable(error)
             analysed = (snap.analysed_steps, snap.over, len(snap.marks))
@@ -141,10 +143,11 @@ class Run(Page):
                 title(snap, "Run"),
                 verdict_box(snap),
                 shown([Facts(items=tuple(kpis(snap)), headline=True)]),
+                links(snap, query),
                 legend(steps, snap.device_share),
                 details,
-                figure(ledger(steps, marks(snap))),
-                figure(throughput(steps, marks(snap))),
+                _zoomed(figure(ledger(steps, marks(snap))), zoom),
+                _zoomed(figure(throughput(steps, marks(snap))), zoom),
                 figure(memory(snap)),
                 figure(cpus(snap)),
                 figure(device(snap)),
@@ -163,22 +166,16 @@ def _unreadable(error: DiagnoseError) -> tuple[Any, ...]:
     return (why, *nothing, *figures, True, True, True, [], "", [], None)
 
 
-def _window(query: Any) -> str:
-    chosen = str(query.get("window", "all"))
-    return chosen if chosen in WINDOWS else "all"
+def _steps(source: Source, snap: Snapshot, zoom: Zoom) -> Steps:
+    if zoom.between is None:
+        return snap.recent if zoom.window == "newest" else snap.overview
+    return source.steps(snap, *zoom.between, OVER_WAITS_S if snap.over else RANGE_WAITS_S)
 
 
-def _range(query: Any) -> tuple[int, int] | None:
-    """Returns the steps that the address asks for, first and last (exclusive), if it asks for any."""
-    first, last = str(query.get("from", "")), str(query.get("to", ""))
-    if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
-        return None
-    begin, end = int(first[:12]), int(last[:12])
-    return (begin, end) if begin < end else None
-
-
-def _steps(snap: Snapshot, window: str) -> Steps:
-    return snap.recent if window == "newest" else snap.overview
+def _zoomed(made: dict[str, Any], zoom: Zoom) -> dict[str, Any]:
+    """Lets go of what was drawn with the mouse, once the figure shows it."""
+    made["layout"]["uirevision"] = f"{zoom.window} {zoom.between}"
+    return made
 
 
 def _details(snap: Snapshot, source: Source) -> list[Component]:
