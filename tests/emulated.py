@@ -25,7 +25,13 @@ CACHE = Path(tempfile.gettempdir()) / f"diagnose-emulation-{os.getuid()}"
 
 # The bits of the GPU: no contraction of a * b + c, and types that are read as words.
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
-SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+SANITIZERS = (
+    "-O0",
+    "-g1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+)
 
 # One C function per entry: copies the arguments, runs the grid, returns what went wrong or nothing.
 ENTRY = """
