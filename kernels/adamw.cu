@@ -41,7 +41,7 @@ struct AdamW : Elementwise {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) adamw(const __grid_constant__ Launch launch) {
+extern "C" __global__ void __launch_bounds__(THREADS, PAIRS == 0xff ? 1 : RESIDENT) adamw(const __grid_constant__ Launch launch) {
     __shared__ float scalars[WARPS][NUM_SCALARS];
     __shared__ u32 last;
     keep_told(launch);
