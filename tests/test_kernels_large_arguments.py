@@ -1,4 +1,4 @@
-"""Launches with 32 KB of arguments, as any driver since CUDA 12.1 gets them for a model of 500 parameters."""
+"""Launches with 32 KB of arguments, as drivers since CUDA 12.1 get them for models of 500 parameters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_the_table_holds_already_goes_without_large_arguments(device: CpuDe
 
 
 def clipped(params: list[torch.Tensor], grads: list[torch.Tensor | None]) -> torch.Tensor:
-    """Gives the gradients to the parameters and clips them. They have one value, so that their norm does not
+    """Gives the gradients to the parameters and clips them. They have one value: so their norm does not
     depend on the order in which torch adds."""
     for p, grad in zip(params, grads, strict=True):
         assert grad is not None

@@ -213,7 +213,7 @@ def test_workers_that_have_no_cpu_of_their_own_are_expected_to_win_less_than_a_c
     )
     finding = first(diagnosed(loading))
     assert finding.rule == "serial-loading"
-    # 1.3 CPUs of 14 ms are 9.1 ms on two; of a batch that is there already only the rest of the step is left.
+    # 1.3 CPUs of 14 ms are 9.1 ms on two; with a batch that is there already the rest of the step is left.
     assert finding.gain(14 * MS, "loader-workers").speedup == pytest.approx(14 / 9.6, rel=0.01)
     assert finding.gain(14 * MS, "dataset-cache").speedup == pytest.approx(14 / 4.5, rel=0.01)
     assert finding.fix.endswith("Loading and the model share 2 CPUs: expect about 1.5x of it.")

@@ -397,7 +397,7 @@ def test_of_the_actions_of_one_finding_the_one_that_wins_more_is_tried_first():
         lead("workers", "cache", speedup=2.5), gains={"workers": Gain(speedup=1.2, low=1, high=2)}
     )
     train(machine, controller(machine, [workers, cache], [found]), 300)
-    assert [trial["action"] for trial in machine.trials()][0] == "cache"
+    assert machine.trials()[0]["action"] == "cache"
     assert machine.trials()[0]["predicted"]["speedup"] == 2.5
 
 
