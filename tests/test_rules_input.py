@@ -219,6 +219,19 @@ def test_workers_that_have_no_cpu_of_their_own_are_expected_to_win_less_than_a_c
     assert finding.fix.endswith("Loading and the model share 2 CPUs: expect about 1.5x of it.")
 
 
+def test_workers_that_only_wait_may_be_more_than_the_cpus():
+    waiting = profile(
+        step_ms=24,
+        data_wait_ms=20,
+        program=Program(loaders=(Loader(num_workers=0, batch_size=16),)),
+        input=InputStats(fetch_ns=20 * MS, collate_ns=0.1 * MS, steady_wait_ns=20 * MS),
+        host=HostStats(cpus=2, process_cpus=0.3, on_cpu_share=0.17, runnable_share=0.01),
+    )
+    finding = first(diagnosed(waiting))
+    assert finding.fix == "Give the DataLoader 8 workers."
+    assert finding.gain(24 * MS, "loader-workers").speedup == pytest.approx(24 / 4.5, rel=0.01)
+
+
 def test_a_slow_collate_function_without_workers_is_named(tmp_path):
     loader = DataLoader(Rows(160, 0.5), batch_size=4, collate_fn=slow_collate)
     found, run = names(tmp_path / "run", loader)

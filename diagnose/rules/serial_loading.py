@@ -35,6 +35,9 @@ BLOCKED = 0.7
 COMPUTING = 0.3
 """And for less than this: it computes."""
 
+WAITING_PER_CPU = 4
+"""Workers that wait take turns on a CPU; more of them are processes and memory for little."""
+
 ONE_WORKER = Program(loaders=(Loader(num_workers=1, batch_size=32),))
 NO_WORKER = Program(loaders=(Loader(num_workers=0, batch_size=32, file="/home/me/train.py", line=31),))
 
@@ -146,17 +149,26 @@ class SerialLoading(Rule):
 
 
 def _workers_for(profile: Profile, load_ns: float, compute_ns: float) -> int:
-    """Returns how many workers keep up, at most one per CPU."""
+    """Returns how many workers keep up: at most one per CPU, or some where they only wait."""
     wanted = max(1, ceil(HEADROOM * load_ns / max(1.0, compute_ns)))
-    return max(1, min(wanted, profile.host.cpus or wanted))
+    waits = (_off_cpu(profile, load_ns) or 0.0) >= BLOCKED
+    return max(1, min(wanted, (profile.host.cpus or wanted) * (WAITING_PER_CPU if waits else 1)))
+
+
+def _off_cpu(profile: Profile, load_ns: float) -> float | None:
+    """Returns the part of its loading that the loop stands off the CPU, where its time there can be nothing
+    else."""
+    host = profile.host
+    if host.on_cpu_share is None or host.runnable_share is None or profile.run.device != "cpu":
+        return None
+    return (1 - host.on_cpu_share - host.runnable_share) * profile.step_time_ns / load_ns
 
 
 def _whether_it_computes(profile: Profile, load_ns: float) -> tuple[str, ...]:
-    """Says whether loading computes or waits, where the loop's time off the CPU can be nothing else."""
-    host = profile.host
-    if host.on_cpu_share is None or host.runnable_share is None or profile.run.device != "cpu":
+    """Says whether loading computes or waits."""
+    host, off_cpu = profile.host, _off_cpu(profile, load_ns)
+    if off_cpu is None:
         return ()
-    off_cpu = (1 - host.on_cpu_share - host.runnable_share) * profile.step_time_ns / load_ns
     if off_cpu >= BLOCKED:
         waits = "The training thread is off the CPU meanwhile: it waits for a disk, a network or a sleep."
         return (waits, *disk(host))
