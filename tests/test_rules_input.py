@@ -228,7 +228,7 @@ def test_workers_that_only_wait_may_be_more_than_the_cpus():
         host=HostStats(cpus=2, process_cpus=0.3, on_cpu_share=0.17, runnable_share=0.01),
     )
     finding = first(diagnosed(waiting))
-    assert finding.fix == "Give the DataLoader 8 workers."
+    assert finding.fix == "Give the DataLoader 7 workers."
     assert finding.gain(24 * MS, "loader-workers").speedup == pytest.approx(24 / 4.5, rel=0.01)
 
 
