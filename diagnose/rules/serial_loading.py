@@ -107,7 +107,7 @@ class SerialLoading(Rule):
         if host.cpus and 0 < won_ns < LEAST * lost_ns:
             cpus = "1 CPU" if host.cpus == 1 else f"{host.cpus} CPUs"
             faster = format_speedup(step_ns / (step_ns - won_ns))
-            advice += f" Loading and the model share {cpus}: expect about {faster} of it."
+            advice += f" Loading and the model share {cpus}: expect about {faster}."
         parts: tuple[str, ...] = ()
         if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
             parts = (
