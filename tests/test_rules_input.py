@@ -216,7 +216,7 @@ def test_workers_that_have_no_cpu_of_their_own_are_expected_to_win_less_than_a_c
     # 1.3 CPUs of 14 ms are 9.1 ms on two; with a batch that is there already the rest of the step is left.
     assert finding.gain(14 * MS, "loader-workers").speedup == pytest.approx(14 / 9.6, rel=0.01)
     assert finding.gain(14 * MS, "dataset-cache").speedup == pytest.approx(14 / 4.5, rel=0.01)
-    assert finding.fix.endswith("Loading and the model share 2 CPUs: expect about 1.5x.")
+    assert finding.fix.endswith("workers: about 1.5x, as loading and the model share 2 CPUs.")
 
 
 def test_workers_that_only_wait_may_be_more_than_the_cpus():

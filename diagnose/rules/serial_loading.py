@@ -103,11 +103,12 @@ class SerialLoading(Rule):
         won_ns = step_ns - max(compute_ns, wait_ns / workers, least_ns) - handover_ns
         by_one_ns = step_ns - max(compute_ns, wait_ns, least_ns) - handover_ns
         low_ns = won_ns - handover_ns
-        advice = f"Give the DataLoader {workers} {'worker' if workers == 1 else 'workers'}."
+        advice = f"Give the DataLoader {workers} {'worker' if workers == 1 else 'workers'}"
         if host.cpus and 0 < won_ns < LEAST * lost_ns:
-            cpus = "1 CPU" if host.cpus == 1 else f"{host.cpus} CPUs"
             faster = format_speedup(step_ns / (step_ns - won_ns))
-            advice += f" Loading and the model share {cpus}: expect about {faster}."
+            advice += (
+                f": about {faster}, as loading and the model share {host.cpus} CPU{'s' * (host.cpus > 1)}"
+            )
         parts: tuple[str, ...] = ()
         if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
             parts = (
@@ -132,7 +133,7 @@ class SerialLoading(Rule):
                 *parts,
                 *_whether_it_computes(profile, wait_ns),
             ),
-            fix=advice,
+            fix=f"{advice}.",
             code=with_arguments(loader.call, "DataLoader", num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
