@@ -10,10 +10,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from diagnose.actions.base import NotYet
-from diagnose.core.finding import Gain
 from diagnose.core.trial import ASKED_FOR, Measured, Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
 from diagnose.tuner.agreement import RankFailed, RanksLost, until
@@ -262,7 +260,7 @@ class Controller:
         self._diagnosis = None
         told = self._world.ranks.exchange("the findings", [asdict(lead) for lead in found or ()])
         self._world.tell("diagnosed", {"step": self._step.number})
-        return [_lead(record) for record in told[0]]
+        return [Lead.from_record(record) for record in told[0]]
 
     def _ahead(self, leads: Sequence[Lead]) -> list[Candidate]:
         in_force = [installed.name for installed in self._changes.kept]
@@ -393,12 +391,3 @@ class Controller:
 
     def _tell(self, trial: Trial) -> None:
         self._world.tell("trial", trial.as_record())
-
-
-def _lead(record: dict[str, Any]) -> Lead:
-    return Lead(
-        rule=record["rule"],
-        actions=tuple(record["actions"]),
-        gain=Gain(**record["gain"]) if record["gain"] else None,
-        gains={name: Gain(**gain) for name, gain in record["gains"].items()},
-    )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from diagnose.core.finding import Finding, Gain
+from diagnose.core.finding import Finding
 from diagnose.tuner.policy import Lead
 from diagnose.tuner.question import Question
 
@@ -39,15 +39,7 @@ class OtherProcess:
     def leads(self) -> list[Lead] | None:
         """See `Diagnosis`."""
         found = self._question.answer()
-        return found and [
-            Lead(
-                rule=each["rule"],
-                actions=tuple(each["actions"]),
-                gain=Gain(**each["gain"]),
-                gains={name: Gain(**gain) for name, gain in each["gains"].items()},
-            )
-            for each in found
-        ]
+        return found and [Lead.from_record(each) for each in found]
 
     def close(self) -> None:
         """See `Diagnosis`."""

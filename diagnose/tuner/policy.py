@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from diagnose.actions.base import Action
 from diagnose.core.finding import Gain
@@ -31,6 +32,16 @@ class Lead:
     actions: tuple[str, ...]
     gain: Gain | None
     gains: Mapping[str, Gain] = field(default_factory=dict)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Lead:
+        """Returns the lead that `asdict` made, or JSON brought from another process."""
+        return cls(
+            rule=record["rule"],
+            actions=tuple(record["actions"]),
+            gain=Gain(**record["gain"]) if record["gain"] else None,
+            gains={name: Gain(**gain) for name, gain in record["gains"].items()},
+        )
 
     @property
     def speedup(self) -> float:
