@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.gaps import measured_samples
-from diagnose.analysis.idioms import WAIT, Idioms
+from diagnose.analysis.idioms import PURPOSES, PYTHON_LOOP, SYNC, WAIT, Idioms
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED
 from diagnose.core.phases import Phase
@@ -21,6 +21,13 @@ MIN_SHARE = 0.001
 """Lines below a thousandth of the time are noise of the sampler."""
 
 LineKey = tuple[Phase, Frame]
+Helper = tuple[str, str]
+"""File and name of a function that the loop calls between its steps."""
+
+NO_HELPER = ("", "")
+
+MOST = 0.5
+"""A helper of which a larger part has one purpose is for that as a whole."""
 
 
 def source_lines(
@@ -47,14 +54,23 @@ def source_lines(
     libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
     idioms = Idioms(sources)
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
+    helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
+    helper_of: dict[LineKey, Helper] = {}
     for slot, (library, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
         if stack:
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
-            weights[phase, stack[0]][slot] += weight_ns
-            purposes[phase, stack[0]][idioms.of(stack, named(library))] += weight_ns
+            key, idiom = (phase, stack[0]), idioms.of(stack, named(library))
+            weights[key][slot] += weight_ns
+            purposes[key][idiom] += weight_ns
+            helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
+            if helper is not None:
+                helpers[helper][idiom] += weight_ns
+                helper_of[key] = helper
             if library[0]:
                 libraries[phase, stack[0]][library] += weight_ns
+    waits = log.meta.get("device", "cpu") != "cpu"
+    of_helper = {helper: _purpose(parts, waits=waits) for helper, parts in helpers.items()}
     num_samples = log.meta.get("samples") or 1
     one_sample_ns = sum(weight for _, _, _, weight in log.samples) / num_samples or 1.0
     return _ranked(
@@ -67,10 +83,37 @@ def source_lines(
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
-            idiom=max(found := purposes[phase, (file, line, function)], key=found.__getitem__),
+            idiom=_as_part(
+                of_helper.get(helper_of.get((phase, (file, line, function)), NO_HELPER), ""),
+                max(found := purposes[phase, (file, line, function)], key=found.__getitem__),
+            ),
         )
         for (phase, (file, line, function)), by_slot in weights.items()
     )
+
+
+def _purpose(parts: Mapping[tuple[str, ...], float], *, waits: bool) -> str:
+    """Returns what most of a helper's time is for; empty if its lines do not say.
+
+    Args:
+        parts: Nanoseconds of its lines by their idioms.
+        waits: Whether reading a tensor's value waits for a device. Else that is a way to loop over it.
+    """
+    of: dict[str, float] = defaultdict(float)
+    for idiom, weight_ns in parts.items():
+        of[next((each for each in idiom if each in PURPOSES or each == PYTHON_LOOP), "")] += weight_ns
+    purpose = max(of, key=of.__getitem__)
+    most = of[purpose] > MOST * sum(of.values())
+    return purpose if most and not (waits and purpose == PYTHON_LOOP) else ""
+
+
+def _as_part(purpose: str, idiom: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns what a line is for as a part of a helper: what says nothing of its own serves the whole."""
+    if not purpose or PURPOSES & set(idiom):
+        return idiom
+    if purpose == PYTHON_LOOP:
+        return (PYTHON_LOOP,) if idiom == (SYNC,) else idiom
+    return purpose, *(each for each in idiom if each != PYTHON_LOOP)
 
 
 def standing_ns(

@@ -91,6 +91,19 @@ class Roles:
                 return self._roles.get((file, line), Phase.OTHER)
         return Phase.OTHER
 
+    def helper(self, stack: Sequence[Frame]) -> tuple[str, str] | None:
+        """Returns file and name of the function in which a stack left the loop; `None` if it did not.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+        """
+        inside = None
+        for file, line, function in stack:
+            if (file, line) in self._anchored:
+                return inside
+            inside = (file, function)
+        return None
+
     def _read(
         self,
         file: str,

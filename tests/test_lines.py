@@ -1,0 +1,88 @@
+"""What the lines of a helper are for, that the loop calls between its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from diagnose.analysis.idioms import LOG, METRIC, PYTHON_LOOP, SYNC
+from diagnose.analysis.lines import source_lines
+from diagnose.analysis.roles import Roles, Sources
+from test_profile import SLOT_OF, log_of, steps_of
+
+SCRIPT = """\
+    import json
+
+    def record(step, losses):
+        rows = [f"{loss:.3f}" for loss in losses]
+        with open("book", "w") as book:
+            json.dump({"step": step, "rows": rows}, book)
+        return losses[-1].item()
+
+    def judge(scores):
+        right = 0
+        for score in scores.tolist():
+            right += sorted([score, 0.5]).index(score)
+        return right
+
+    for step, x in enumerate(data):
+        loss = model(x)
+        loss.backward()
+        record(step, losses)
+        judge(loss)
+"""
+
+
+@pytest.fixture
+def idioms(tmp_path: Path) -> Any:
+    """Returns the idioms of each line, after samples of the time behind a step: line, function, weight."""
+    path = tmp_path / "train.py"
+    path.write_text(dedent(SCRIPT), encoding="utf-8")
+    file = str(path)
+
+    def found(*sampled: tuple[int, str, int], device: str = "cpu") -> dict[int, tuple[str, ...]]:
+        slot = SLOT_OF["gap_after_backward"]
+        nobody = ("", 0, "")
+        callers = {"record": (file, 18, "<module>"), "judge": (file, 19, "<module>")}
+        samples = [
+            (1, slot, (nobody, (file, line, function), callers[function]), weight)
+            for line, function, weight in sampled
+        ]
+        steps = steps_of(60, backward=50, gap_after_backward=50)
+        log = log_of(
+            steps,
+            samples=samples,
+            sites=[("forward", file, 16, "<module>", 9), ("backward", file, 17, "<module>", 9)],
+            meta={"samples": sum(weight for *_, weight in sampled), "device": device},
+        )
+        lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+        return {line.line: line.idiom for line in lines}
+
+    return found
+
+
+def test_what_a_helper_does_besides_serves_what_it_mostly_does(idioms):
+    assert idioms((6, "record", 60), (4, "record", 30), (7, "record", 10)) == {
+        6: (LOG,),
+        4: (LOG,),
+        7: (LOG, SYNC),
+    }
+
+
+def test_a_helper_that_mostly_computes_is_not_there_for_the_file_it_writes(idioms):
+    assert idioms((6, "record", 30), (4, "record", 60), (7, "record", 10))[4] == (PYTHON_LOOP,)
+    assert idioms((6, "record", 30), (4, "record", 60), (7, "record", 10))[6] == (LOG,)
+
+
+def test_another_function_keeps_its_own_purpose(idioms):
+    assert idioms((6, "record", 90), (12, "judge", 10))[12] == (PYTHON_LOOP,)
+
+
+def test_on_a_cpu_reading_a_tensor_is_a_way_to_loop_over_it(idioms):
+    sampled = (12, "judge", 60), (11, "judge", 40)
+    assert idioms(*sampled)[11] == (PYTHON_LOOP,)
+    assert idioms(*sampled, device="cuda")[11] == (SYNC,)
+    assert METRIC not in idioms(*sampled)[12]
