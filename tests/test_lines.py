@@ -7,11 +7,11 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from test_profile import SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.idioms import LOG, METRIC, PYTHON_LOOP, SYNC
 from diagnose.analysis.lines import source_lines
 from diagnose.analysis.roles import Roles, Sources
-from test_profile import SLOT_OF, log_of, steps_of
 
 SCRIPT = """\
     import json

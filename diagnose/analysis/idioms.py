@@ -83,7 +83,7 @@ NAMED = {
 """What a function is for by a word of its name, where its lines do not say."""
 
 PURPOSES = frozenset((LOG, EMA, CLIP, METRIC, SAVE))
-"""What a whole function may be there for. Its other lines, which build a record or open a file, serve that."""
+"""What a whole function may be there for. Its other lines, which build a record, serve that."""
 
 OUTERMOST_WORDS = {"train", "training", "trainer", "main", "fit", "run", "epoch", "loop", "module"}
 """A function so named is the loop: what it is called says nothing of a single line."""
