@@ -154,6 +154,11 @@ def test_starting_workers_is_time_spent_waiting_for_data_and_charged_to_the_epoc
     per_epoch = profile.input.epoch_start_ns * profile.steps.measured / profile.input.epoch_starts
     assert per_epoch > 0.5 * loader.construct_ns
     assert profile.input.epoch_start_ns < profile.phase_time_ns[Phase.DATA_WAIT]
+    computing = sum(
+        profile.phase_time_ns[phase] for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    )
+    assert profile.input.epoch_start_compute_ns is not None
+    assert 0 <= profile.input.epoch_start_compute_ns < computing
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")

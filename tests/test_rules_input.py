@@ -127,6 +127,26 @@ def test_a_startup_is_charged_without_the_first_batch_that_persistent_workers_ma
     assert first(diagnosed(run)).lost_ns == {Phase.DATA_WAIT: pytest.approx(6 * MS)}
 
 
+def test_a_startup_is_also_charged_with_what_the_step_after_it_computes_longer():
+    run = fed_by(
+        data_wait_ms=12,
+        fetch_ms=10,
+        loader={"persistent_workers": False, "construct_ns": 80e6},
+        stats={
+            "epoch_starts": 20,
+            "epoch_start_ns": 10 * MS,
+            "epoch_start_compute_ns": 3 * MS,
+            "steady_wait_ns": 2 * MS,
+        },
+    )
+    found = first(diagnosed(run))
+    assert found.rule == "worker-startup"
+    assert sum(ns for phase, ns in found.lost_ns.items() if phase is not Phase.DATA_WAIT) == pytest.approx(
+        3 * MS
+    )
+    assert any("computed 75.0 ms longer" in words for words in found.evidence), found.evidence
+
+
 # -- what to paste
 
 

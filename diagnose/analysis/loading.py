@@ -42,6 +42,8 @@ MAX_SLOWEST = 8
 MIN_TAIL_BATCHES = 20
 """Fewer batches have no median and no tail worth the name."""
 
+COMPUTE = [COLUMNS.index(phase.value) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)]
+
 Vector = npt.NDArray[np.float64]
 
 
@@ -53,11 +55,13 @@ class Waits:
         starts: Steps, from 0 of the measured ones, in which an epoch begins or its first batch is awaited.
         wait_ns: Nanoseconds in `next(loader)` and `iter(loader)`, shape `(steps,)`.
         step_ns: Nanoseconds of each step.
+        compute_ns: Nanoseconds in forward, backward and optimizer.
     """
 
     starts: npt.NDArray[np.int64]
     wait_ns: Vector
     step_ns: Vector
+    compute_ns: Vector
 
 
 def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
@@ -130,6 +134,7 @@ def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
         starts=np.array(within, dtype=np.int64),
         wait_ns=rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].astype(float),
         step_ns=rows[:, len(COUNTS) :].sum(axis=1).astype(float),
+        compute_ns=rows[:, COMPUTE].sum(axis=1).astype(float),
     )
 
 
@@ -151,7 +156,8 @@ def _with_waits(stats: InputStats, waits: Waits) -> InputStats:
     return replace(
         stats,
         epoch_starts=int(distinct),
-        epoch_start_ns=max(0.0, float((waits.wait_ns[~steady] - mean_wait).sum())) / count,
+        epoch_start_ns=_beyond(waits.wait_ns, steady) / count,
+        epoch_start_compute_ns=_beyond(waits.compute_ns, steady) / count,
         steady_wait_ns=mean_wait,
         burst_ns=float((usual_waits[far] - usual).sum()) / len(usual_waits),
         burst_share=float(far.mean()),
@@ -159,6 +165,11 @@ def _with_waits(stats: InputStats, waits: Waits) -> InputStats:
         early_wait_ns=float(usual_waits[:quarter].mean()),
         late_wait_ns=float(usual_waits[-quarter:].mean()),
     )
+
+
+def _beyond(times_ns: Vector, steady: npt.NDArray[np.bool_]) -> float:
+    """Returns what the other steps took beyond the mean of the steady ones, all together."""
+    return max(0.0, float((times_ns[~steady] - times_ns[steady].mean()).sum()))
 
 
 def _on_training_thread(

@@ -223,6 +223,8 @@ class InputStats:
         epoch_starts: Epochs that began within the measured steps.
         epoch_start_ns: Time per step (of all steps) that waits at the beginning of an epoch took beyond the
             usual wait.
+        epoch_start_compute_ns: Likewise, what forward, backward and optimizer took beyond the usual in the
+            steps that begin an epoch: after a fork, memory is copied when it is written first.
         steady_wait_ns: Mean wait of a step that begins no epoch.
         burst_ns: Part of `steady_wait_ns` above the usual wait, in steps that wait far longer than usual.
         burst_share: Part of the steps that do.
@@ -239,6 +241,7 @@ class InputStats:
     batches_per_step: float | None = None
     epoch_starts: int = 0
     epoch_start_ns: float | None = None
+    epoch_start_compute_ns: float | None = None
     steady_wait_ns: float | None = None
     burst_ns: float | None = None
     burst_share: float | None = None

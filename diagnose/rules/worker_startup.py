@@ -16,6 +16,9 @@ MIN_SHARE = 0.02
 MIN_EPOCHS = 2
 """Beginnings to have seen: a single one may have been slow for another reason."""
 
+COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+"""New processes take CPUs from it, and memory that they share is copied when it is next written."""
+
 
 class WorkerStartup(Rule):
     """
@@ -74,21 +77,25 @@ class WorkerStartup(Rule):
         lost_ns = min(lost_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
+        slower_ns = stats.epoch_start_compute_ns or 0.0
+        lost = {Phase.DATA_WAIT: lost_ns, **_spread(profile, slower_ns)}
+        total_ns = sum(lost.values())
         loader = supply.loader
         return Finding(
             rule=self.name,
             summary=(
                 f"Starting {loader.num_workers} workers anew for each epoch costs"
-                f" {format_share(lost_ns / profile.step_time_ns)} of the time."
+                f" {format_share(total_ns / profile.step_time_ns)} of the time."
             ),
-            lost_ns={Phase.DATA_WAIT: lost_ns},
+            lost_ns=lost,
             low_ns=0.6 * lost_ns,
-            high_ns=stats.epoch_start_ns,
+            high_ns=stats.epoch_start_ns + slower_ns,
             assumption="workers that persist begin an epoch as fast as they make a batch",
             evidence=(
                 f"{stats.epoch_starts} epochs began; each made the loop wait"
                 f" {format_duration(stats.epoch_start_ns / per_step)} longer than usual.",
                 f"iter(loader) alone took {format_duration(loader.construct_ns)}.",
+                *_slower(slower_ns / per_step if slower_ns > MIN_SHARE * total_ns else 0.0),
             ),
             fix="Keep the workers from epoch to epoch.",
             code=with_arguments(loader.call, "DataLoader", persistent_workers=True),
@@ -96,3 +103,19 @@ class WorkerStartup(Rule):
             line=loader.line,
             actions=self.actions,
         )
+
+
+def _slower(each_ns: float) -> list[str]:
+    if not each_ns:
+        return []
+    return [
+        f"The step after it computed {format_duration(each_ns)} longer than others: new processes take"
+        " CPUs, and memory that they share is copied when it is next written."
+    ]
+
+
+def _spread(profile: Profile, slower_ns: float) -> dict[Phase, float]:
+    """Divides what computing took longer among its phases, as they are long."""
+    computing = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
+    whole_ns = sum(computing.values())
+    return {phase: slower_ns * ns / whole_ns for phase, ns in computing.items() if ns and slower_ns}
