@@ -146,6 +146,14 @@ def test_a_thread_that_loads_data_is_no_contention_for_the_lock():
     assert "gil-contention" not in found_in(profile(host=host, data_wait_ms=48, program=workers))
 
 
+def test_pauses_of_a_step_that_is_recorded_are_not_called_jitter():
+    rare = Series(spike_ns={Phase.FORWARD: 8e6}, spike_share={Phase.FORWARD: 0.02}, period={})
+    quiet = HostStats(runnable_share=0.001, profiler_share=0.0)
+    assert set(found_in(profile(series=rare, host=quiet))) == {"step-jitter"}
+    recorded = replace(quiet, profiler_share=1.0)
+    assert set(found_in(profile(series=rare, host=recorded))) == {"profiler-left-on"}
+
+
 def test_a_line_of_the_evaluation_or_of_a_worker_is_not_the_loops():
     lines = (
         at("print(score)", 0.1, "log", phase=Phase.EVALUATION),

@@ -59,7 +59,7 @@ class ProfilerLeftOn(Rule):
 
     needs = ("host.profiler_share",)
     explains = ("slow-optimizer", "python-overhead")
-    spoils = ("small-operators",)
+    spoils = ("small-operators", "step-jitter")
     fires_on = (
         profile(step_ms=20, host=HostStats(profiler_share=1.0), program=WIDE),
         profile(step_ms=20, host=HostStats(profiler_share=1.0)),
