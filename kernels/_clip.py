@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
-from diagnose.kernels._gradients import Gradients, GradientTables, look_at
+from diagnose.kernels._gradients import Gradients, GradientTables
 from diagnose.kernels._table import TORCH_EPSILON
 from torch.amp import grad_scaler
 from torch.autograd.graph import increment_version
@@ -36,25 +36,31 @@ class Pending:
 
     Attributes:
         grads: The gradients. Others may take their addresses when a script drops them without a step.
-        versions: Counts of changes to each when this was noted, by address.
+        places: Address of each when this was noted.
+        versions: Counts of changes to each.
         coef: What they are to be multiplied by.
         grad_scale: What they are to be divided by first.
         outcome_4: Of the kernel that measured them.
     """
 
     grads: list[weakref.ref[torch.Tensor]]
-    versions: dict[int, int]
+    places: list[int]
+    versions: list[int]
     coef: torch.Tensor | None = None
     grad_scale: torch.Tensor | None = None
     outcome_4: torch.Tensor
 
     def is_of(self, grads: Sequence[torch.Tensor]) -> bool:
         """Whether these are its gradients."""
-        return set(map(id, grads)) == set(map(id, map(weakref.ref.__call__, self.grads)))
+        found = list(map(weakref.ref, grads))  # a tensor has one, as long as it lives
+        return len(found) == len(self.grads) and (
+            all(map(is_, found, self.grads)) or set(map(id, found)) == set(map(id, self.grads))
+        )
 
-    def is_untouched(self, grads: Sequence[torch.Tensor]) -> bool:
-        """Whether nobody has changed them."""
-        return versions(grads) == self.versions
+    def is_untouched(self) -> bool:
+        """Whether nobody has changed its gradients, which are all there."""
+        grads: Any = list(map(weakref.ref.__call__, self.grads))
+        return self.versions == versions(grads) and self.places == places(grads)
 
     def carry_out(self, grads: Sequence[torch.Tensor]) -> None:
         """Does it in memory."""
@@ -65,9 +71,14 @@ class Pending:
                 grad.mul_(self.coef)
 
 
-def versions(grads: Sequence[torch.Tensor]) -> dict[int, int]:
-    """Counts of changes to each tensor, by its address."""
-    return dict(zip(map(torch.Tensor.data_ptr, grads), map(_VERSION, grads), strict=True))
+def places(grads: Sequence[torch.Tensor]) -> list[int]:
+    """The address of each tensor."""
+    return list(map(torch.Tensor.data_ptr, grads))
+
+
+def versions(grads: Sequence[torch.Tensor]) -> list[int]:
+    """How often each tensor was changed."""
+    return list(map(_VERSION, grads))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +133,7 @@ class Clipping:
     ) -> torch.Tensor | None:
         """What the kernel `norm` says of gradients: norm, factor that clips them, whether an infinity is
         among them. `None` where it cannot."""
-        found = look_at(grads)
+        found = self._tables.look_at(grads)
         return None if found is None else self._tables.measure(found, max_norm=max_norm, epsilon=epsilon)
 
     def _norm_for(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -155,11 +166,7 @@ class Clipping:
             params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             grads = [grad for grad in map(_GRAD, params) if grad is not None]
             last, self._last = self._last, None
-            if (
-                last is None
-                or last.norm is not total_norm
-                or last.grads.addresses != list(map(torch.Tensor.data_ptr, grads))
-            ):
+            if last is None or last.norm is not total_norm or last.grads.addresses != places(grads):
                 original(params, max_norm, total_norm, foreach)
                 return
             if not self._clip(last, grads, float(max_norm)):
@@ -178,20 +185,20 @@ class Clipping:
             found = None
             # `allow_fp16` says that it only looks for infinities, before a step that is to unscale.
             if swap is not None and (allow_fp16 or swap.clip == "deferred"):
-                found = look_at(grads)
-                if found is not None and torch.float16 in found.dtypes and not allow_fp16:
+                found = self._tables.look_at(grads)
+                if found is not None and torch.float16 in found.kind.dtypes and not allow_fp16:
                     found = None  # torch refuses it, in words
             grad_scale = None if allow_fp16 else scaler._scale
             outcome_4 = None
             if found is not None:
                 outcome_4 = self._tables.measure(found, max_norm=self._max_norm, grad_scale=grad_scale)
-            if swap is None or outcome_4 is None:
+            if swap is None or found is None or outcome_4 is None:
                 result: dict[torch.device, torch.Tensor] = original(
                     scaler, optimizer, inv_scale, found_inf, allow_fp16
                 )
                 return result
             if grad_scale is not None:
-                swap.defer(grads, outcome_4, grad_scale=grad_scale)
+                swap.defer(grads, found.addresses, outcome_4, grad_scale=grad_scale)
             return {outcome_4.device: outcome_4[2]}
 
         return unscale_grads_
@@ -214,21 +221,21 @@ class Clipping:
             coef = torch.clamp(max_norm / (measured.outcome_4[0] + TORCH_EPSILON), max=1.0)
         swap = None if measured.defers is None else measured.defers()
         if swap is not None and swap in self.swaps:
-            swap.defer(grads, measured.outcome_4, coef=coef)
+            swap.defer(grads, measured.grads.addresses, measured.outcome_4, coef=coef)
             return True
-        if not measured.grads.are_f32 or not self._tables.scale(measured.grads, coef):
+        if not measured.grads.kind.are_f32 or not self._tables.scale(measured.grads, coef):
             return False
         increment_version(grads)
         return True
 
     def _measure(self, grads: list[torch.Tensor], deferring: Swap | None) -> Measured | None:
         """The norm of gradients by a kernel, or `None` where torch has to measure it."""
-        found = look_at(grads)
+        found = self._tables.look_at(grads)
         # Torch computes the norm and the factor of 16-bit gradients in 16 bits.
-        if found is None or not (deferring is not None or found.are_f32):
+        if found is None or not (deferring is not None or found.kind.are_f32):
             return None
         pending = deferring.pending if deferring is not None else None
-        if pending is not None and pending.is_of(grads) and pending.is_untouched(grads):
+        if pending is not None and pending.is_of(grads) and pending.is_untouched():
             outcome_4: torch.Tensor | None = pending.outcome_4
         else:
             outcome_4 = self._tables.measure(found, max_norm=self._max_norm)
@@ -244,11 +251,13 @@ class Clipping:
 
     def _having(self, grads: Sequence[torch.Tensor], *levels: str) -> Swap | None:
         """The swap on one of these levels whose optimizer has exactly these gradients."""
-        ready = [swap for swap in self.swaps if swap.clip in levels]
-        wanted = set(map(id, grads)) if ready else set()
-        for swap in ready if wanted else ():
-            params = [param for group in swap.optimizer.param_groups for param in group["params"]]
-            if set(map(id, map(_GRAD, params))) - {id(None)} == wanted:
+        for swap in self.swaps if grads else ():
+            if swap.clip not in levels:
+                continue
+            own = swap.grads()
+            if len(own) == len(grads) and (
+                all(map(is_, own, grads)) or set(map(id, own)) == set(map(id, grads))
+            ):
                 return swap
         return None
 

@@ -11,13 +11,14 @@ from operator import attrgetter
 import torch
 from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import disjoint, fits
+from diagnose.kernels._likeness import Likeness
 from diagnose.kernels._structs import PAIRS, Group, Row
 from diagnose.kernels._table import TORCH_EPSILON, Table
 
 from diagnose.core.errors import DiagnoseError
 
 TABLES = 8
-"""So many lists are remembered: a script clips one, a GAN two, some do it on several streams."""
+"""So many lists are remembered, and streams of each: a script clips one, a GAN two."""
 
 _ANY_PAIR = {grad: pair for (_, grad, _), pair in reversed(PAIRS.items())}
 """One that has gradients of a type; these kernels look at nothing else of it."""
@@ -25,53 +26,40 @@ _ANY_PAIR = {grad: pair for (_, grad, _), pair in reversed(PAIRS.items())}
 _DTYPE, _REQUIRES_GRAD = attrgetter("dtype"), attrgetter("requires_grad")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
-    """What was looked up of a list of gradients that kernels can read.
+@dataclass(slots=True, kw_only=True, eq=False)
+class Kind:
+    """What was looked up of a list of gradients that kernels can read, and holds for each list like it.
 
     Attributes:
+        likeness: Tells these lists.
         place: Where all of them are.
         dtypes: The type of each.
-        addresses: Where each lies.
         counts: Its elements.
+        are_f32: Whether torch computes their norm in 32 bits, as kernels do.
+        tables: By stream.
+        disjoint: Addresses at which they were found to share no memory, the last ones.
     """
 
+    likeness: Likeness
     place: torch.device
     dtypes: list[torch.dtype]
-    addresses: list[int]
-    counts: tuple[int, ...]
-
-    @property
-    def are_f32(self) -> bool:
-        """Whether torch computes their norm in 32 bits, as kernels do."""
-        return set(self.dtypes) == {torch.float32}
+    counts: list[int]
+    are_f32: bool
+    tables: dict[int, Table]
+    disjoint: list[int]
 
 
-def look_at(grads: Sequence[torch.Tensor]) -> Gradients | None:
-    """Looks at gradients, in each step anew: what changes them need not be seen elsewhere.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """A list of gradients that kernels can read.
 
-    Returns:
-        `None` for those that torch has to clip: of another type than tensors of real numbers of 16 or 32
-        bits, on several devices or one without kernels, sharing memory or with gaps, or to be
-        differentiated.
+    Attributes:
+        kind: What it is like.
+        addresses: Where each lies.
     """
-    if not grads or set(map(type, grads)) != {torch.Tensor}:
-        return None
-    dtypes = list(map(_DTYPE, grads))
-    if (
-        not set(dtypes) <= set(_ANY_PAIR)
-        or len(set(map(torch.Tensor.get_device, grads))) != 1
-        or any(map(_REQUIRES_GRAD, grads))
-        or why_none(grads[0].device)
-    ):
-        return None
-    if not all(map(torch.Tensor.is_contiguous, grads)) and not all(fits([grad]) for grad in grads):
-        return None
-    addresses = list(map(torch.Tensor.data_ptr, grads))
-    if len(set(addresses)) != len(addresses) and not disjoint(grads):
-        return None
-    counts = tuple(map(torch.Tensor.numel, grads))
-    return Gradients(place=grads[0].device, dtypes=dtypes, addresses=addresses, counts=counts)
+
+    kind: Kind
+    addresses: list[int]
 
 
 class GradientTables:
@@ -82,15 +70,58 @@ class GradientTables:
     """
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[object, int], Table] = {}
+        self._kinds: list[Kind] = []
         self._lock = threading.Lock()
         self._broken: set[torch.device] = set()
 
     def clear(self) -> None:
         """Forgets all of them, and where there could be none."""
         with self._lock:
-            self._tables.clear()
+            self._kinds.clear()
             self._broken.clear()
+
+    def look_at(self, grads: Sequence[torch.Tensor]) -> Gradients | None:
+        """Looks at gradients, in each step anew: what changes them need not be seen elsewhere.
+
+        Returns:
+            `None` for those that torch has to clip: of another type than tensors of real numbers of 16 or
+            32 bits, on several devices or one without kernels, sharing memory or with gaps, or to be
+            differentiated.
+        """
+        with self._lock:
+            kind = next((each for each in self._kinds if each.likeness.of(grads)), None)
+            if kind is None and can_be_read(grads):
+                kind = self._new_kind(grads)
+            if kind is None or why_none(kind.place):
+                return None
+            if kind is not self._kinds[-1]:
+                self._kinds.remove(kind)
+                self._kinds.append(kind)
+        addresses = list(map(torch.Tensor.data_ptr, grads))
+        if addresses != kind.disjoint:
+            if len(set(addresses)) != len(addresses) and not disjoint(grads):
+                return None
+            kind.disjoint = addresses
+        return Gradients(kind=kind, addresses=addresses)
+
+    def _new_kind(self, grads: Sequence[torch.Tensor]) -> Kind:
+        """Of a list that was not seen before. One that has the same rows has the same tables."""
+        dtypes = list(map(_DTYPE, grads))
+        kind = Kind(
+            likeness=Likeness(grads),
+            place=grads[0].device,
+            dtypes=dtypes,
+            counts=list(map(torch.Tensor.numel, grads)),
+            are_f32=set(dtypes) == {torch.float32},
+            tables={},
+            disjoint=[],
+        )
+        for other in self._kinds:
+            if (other.place, other.dtypes, other.counts) == (kind.place, kind.dtypes, kind.counts):
+                kind.tables = other.tables
+        self._kinds.append(kind)
+        del self._kinds[:-TABLES]
+        return kind
 
     def measure(
         self,
@@ -107,15 +138,16 @@ class GradientTables:
             `None` where it cannot be launched, and nothing was.
         """
         with self._lock:
-            table = self._table(grads)
+            table = self._table(grads.kind)
             if table is None:
                 return None
-            outcome_4 = torch.empty(4, dtype=torch.float32, device=grads.place)
+            place = grads.kind.place
+            outcome_4 = torch.empty(4, dtype=torch.float32, device=place)
             table.point_to(grads.addresses)
             table.run(
                 "norm",
                 "gradient_norm",
-                grad_scale=None if grad_scale is None else grad_scale.to(grads.place, non_blocking=True),
+                grad_scale=None if grad_scale is None else grad_scale.to(place, non_blocking=True),
                 outcome_4=outcome_4,
                 max_norm=max_norm,
                 clip_epsilon=epsilon,
@@ -129,31 +161,30 @@ class GradientTables:
             Whether it did: not where that cannot be launched.
         """
         with self._lock:
-            table = self._table(grads)
+            table = self._table(grads.kind)
             if table is None:
                 return False
             table.point_to(grads.addresses)
             table.run("scale", "scale", clip_coef=coef)
             return True
 
-    def _table(self, grads: Gradients) -> Table | None:
+    def _table(self, kind: Kind) -> Table | None:
         """The table of this list on the current stream, made if need be and possible."""
-        place, list_of = grads.place, (grads.place, grads.counts, tuple(grads.dtypes))
+        place, tables = kind.place, kind.tables
         stream, captures = _stream_at(place)
         if place in self._broken:
             return None
-        table = self._tables.pop((list_of, stream), None)
+        table = tables.pop(stream, None)
         if table is None and captures:
             # None can be made now: that would wait. One of another stream becomes the graph's own, since
             # its replays may come at any time; that stream gets another.
-            found = [key for key in self._tables if key[0] == list_of]
-            table = self._tables.pop(found[0]) if found else None
-            if table is None:
+            if not tables:
                 return None
+            table = tables.pop(next(iter(tables)))
         if table is None:
             rows = [
                 Row(count=count, pair=_ANY_PAIR[dtype])
-                for count, dtype in zip(grads.counts, grads.dtypes, strict=True)
+                for count, dtype in zip(kind.counts, kind.dtypes, strict=True)
             ]
             table = Table(place, rows, [Group()])
             try:
@@ -165,10 +196,23 @@ class GradientTables:
                     f"kernels: {error}\nTorch goes on clipping gradients.", RuntimeWarning, stacklevel=2
                 )
                 return None
-        self._tables[list_of, stream] = table
-        if len(self._tables) > TABLES:
-            del self._tables[next(iter(self._tables))]
+        tables[stream] = table
+        if len(tables) > TABLES:
+            del tables[next(iter(tables))]
         return table
+
+
+def can_be_read(grads: Sequence[torch.Tensor]) -> bool:
+    """Whether kernels can read gradients, if they share no memory."""
+    if not grads or set(map(type, grads)) != {torch.Tensor}:
+        return False
+    return (
+        set(map(_DTYPE, grads)) <= set(_ANY_PAIR)
+        and len(set(map(torch.Tensor.get_device, grads))) == 1
+        and not any(map(_REQUIRES_GRAD, grads))
+        and not why_none(grads[0].device)
+        and all(fits([grad]) for grad in grads)
+    )
 
 
 def _stream_at(place: torch.device) -> tuple[int, bool]:

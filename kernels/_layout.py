@@ -10,9 +10,10 @@ import torch
 
 def fits(together: Sequence[torch.Tensor]) -> bool:
     """Whether tensors lie alike in memory, without gaps: the n-th element of one then belongs to that of
-    the others. Strides of dimensions of size 1 say nothing."""
+    the others. Strides of dimensions of size 1 say nothing. One that is the negative of its memory does
+    not."""
     first = together[0]
-    if any(tensor.layout is not torch.strided for tensor in together):
+    if any(tensor.layout is not torch.strided or tensor.is_neg() for tensor in together):
         return False
     if len({tensor.shape for tensor in together}) != 1:
         return False

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import compress
-from operator import attrgetter, or_
+from operator import or_
 from typing import Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm
 from diagnose.kernels._device import why_none
 from diagnose.kernels._layout import fits
+from diagnose.kernels._likeness import Likeness
 from diagnose.kernels._masters import COPY_FLAGS, take_over
 from diagnose.kernels._shards import is_sharded, own_part
 from diagnose.kernels._structs import PAIRS, Feature, Group, GroupFlag, Row
@@ -20,8 +21,6 @@ from diagnose.kernels._table import Table
 from torch.autograd.graph import increment_version
 
 _ROW_STATES = ("m", "v", "v_max", "v_scales")
-
-_DTYPE = attrgetter("dtype")
 
 _EMPTY_GRADIENT = 8
 """Address of a gradient without elements, which has no memory: 0 says that there is no gradient."""
@@ -84,6 +83,7 @@ class Member:
         if (
             grad.dtype is not self.grad_dtype
             or grad.layout is not torch.strided
+            or grad.is_neg()
             or grad.shape != self.shape
             or (grad.numel() and not grad.data_ptr())
         ):
@@ -145,10 +145,7 @@ class Lineup:
         self._are_sharded = any(map(is_sharded, self._params))
         self._indices = [member.index for member in members]
         self._all = frozenset(self._indices)
-        self._grad_dtypes = [member.grad_dtype for member in members]
-        self._are_contiguous = all(member.param.is_contiguous() for member in members)
-        self._strides = [member.stride for member in members]
-        self._counts = [row.count for row in rows]
+        self._fitted: Likeness | None = None
         held = [(member.state, *pair) for member in members for pair in member.moments.items()]
         self._holders = [state for state, _, _ in held]
         self._names = [name for _, name, _ in held]
@@ -175,10 +172,12 @@ class Lineup:
             The places, among all parameters, of those that will be updated.
         """
         own = grads if len(self._all) == len(grads) else [grads[index] for index in self._indices]
-        addresses = self._addresses_if_all_fit(own)
-        if addresses is not None:
-            self._grads, self._updated = addresses, self._params
-            return self._all
+        if self._fitted is not None and self._fitted.of(own):
+            alike: Any = own
+            addresses = list(map(torch.Tensor.data_ptr, alike))
+            if 0 not in addresses:
+                self._grads, self._updated = addresses, self._params
+                return self._all
         fitting = [
             grad is not None and member.takes(grad) for member, grad in zip(self.members, own, strict=True)
         ]
@@ -186,6 +185,8 @@ class Lineup:
             grad.data_ptr() or _EMPTY_GRADIENT if fit and grad is not None else 0
             for grad, fit in zip(own, fitting, strict=True)
         ]
+        if all(fitting):
+            self._fitted = Likeness([grad for grad in own if grad is not None])
         self._updated = list(compress(self._params, fitting))
         return frozenset(compress(self._indices, fitting))
 
@@ -243,26 +244,6 @@ class Lineup:
         for member, version in zip(self._masters, self._versions, strict=True):
             if member.master is not None and member.param._version != version:
                 take_over(member.master, member.param)
-
-    def _addresses_if_all_fit(self, grads: Sequence[Any]) -> list[int] | None:
-        """Where the gradients are, if each fits as the quick look tells that most do: a slower one may find
-        more. Each of these lines is a twentieth of what a step costs the host."""
-        try:
-            if not (
-                all(map(torch.Tensor.is_contiguous, grads))
-                if self._are_contiguous
-                else list(map(torch.Tensor.stride, grads)) == self._strides
-            ):
-                return None
-            if (
-                list(map(_DTYPE, grads)) != self._grad_dtypes
-                or list(map(torch.Tensor.numel, grads)) != self._counts
-            ):
-                return None
-            addresses = list(map(torch.Tensor.data_ptr, grads))
-            return None if 0 in addresses else addresses
-        except (TypeError, RuntimeError):  # there is none, or it is sparse
-            return None
 
     def adopt(self, counts: Sequence[torch.Tensor | float]) -> None:
         """Takes over how many steps each member has taken, without waiting for the device where it is known

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from diagnose.kernels._algorithms import ALGORITHMS, LAMB, LION, Algorithm, algorithm_of
-from diagnose.kernels._clip import CLIPPING
+from diagnose.kernels._clip import CLIPPING, places
 from diagnose.kernels._swap import ClipLevel, Swap, swap_of
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
@@ -208,7 +208,7 @@ class Lamb(SteppedByKernels):
         if outcome_4 is None:
             norm = torch.nn.utils.get_total_norm(grads).float()
             outcome_4 = torch.stack([norm, torch.clamp(max_norm / norm, max=1.0)])
-        swap.defer(grads, outcome_4, coef=outcome_4[1])
+        swap.defer(grads, places(grads), outcome_4, coef=outcome_4[1])
 
 
 def _lamb_step(group: dict[str, Any], state: dict[str, Any], p: torch.Tensor, grad: torch.Tensor) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
-from operator import attrgetter, is_
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import attrgetter, is_, or_
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
@@ -21,10 +22,21 @@ from torch.optim import Optimizer
 
 from diagnose.core.errors import DiagnoseError
 
+if TYPE_CHECKING:
+    from diagnose.kernels._clip import Pending
+
 _GRAD = attrgetter("grad")
 
 Grads = Sequence[torch.Tensor | None]
 """The gradients of all parameters of an optimizer."""
+
+Due = Callable[[Grads], "Pending | None"]
+"""From gradients to what a step has still to do to them."""
+
+
+def nothing_due(grads: Grads) -> Pending | None:
+    """Of a step that only steps."""
+    return None
 
 
 class Stepper:
@@ -58,27 +70,26 @@ class Stepper:
         self.scaling_is_ours = False
         self.left: list[str] = []
 
-    def step(
-        self, *, clip_coef: torch.Tensor | None = None, grad_scale: torch.Tensor | None = None
-    ) -> list[dict[str, Any]]:
+    def step(self, due: Due = nothing_due) -> list[dict[str, Any]]:
         """Updates the parameters.
 
         Args:
-            clip_coef: What the gradients are still to be multiplied by.
-            grad_scale: What they are still to be divided by before that, unless the optimizer holds it.
+            due: Asked what is still to be done to the gradients. If it is to divide them, the optimizer may
+                hold another number for that, which comes first.
 
         Returns:
             What is left for torch's own step, which its caller now has to do: groups with these parameters.
         """
         groups = self._optimizer.param_groups
-        scale = getattr(self._optimizer, "grad_scale", None)
-        factors = Factors(
-            grad_scale=grad_scale if scale is None else scale,
-            clip_coef=clip_coef,
-            torch_unscales=scale is not None and not self.scaling_is_ours,
-        )
         params = [param for group in groups for param in group["params"]]
         grads = given = list(map(_GRAD, params))
+        pending = due(given)
+        scale = getattr(self._optimizer, "grad_scale", None)
+        factors = Factors(
+            grad_scale=pending and pending.grad_scale if scale is None else scale,
+            clip_coef=pending and pending.coef,
+            torch_unscales=scale is not None and not self.scaling_is_ours,
+        )
         if not set(map(type, params)) <= PLAIN:
             grads = list(map(own_part_alike, given, params))
         taken: frozenset[int] = frozenset()
@@ -87,11 +98,13 @@ class Stepper:
         if self.left:
             self.release()
         elif self._line_up(params, grads) and self._prepare(factors):
-            taken = frozenset().union(*(lineup.take(grads) for lineup in self._lineups))
+            found = [lineup.take(grads) for lineup in self._lineups]
+            taken = reduce(or_, found) if found else taken
         rest = {}
         if len(taken) < len(given):
-            found = enumerate(given)
-            rest = {index: grad for index, grad in found if grad is not None and index not in taken}
+            rest = {
+                index: grad for index, grad in enumerate(given) if grad is not None and index not in taken
+            }
         if rest and not self._prepare_for_torch(list(rest.values()), factors):
             return []
         if taken:

@@ -8,7 +8,7 @@ and gives back what is left for torch to do.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,7 +18,7 @@ from diagnose.kernels._device import why_none
 from diagnose.kernels._foreign import foreign, foreign_refusals
 from diagnose.kernels._layout import disjoint, fits
 from diagnose.kernels._shards import PLAIN, is_sharded, own_part
-from diagnose.kernels._stepper import Stepper
+from diagnose.kernels._stepper import Due, Stepper, nothing_due
 from diagnose.kernels._structs import PAIRS
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
@@ -76,7 +76,7 @@ class Swap:
         """Takes the kernels away: torch goes on from the same state."""
         for handle in self._handles:
             handle.remove()
-        grads = self._grads()
+        grads = self.grads()
         if self.pending is not None and self.pending.is_of(grads):
             self.pending.carry_out(grads)
         self.pending = None
@@ -88,32 +88,34 @@ class Swap:
     def defer(
         self,
         grads: Sequence[torch.Tensor],
+        places: list[int],
         outcome_4: torch.Tensor,
         *,
         coef: torch.Tensor | None = None,
         grad_scale: torch.Tensor | None = None,
     ) -> None:
-        """Notes what the next step has to do to these gradients, beside what is noted for them already."""
+        """Notes what the next step has to do to the gradients at these addresses, beside what is noted for
+        them already."""
         noted = self.pending if self.pending is not None and self.pending.is_of(grads) else None
-        if noted is not None and noted.coef is not None and coef is not None and noted.is_untouched(grads):
+        if noted is not None and noted.coef is not None and coef is not None and noted.is_untouched():
             coef = torch.minimum(noted.coef, coef)  # clipped twice: to the smaller norm
         self.pending = Pending(
             grads=list(map(weakref.ref, grads)),
+            places=places,
             versions=versions(grads),
             coef=coef,
             grad_scale=grad_scale if grad_scale is not None else noted and noted.grad_scale,
             outcome_4=outcome_4,
         )
 
-    def due(self) -> Pending | None:
-        """What this step has to do to its gradients, if they are those that it was noted for."""
+    def due(self, grads: Sequence[torch.Tensor | None]) -> Pending | None:
+        """What a step has to do to these gradients, if they are those that it was noted for."""
         pending, self.pending = self.pending, None
         if pending is None:
             return None
-        grads = self._grads()
-        if not pending.is_of(grads):
+        if not pending.is_of([grad for grad in grads if grad is not None]):
             return None
-        if not pending.is_untouched(grads):
+        if not pending.is_untouched():
             warn_touched(type(self.optimizer).__name__)
             self.clip = "exact"
         return pending
@@ -124,7 +126,7 @@ class Swap:
         if optimizer is not self.optimizer:  # a copy of it, as the tuner makes to compare updates
             twin = Stepper(optimizer, _algorithm(optimizer))
             twin.stochastic = self.stepper.stochastic
-            return (StandIn(optimizer, twin, lambda: None), *args[1:]), kwargs
+            return (StandIn(optimizer, twin, nothing_due), *args[1:]), kwargs
         if (
             self.clip == "deferred"
             and not getattr(optimizer, AMP, False)
@@ -135,7 +137,8 @@ class Swap:
             setattr(optimizer, AMP, True)
         return (StandIn(optimizer, self.stepper, self.due), *args[1:]), kwargs
 
-    def _grads(self) -> list[torch.Tensor]:
+    def grads(self) -> list[torch.Tensor]:
+        """Those that its optimizer has now."""
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         return [param.grad for param in params if param.grad is not None]
 
@@ -149,10 +152,10 @@ class StandIn:
     Args:
         optimizer: The optimizer.
         stepper: What steps it.
-        due: What is still to be done to its gradients.
+        due: From its gradients to what is still to be done to them.
     """
 
-    def __init__(self, optimizer: Optimizer, stepper: Stepper, due: Callable[[], Pending | None]) -> None:
+    def __init__(self, optimizer: Optimizer, stepper: Stepper, due: Due) -> None:
         vars(self).update(_optimizer=optimizer, _stepper=stepper, _due=due, _left=None)
 
     @property
@@ -160,10 +163,7 @@ class StandIn:
         """Launches the kernels; the groups of what they have left to torch."""
         own = vars(self)
         if own["_left"] is None:
-            pending = own["_due"]()
-            own["_left"] = own["_stepper"].step(
-                clip_coef=pending and pending.coef, grad_scale=pending and pending.grad_scale
-            )
+            own["_left"] = own["_stepper"].step(own["_due"])
         left: list[dict[str, Any]] = own["_left"]
         return left
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from diagnose.kernels import _clip, clip_grad_norm_
+from diagnose.kernels import _clip, _gradients, clip_grad_norm_
 from diagnose.kernels._optimizers import SGD, AdamW
 from diagnose.kernels._swap import swap, swap_of
 from torch import nn
@@ -95,12 +95,12 @@ def test_deferred_clipping_looks_at_the_gradients_once(
     """A look costs a third of what clipping costs the host."""
     looks = []
 
-    def counted(grads: Any) -> Any:
+    def counted(tables: Any, grads: Any) -> Any:
         looks.append(len(grads))
-        return look_at(grads)
+        return look_at(tables, grads)
 
-    look_at = _clip.look_at
-    monkeypatch.setattr(_clip, "look_at", counted)
+    look_at = _gradients.GradientTables.look_at
+    monkeypatch.setattr(_gradients.GradientTables, "look_at", counted)
     params = parameters()
     optimizer = torch.optim.SGD(params, lr=1.0)
     swap(optimizer, clip="deferred")

@@ -178,6 +178,33 @@ def ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+@pytest.mark.parametrize("how", ["negative", "turned", "expanded"])
+def test_a_gradient_that_changes_what_it_is_where_it_lies_is_seen(
+    how: str, clip: Any, device: CpuDevice
+) -> None:
+    """The address stays, and so would the object: only a look at the whole of it tells."""
+    ends = []
+    for on in (False, True):
+        weight = nn.Parameter(torch.ones(5, 5))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        if on:
+            swap(optimizer, clip=clip)
+        grad = torch.empty(5, 5)
+        for number in range(4):
+            weight.grad = grad.copy_(torch.arange(25.0).reshape(5, 5))
+            if number == 2:
+                if how == "turned":
+                    grad.t_()
+                else:
+                    weight.grad = torch._neg_view(grad) if how == "negative" else grad[:1].expand(5, 5)
+            if number != 2 or how == "turned":  # torch clips none of the others
+                clip_grad_norm_([weight], 20.0)
+            optimizer.step()
+        ends.append([weight.detach().clone()])
+    assert_close(ends[1], ends[0])
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_gradients_in_the_buckets_of_ddp_are_clipped_and_stepped_where_they_lie(
     keeps: bool, ranks: None, device: CpuDevice

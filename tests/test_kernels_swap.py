@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from diagnose.kernels._stepper import nothing_due
 from diagnose.kernels._swap import AMP, CannotSwap, StandIn, support, swap, swap_of, unswap
 from torch import nn
 
@@ -531,7 +532,7 @@ def test_on_a_cpu_it_says_why_not() -> None:
 
 def test_the_stand_in_passes_on_what_is_set_on_it(device: CpuDevice) -> None:
     optimizer = MAKERS["adamw"](network().parameters())
-    stand_in = StandIn(optimizer, swap(optimizer).stepper, lambda: None)
+    stand_in = StandIn(optimizer, swap(optimizer).stepper, nothing_due)
     stand_in._need_device_dtype_check_for_fused = False
     assert vars(optimizer)["_need_device_dtype_check_for_fused"] is False
 
