@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from diagnose.analysis.profile import read_logs
-from diagnose.core.host import HostStats
+from diagnose.core.host import HostStats, foreign_cpus
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.units import NS_PER_MS
 from diagnose.gate.ended_badly import failed, what_failed
 from diagnose.gate.job_steps import job_steps
-from diagnose.gate.measure import RunPlan, _foreign_cpus, figures_of, measured_run
+from diagnose.gate.measure import RunPlan, figures_of, measured_run
 from diagnose.gate.pairs import Asked, run_pairs
 from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
@@ -120,9 +120,9 @@ def test_a_rank_without_a_step_is_missing_and_a_second_process_of_a_rank_is_no_r
 
 def test_other_ranks_are_no_foreign_processes() -> None:
     one = HostStats(process_cpus=1.0, child_cpus=0.5, busy_cpus=3.5, stolen_cpus=0.25)
-    assert _foreign_cpus([one]) == one.foreign_cpus == 2.25
-    assert _foreign_cpus([one, HostStats(process_cpus=1.5)]) == 0.75
-    assert _foreign_cpus([one, HostStats()]) is None
+    assert foreign_cpus([one]) == 2.25
+    assert foreign_cpus([one, HostStats(process_cpus=1.5)]) == 0.75
+    assert foreign_cpus([one, HostStats()]) is None
 
 
 ENDED = """\

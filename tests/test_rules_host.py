@@ -13,9 +13,10 @@ from diagnose.analysis.profile import load_profile
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Loader, Program
 from diagnose.core.series import Series
+from diagnose.core.settings import Settings
 from diagnose.rules._cpus import delayed_share, spread
 from diagnose.rules._engine import ask, rules
 from diagnose.rules._examples import profile
@@ -117,6 +118,26 @@ def test_a_neighbour_does_not_take_the_time_of_a_line_that_is_to_blame():
     found = found_in(profile(other_ms=30, where=(line,), host=BUSY_MACHINE))
     assert found["logging-io"].lost_ns[Phase.OTHER] == pytest.approx(30e6)
     assert "noisy-neighbour" in found
+
+
+def test_another_rank_of_the_run_is_no_neighbour():
+    crowded = HostStats(
+        cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.8, runnable_share=0.2, busy_cpus=2.0
+    )
+    alone = replace(profile(host=crowded), settings=Settings(local_processes=2))
+    assert "noisy-neighbour" not in found_in(alone), "what the other rank uses is not known"
+
+    def with_rank(cpus: float, host: str) -> Profile:
+        stats = replace(crowded, process_cpus=cpus)
+        times = alone.phase_time_ns
+        first = RankProfile(rank=0, host="here", phase_time_ns=times, stats=crowded)
+        second = RankProfile(rank=1, host=host, phase_time_ns=times, stats=stats)
+        return replace(alone, ranks=(first, second))
+
+    assert "noisy-neighbour" not in found_in(with_rank(1.1, "here"))
+    assert "noisy-neighbour" in found_in(with_rank(0.2, "here"))
+    elsewhere = replace(with_rank(1.1, "there"), settings=Settings(local_processes=1))
+    assert "noisy-neighbour" in found_in(elsewhere)
 
 
 def test_too_many_threads_are_not_called_a_neighbour():

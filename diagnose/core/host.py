@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -89,12 +90,9 @@ class HostStats:
         return max(0.0, 1 - self.on_cpu_share - self.runnable_share)
 
     @property
-    def foreign_cpus(self) -> float | None:
-        """CPUs that other processes used, and other guests of the machine's host."""
-        if self.busy_cpus is None or self.process_cpus is None:
-            return None
-        own = self.process_cpus + (self.child_cpus or 0.0)
-        return max(0.0, self.busy_cpus - own) + (self.stolen_cpus or 0.0)
+    def used_cpus(self) -> float | None:
+        """CPUs that the process and its children used."""
+        return None if self.process_cpus is None else self.process_cpus + (self.child_cpus or 0.0)
 
     @property
     def idle_cpus(self) -> float | None:
@@ -102,3 +100,13 @@ class HostStats:
         if self.busy_cpus is None or self.machine_cpus is None:
             return None
         return max(0.0, self.machine_cpus - self.busy_cpus - (self.stolen_cpus or 0.0))
+
+
+def foreign_cpus(hosts: Sequence[HostStats]) -> float | None:
+    """Returns the CPUs that others used than these processes of one machine, and other guests of its host;
+    `None` where that was not measured."""
+    own = [host.used_cpus for host in hosts]
+    busy = hosts[0].busy_cpus if hosts else None
+    if busy is None or None in own:
+        return None
+    return max(0.0, busy - sum(cpus or 0.0 for cpus in own)) + (hosts[0].stolen_cpus or 0.0)

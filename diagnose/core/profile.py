@@ -11,7 +11,7 @@ from diagnose.core.deep_window import DeepWindow
 from diagnose.core.device import Device
 from diagnose.core.finding import Abstention, Finding
 from diagnose.core.history import History
-from diagnose.core.host import HostStats
+from diagnose.core.host import HostStats, foreign_cpus
 from diagnose.core.parallel import ClockOffset
 from diagnose.core.phases import Phase
 from diagnose.core.program import Program
@@ -344,6 +344,18 @@ class Profile:
     def step_time_ns(self) -> float:
         """Mean wall time of a measured step; 0 without steps."""
         return sum(self.phase_time_ns.values())
+
+    @property
+    def neighbours(self) -> tuple[HostStats, ...]:
+        """What the system says of the other ranks on the first one's machine."""
+        return tuple(rank.stats for rank in self.ranks[1:] if rank.host == self.ranks[0].host)
+
+    @property
+    def foreign_cpus(self) -> float | None:
+        """CPUs of the first rank's machine that others used than this run; `None` where not all ranks there
+        were recorded."""
+        hosts = (self.host, *self.neighbours)
+        return foreign_cpus(hosts) if len(hosts) >= self.settings.local_processes else None
 
     def share(self, phase: Phase) -> float | None:
         """Returns the phase's part of the step, 0 to 1, or `None` when it was not measured."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import diagnose
 from diagnose.analysis.profile import read_logs
 from diagnose.analysis.signals import host_stats
-from diagnose.core.host import HostStats
+from diagnose.core.host import foreign_cpus
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 from diagnose.gate.ended_badly import failed
 from diagnose.gate.instructions import count_of, counting
@@ -193,18 +193,10 @@ def _machine(logs: Sequence[RankLog], warmup: int) -> MachineState:
     return MachineState(
         load=load,
         cpus=host.cpus,
-        foreign_cpus=_foreign_cpus(hosts),
+        foreign_cpus=foreign_cpus(hosts),
         stolen_cpus=host.stolen_cpus,
         throttled_share=host.throttled_share,
     )
-
-
-def _foreign_cpus(hosts: Sequence[HostStats]) -> float | None:
-    """Returns the CPUs that were used by others than these ranks, which share a machine."""
-    own = [host.process_cpus + (host.child_cpus or 0.0) for host in hosts if host.process_cpus is not None]
-    if hosts[0].busy_cpus is None or len(own) < len(hosts):
-        return None
-    return max(0.0, hosts[0].busy_cpus - sum(own)) + (hosts[0].stolen_cpus or 0.0)
 
 
 def _command(side: Side, name: str, folder: Path, plan: RunPlan) -> list[str]:

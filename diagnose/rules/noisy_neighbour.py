@@ -97,8 +97,9 @@ class NoisyNeighbour(Rule):
         host = profile.host
         assert host.runnable_share is not None and host.process_cpus is not None
         started = _started_cpus(profile)
-        foreign = (host.foreign_cpus or 0.0) + started
+        foreign = (profile.foreign_cpus or 0.0) + started
         own = (host.child_cpus or 0.0) - started + sum(thread.cpus for thread in host.python_threads)
+        own += sum(rank.used_cpus or 0.0 for rank in profile.neighbours)
         part = foreign / (foreign + own) if foreign else 0.0
         if (
             host.runnable_share < MIN_DELAY

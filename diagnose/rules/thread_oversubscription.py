@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.host import HostStats
+from diagnose.core.host import HostStats, foreign_cpus
 from diagnose.core.profile import Profile
 from diagnose.core.settings import Settings
 from diagnose.core.units import format_share
@@ -101,7 +101,7 @@ class ThreadOversubscription(Rule):
         assert host.runnable_share is not None and host.on_cpu_share is not None
         assert host.involuntary_per_s is not None and host.process_cpus is not None
         team = max(0.0, host.process_cpus - host.on_cpu_share)
-        others = (host.foreign_cpus or 0.0) + (host.child_cpus or 0.0)
+        others = (foreign_cpus([host]) or 0.0) + (host.child_cpus or 0.0)
         crowded = host.involuntary_per_s >= MIN_SWITCHES_PER_S or team > MIN_TEAM_PART * (team + others)
         if host.runnable_share < MIN_DELAY or not crowded:
             return None
