@@ -92,6 +92,8 @@ class Found:
         gain = Gain(speedup=predicted, low=1.0, high=2 * predicted) if predicted else None
         self._leads = [Lead(rule="", actions=("nothing",), gain=gain)]
 
+    cost_ns = 0.0
+
     def leads(self) -> list[Lead]:
         """See `tuner.diagnosis.Diagnosis`."""
         return self._leads

@@ -200,6 +200,8 @@ class Found:
         fault.may_happen("diagnose")
         self._fault = fault
 
+    cost_ns = 0.0
+
     def leads(self) -> list[Any]:
         self._fault.may_happen("leads")
         return []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 
-from diagnose.actions.base import Action
-from diagnose.tuner.agreement import together
+from diagnose.actions.base import Action, CannotApply
+from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.world import World
 
@@ -63,6 +63,20 @@ class Changes:
 
         if changes:
             together(self._world, f"undoing {', '.join(each.name for each in changes)}", work, dear=True)
+
+    def put_back(self) -> None:
+        """Puts what is kept in force again; drops what gives itself up."""
+        for installed in list(self.kept):
+            try:
+                switch(self._world, [installed], True)
+            except CannotApply as refusal:
+                self.drop(str(refusal), installed)
+
+    def drop(self, reason: str, *changes: Installed) -> None:
+        """Takes out what was kept, and tells why."""
+        self.remove(*changes)
+        for installed in changes:
+            self._world.tell("dropped", {"action": installed.name, "reason": reason})
 
     def in_force(self) -> list[str]:
         """Returns the names of the actions in force, tried ones among them."""

@@ -39,9 +39,13 @@ CONFIRM_PAIRS = 6
 DOUBT_PAIRS = 6
 """So many more where the first ones do not tell."""
 
+LEAST_LEFT_NS = 10 * NS_PER_S
+"""A run that is known to be over sooner is left alone: a diagnosis, a trial and its confirmation take half
+of that."""
+
 LOOK_AGAIN_STEPS = (200, 800, 3200)
-"""Where the findings led to no trial the rules are asked again after so many more steps: some faults, such
-as full garbage collections, come rarely."""
+"""Where the findings led to no trial the rules are asked again after so many more steps, once that is
+affordable: some faults, such as full garbage collections, come rarely."""
 
 LOOK_LATER = 4
 """While something is kept the rules are asked again, each time after so many times as many steps."""
@@ -54,6 +58,9 @@ RECHECK_PAIRS = 2
 LOST = 0.98
 """What is kept is measured again after so many steps. Where that looks like a loss of 2 % it is looked at
 as closely as at first, and undone if the interval then lies below 1."""
+
+RECHECK_SHARE = 0.01
+"""Steps that could have been made while what is kept was taken out may be so many of all."""
 
 
 class Controller:
@@ -81,6 +88,10 @@ class Controller:
         self._postponed: dict[str, Trial] = {}
         self._confirmed: list[Installed] = []
         self._look_at = sum(LOOK_AGAIN_STEPS)
+        self._leads: list[Lead] | None = None
+        self._asked_with: list[str] = []
+        self._first = 0
+        self._step_ns = 0.0
         self._diagnosis: Diagnosis | None = None
         self._resumed_ns = world.clock()
         self._spending = Spending(self._resumed_ns)
@@ -138,24 +149,38 @@ class Controller:
     # -- the plan
 
     def _tune(self) -> Plan[None]:
-        warmup, more = WARMUP_STEPS, True
+        warmup, more, alarmed = WARMUP_STEPS, True, False
         while more:
             try:
-                first = yield from self._observe(warmup)
-                yield from self._seek(first)
+                if self._leads is None or alarmed:
+                    alarmed = False
+                    yield from self._observe(warmup)
+                if self._leads is None:
+                    if warmup == WARMUP_STEPS and self._is_nearly_over():
+                        return
+                    yield from self._diagnose()
+                yield from self._seek()
                 more = yield from self._confirm_and_hold()
             except LossAlarm as alarm:
                 yield from self._loss.answer(alarm, self._spending)
+                alarmed = True
             self._done -= self._orders.reopen()
             warmup = 1
 
-    def _seek(self, first: int) -> Plan[None]:
+    def _is_nearly_over(self) -> bool:
+        """Whether too little is left of the run for tuning to pay; what the user names is tried even so."""
+        policy, left = self._orders.policy, self._world.job.steps_left()
+        short = left is not None and left * self._step_ns < LEAST_LEFT_NS
+        if policy.only or policy.dry_run:
+            return False
+        return all(self._world.ranks.exchange("what is left of the run", short))
+
+    def _seek(self) -> Plan[None]:
         """Tries what the findings lead to, as long as something helps."""
         later = iter(LOOK_AGAIN_STEPS)
         while True:
-            leads = yield from self._diagnose(first)
             kept = measured = False
-            while not kept and (ahead := self._ahead(leads)):
+            while not kept and (ahead := self._ahead()):
                 if not ahead[0].asked:
                     yield from self._confirm()  # what may have to wait long for its turn must not delay it
                 if not (yield from self._afford()):  # which may take many minutes
@@ -163,23 +188,55 @@ class Controller:
                     continue
                 if self._orders.wait():
                     yield from self._orders.obey(self.state)
-                    ahead = self._ahead(leads)  # what is allowed may have changed
+                    ahead = self._ahead()  # what is allowed may have changed
                 if not ahead:
                     break
                 trial = yield from self._try(ahead[0])
                 kept, measured = trial.outcome is Outcome.KEPT, measured or trial.measured is not None
             if kept:
-                first = yield from self._observe(
-                    max(each.action.settle_steps for each in self._changes.kept)
-                )
-            elif measured or self._changes.kept or self._postponed or self._orders.policy.dry_run:
+                if self._pays_to_ask():
+                    yield from self._observe(max(each.action.settle_steps for each in self._changes.kept))
+                    yield from self._diagnose()
+                continue
+            if measured or self._changes.kept or self._postponed or self._orders.policy.dry_run:
                 break
-            else:
-                yield from self._orders.let_pass(next(later, 0), self.state, until_reopened=True)
-                if self._orders.reopened:
-                    break
-                if self._step.number >= first + sum(LOOK_AGAIN_STEPS):
-                    break
+            if not (yield from self._ask_later(next(later, None))):
+                break
+
+    def _pays_to_ask(self) -> bool:
+        """Whether what was kept last wins enough for the rules to be asked again, or they may be anyway."""
+        if all(name in self._done or not self._orders.policy.wanted(name) for name in self._world.actions):
+            return False
+        measured, left = self._changes.kept[-1].measured, self._world.job.steps_left()
+        assert measured is not None
+        won_ns = (measured.without_ns - measured.with_ns) * (self._step.number if left is None else left)
+        pays = self._spending.pays_for_diagnosis(won_ns) or self._may_ask()
+        return bool(self._world.ranks.exchange("whether the rules are asked", pays)[0])
+
+    def _may_ask(self) -> bool:
+        return self._world.clock() >= self._spending.next_diagnosis_ns()
+
+    def _ask_later(self, steps: int | None) -> Plan[bool]:
+        """Asks the rules again, after so many steps and when that is affordable.
+
+        Returns:
+            Whether it has: not where the run is over before, or something new may be tried now.
+        """
+        left = self._world.job.steps_left()
+        too_late = left is not None and (
+            left <= (steps or 0)
+            or self._world.clock() + left * self._step_ns <= self._spending.next_diagnosis_ns()
+        )
+        if steps is None or self._world.ranks.exchange("when the rules are asked", too_late)[0]:
+            return False
+        yield from self._orders.let_pass(steps, self.state, until_reopened=True)
+        while not self._orders.reopened:
+            commands = lambda: bool(self._world.commands)  # noqa: E731
+            if (yield from until(self._world, "the next diagnosis", self._may_ask, commands)):
+                yield from self._diagnose()
+                return True
+            yield from self._orders.obey(self.state)
+        return False
 
     def _afford(self) -> Plan[bool]:
         """Waits until another trial is affordable; returns early, with `False`, for a command."""
@@ -234,21 +291,21 @@ class Controller:
         self._loss.armed = True
         return early
 
-    def _observe(self, warmup: int) -> Plan[int]:
-        """Lets the script run; returns the first step that counts."""
+    def _observe(self, warmup: int) -> Plan[None]:
+        """Lets the script run; notes the first step that counts, and how long they take."""
         self._enter("observing")
         for _ in range(max(warmup, 1)):
             yield
-        first, begun = self._step.number, self._world.clock()
+        self._first, begun = self._step.number, self._world.clock()
         yield from self._orders.let_pass(OBSERVED_STEPS, self.state)
         yield from until(self._world, "the observation", lambda: self._world.clock() - begun >= OBSERVED_NS)
-        return first
+        self._step_ns = (self._world.clock() - begun) / (self._step.number - self._first)
 
-    def _diagnose(self, first: int) -> Plan[list[Lead]]:
+    def _diagnose(self) -> Plan[None]:
         """Asks the rules, on rank 0 alone: its folder holds what all ranks of the machine have recorded."""
         found: list[Lead] | None = []
         if self._world.ranks.rank == 0:
-            self._diagnosis, found = self._world.diagnose(first), None
+            self._diagnosis, found = self._world.diagnose(self._first), None
 
         def known() -> bool:
             nonlocal found
@@ -256,15 +313,19 @@ class Controller:
                 found = self._diagnosis.leads()
             return found is not None
 
+        in_force = [installed.name for installed in self._changes.kept]
         yield from until(self._world, "the diagnosis", known)
+        if self._diagnosis is not None:
+            self._spending.diagnosed(self._diagnosis.cost_ns)
         self._diagnosis = None
         told = self._world.ranks.exchange("the findings", [asdict(lead) for lead in found or ()])
         self._world.tell("diagnosed", {"step": self._step.number})
-        return [Lead.from_record(record) for record in told[0]]
+        self._leads, self._asked_with = [Lead.from_record(record) for record in told[0]], in_force
 
-    def _ahead(self, leads: Sequence[Lead]) -> list[Candidate]:
+    def _ahead(self) -> list[Candidate]:
         in_force = [installed.name for installed in self._changes.kept]
-        return candidates(leads, self._world.actions, self._orders.policy, self._done, in_force)
+        leads, policy = self._leads or [], self._orders.policy
+        return candidates(leads, self._world.actions, policy, self._done, in_force, self._asked_with)
 
     def _try(self, candidate: Candidate) -> Plan[Trial]:
         """Tries one action."""
@@ -292,17 +353,28 @@ class Controller:
         if self._orders.reopened:
             return True
         yield from self._confirm()
+        lost = 0
         while self._changes.kept or self._postponed:
             self._enter("holding" if self._changes.kept else "observing")
-            for _ in range(RECHECK_STEPS // LOOK_STEPS):
+            begun = self._step.number
+            while self._step.number < begun + self._recheck_steps(lost):
                 yield from self._orders.let_pass(LOOK_STEPS, self.state, until_reopened=True)
                 self._loss.heed()
                 drop_what_must_go(self._world, self._changes)
                 if self._orders.reopened or self._looks_again():
                     return True
+            lost = 0
             if self._changes.kept:
-                yield from self._measure_kept("recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST)
+                lost = yield from self._measure_kept(
+                    "recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST
+                )
+                self._confirmed = list(self._changes.kept)
         return False
+
+    def _recheck_steps(self, lost: int) -> int:
+        """Returns the steps between two measurements of what is kept: the last one has lost so many."""
+        same = self._changes.kept == self._confirmed
+        return max(RECHECK_STEPS, round(lost / RECHECK_SHARE) if same else 0)
 
     def _confirm(self) -> Plan[None]:
         """Measures what is kept, all together, unless that was done."""
@@ -322,13 +394,23 @@ class Controller:
             del self._postponed[name]
         self._done -= set(come)
         due = self._orders.tries and self._step.number >= self._look_at
-        if due:
+        if due and self._world.ranks.exchange("whether the rules are asked", self._may_ask())[0]:
             self._look_at *= LOOK_LATER
+            self._leads = None
+        else:
+            due = False
         return due or bool(come)
 
-    def _measure_kept(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[None]:
-        yield from measure_kept(
-            self._world, self._changes, self._spending, kind=kind, pairs=(pairs, DOUBT_PAIRS), enough=enough
+    def _measure_kept(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[int]:
+        return (
+            yield from measure_kept(
+                self._world,
+                self._changes,
+                self._spending,
+                kind=kind,
+                pairs=(pairs, DOUBT_PAIRS),
+                enough=enough,
+            )
         )
 
     # -- the end

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from diagnose.core.finding import Finding
+from diagnose.core.units import NS_PER_S
 from diagnose.tuner.policy import Lead
 from diagnose.tuner.question import Question
 
 
 class Diagnosis(Protocol):
     """A diagnosis under way."""
+
+    @property
+    def cost_ns(self) -> float:
+        """The CPU time that it took, known when it has been made."""
 
     def leads(self) -> list[Lead] | None:
         """Returns what was found, or `None` while it is not known yet."""
@@ -35,6 +40,11 @@ class OtherProcess:
 
     def __init__(self, folder: Path, first_step: int) -> None:
         self._question = Question(__name__, str(folder.absolute()), str(first_step))
+
+    @property
+    def cost_ns(self) -> float:
+        """See `Diagnosis`."""
+        return self._question.cpu_s * NS_PER_S
 
     def leads(self) -> list[Lead] | None:
         """See `Diagnosis`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -23,7 +24,7 @@ def measure_kept(
     kind: str,
     pairs: tuple[int, int],
     enough: Callable[[Measured], bool],
-) -> Plan[None]:
+) -> Plan[int]:
     """Measures what is kept, all on against all off; undoes it where steps have come to be slower.
 
     Args:
@@ -33,6 +34,9 @@ def measure_kept(
         kind: What the measurement is recorded as.
         pairs: Pairs of windows, and how many more where the first ones are not enough.
         enough: Whether they are.
+
+    Returns:
+        About how many more steps could have been made meanwhile; the same on every rank.
     """
     kept, test = changes.kept, PairedTest()
     try:
@@ -45,25 +49,16 @@ def measure_kept(
             measured = test.measured(CONFIRM_CONFIDENCE)
             assert measured is not None
     except CannotApply:
-        put_back(world, changes)
-        return
+        changes.put_back()
+        return 0
     world.tell(kind, asdict(measured))
     if measured.high < 1:
         changes.remove(*kept)
         slower = f"{1 / measured.speedup:.2f} times slower with all changes than without"
         world.tell("undone", {"reason": f"steps came to be {slower}"})
     else:
-        put_back(world, changes)
-
-
-def put_back(world: World, changes: Changes) -> None:
-    """Puts what is kept in force again; drops what gave itself up."""
-    for installed in list(changes.kept):
-        try:
-            switch(world, [installed], True)
-        except CannotApply as refusal:
-            changes.remove(installed)
-            world.tell("dropped", {"action": installed.name, "reason": str(refusal)})
+        changes.put_back()
+    return math.ceil(test.lost_ns / measured.with_ns)
 
 
 def drop_what_must_go(world: World, changes: Changes) -> None:
@@ -72,8 +67,7 @@ def drop_what_must_go(world: World, changes: Changes) -> None:
         try:
             refuse_to_stay(world, [installed])
         except CannotApply as refusal:
-            changes.remove(installed)
-            world.tell("dropped", {"action": installed.name, "reason": str(refusal)})
+            changes.drop(str(refusal), installed)
 
 
 def is_early(world: World, name: str) -> bool:

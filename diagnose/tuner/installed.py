@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from diagnose.actions.base import Action
+from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
+from diagnose.core.trial import Measured
 
 
 class Installed:
@@ -23,6 +24,8 @@ class Installed:
 
     Attributes:
         on: Whether it is in force.
+        instead: Others that make way while it is in force, and come back when it is taken back.
+        measured: What its trial showed.
 
     Raises:
         CannotApply: If it cannot be prepared; nothing was changed.
@@ -40,6 +43,8 @@ class Installed:
         self.action = action
         self.value = value
         self.on = False
+        self.instead: Sequence[Installed] = ()
+        self.measured: Measured | None = None
         self._job = job
         self._in_force = in_force
         self._beside = list(in_force())
@@ -48,6 +53,11 @@ class Installed:
         self._preparation = ExitStack()
         self._prepared: Any = self._preparation.enter_context(action.prepare(job, value))
         self._application = ExitStack()
+
+    @property
+    def actions(self) -> list[Action]:
+        """Its action, and those that make way for it."""
+        return [self.action, *(each.action for each in self.instead)]
 
     def context(self) -> AbstractContextManager[None]:
         """Returns the change as a context, for whoever puts it in force and takes it back himself."""
@@ -60,22 +70,33 @@ class Installed:
             CannotApply: If it cannot be put in force; nothing was changed.
         """
         if on and not self.on:
-            self._application.enter_context(self.context())
+            for other in reversed(self.instead):
+                other.switch(False)
+            try:
+                self._application.enter_context(self.context())
+            except CannotApply:
+                for other in self.instead:
+                    other.switch(True)
+                raise
             self.on = True
-        elif self.on and not on:
-            self.on = False  # first: a way back that fails half-way is not gone a second time
-            self._application.close()
+        elif not on:
+            if self.on:
+                self.on = False  # first: a way back that fails half-way is not gone a second time
+                self._application.close()
+            for other in self.instead:
+                other.switch(True)
 
     def why_not_stay(self) -> str:
         """See `Action.why_not_stay`."""
         return self.action.why_not_stay(self._prepared)
 
     def remove(self) -> None:
-        """Takes the action back and out.
+        """Takes the action back and out. What has made way for it is not put in force again.
 
         Raises:
             RuntimeError: If the job is not as it was before.
         """
+        self.instead = ()
         try:
             self.switch(False)
         finally:

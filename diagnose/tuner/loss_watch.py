@@ -8,7 +8,6 @@ from diagnose.actions.base import CannotApply
 from diagnose.core.trial import ASKED_FOR
 from diagnose.tuner.agreement import heed_loss, loss_now, switch
 from diagnose.tuner.changes import Changes
-from diagnose.tuner.holding import put_back
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
 from diagnose.tuner.trying import UNCHECKED, numerics_allow
@@ -90,9 +89,8 @@ class LossWatch:
                     continue
                 except CannotApply as refusal:
                     reason = f"{alarm}, and {refusal}"
-            changes.remove(suspect)
-            world.tell("dropped", {"action": suspect.name, "reason": reason})
-        put_back(world, changes)  # some may have been off, to be measured
+            changes.drop(reason, suspect)
+        changes.put_back()  # some may have been off, to be measured
         world.loss.restart()
         self.armed = True
         world.tell("loss_alarm", {"reason": str(alarm), "cleared": cleared})

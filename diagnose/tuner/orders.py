@@ -165,9 +165,7 @@ class Orders:
 
     def _undo_those(self, chosen: Callable[[str, Safety], bool], reason: str) -> list[str]:
         gone = [each for each in self._changes.kept if chosen(each.name, each.action.safety)]
-        self._changes.remove(*gone)
-        for installed in gone:
-            self._world.tell("dropped", {"action": installed.name, "reason": reason})
+        self._changes.drop(reason, *gone)
         return [installed.name for installed in gone]
 
 

@@ -24,6 +24,10 @@ LOOK_CONFIDENCE = 0.998
 without effect is kept in 1 % of all trials at most, also where the machine's noise lasts longer than a pair
 (`benchmarks/tuner_aa.py`): with 0.995 it was 2 % there."""
 
+FUTILE_CONFIDENCE = 0.95
+"""Of the interval by which a change is given up. A change that is kept by mistake stays to the end of the
+run, one that is given up by mistake is a gain missed: the second takes less proof."""
+
 CONFIRM_CONFIDENCE = 0.95
 """Of the interval that is printed for a measurement of a length set beforehand."""
 
@@ -61,15 +65,23 @@ class PairedTest:
         max_pairs: Pairs after which it gives up.
         logs: Logarithm of each pair's ratio, time without over time with.
         without_ns: Mean step time of each window without the change; likewise `with_ns`.
+        lost_ns: What the steps without the change took longer than as many with it.
     """
 
     max_pairs: int = MAX_PAIRS
     logs: list[float] = field(default_factory=list)
     without_ns: list[float] = field(default_factory=list)
     with_ns: list[float] = field(default_factory=list)
+    lost_ns: float = 0.0
 
-    def add(self, without_ns: float, with_ns: float) -> None:
-        """Adds a pair of neighbouring windows: mean nanoseconds of a step in each."""
+    def add(self, without_ns: float, with_ns: float, steps: int = 0) -> None:
+        """Adds a pair of neighbouring windows.
+
+        Args:
+            without_ns: Mean nanoseconds of a step in the window without the change; likewise `with_ns`.
+            steps: How many were made without it, those that count in no window among them.
+        """
+        self.lost_ns += steps * max(0.0, without_ns - with_ns)
         self.logs.append(math.log(without_ns / with_ns))
         self.without_ns.append(without_ns)
         self.with_ns.append(with_ns)
@@ -79,13 +91,21 @@ class PairedTest:
         if len(self.logs) < MIN_PAIRS:
             hopeless = self.logs and self.logs[0] < math.log(HOPELESS)
             return Verdict.NOT_FASTER if hopeless else None
-        low, high = interval(self.logs, LOOK_CONFIDENCE)
+        low, _ = interval(self.logs, LOOK_CONFIDENCE)
         least = math.log1p(LEAST_GAIN)
         if low > least:
             return Verdict.FASTER
-        if high < least:
+        at_best = interval(self.logs, FUTILE_CONFIDENCE)[1]
+        if at_best < least:
             return Verdict.NOT_FASTER
-        return Verdict.CANNOT_TELL if len(self.logs) >= self.max_pairs else None
+        return None if self._may_still_tell(at_best) else Verdict.CANNOT_TELL
+
+    def _may_still_tell(self, at_best: float) -> bool:
+        """Whether it would find a gain if all pairs that are left came out at `at_best` on average."""
+        made, most = len(self.logs), self.max_pairs
+        mean = (sum(self.logs) + (most - made) * at_best) / most
+        half = t_point((1 + LOOK_CONFIDENCE) / 2, most - 1) * statistics.stdev(self.logs) / math.sqrt(most)
+        return made < most and mean - half > math.log1p(LEAST_GAIN)
 
     def measured(self, confidence: float = LOOK_CONFIDENCE) -> Measured | None:
         """Returns what was measured; `None` with fewer than two pairs."""

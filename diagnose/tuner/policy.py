@@ -13,6 +13,10 @@ from diagnose.core.trial import ASKED_FOR, Safety
 WORTH_SPEEDUP = 1.02
 """Less than this is not worth a trial: the test would need hundreds of steps to see it."""
 
+REPLACES_SPEEDUP = 1.10
+"""What is kept makes way for an action that excludes it only where that is expected to win so much more: in
+the trial the job does without both for a while."""
+
 IN_TURN = 40
 """Actions of this order and above change what the ones below are measured on, so they wait for them."""
 
@@ -62,12 +66,14 @@ class Candidate:
         action: The action.
         lead: What led to it.
         asked: Whether a finding or the user names it: then a refusal is worth telling.
+        instead: Names of the kept actions in whose place it would be.
     """
 
     name: str
     action: Action
     lead: Lead
     asked: bool = True
+    instead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,7 @@ def candidates(
     policy: Policy,
     done: Collection[str],
     in_force: Collection[str],
+    looked_at: Collection[str] = (),
 ) -> list[Candidate]:
     """Returns what to try, the next first.
 
@@ -117,7 +124,9 @@ def candidates(
         actions: All actions by name.
         policy: What the user allows.
         done: Names of actions that need no (further) trial.
-        in_force: Names of kept actions; one that excludes them is left out.
+        in_force: Names of kept actions; one that excludes them is left out, unless it wins clearly more.
+        looked_at: Those of them that were in force when the rules were asked, so that the findings say what
+            is to be won beyond them.
     """
     found: dict[str, Candidate] = {}
     unasked = [name for name, action in actions.items() if action.unasked or name in policy.only]
@@ -128,11 +137,14 @@ def candidates(
                 continue
             if lead.gain and lead.speedup < WORTH_SPEEDUP:
                 continue
-            if any(name in actions[other].excludes or other in action.excludes for other in in_force):
+            rivals = [o for o in in_force if name in actions[o].excludes or o in action.excludes]
+            if rivals and not (lead.speedup >= REPLACES_SPEEDUP and set(rivals) <= set(looked_at)):
                 continue
             if name not in found or found[name].lead.speedup < lead.speedup:
                 asked = bool(lead.rule) or name in policy.only
-                found[name] = Candidate(name=name, action=action, lead=lead, asked=asked)
+                found[name] = Candidate(
+                    name=name, action=action, lead=lead, asked=asked, instead=tuple(rivals)
+                )
 
     def rank(candidate: Candidate) -> tuple[int, float, int]:
         order = candidate.action.order

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,16 @@ class Question:
         module: Name of the module whose function `answer` is asked; it returns what JSON can hold.
         arguments: What that gets.
 
+    Attributes:
+        cpu_s: CPU time that the answer took; the time it was waited for where the process failed.
+
     Raises:
         OSError: If no process could be started.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
+        self.cpu_s = 0.0
+        self._begun_s = time.monotonic()
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         ours = ("DIAGNOSE_RUN", "DIAGNOSE_SUPERVISOR", "PYTHONPATH", "PYTHONSTARTUP")
         self._process = subprocess.Popen(
@@ -62,11 +68,11 @@ class Question:
             return None
         try:
             self._answer.seek(0)
-            found: list[Any] = json.loads(self._answer.read())
+            found, self.cpu_s = json.loads(self._answer.read())
         except ValueError:
-            found = []
+            found, self.cpu_s = [], time.monotonic() - self._begun_s
         self.close()
-        return found
+        return list(found)
 
     def close(self) -> None:
         """Gives it up."""
@@ -80,4 +86,5 @@ def answer(module: str, *arguments: str) -> None:
     """Prints what a module answers, as JSON. Runs in the process that was started."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
-    print(json.dumps(importlib.import_module(module).answer(*arguments)))
+    found = importlib.import_module(module).answer(*arguments)
+    print(json.dumps([found, time.process_time()]))

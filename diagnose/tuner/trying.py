@@ -14,9 +14,9 @@ from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.loss_trend import LossAlarm
-from diagnose.tuner.paired import LITTLE, MANY_PAIRS, MAX_PAIRS, PairedTest, Verdict
+from diagnose.tuner.paired import LITTLE, MANY_PAIRS, MAX_PAIRS, MIN_PAIRS, PairedTest, Verdict
 from diagnose.tuner.policy import Candidate, Policy
-from diagnose.tuner.windows import best_of, measure
+from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle
 from diagnose.tuner.world import Numerics, Plan, Snapshot, Spending, World
 
 OUTCOMES = {
@@ -27,6 +27,12 @@ OUTCOMES = {
 
 UNCHECKED = ("nothing", "ranks")
 """What actions touch that no numerics check can look at."""
+
+GUESSED = 1.05
+"""What an action that no finding asks for is taken to win, where a trial of it is weighed."""
+
+PAYS_TIMES = 2
+"""What a trial costs must be won so many times in what is left of the run, as far as anybody knows."""
 
 
 class Attempt:
@@ -64,11 +70,26 @@ class Attempt:
         Raises:
             RankFailed, RanksLost: See `agreement.together`.
         """
+        if not self._policy.allows(candidate.action.safety):
+            return self._trial(candidate, Outcome.NOT_ALLOWED, needs_leave(candidate.action.safety))
+        instead = [kept for kept in self._changes.kept if kept.name in candidate.instead]
+        trial = yield from self._tried(candidate, instead, begins)
+        if trial.outcome is Outcome.KEPT and trial.measured is not None and instead:
+            faster = f"{candidate.name} took its place: {trial.measured.speedup:.2f} times as fast"
+            self._changes.drop(faster, *instead)
+        elif instead:
+            self._changes.put_back()
+        return trial
+
+    def _tried(
+        self, candidate: Candidate, instead: Sequence[Installed], begins: Callable[[], None]
+    ) -> Plan[Trial]:
+        """See `run`. Where it is not kept, those in whose place it would be may be in force or not."""
         name, action, world = candidate.name, candidate.action, self._world
-        if not self._policy.allows(action.safety):
-            return self._trial(candidate, Outcome.NOT_ALLOWED, needs_leave(action.safety))
         test = PairedTest(MANY_PAIRS if candidate.lead.speedup < LITTLE else MAX_PAIRS)
         try:
+            if instead:
+                yield from self._make_way(candidate, instead, begins)
             together(world, f"looking at {name}", lambda: self._look(candidate))
             if self._policy.dry_run:
                 return self._trial(candidate, Outcome.NOT_TRIED, "a dry run changes nothing")
@@ -82,9 +103,12 @@ class Attempt:
                 reason = self._keep_snapshot(reason)
             best = yield from best_of(world, choices)
             self._changes.remove(*[choice for choice in choices if choice is not best])
+            if instead:
+                reason = yield from self._set_against(candidate, best, instead, reason)
             verdict = yield from measure(world, [best], test, self._spending)
             assert verdict is not None
             switch(world, [best], verdict is Verdict.FASTER)
+            best.instead = ()
             refuse_to_stay(world, [best])
         except CannotApply as refusal:
             self._candidate = None
@@ -99,9 +123,61 @@ class Attempt:
         self._candidate = None
         trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best.value)
         if trial.outcome is Outcome.KEPT:
+            best.measured = trial.measured
             self._changes.keep(best)
         self._changes.remove(*self._changes.tried)
         return trial
+
+    def _make_way(
+        self, candidate: Candidate, instead: Sequence[Installed], begins: Callable[[], None]
+    ) -> Plan[None]:
+        """Takes out what is kept, so that an action can be looked at that excludes it.
+
+        Raises:
+            NotYet: If it is too early for that; nothing was changed.
+        """
+        world, action = self._world, candidate.action
+
+        def look() -> None:
+            try:
+                action.check(world.job)
+            except NotYet:
+                raise
+            except CannotApply:
+                """What is in force may be the reason."""
+
+        together(world, f"looking at {candidate.name}", look)
+        begins()
+        switch(world, instead, False)
+        yield from settle(instead)
+
+    def _set_against(
+        self, candidate: Candidate, best: Installed, instead: Sequence[Installed], reason: str
+    ) -> Plan[str]:
+        """Gets an action ready, with nothing in force that it excludes; from then on one takes the other's
+        place. Returns the reason with that added.
+
+        Raises:
+            CannotApply: If that would cost more than it may win.
+        """
+        slow = [kept.measured for kept in instead if kept.measured is not None]
+        step_ns, slow_ns = min(each.with_ns for each in slow), max(each.without_ns for each in slow)
+        cost_ns = best.action.settle_steps * max(0.0, slow_ns - step_ns)
+        together(
+            self._world, f"what {candidate.name} costs", lambda: self._pays(candidate, cost_ns, step_ns)
+        )
+        yield from settle([best])
+        self._spending.spent_ns += cost_ns
+        best.instead = tuple(instead)
+        names = ", ".join(kept.name for kept in instead)
+        return "; ".join(filter(None, [f"measured in the place of {names}", reason]))
+
+    def _pays(self, candidate: Candidate, cost_ns: float, step_ns: float) -> None:
+        left = self._world.job.steps_left()
+        won_ns = (self._step() if left is None else left) * step_ns * (1 - 1 / candidate.lead.speedup)
+        if won_ns < PAYS_TIMES * cost_ns:
+            without = f"to try it the job does without {', '.join(candidate.instead)} for a while"
+            raise CannotApply(f"{without}, which costs {cost_ns / NS_PER_S:.1f} s")
 
     def cut_off(self, why: str) -> Trial | None:
         """Returns what became of a trial that cannot be ended; `None` if nothing was being measured."""
@@ -117,9 +193,15 @@ class Attempt:
         if not candidate.asked:
             candidate.action.check_unasked(job)
         cost_s, left = candidate.action.start_up_s(job), job.steps_left() if self._step() else None
-        if not cost_s or left is None:
+        if left is None:
             return
         step_s = (self._world.clock() - self._spending.begun_ns) / NS_PER_S / self._step()
+        if not candidate.asked:
+            window_s = max(candidate.action.window_steps * step_s, WINDOW_NS / NS_PER_S)
+            if left * step_s * (1 - 1 / GUESSED) < cost_s + 2 * MIN_PAIRS * window_s:
+                raise CannotApply("what it could win in the rest of the run is less than a trial takes")
+        if not cost_s:
+            return
         share = 1 - 1 / candidate.lead.speedup if candidate.lead.gain else 1.0
         if left * step_s * share < cost_s:
             could = f"it could win {left * step_s * share:.1f} s in about {left} steps that are left"

@@ -97,8 +97,12 @@ def window(world: World, least: int, period: int = 1) -> Plan[Window]:
 
 def settle(changes: Sequence[Installed]) -> Plan[None]:
     """Lets the steps pass that show neither state."""
-    for _ in range(max((change.action.settle_steps for change in changes), default=0)):
+    for _ in range(_settle_steps(changes)):
         yield
+
+
+def _settle_steps(changes: Sequence[Installed]) -> int:
+    return max((action.settle_steps for change in changes for action in change.actions), default=0)
 
 
 def best_of(world: World, choices: list[Installed]) -> Plan[Installed]:
@@ -133,8 +137,10 @@ def measure(
         spending: Gets what they cost.
         pairs: Measure so many pairs instead, whatever the test says.
     """
-    length = max(change.action.window_steps for change in changes)
-    period = math.lcm(*(change.action.period_steps for change in changes))
+    actions = [action for change in changes for action in change.actions]
+    # Of its own for each state: where one is ten times as fast, its windows have ten times as many steps.
+    length = dict.fromkeys((False, True), max(action.window_steps for action in actions))
+    period = math.lcm(*(action.period_steps for action in actions))
     resizes = any(change.action.resizes for change in changes)
     state: bool | None = None
     while True:
@@ -147,12 +153,12 @@ def measure(
                 spending.spent_ns += world.clock() - begun
                 yield from settle(changes)
                 state = on
-            seen[on] = yield from window(world, length, period)
-            length = seen[on].steps
+            seen[on] = yield from window(world, length[on], period)
+            length[on] = seen[on].steps
         without_ns = seen[False].mean_ns
         with_ns = seen[True].ns_for(seen[False].samples) if resizes else seen[True].mean_ns
-        test.add(without_ns, with_ns)
-        spending.spent_ns += max(0.0, with_ns - without_ns) * length
+        test.add(without_ns, with_ns, length[False] + _settle_steps(changes))
+        spending.spent_ns += max(0.0, with_ns - without_ns) * length[True]
         if pairs:
             if len(test.logs) >= pairs:
                 return None
