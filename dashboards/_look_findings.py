@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dash import html
-from diagnose.dashboards._look_blocks import Component, panel, shown
+from diagnose.dashboards._look_blocks import Component, shown
 from diagnose.dashboards._source import Source
 
 from diagnose.core.finding import Finding
@@ -20,15 +20,13 @@ NEIGHBOURS = 3
 """Lines shown above and below the one to blame: enough to see the loop it is in."""
 
 
-def findings_panel(profile: Profile, run: str, source: Source) -> Component:
-    """Returns all findings, the most costly first."""
+def findings(profile: Profile, run: str, source: Source) -> list[Component]:
+    """Returns all findings, the most costly first; or why there are none."""
     nothing = no_fault(profile)
     if nothing:
-        return panel("What slows it down", *shown([Paragraph(text=sentence(nothing))]))
+        return shown([Paragraph(text=sentence(nothing))])
     cards = [_finding(finding, profile, run, source) for finding in profile.findings]
-    if not cards:
-        cards = shown([Paragraph(text="Too little was measured to name a fault.")])
-    return panel("What slows it down", *cards)
+    return cards or shown([Paragraph(text="Too little was measured to name a fault.")])
 
 
 def _finding(finding: Finding, profile: Profile, run: str, source: Source) -> Component:
@@ -44,9 +42,8 @@ def excerpt(place: str, blamed: int, lines: Sequence[tuple[int, str]]) -> Compon
     """Returns a few lines of the script; the one to blame is marked by more than its colour."""
     items = [
         html.Li(
-            [html.Span(f"{number}", className="n"), html.Code(printable(text.expandtabs(4)) or " ")],
-            className="blamed" if number == blamed else "",
-            **({"aria-current": "true"} if number == blamed else {}),
+            printable(text.expandtabs(4)) or " ",
+            **({"className": "blamed", "aria-current": "true"} if number == blamed else {}),
         )
         for number, text in lines
     ]
@@ -54,7 +51,7 @@ def excerpt(place: str, blamed: int, lines: Sequence[tuple[int, str]]) -> Compon
     return html.Div(
         [
             html.Div(printable(place), className="file"),
-            html.Ol(items, tabIndex=0, **{"aria-label": label}),
+            html.Ol(items, start=lines[0][0], tabIndex=0, **{"aria-label": label}),
         ],
         className="excerpt",
     )

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, Input, Output, State, html, no_update
+from dash import Dash, Input, Output, State, ctx, html, no_update
 from diagnose.dashboards import _frame
 from diagnose.dashboards._guard import Guard, is_loopback, new_token, trusted
 from diagnose.dashboards._source import Source
@@ -139,7 +139,8 @@ def _keep_time(app: DashboardApp) -> None:
     )
     def stop(_: int | None, view: dict[str, Any] | None, stopped: bool | None) -> Any:
         run = (view or {}).get("run")
-        over = run is not None and app.source.is_settled(str(run))
+        # What another view needs may take a moment to be read: the first tick behind it tells.
+        over = ctx.triggered_id == "tick" and run is not None and app.source.is_settled(str(run))
         return over if over is not bool(stopped) else no_update
 
     app.clientside_callback(PAUSE, Output("tick", "interval"), Input("url", "pathname"))

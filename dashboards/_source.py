@@ -6,10 +6,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from diagnose.dashboards._analyst import Analyst, Answer, Compared
 from diagnose.dashboards._listed import RunRow
-from diagnose.dashboards._live import Live
+from diagnose.dashboards._live import SETTLED_S, Live
 from diagnose.dashboards._run_list import RunList
 from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.dashboards._zoomed import Ranges
@@ -50,6 +51,7 @@ class Source:
         self._list = RunList(root, self._analyst)
         self._ranges = Ranges()
         self._compared: dict[tuple[str, str], Answer | None] = {}
+        self._expected_until: dict[str, float] = {}
 
     def folder(self, run: str) -> Path:
         """Returns the folder of a listed run.
@@ -85,12 +87,21 @@ class Source:
 
     def steps(self, snap: Snapshot, first: int, last: int, wait_s: float) -> Steps:
         """Returns steps of a run, from `first` to before `last`; see `Ranges`."""
-        return self._ranges.steps(self.run(snap.id), snap, first, last, wait_s)
+        steps, is_read = self._ranges.steps(self.run(snap.id), snap, first, last, wait_s)
+        if not is_read:
+            self.expect(snap.id)
+        return steps
+
+    def expect(self, run: str) -> None:
+        """Says that a page lacks something that will be there soon: its clock goes on, also when the run is
+        over."""
+        self._expected_until[run] = monotonic() + SETTLED_S
 
     def is_settled(self, run: str) -> bool:
         """Whether the pages of a run will not change any more."""
         live = self._live.get(run)
-        return live is not None and live.is_settled
+        expected = monotonic() < self._expected_until.get(run, 0.0)
+        return live is not None and live.is_settled and not expected
 
     def watched(self, within_s: float) -> list[Live]:
         """Returns the runs that a page has asked for in so many seconds, and that go on changing."""

@@ -53,8 +53,8 @@ class Ranges:
         self._next: tuple[Range, Live, Snapshot] | None = None
         self._thread: threading.Thread | None = None
 
-    def steps(self, live: Live, snap: Snapshot, first: int, last: int, wait_s: float) -> Steps:
-        """Returns the steps of a range; until they have been read, what the overview has of them.
+    def steps(self, live: Live, snap: Snapshot, first: int, last: int, wait_s: float) -> tuple[Steps, bool]:
+        """Returns the steps of a range, and whether they have been read: until then what the overview has.
 
         Args:
             live: The run.
@@ -75,9 +75,9 @@ class Ranges:
                 self._news.wait_for(lambda: asked in self._kept, wait_s)
                 known = self._kept.get(asked)
             if known is None:
-                return cropped(snap.overview, first, last)
+                return cropped(snap.overview, first, last), False
             self._kept.move_to_end(asked)
-            return known.steps
+            return known.steps, True
 
     def _run(self) -> None:
         while True:

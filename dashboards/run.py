@@ -10,11 +10,12 @@ from dash import State as Known
 from diagnose.dashboards._figure_run import cpus, device, ledger, legend, memory, throughput
 from diagnose.dashboards._look_blocks import Component, chart, empty, panel, shown
 from diagnose.dashboards._look_control import control_of, control_panel, register
-from diagnose.dashboards._look_findings import findings_panel
+from diagnose.dashboards._look_findings import findings
 from diagnose.dashboards._look_kpis import kpis
 from diagnose.dashboards._look_run import READING, marks, title, verdict_box
 from diagnose.dashboards._look_zoom import Zoom, fields, links, zoom_of
 from diagnose.dashboards._look_zoom import register as register_zoom
+from diagnose.dashboards._parcel import Parcel, Part
 from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import RUN, Page, View
@@ -29,12 +30,17 @@ from diagnose.report.base import Facts, Section
 
 DETAILS = ("phases", "lines", "events", "notes", "abstentions", "about")
 """Sections of the report that stand below the charts."""
-RANGE_WAITS_S, OVER_WAITS_S = 0.03, 30.0
-"""For so long a range of steps is waited for; where the run is over no tick comes back for it."""
+RANGE_WAITS_S = 0.03
+"""For so long a range of steps is waited for; until it has been read, the bins of all steps are shown."""
 
 NOTHING = Snapshot(version=0, id="", liveness=Liveness(state=State.CANNOT_TELL))
 """What the charts show until the first figures are there."""
-OUTPUTS = ("title", "verdict", "kpis", "windows", "legend", "details")
+WORDS = ("title", "verdict", "kpis", "windows", "legend")
+FIGURES = ("ledger", "throughput", "memory", "cpus", "device")
+MAIN = ("ledger", "throughput")
+"""The figures that show whether the run goes on as it should."""
+PARTS = ("findings", "details")
+"""What is long, and changes seldom: of these only what changed is sent."""
 
 
 class Run(Page):
@@ -91,7 +97,12 @@ class Run(Page):
                     hidden=True,
                 ),
                 control_panel(),
-                html.Div(id="run-details"),
+                html.Div(
+                    panel("What slows it down", html.Div([], id="run-findings")),
+                    id="run-findings-panel",
+                    hidden=True,
+                ),
+                html.Div([], id="run-details"),
             ]
         )
 
@@ -101,25 +112,23 @@ class Run(Page):
         register_zoom(app)
 
         @app.callback(  # type: ignore[untyped-decorator]
-            *(Output(f"run-{name}", "children") for name in OUTPUTS),
-            Output("run-ledger", "figure"),
-            Output("run-throughput", "figure"),
-            Output("run-memory", "figure"),
-            Output("run-cpus", "figure"),
-            Output("run-device", "figure"),
+            *(Output(f"run-{name}", "children") for name in WORDS),
             Output("run-device-panel", "hidden"),
             Output("run-charts", "hidden"),
             Output("control", "hidden"),
             Output("control-action", "data"),
             Output("control-action", "placeholder"),
             Output("control-log", "children"),
+            Output("run-findings-panel", "hidden"),
+            *(Output(f"run-{name}", "figure") for name in FIGURES),
+            *(Output(f"run-{name}", "children") for name in PARTS),
             Output("run-drawn", "data"),
             Input("tick", "n_intervals"),
             Input("view", "data"),
             Known("run-drawn", "data"),
         )
         def refresh(_: int, view: dict[str, Any] | None, drawn: dict[str, Any] | None) -> Any:
-            same = (dash.no_update,) * (len(OUTPUTS) + 12)
+            same = (dash.no_update,) * (len(WORDS) + 7 + len(FIGURES) + len(PARTS) + 1)
             if not view or view.get("page") != RUN or not view.get("run"):
                 return same
             query = view.get("query") or {}
@@ -129,47 +138,71 @@ class Run(Page):
                     return same
                 zoom = zoom_of(query)
                 steps = _steps(source, snap, zoom)
-                read = [steps.first, steps.width, int(steps.counts.sum())]
-                version = {"version": snap.version, "run": snap.id, "query": query, "read": read}
-                if drawn and {key: drawn.get(key) for key in version} == version:
-                    return same
             except DiagnoseError as error:
                 return _unreadable(error)
-            analysed = (snap.analysed_steps, snap.over, len(snap.marks))
-            details: Any = dash.no_update
-            if not drawn or drawn.get("analysed") != list(analysed) or drawn.get("run") != snap.id:
-                details = _details(snap, source)
-            return (
+            read = [steps.first, steps.width, int(steps.counts.sum())]
+            seen = {"version": snap.version, "run": snap.id, "query": query, "read": read}
+            drawn = drawn if drawn and drawn.get("run") == snap.id else {}
+            if not drawn.get("more") and seen == {key: drawn.get(key) for key in seen}:
+                return same
+            words = (
                 title(snap, "Run"),
                 verdict_box(snap),
                 shown([Facts(items=tuple(kpis(snap)), headline=True)]),
                 links(snap, query),
                 legend(steps, snap.device_share),
-                details,
-                _zoomed(figure(ledger(steps, marks(snap))), zoom),
-                _zoomed(figure(throughput(steps, marks(snap))), zoom),
-                figure(memory(snap)),
-                figure(cpus(snap)),
-                figure(device(snap)),
                 snap.vitals.device is None,
                 not snap.num_steps,
                 *control_of(snap),
-                {**version, "analysed": analysed},
+                snap.profile is None,
+            )
+            parcel = Parcel(snap.version, drawn.get("sent", {}) if drawn else None)
+            parcel.must_hold(words)
+            figures = {
+                "ledger": _zoomed(figure(ledger(steps, marks(snap))), zoom),
+                "throughput": _zoomed(figure(throughput(steps, marks(snap))), zoom),
+                "memory": figure(memory(snap)),
+                "cpus": figure(cpus(snap)),
+                "device": figure(device(snap)),
+            }
+            analysed = [snap.analysed_steps, snap.over, len(snap.marks)]
+            parts = [Part(name, drawn.get(name, [])) for name in PARTS]
+            if drawn.get("analysed") != analysed or drawn.get("owed"):
+                for part, made in zip(parts, _details(snap, source), strict=True):
+                    part.becomes(made)
+            before = {drawn.get("sent", {}).get(name) for name in MAIN}
+            waited = before != {drawn.get("version")}  # long findings do not stop them for two ticks
+            parcel.fill(figures, parts, MAIN if waited or drawn.get("query") != query else ())
+            if parcel.is_full:
+                source.expect(snap.id)
+            grown = [part.answer(parcel.taken) for part in parts]
+            return (
+                *words,
+                *(figures[name] if name in parcel.taken else dash.no_update for name in FIGURES),
+                *grown,
+                {
+                    **seen,
+                    "analysed": analysed,
+                    "sent": parcel.sent,
+                    "more": parcel.is_full,
+                    "owed": any(part.is_short for part in parts),
+                    **{part.name: part.stamps for part in parts},
+                },
             )
 
 
 def _unreadable(error: DiagnoseError) -> tuple[Any, ...]:
     """Says why a run cannot be shown; what was shown of it is no longer true."""
     why = empty("This run cannot be shown", str(error))
-    nothing = (None,) * (len(OUTPUTS) - 1)
-    figures = (dash.no_update,) * 5  # hidden with all charts
-    return (why, *nothing, *figures, True, True, True, [], "", [], None)
+    nothing = (None,) * (len(WORDS) - 1)
+    figures = (dash.no_update,) * len(FIGURES)  # hidden with all charts
+    return (why, *nothing, True, True, True, [], "", [], True, *figures, *([] for _ in PARTS), None)
 
 
 def _steps(source: Source, snap: Snapshot, zoom: Zoom) -> Steps:
     if zoom.between is None:
         return snap.recent if zoom.window == "newest" else snap.overview
-    return source.steps(snap, *zoom.between, OVER_WAITS_S if snap.over else RANGE_WAITS_S)
+    return source.steps(snap, *zoom.between, RANGE_WAITS_S)
 
 
 def _zoomed(made: dict[str, Any], zoom: Zoom) -> dict[str, Any]:
@@ -178,11 +211,12 @@ def _zoomed(made: dict[str, Any], zoom: Zoom) -> dict[str, Any]:
     return made
 
 
-def _details(snap: Snapshot, source: Source) -> list[Component]:
+def _details(snap: Snapshot, source: Source) -> tuple[list[Component], list[Component]]:
+    """Returns the findings, and what stands below them."""
     profile = snap.profile
     if profile is None:
-        return []
-    made = [findings_panel(profile, snap.id, source)]
+        return [], []
+    made = []
     found = discover(report, Section)  # type: ignore[type-abstract]
     for name in DETAILS:
         section = found[name]
@@ -192,4 +226,4 @@ def _details(snap: Snapshot, source: Source) -> list[Component]:
         ]
         if blocks:
             made.append(panel(section.title, *shown(blocks)))
-    return made
+    return findings(profile, snap.id, source), made

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from diagnose.dashboards import _live
 from diagnose.dashboards._analyst import Analyst
 from diagnose.dashboards._live import Live
+from diagnose.dashboards._server import DashboardApp
 from diagnose.dashboards._snapshot import Snapshot
 
 WAIT_S = 30
@@ -52,3 +55,31 @@ def until(live: Live, holds: Callable[[Snapshot], bool]) -> Snapshot:
             pytest.fail(f"not in {WAIT_S} s: {state}, {snapshot.notes}, {snapshot.analysis}", pytrace=False)
         time.sleep(0.01)
     return snapshot
+
+
+def tick(app: DashboardApp, page: str, drawn: Any, query: dict[str, str] | None = None) -> dict[str, Any]:
+    """Returns what a tick sends to a page, by the names of its parts; nothing where nothing changed."""
+    answer = answered(app, page, drawn, query)
+    return dict(json.loads(answer)["response"]) if answer else {}
+
+
+def answered(app: DashboardApp, page: str, drawn: Any, query: dict[str, str] | None = None) -> bytes:
+    """Returns a tick as it goes over the wire."""
+    (outputs,) = [key for key in app.callback_map if f"{page}-title.children" in key]
+    view = {"page": page, "run": "run", "query": query or {}}
+    body = {
+        "output": outputs,
+        "outputs": [
+            dict(zip(("id", "property"), name.rsplit(".", 1), strict=True))
+            for name in outputs.strip(".").split("...")
+        ],
+        "inputs": [
+            {"id": "tick", "property": "n_intervals", "value": 1},
+            {"id": "view", "property": "data", "value": view},
+        ],
+        "state": [{"id": f"{page}-drawn", "property": "data", "value": drawn}],
+        "changedPropIds": ["tick.n_intervals"],
+    }
+    answer = app.server.test_client().post("/_dash-update-component", json=body)
+    assert answer.status_code in (200, 204)
+    return bytes(answer.data) if answer.status_code == 200 else b""

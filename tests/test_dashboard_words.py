@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.report._status import status_text
 from diagnose.report._terminal import Terminal
 from diagnose.store.runs import LOST
-from tests.following import WAIT_S, quickly, until
+from tests.following import WAIT_S, quickly, tick, until
 from tests.recorded import MS, manifest, record, steps, writer
 
 FULL = "database or disk is full; all records are lost"
@@ -167,29 +168,6 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardAp
         made.source.close()
 
 
-def tick(app: DashboardApp, page: str, drawn: Any) -> dict[str, Any]:
-    """Returns what a tick sends to a page, by the names of its parts; nothing where nothing changed."""
-    found = [key for key in app.callback_map if f"{page}-title.children" in key]
-    (outputs,) = found
-    view = {"page": page, "run": "run", "query": {}}
-    body = {
-        "output": outputs,
-        "outputs": [
-            dict(zip(("id", "property"), name.rsplit(".", 1), strict=True))
-            for name in outputs.strip(".").split("...")
-        ],
-        "inputs": [
-            {"id": "tick", "property": "n_intervals", "value": 1},
-            {"id": "view", "property": "data", "value": view},
-        ],
-        "state": [{"id": f"{page}-drawn", "property": "data", "value": drawn}],
-        "changedPropIds": ["tick.n_intervals"],
-    }
-    answer = app.server.test_client().post("/_dash-update-component", json=body)
-    assert answer.status_code in (200, 204)
-    return dict(answer.get_json()["response"]) if answer.status_code == 200 else {}
-
-
 def shows(app: DashboardApp, page: str, drawn: Any, words: str) -> dict[str, Any]:
     """Ticks until a page shows these words; returns what that tick sent."""
     end = time.monotonic() + WAIT_S
@@ -230,3 +208,25 @@ def test_a_run_that_can_no_longer_be_read_leaves_no_old_verdict_beside_the_error
     assert not any(after[f"run-{part}"]["children"] for part in ("verdict", "kpis", "legend", "details"))
     assert after["run-charts"]["hidden"] and after["control"]["hidden"]
     assert after["run-drawn"]["data"] is None, "what it shows when it is there again is drawn anew"
+
+
+def test_steps_of_a_run_that_is_over_are_shown_at_once_and_in_finer_bins_when_they_have_been_read(
+    app: DashboardApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(manifest(tmp_path / "run"), 5000)
+    shows(app, "run", None, "step time, median")
+    until(app.source.run("run"), lambda now: now.over)
+    may, read = threading.Event(), Live.steps
+    monkeypatch.setattr(Live, "steps", lambda live, *asked: may.wait(WAIT_S) and read(live, *asked))
+    asked = {"from": "1000", "to": "1100"}
+    begun = time.monotonic()
+    coarse = tick(app, "run", None, asked)
+    assert time.monotonic() - begun < WAIT_S / 2, "it does not wait for what is being read"
+    assert coarse["run-ledger"]["figure"]["data"][0]["dx"] == 16
+    assert not app.source.is_settled("run"), "the clock of the page goes on"
+    may.set()
+    end, fine = time.monotonic() + WAIT_S, {}
+    while not fine and time.monotonic() < end:
+        fine = tick(app, "run", coarse["run-drawn"]["data"], asked)
+    drawn = fine["run-ledger"]["figure"]["data"][0]
+    assert (drawn["x0"], drawn["dx"]) == (1001, 1)
