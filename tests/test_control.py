@@ -484,3 +484,21 @@ def test_a_running_job_answers_in_its_own_record(tmp_path: Path) -> None:
     states = [detail["state"] for _, _, kind, detail in log.events if kind == "deep-window"]
     assert states == ["begun", "ended"]
     assert log.meta["takes_commands"] is True
+
+
+def test_a_deep_window_waits_until_no_fix_is_being_tried_and_says_so(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", ASKS_ITSELF)
+    ended = run(*DIAGNOSE, "--tune", "--name", "r", script, cwd=tmp_path)
+    assert (ended.code, ended.stdout) == (0, "done True\n"), ended.stderr
+    log = read_rank(tmp_path / ".diagnose" / "runs" / "r" / "rank0.sqlite")
+    told = [detail for _, _, kind, detail in log.events if kind == "command"]
+    assert [detail["state"] for detail in told if detail["command"] == "deep-window"] == [
+        "received",
+        "waiting",
+        "done",
+    ]
+    assert "as soon as no fix is being tried" in next(d["reason"] for d in told if d["state"] == "waiting")
+    kinds = [
+        (kind, detail["state"]) for _, _, kind, detail in log.events if kind in ("tuning", "deep-window")
+    ]
+    assert kinds.index(("tuning", "paused")) < kinds.index(("deep-window", "begun"))

@@ -199,7 +199,7 @@ def test_a_command_reaches_the_job_and_its_answer_comes_back(page: Page) -> None
     for answered in (
         "forbid precision: done",
         "resume-tuning: done",
-        "deep-window: refused (fixes are being",
+        "deep-window: waiting (it is taken as soon as no fix is being tried)",
     ):
         expect(page.locator("#control-log")).to_contain_text(answered)
     shoot(page, "run-live-control-1024-light")

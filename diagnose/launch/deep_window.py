@@ -125,16 +125,21 @@ class DeepWindows:
         refusal = self._refusal()
         if refusal:
             return refusal
-        if self._recorder.on_boundary is not None:
-            return "fixes are being tried: ask again when tuning has ended"
-        self._tries = 0
+        self._tries = self._boundary_ns = 0
         self._asked = Asked(first_step=self._recorder.steps, by="command")
+        if self._recorder.on_boundary is not None:
+            waits = "it is taken as soon as no fix is being tried"
+            self._recorder.event("command", command=KIND, argument="", state="waiting", reason=waits)
         self._watch()
         return ""
 
     def _watch(self) -> None:
         if self._recorder.on_boundary is None:  # tuning looks there too, and comes first
             self._recorder.on_boundary = self._boundary
+
+    def _watch_no_more(self) -> None:
+        if self._recorder.on_boundary == self._boundary:
+            self._recorder.on_boundary = None
 
     def _end_from_outside(self, window: Window) -> None:
         """Asks the main thread to end a window between two of its instructions: no step may end any more.
@@ -153,6 +158,20 @@ class DeepWindows:
 
     # -- on the training thread
 
+    def turn(self, calm: bool) -> bool:
+        """Between two steps of a job that is tuned: takes the window that a command asked for.
+
+        Args:
+            calm: Whether no fix is being tried: what is measured then may be left out for some steps.
+
+        Returns:
+            Whether a window is under way.
+        """
+        asked = self._asked
+        if self._window is not None or (calm and asked is not None and asked.by == "command"):
+            self._boundary()
+        return self._window is not None
+
     def _boundary(self) -> None:
         """Between two steps."""
         recorder = self._recorder
@@ -167,7 +186,8 @@ class DeepWindows:
                 elif step >= window.first_step + window.num_steps:
                     self._end("")
             elif asked is None or self._rank():  # a spawned rank knows its number only by now
-                self._asked = recorder.on_boundary = None
+                self._asked = None
+                self._watch_no_more()
             elif step >= asked.first_step - 2:
                 refusal = self._refusal()
                 if refusal and asked.by == "option":
@@ -191,7 +211,7 @@ class DeepWindows:
         if self._asked is not None:
             self._answer(self._asked, reason)
         self._asked = None
-        self._recorder.on_boundary = None
+        self._watch_no_more()
         self._event("refused", reason=reason)
 
     def _begin(self, asked: Asked, step: int, usual_ns: int) -> None:
@@ -248,7 +268,7 @@ class DeepWindows:
         window.profiler.stop()
         window.stop_ns = perf_counter_ns() - begun
         self._window, self._asked = None, None
-        self._recorder.on_boundary = None
+        self._watch_no_more()
         self._writing = threading.Thread(
             target=self._recorder.guarded,
             args=(self._write, window),
@@ -261,8 +281,7 @@ class DeepWindows:
         """Ends the window and keeps nothing of it."""
         window, self._window = self._window, None
         self._asked = None
-        if self._recorder.on_boundary == self._boundary:
-            self._recorder.on_boundary = None
+        self._watch_no_more()
         if window is not None:
             with contextlib.suppress(Exception):
                 window.stop_counting(-1)
@@ -300,8 +319,9 @@ class DeepWindows:
         """The script has ended: keeps a window that holds whole steps, and waits until it is written."""
         if self._window is not None:
             self._recorder.guarded(self._end, "the script ended")
-        elif self._asked is not None and self._asked.by == "option":
+        elif self._asked is not None and self._asked.by in ("option", "command"):
             reason = self._refusal() or "the training ended before"
+            self._answer(self._asked, reason)
             self._event("refused", reason=reason)
         elif self._asks_rules and not self._rank():
             self._event("refused", reason="the training ended before the rules had answered")

@@ -164,6 +164,8 @@ class Session:
         from diagnose.launch.control import Inbox
 
         tuning, deep = self._tuning, self._deep
+        if tuning is not None and deep is not None:
+            tuning.window = deep.turn
         inbox = Inbox(
             self.folder,
             self._recorder.event,

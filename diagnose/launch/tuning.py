@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from diagnose.tuner.installed import Installed
     from diagnose.tuner.world import Numerics, Snapshot
 
+CALM = ("holding", "paused", "frozen")
+"""States of the controller in which no fix is tried: a deep window takes but a few steps from it."""
+
 
 class LiveTuning:
     """The controller of this process, and what stands between it and the hooks.
@@ -29,6 +32,10 @@ class LiveTuning:
         recorder: Tells where steps end, and keeps what the tuner does as events.
         folder: The run's folder.
         asked: The object in `DIAGNOSE_TUNING`, as `launch.command.environment` makes it.
+
+    Attributes:
+        window: Takes a deep window that was asked for; gets whether that may begin, returns whether one is
+            under way.
 
     Raises:
         DiagnoseError: If the file of settings to use is not one.
@@ -49,6 +56,8 @@ class LiveTuning:
         from diagnose.tuner.world import World
 
         self._recorder = recorder
+        self.window: Callable[[bool], bool] = lambda calm: False
+        self._in_window = False
         self._asides = self._samples = 0
         self._began_at, self._begun = 0, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
@@ -122,13 +131,14 @@ class LiveTuning:
         self._look()
         if any(_is_joined(model) for model in self._job.models):
             self._ranks.leave("the script joins ranks that have different numbers of batches")
-        aside = self._recorder.asides != self._asides
+        aside = self._recorder.asides != self._asides or self._in_window
         self._asides = self._recorder.asides
         num_samples = max(0, self._recorder.samples - self._samples)
         self._samples = self._recorder.samples
         with interrupts_wait() as self._ranks.interrupted:
             self._controller.boundary(self._recorder.steps, aside, self._begun, num_samples)
         self._begun = False
+        self._in_window = self.window(self._controller.state in CALM)
         # Else an object that the script is done with would stay alive.
         self._job.models, self._job.optimizers = [], []
         self._job.loaders, self._job.iterators = [], []
