@@ -32,7 +32,7 @@ from diagnose.report._charts import (
     TimeLines,
     Waterfall,
 )
-from diagnose.report._colors import DARK_PAGE, LIGHT_PAGE, PHASE_COLORS, contrast, text_on
+from diagnose.report._colors import DARK_PAGE, LIGHT_PAGE, PHASE_COLORS, SHADES, contrast, text_on
 from diagnose.report._html_axes import round_values
 from diagnose.report._html_charts import chart_svg
 from diagnose.report._plotly import figure
@@ -128,6 +128,13 @@ def test_phase_colours_stand_out_from_both_pages_and_carry_readable_text(phase: 
     assert contrast(color, LIGHT_PAGE) >= 3
     assert contrast(color, DARK_PAGE) >= 3
     assert contrast(color, text_on(color)) >= 4.5
+
+
+@pytest.mark.parametrize("page", [LIGHT_PAGE, DARK_PAGE])
+def test_no_shade_of_a_map_is_taken_for_a_gap_in_it(page: str) -> None:
+    assert min(contrast(shade, page) for shade in SHADES) >= 1.5
+    steps = [contrast(shade, LIGHT_PAGE) for shade in SHADES]
+    assert steps == sorted(steps), "from pale to dark"
 
 
 MEASURED = Measured(

@@ -23,8 +23,9 @@ PHASE_COLORS: dict[Phase, str] = {
 """Each stands out from both pages by a contrast of at least 3, as WCAG asks of graphics."""
 
 
-SHADES = ("#fdf6ef", "#f6c9a0", "#e8965a", "#b9562a", "#5e1f10")
-"""One hue from pale to dark: the order survives without seeing the colour, and in print."""
+SHADES = ("#f5c89d", "#e9a065", "#d27335", "#a94c1a", "#7a3010")
+"""One hue from pale to dark: the order survives without seeing the colour, and in print. Both ends stand
+out from both pages: a cell of the palest is no gap."""
 
 
 def contrast(one: str, other: str) -> float:

@@ -173,6 +173,8 @@ def rank_map(chart: RankMap) -> dict[str, Any]:
     }
     layout = step_axes("", ())
     layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False, "automargin": True}
+    for axis in ("xaxis", "yaxis"):
+        layout[axis] |= {"showline": True, "mirror": True, "linecolor": NEUTRAL, "linewidth": 1}
     layout["height"] = 110 + max(60, min(18 * len(chart.ranks), 620))
     layout["hovermode"] = "closest"
     return {"data": [trace], "layout": layout}
