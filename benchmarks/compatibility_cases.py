@@ -107,7 +107,9 @@ TRAINER_VARIES = r"'(train|eval)_(runtime|\w+_per_second)': '[^']+'"
 PICTURES = {"PYTHONPATH": str(STANDINS), "STANDIN_PICTURES": "1024"}
 
 CASES = (
-    own_example("image_classifier.py", "--data pictures --train-pictures 640 --test-pictures 64", 60),
+    own_example(
+        "image_classifier.py", "--data pictures --train-pictures 320 --test-pictures 64 --epochs 3", 60
+    ),
     own_example("gpt_text.py", "--steps 60 --accumulate 2 --eval-every 20", 60),
     own_example("tabular_mlp.py", "--rows 12000 --epochs 2", 170),
     own_example("gan.py", "--images 2048", 128),

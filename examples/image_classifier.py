@@ -1,7 +1,8 @@
 """Trains a small convolutional network to name the shape in a photograph-like JPEG.
 
 The pictures are drawn on the first run and kept in a folder, as a downloaded dataset would be. Each
-epoch decodes and augments all of them again, on the training thread unless `--workers` says otherwise.
+epoch decodes all of them again, on the training thread unless `--workers` says otherwise; what is random
+is done to the batch.
 
     python examples/image_classifier.py
 """
@@ -16,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 SHAPES = ("disc", "square", "triangle", "kite", "ring", "diamond", "bar", "star")
-PICTURE_SIZE = 256
-INPUT_SIZE = 64
+PICTURE_SIZE = 512
+INPUT_SIZE = 32
+MAX_SHIFT = 3
 
 
 def corners_of(shape: str, radius: float, angle: float) -> list[tuple[float, float]]:
@@ -76,11 +78,10 @@ def make_pictures(folder: Path, seeds: range) -> list[Path]:
 
 
 class Pictures(Dataset):
-    """JPEG files, decoded when asked for; augmented for training."""
+    """JPEG files, decoded and made small when asked for."""
 
-    def __init__(self, paths: list[Path], *, augment: bool) -> None:
+    def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
-        self.augment = augment
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -88,21 +89,21 @@ class Pictures(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path = self.paths[index]
         picture = Image.open(path).convert("RGB")
-        if self.augment:
-            picture = self.random_crop(picture)
-            if random.random() < 0.5:
-                picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
-                picture = enhance(picture).enhance(random.uniform(0.6, 1.4))
         picture = picture.resize((INPUT_SIZE, INPUT_SIZE), Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         return pixels.float() / 127.5 - 1, int(path.stem) % len(SHAPES)
 
-    @staticmethod
-    def random_crop(picture: Image.Image) -> Image.Image:
-        size = random.randint(int(0.75 * PICTURE_SIZE), PICTURE_SIZE)
-        left, top = random.randint(0, PICTURE_SIZE - size), random.randint(0, PICTURE_SIZE - size)
-        return picture.crop((left, top, left + size, top + size))
+
+def augmented(images: torch.Tensor) -> torch.Tensor:
+    """Returns the batch mirrored, shifted, brighter or darker, of more or less contrast, at random."""
+    if random.random() < 0.5:
+        images = images.flip(3)
+    left, top = random.randrange(2 * MAX_SHIFT + 1), random.randrange(2 * MAX_SHIFT + 1)
+    images = nn.functional.pad(images, (MAX_SHIFT,) * 4, mode="reflect")
+    images = images[:, :, top : top + INPUT_SIZE, left : left + INPUT_SIZE]
+    contrast = torch.empty(len(images), 1, 1, 1, device=images.device).uniform_(0.6, 1.4)
+    brightness = torch.empty_like(contrast).uniform_(-0.3, 0.3)
+    return images * contrast + brightness
 
 
 class SmallConvNet(nn.Module):
@@ -145,13 +146,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path(tempfile.gettempdir(), "shapes-jpeg"),
+        default=Path(tempfile.gettempdir(), f"shapes-jpeg-{PICTURE_SIZE}"),
         help="folder for the pictures and the checkpoint",
     )
-    parser.add_argument("--train-pictures", type=int, default=1600)
-    parser.add_argument("--test-pictures", type=int, default=320)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--train-pictures", type=int, default=640)
+    parser.add_argument("--test-pictures", type=int, default=160)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers")
     parser.add_argument("--seed", type=int, default=0)
@@ -166,8 +167,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     paths = make_pictures(args.data, range(args.train_pictures + args.test_pictures))
-    train_set = Pictures(paths[: args.train_pictures], augment=True)
-    test_set = Pictures(paths[args.train_pictures :], augment=False)
+    train_set = Pictures(paths[: args.train_pictures])
+    test_set = Pictures(paths[args.train_pictures :])
     train_loader = DataLoader(
         train_set, args.batch_size, shuffle=True, drop_last=True, num_workers=args.workers
     )
@@ -185,7 +186,7 @@ def main() -> None:
         for images, labels in train_loader:
             images, labels = images.to(device), labels.to(device)
             optimizer.zero_grad()
-            loss = criterion(model(images), labels)
+            loss = criterion(model(augmented(images)), labels)
             loss.backward()
             optimizer.step()
             scheduler.step()
