@@ -264,7 +264,7 @@ def make_work(row: BenchRow, shapes: list[Shape], clock: Clock, seed: int) -> Wo
     work = Work(
         params=params,
         grads=grads,
-        kept=[grad.clone() for grad in grads] if row.clip_share is not None else [],
+        kept=[grad.clone() for grad in grads] if row.clip_share is not None or row.loss_scale != 1 else [],
         max_norm=(row.clip_share or 1.0) * norm,
         dry_run=clock.device.type == "cpu",
     )

@@ -120,7 +120,9 @@ def compiled(*, clips: bool) -> Callable[[Work], Pipeline]:
     return build
 
 
-def scaled(make: Callable[[list[Tensor]], Optimizer], **swapped: Any) -> Callable[[Work], Pipeline]:
+def scaled(
+    make: Callable[[list[Tensor]], Optimizer], *, clips: bool = True, **swapped: Any
+) -> Callable[[Work], Pipeline]:
     """Unscaling, clipping and the step, as a `GradScaler` does them. With `swapped`, by kernels."""
 
     def build(work: Work) -> Pipeline:
@@ -129,8 +131,9 @@ def scaled(make: Callable[[list[Tensor]], Optimizer], **swapped: Any) -> Callabl
         scaler.scale(torch.ones((), device=work.device))  # which makes the scale's tensor
 
         def step() -> None:
-            scaler.unscale_(optimizer)
-            clip_grad_norm_(work.params, work.max_norm)
+            if clips:
+                scaler.unscale_(optimizer)
+                clip_grad_norm_(work.params, work.max_norm)
             scaler.step(optimizer)
 
         def after() -> None:

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from diagnose.kernels._device import standing_in
-from diagnose.kernels._swap import swap, unswap
+from diagnose.kernels._swap import ClipLevel, swap, unswap
 
 COUNTS = (100, 300, 1000)
 """Of parameters."""
@@ -78,24 +78,26 @@ class Step:
     Args:
         count: Of parameters.
         clips: Whether gradients are clipped before it.
-        by_kernels: Whether kernels of ours do both.
+        ours: How kernels of ours clip; `None` for torch's own step.
         moves: Whether gradients are elsewhere at each step.
         options: Of AdamW.
     """
 
-    def __init__(self, count: int, *, clips: bool, by_kernels: bool, moves: bool = False, **options: Any):
+    def __init__(
+        self, count: int, *, clips: bool, ours: ClipLevel | None = None, moves: bool = False, **options: Any
+    ):
         self._params = parameters(count)
         self._optimizer = torch.optim.AdamW(self._params, **options)
         self._places = [[param.grad for param in self._params], [torch.ones(64) for _ in self._params]]
-        self._clips, self._by_kernels, self._moves = clips, by_kernels, moves
+        self._clips, self._ours, self._moves = clips, ours, moves
         self._optimizer.step()
 
     def times_ns(self, num: int) -> list[int]:
         """Does so many steps."""
         with ExitStack() as stack:
-            if self._by_kernels:
+            if self._ours is not None:
                 stack.enter_context(standing_in(CPU, Nowhere()))
-                swap(self._optimizer, clip="exact" if self._clips else "off")
+                swap(self._optimizer, clip=self._ours)
                 stack.callback(unswap, self._optimizer)
             else:
                 stack.enter_context(without_arithmetic())
@@ -116,17 +118,20 @@ class Step:
 def measured(count: int, rounds: int) -> dict[str, float]:
     """The least time of each contender in microseconds."""
     ways: dict[str, Step] = {}
-    for what, clips in (("step", False), ("clip and step", True)):
-        ways[f"torch default, {what}"] = Step(count, clips=clips, by_kernels=False, foreach=True)
-        ways[f"torch fused, {what}"] = Step(count, clips=clips, by_kernels=False, fused=True)
-        ways[f"ours, {what}"] = Step(count, clips=clips, by_kernels=True)
-        ways[f"ours, {what}, new gradients"] = Step(count, clips=clips, by_kernels=True, moves=True)
+    for what, clips in (("clip and step", True), ("step", False)):
+        levels: tuple[ClipLevel, ...] = ("exact", "deferred") if clips else ("off",)
+        for level in levels:
+            name = f"ours, {level} {what}" if clips else f"ours, {what}"
+            ways[name] = Step(count, clips=clips, ours=level)
+            ways[f"{name}, new gradients"] = Step(count, clips=clips, ours=level, moves=True)
+        ways[f"torch fused, {what}"] = Step(count, clips=clips, fused=True)
+        ways[f"torch default, {what}"] = Step(count, clips=clips, foreach=True)
     least: dict[str, int] = {}
     for number in range(rounds):
         for name in list(ways) if number % 2 else list(ways)[::-1]:
             took = min(ways[name].times_ns(STEPS_PER_TURN))
             least[name] = min(took, least.get(name, took))
-    return {name: ns / 1000 for name, ns in least.items()}
+    return {name: least[name] / 1000 for name in ways}
 
 
 def main() -> None:

@@ -178,6 +178,29 @@ ROWS = (
         ),
     ),
     BenchRow(
+        letter="C0",
+        title="GradScaler step without clip, AdamW, fp32",
+        loss_scale=LOSS_SCALE,
+        contenders=(
+            other("torch default", 88, scaled(adamw(), clips=False), note="waits for the GPU"),
+            other("torch fused", 40, scaled(adamw(fused=True), clips=False)),
+            other(
+                "DeepSpeed FusedAdam",
+                36,
+                scaled(DEEPSPEED, clips=False),
+                note="waits for the GPU",
+                builds=True,
+            ),
+            mine(
+                "ours, exact clip",
+                36,
+                scaled(adamw(fused=True), clips=False, clip="exact"),
+                "gradients end unscaled",
+            ),
+            mine("ours, deferred clip", 32, scaled(adamw(), clips=False, clip="deferred")),
+        ),
+    ),
+    BenchRow(
         letter="D",
         title="clip, AdamW on fp32 masters, bf16 copy; bf16 gradients",
         dtype=torch.bfloat16,

@@ -27,6 +27,7 @@ CASES = (
     "A/Llama-1B",
     "B0/Llama-1B",
     "C/Llama-1B",
+    "C0/Llama-1B",
     "D/Llama-1B",
     "E/Llama-7B/8",
     "F/Llama-1B",
@@ -60,7 +61,7 @@ CASES = (
 """Row and parameters, the most telling first."""
 
 DRY_CASES = (
-    *(f"{row}/tiny" for row in ("A", "B", "B0", "C", "D", "E", "F", "G", "H", "I")),
+    *(f"{row}/tiny" for row in ("A", "B", "B0", "C", "C0", "D", "E", "F", "G", "H", "I")),
     *(f"{row}/tiny/compiled" for row in ("A", "B", "B0", "E", "F")),
 )
 
