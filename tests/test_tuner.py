@@ -423,10 +423,22 @@ def test_what_is_kept_does_not_make_way_for_what_takes_longer_to_be_ready_than_i
     machine = Machine()
     control, _, other = two_that_exclude_each_other(machine, factor=0.2, settle_steps=1000)
     control._world.job.steps_left = lambda: 2000
-    train(machine, control, 400)
+    train(machine, control, 1200)
+    assert other.calls.count("prepare") == 1
+    assert "apply" not in other.calls
+    assert machine.factors == {"one": 0.5}
+    control.finish()
     assert machine.outcomes() == {"one": "kept", "other": "refused"}
     assert machine.trials()[1]["reason"].startswith("to try it the job does without one for a while")
-    assert "apply" not in other.calls
+
+
+def test_it_does_when_the_run_has_turned_out_to_be_long_enough():
+    machine = Machine()
+    control, _, _ = two_that_exclude_each_other(machine, factor=0.2, settle_steps=400)
+    train(machine, control, 3000)
+    assert machine.outcomes() == {"one": "kept"}
+    train(machine, control, 5000)
+    assert machine.outcomes() == {"one": "kept", "other": "kept"}
 
 
 def test_the_end_of_the_script_undoes_both_wherever_it_comes():

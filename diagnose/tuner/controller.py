@@ -86,6 +86,7 @@ class Controller:
         self._attempt: Attempt | None = None
         self._done: set[str] = set()
         self._postponed: dict[str, Trial] = {}
+        self._too_dear: set[str] = set()
         self._confirmed: list[Installed] = []
         self._look_at = sum(LOOK_AGAIN_STEPS)
         self._leads: list[Lead] | None = None
@@ -179,6 +180,7 @@ class Controller:
         """Tries what the findings lead to, as long as something helps."""
         later = iter(LOOK_AGAIN_STEPS)
         while True:
+            self._come()
             kept = measured = False
             while not kept and (ahead := self._ahead()):
                 if not ahead[0].asked:
@@ -334,6 +336,8 @@ class Controller:
             self._world, self._orders.policy, self._changes, self._spending, lambda: self._step.number
         )
         trial = yield from self._attempt.run(candidate, lambda: self._enter("trying"))
+        if self._attempt.too_dear:
+            self._too_dear.add(candidate.name)
         self._attempt = None
         if trial.outcome is Outcome.NOT_ALLOWED:
             self._orders.without_leave[candidate.name] = trial.safety
@@ -389,17 +393,24 @@ class Controller:
         tried now."""
         if self._orders.policy.dry_run:
             return False
-        come = [name for name in self._postponed if not is_early(self._world, name)]
-        for name in come:
-            del self._postponed[name]
-        self._done -= set(come)
+        come = self._come()
         due = self._orders.tries and self._step.number >= self._look_at
         if due and self._world.ranks.exchange("whether the rules are asked", self._may_ask())[0]:
             self._look_at *= LOOK_LATER
             self._leads = None
+            self._too_dear.clear()
         else:
             due = False
-        return due or bool(come)
+        return due or come
+
+    def _come(self) -> bool:
+        """Whether actions have come to be possible that it was too early for; they may be tried now."""
+        waiting = [name for name in self._postponed if name not in self._too_dear]
+        come = [name for name in waiting if not is_early(self._world, name)]
+        for name in come:
+            del self._postponed[name]
+        self._done -= set(come)
+        return bool(come)
 
     def _measure_kept(self, kind: str, pairs: int, enough: Callable[[Measured], bool]) -> Plan[int]:
         return (

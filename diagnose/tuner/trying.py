@@ -31,9 +31,6 @@ UNCHECKED = ("nothing", "ranks")
 GUESSED = 1.05
 """What an action that no finding asks for is taken to win, where a trial of it is weighed."""
 
-PAYS_TIMES = 2
-"""What a trial costs must be won so many times in what is left of the run, as far as anybody knows."""
-
 
 class Attempt:
     """One action's trial.
@@ -44,6 +41,9 @@ class Attempt:
         changes: Gets the action if it helps.
         spending: Gets what the trial costs.
         step: Returns the number of finished steps.
+
+    Attributes:
+        too_dear: Whether it is only too early because the run would have to be longer for it to pay.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Attempt:
         self._changes = changes
         self._spending = spending
         self._step = step
+        self.too_dear = False
         self._first = step()
         self._candidate: Candidate | None = None
         self._test: PairedTest | None = None
@@ -158,7 +159,7 @@ class Attempt:
         place. Returns the reason with that added.
 
         Raises:
-            CannotApply: If that would cost more than it may win.
+            NotYet: If that would cost more than it may win in what is left, or as long as the run has been.
         """
         slow = [kept.measured for kept in instead if kept.measured is not None]
         step_ns, slow_ns = min(each.with_ns for each in slow), max(each.without_ns for each in slow)
@@ -175,9 +176,10 @@ class Attempt:
     def _pays(self, candidate: Candidate, cost_ns: float, step_ns: float) -> None:
         left = self._world.job.steps_left()
         won_ns = (self._step() if left is None else left) * step_ns * (1 - 1 / candidate.lead.speedup)
-        if won_ns < PAYS_TIMES * cost_ns:
+        if won_ns < cost_ns:
+            self.too_dear = True
             without = f"to try it the job does without {', '.join(candidate.instead)} for a while"
-            raise CannotApply(f"{without}, which costs {cost_ns / NS_PER_S:.1f} s")
+            raise NotYet(f"{without}, which costs {cost_ns / NS_PER_S:.1f} s, more than it could win")
 
     def cut_off(self, why: str) -> Trial | None:
         """Returns what became of a trial that cannot be ended; `None` if nothing was being measured."""
