@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -40,10 +41,10 @@ def test_the_first_cause_named_is_the_one_that_is_there():
 def accuracy(monkeypatch) -> SimpleNamespace:
     """The benchmark's modules; its own folder is first on the path, as when it runs."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from accuracy import kept, score, scripts, server, sizing, truth
+    from accuracy import kept, score, scripts, server, sizing, tables, truth
 
     return SimpleNamespace(
-        kept=kept, score=score, scripts=scripts, server=server, sizing=sizing, truth=truth
+        kept=kept, score=score, scripts=scripts, server=server, sizing=sizing, tables=tables, truth=truth
     )
 
 
@@ -128,7 +129,11 @@ def test_an_answer_is_kept_for_the_next_sitting_even_after_a_torn_one(accuracy, 
     path.write_text(path.read_text() + '\n{"of": "sing')
     accuracy.kept.Kept(path).keep(second)
     kept = accuracy.kept.Kept(path)
-    assert (kept.answer(first.cell), kept.answer(second.cell)) == (first, second)
+    commit = accuracy.kept.commit()
+    assert kept.answer(first.cell) == dataclasses.replace(first, commit=commit)
+    assert kept.answer(second.cell) == dataclasses.replace(second, commit=commit)
+    page = accuracy.tables.page([kept.answer(first.cell), kept.answer(second.cell)])
+    assert f"asked: 2 at {commit}." in page or not commit
     assert (kept.said("traceml", first.cell), kept.said("gpuprof", first.cell)) == (said, None)
     assert kept.answer(answer(kind="decoy").cell) is None
 

@@ -1,17 +1,19 @@
 """Answers kept in a file, a line of JSON each: all cells take hours, so they are asked in several sittings.
 
-A file is of one version of `diagnose`: delete it when the code has changed what is said.
+Each line says at which commit of `diagnose` it was asked: delete those that the code would answer otherwise
+by now. Those of the page are kept in `benchmarks/results/accuracy.jsonl`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accuracy.server import job_of
+from accuracy.server import ROOT, job_of
 from accuracy.truth import Answer, Cell, Said
 
 
@@ -25,6 +27,7 @@ class Kept:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+        self._commit = commit()
         self._known: dict[str, dict[str, Any]] = {}
         for line in lines:
             with contextlib.suppress(ValueError):  # empty, or cut off when the benchmark was killed
@@ -43,6 +46,7 @@ class Kept:
             options=options,
             true_share=known["true_share"],
             noise_share=known["noise_share"],
+            commit=known.get("commit", ""),
         )
 
     def keep(self, answer: Answer) -> None:
@@ -64,8 +68,15 @@ class Kept:
     def _write(self, key: str, entry: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" + json.dumps({"of": key, **entry}))
+                file.write("\n" + json.dumps({"of": key, **entry, "commit": self._commit}))
 
 
 def _key(cell: Cell) -> str:
     return " ".join((cell.kind, str(cell), *cell.base))
+
+
+def commit() -> str:
+    """Returns the commit of this checkout; empty if it is none."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return done.stdout.strip()

@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from accuracy.score import NOTHING, Score, is_right, named, score, size_error
@@ -48,6 +49,7 @@ def page(answers: Sequence[Answer], peers: Sequence[str] = ()) -> str:
             launches=LAUNCHES,
         ),
         summary({name: score(of) for name, of in by_set.items()}),
+        commits(answers),
         *peers,
     ]
     for name, of in by_set.items():
@@ -57,7 +59,14 @@ def page(answers: Sequence[Answer], peers: Sequence[str] = ()) -> str:
             f"## {name.capitalize()}: confusion\n\n{confusion(scored)}",
             f"## {name.capitalize()}: every cell\n\n{every(of)}",
         ]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def commits(answers: Sequence[Answer]) -> str:
+    """Says at which commits kept answers were given; empty where none were kept."""
+    counted = Counter(answer.commit for answer in answers if answer.commit)
+    asked = ", ".join(f"{count} at {commit}" for commit, count in counted.most_common())
+    return f"Cells by the commit of `diagnose` that was asked: {asked}." if asked else ""
 
 
 def heading() -> str:

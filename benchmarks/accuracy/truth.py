@@ -96,6 +96,7 @@ class Answer:
         true_share: Part of its step that the faults took, 0 to 1; `None` for a control.
         noise_share: How far that may be off, from how much launches differ.
         failed: The last words of a job that could not be run.
+        commit: Of `diagnose`, where the answer was kept.
     """
 
     cell: Cell
@@ -104,6 +105,7 @@ class Answer:
     true_share: float | None = None
     noise_share: float = 0.0
     failed: str = ""
+    commit: str = ""
 
     @property
     def resolved(self) -> bool:
