@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 
 from compatibility_cases import EXAMPLES, FOREIGN, NANOGPT, PICTURES, ROOT, make_tokens
 
@@ -56,6 +57,7 @@ class Study:
         name: What the page calls it.
         folder: Its folder, from `--sources`, or absolute. All of it is copied.
         script: From that folder.
+        reader: What somebody who knows PyTorch says of the script after reading it, before any run of it.
         prepare: Makes in the copy what the script reads.
         fix: What to try; `None` where the script is only looked at.
     """
@@ -64,6 +66,7 @@ class Study:
     folder: str
     script: str
     arguments: str
+    reader: str
     environment: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], None] | None = None
     fix: Fix | None = None
@@ -78,6 +81,11 @@ STUDIES = (
         arguments="--dataset=toy --device=cpu --compile=False --eval_iters=20 --log_interval=1 "
         "--block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --lr_decay_iters=2000 "
         "--dropout=0.0 --gradient_accumulation_steps=1 --max_iters=120",
+        reader="""
+        `configure_optimizers` asks for the fused AdamW on CUDA only, so on a CPU AdamW goes through
+        some fifty tensors one by one. `get_batch` takes twelve slices of a memory map, next to nothing.
+        The loss is read in each step, as `--log_interval=1` wants it; on a CPU that waits for nothing.
+        The rest is the model.""",
         prepare=make_tokens,
         fix=Fix(
             rule="slow-optimizer",
@@ -92,6 +100,10 @@ STUDIES = (
         folder=f"{EXAMPLES}/mnist",
         script="main.py",
         arguments="--epochs 1",
+        reader="""
+        Only with an accelerator the script gives its loader a worker. Without, decoding, `ToTensor` and
+        `Normalize` of 64 pictures run on the training thread, between the steps. The evaluation comes
+        once an epoch, and the loss is read every tenth step.""",
         environment={**PICTURES, "STANDIN_PICTURES": "6400"},
         fix=Fix(
             rule="serial-loading",
@@ -106,10 +118,35 @@ STUDIES = (
         folder=f"{EXAMPLES}/imagenet",
         script="main.py",
         arguments="--dummy --epochs 1 -b 4 -p 5 --seed 0",
+        reader="""
+        ResNet-18 at 224 x 224 on a CPU computes for hundreds of milliseconds a batch; four workers make
+        four pictures of noise in a few. So it is bound by its convolutions, and neither the loader, nor
+        `accuracy`, nor `loss.item()` in each step is worth a word. Four workers are too many for two
+        cores but have little to do. One checkpoint at the end is all that is written.""",
         environment={**PICTURES, "STANDIN_PICTURES": "160"},
     ),
-    Study(name="Hugging Face Trainer", folder=str(FOREIGN), script="hf_trainer.py", arguments=""),
-    Study(name="Lightning Trainer", folder=str(FOREIGN), script="lightning_trainer.py", arguments=""),
+    Study(
+        name="Hugging Face Trainer",
+        folder=str(FOREIGN),
+        script="hf_trainer.py",
+        arguments="",
+        reader="""
+        Two epochs of 32 steps with an evaluation and a checkpoint after each: for a model so small both
+        are long, seen against 32 steps of some ten milliseconds. The Trainer's AdamW is fused by
+        itself, and its samples are rows of a tensor. What remains is the Trainer's own Python in each
+        step.""",
+    ),
+    Study(
+        name="Lightning Trainer",
+        folder=str(FOREIGN),
+        script="lightning_trainer.py",
+        arguments="",
+        reader="""
+        Steps of some milliseconds, of which the four layers of this model take the smaller part: the
+        rest is Lightning's own Python, `self.log` in each step, an Adam that steps tensor by tensor,
+        and a loader that collates 16 rows one by one. With two epochs the evaluation and the checkpoint
+        after each weigh, too.""",
+    ),
 )
 
 
@@ -199,6 +236,7 @@ def main() -> None:
             continue
         source = args.sources.absolute() / study.folder
         print(f"## {study.name}\n\n`{study.script} {study.arguments}`".rstrip() + "\n", flush=True)
+        print(fill(f"Who reads it: {' '.join(study.reader.split())}", 110) + "\n")
         said(ran(study, source, None))
         if study.fix is not None:
             tried(study, source, study.fix, args.pairs)
