@@ -110,6 +110,29 @@ def test_it_settles_until_all_samples_are_known() -> None:
     switch.close()
 
 
+def test_begun_in_the_middle_of_an_epoch_it_settles_until_a_whole_one_has_passed() -> None:
+    """What is left of a shuffled epoch and the beginning of the next are not all samples."""
+    job, loader = Job(), DataLoader(Counted(40), 4, shuffle=True)
+    batches = begin(job, loader)
+    for _ in range(5):
+        next(batches)
+    action = SecondEpoch()
+    switch = Switch(action, job)
+    switch.on(None)
+    left = action.settle_steps
+    while left:
+        for _ in batches:
+            left -= 1
+            if not left:
+                break
+        else:
+            batches = begin(job, loader)
+    made.clear()
+    list(begin(job, loader))
+    assert made == []
+    switch.close()
+
+
 def test_a_dataset_that_the_script_changes_is_read_anew() -> None:
     class Levels(Rows):
         level = 0

@@ -100,7 +100,8 @@ class Cache:
 
     Args:
         dataset: The script's dataset.
-        num_batches: Batches of an epoch.
+        num_batches: Batches until a whole epoch has passed. What is left of this one is not enough: in
+            another order the next begins with samples that were not among them.
         budget_bytes: Memory for samples.
 
     Attributes:
@@ -155,4 +156,5 @@ def _cache(job: Job) -> Cache:
         raise CannotApply(
             f"all samples take {format_bytes(num_bytes)}; a quarter of the memory is {format_bytes(budget)}"
         )
-    return Cache(batches._dataset, len(batches), budget)
+    left = -batches._num_yielded % len(batches)
+    return Cache(batches._dataset, left + len(batches), budget)
