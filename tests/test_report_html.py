@@ -37,6 +37,7 @@ from diagnose.report._html_axes import round_values
 from diagnose.report._html_charts import chart_svg
 from diagnose.report._plotly import figure
 from diagnose.report._plotly_axes import escaped, packed
+from diagnose.report._tuning_words import verdict as tuning_verdict
 from tests.profiles import FAULTY, FOUR_RANKS, HEALTHY, HOSTILE, HOSTILE_PROFILE, NOTHING, PROFILE, WORKERS
 
 
@@ -176,6 +177,12 @@ def test_charts_of_a_tuned_run_are_in_the_file_with_their_figures_as_text() -> N
     assert f"{HOSTILE} in force" in page.text, "where the fix went into force"
     assert "step 8" in page.text and "-15.0 ms" in page.text
     assert "data wait 56 %" in page.text, "the legend says the shares; colour is not all there is"
+
+
+def test_of_a_fix_that_helped_and_was_undone_later_it_is_not_said_that_it_did_not_help() -> None:
+    assert TUNED.tuning is not None
+    words = tuning_verdict(replace(TUNED.tuning, dropped={HOSTILE: "asked for in the dashboard"}))
+    assert words == f"nothing kept to the end: {HOSTILE} helped, and was undone later"
 
 
 def test_areas_are_as_high_as_the_step_and_as_wide_as_the_run() -> None:

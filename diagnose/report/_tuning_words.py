@@ -38,6 +38,8 @@ def verdict(tuning: Tuning) -> str:
     harmful = [trial.action for trial in tuning.trials if trial.outcome is Outcome.HARMED]
     if harmful:
         return f"nothing kept: {_fixes(tried)} tried; harmful, and undone: {', '.join(harmful)}"
+    if tuning.dropped:
+        return f"nothing kept to the end: {', '.join(tuning.dropped)} helped, and was undone later"
     if tried:
         return f"nothing kept: {_fixes(tried)} tried, none measurably faster"
     if tuning.trials:
