@@ -149,9 +149,9 @@ def parse_args() -> argparse.Namespace:
         default=Path(tempfile.gettempdir(), f"shapes-jpeg-{PICTURE_SIZE}"),
         help="folder for the pictures and the checkpoint",
     )
-    parser.add_argument("--train-pictures", type=int, default=512)
-    parser.add_argument("--test-pictures", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--train-pictures", type=int, default=320)
+    parser.add_argument("--test-pictures", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers")

@@ -38,7 +38,7 @@ LONGEST_S = 120.0
 
 JOBS: dict[str, list[str]] = {
     "text": ["examples/gpt_text.py", "--steps", "400"],
-    "images": ["examples/image_classifier.py", "--epochs", "4"],
+    "images": ["examples/image_classifier.py", "--epochs", "8"],
     "table": ["examples/tabular_mlp.py"],
     "GPT": ["benchmarks/gpu/end_to_end.py", "--jobs", "GPT", "--steps", "100"],
     "ResNet": ["benchmarks/gpu/end_to_end.py", "--jobs", "ResNet", "--steps", "100"],
