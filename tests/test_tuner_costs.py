@@ -194,3 +194,10 @@ def test_a_question_tells_what_its_answer_took(source, found, tmp_path: Path, mo
         time.sleep(0.02)
     assert told == found
     assert question.cpu_s >= 0.3
+
+
+def test_where_no_trial_came_of_what_was_begun_it_is_not_said_to_be_tried():
+    machine = Machine()
+    control = controller(machine, [Change(machine, "guess", gives_up="no room", unasked=True)], [])
+    train(machine, control, 200)
+    assert (counted(machine), control.state) == (1, "observing")

@@ -231,6 +231,7 @@ class Controller:
         )
         if steps is None or self._world.ranks.exchange("when the rules are asked", too_late)[0]:
             return False
+        self._enter("observing")
         yield from self._orders.let_pass(steps, self.state, until_reopened=True)
         while not self._orders.reopened:
             commands = lambda: bool(self._world.commands)  # noqa: E731
