@@ -61,8 +61,13 @@ def _measured(profile: Profile) -> list[Fact]:
         else fact
         for fact in facts
     ]
-    if tuning.confirmation is None:
+    confirmed, of = tuning.confirmation, ""
+    if confirmed is None:
+        confirmed, of = tuning.earlier, f", the first {tuning.num_earlier}"
+    if confirmed is None:
         return before
-    speedup, _, interval = gain(tuning.confirmation).partition(" (")
-    won = Fact(label="tuned to", value=speedup, detail=f"{interval.rstrip(')')}; confirmed on against off")
+    speedup, _, interval = gain(confirmed).partition(" (")
+    won = Fact(
+        label="tuned to", value=speedup, detail=f"{interval.rstrip(')')}; confirmed on against off{of}"
+    )
     return [won, *before]

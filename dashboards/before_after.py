@@ -106,11 +106,13 @@ def _why_no_loss(profile: Profile | None) -> str:
 
 
 def _headline(tuning: Tuning) -> list[Fact]:
-    confirmed = tuning.confirmation
+    confirmed, on = tuning.confirmation, "all"
+    if confirmed is None:
+        confirmed, on = tuning.earlier, f"the first {tuning.num_earlier}"
     if confirmed is None:
         return []
     speedup, _, interval = gain(confirmed).partition(" (")
-    detail = f"{interval.rstrip(')')}; all on against all off"
+    detail = f"{interval.rstrip(')')}; {on} on against all off"
     step_ns = (confirmed.without_ns, confirmed.with_ns)
     without, within = (format_duration(time_ns) for time_ns in step_ns)
     return [

@@ -17,6 +17,7 @@ from diagnose.core.command import COMMANDS, Command
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.trial import Safety, Tuning
 from diagnose.launch.control import FOLDER, Inbox, send
+from diagnose.report._tuning_words import verdict
 from diagnose.store.reader import RankLog, read_rank
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.kept import Kept
@@ -326,6 +327,28 @@ def test_a_speedup_that_was_measured_with_more_than_is_kept_is_not_told_any_more
     assert (told_by(machine).confirmation, told_by(machine).rechecks) == (None, ())
     train(machine, control, 1500)
     assert told_by(machine).rechecks[-1].speedup == pytest.approx(1 / 0.7, rel=0.1)
+
+
+def test_what_is_kept_after_a_confirmation_leaves_that_to_the_first_ones() -> None:
+    machine = Machine()
+    machine.told.append(("tuning", {"state": "trying", "step": 0}))
+    together = {"pairs": 6, "detectable": 1.2, "without_ns": 17.0, "with_ns": 10.0}
+    confirmation = {"speedup": 1.7, "low": 1.5, "high": 2.0, **together}
+    kept = {"safety": "exact", "outcome": "kept", "reason": "", "predicted": None, "measured": None}
+    for name in ("one", "two"):
+        machine.told.append(("trial", {"action": name, **kept}))
+    machine.told.append(("confirmation", confirmation))
+    machine.told.append(("trial", {"action": "three", **kept}))
+    tuning = told_by(machine)
+    assert (tuning.confirmation, tuning.num_earlier) == (None, 2)
+    assert verdict(tuning) == (
+        "tuned to 1.7x (1.5 to 2.0) of its speed with 2 fixes, confirmed on against off; 1 more kept since"
+    )
+    machine.told.append(("dropped", {"action": "two", "reason": "it gave itself up"}))
+    assert told_by(machine).earlier is None
+    assert verdict(told_by(machine)) == "2 fixes kept; the script ended before they were confirmed together"
+    machine.told.append(("confirmation", confirmation))
+    assert verdict(told_by(machine)).endswith("with 2 fixes, confirmed on against off")
 
 
 def test_what_is_kept_after_everything_was_undone_counts() -> None:

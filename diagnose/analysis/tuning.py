@@ -44,6 +44,8 @@ def tuning_of(log: RankLog) -> Tuning | None:
         diagnosed="diagnosed" in details,
         trials=tuple(Trial.from_record(each) for each in details.get("trial", ())),
         confirmation=held.confirmation,
+        earlier=held.earlier,
+        num_earlier=held.num_earlier,
         rechecks=tuple(held.rechecks),
         undone=held.undone,
         dropped=held.dropped,
@@ -63,12 +65,29 @@ class _Held:
     dropped: dict[str, str] = field(default_factory=dict)
     undone: str = ""
     confirmation: Measured | None = None
+    earlier: Measured | None = None
+    num_earlier: int = 0
     rechecks: list[Measured] = field(default_factory=list)
 
-    def change(self) -> None:
-        """What is kept is no longer what was measured."""
+    def add(self, action: str) -> None:
+        """Another one is kept than those that were measured."""
+        if self.confirmation is not None:
+            self.earlier, self.num_earlier = self.confirmation, len(self.kept)
+        self.kept.append(action)
         self.confirmation = None
         self.rechecks.clear()
+
+    def drop(self, action: str, reason: str) -> None:
+        """One of those is gone that were measured."""
+        self.dropped[action] = reason
+        self.kept = [name for name in self.kept if name != action]
+        self.confirmation = self.earlier = None
+        self.num_earlier = 0
+        self.rechecks.clear()
+
+    def confirm(self, measured: Measured) -> None:
+        """All that is kept was measured together."""
+        self.confirmation, self.earlier, self.num_earlier = measured, None, 0
 
 
 def _held(log: RankLog) -> _Held:
@@ -78,18 +97,15 @@ def _held(log: RankLog) -> _Held:
         if kind == "trial" and detail["outcome"] == Outcome.KEPT.value:
             if held.undone:
                 held.dropped.update(dict.fromkeys(held.kept, held.undone))
-                held.kept, held.undone = [], ""
+                held.kept, held.undone, held.confirmation = [], "", None
             held.dropped.pop(detail["action"], None)
-            held.kept.append(detail["action"])
-            held.change()
+            held.add(detail["action"])
         elif kind == "dropped":
-            held.dropped[detail["action"]] = detail["reason"]
-            held.kept = [name for name in held.kept if name != detail["action"]]
-            held.change()
+            held.drop(detail["action"], detail["reason"])
         elif kind == "undone":
             held.undone = detail["reason"]
         elif kind == "confirmation":
-            held.confirmation = Measured(**detail)
+            held.confirm(Measured(**detail))
         elif kind == "recheck":
             held.rechecks.append(Measured(**detail))
     return held

@@ -135,7 +135,10 @@ class Tuning:
         trials: Every action that was thought of, in order.
         confirmation: All kept actions on against all off; `None` if nothing was kept, or the script ended
             before, or what is kept is no longer what was measured.
-        rechecks: Later measurements of the same.
+        earlier: The same of the first `num_earlier` kept actions, where others were kept since and
+            the script ended before all were measured together.
+        num_earlier: How many these were.
+        rechecks: Later measurements of what `confirmation` is of.
         undone: Why everything kept was undone after all; empty if it was not.
         dropped: Name of each action that was kept first and lost later (it gave itself up, the user asked
             for that, ...) and not kept again, with the reason.
@@ -151,6 +154,8 @@ class Tuning:
     diagnosed: bool = True
     trials: tuple[Trial, ...] = ()
     confirmation: Measured | None = None
+    earlier: Measured | None = None
+    num_earlier: int = 0
     rechecks: tuple[Measured, ...] = ()
     undone: str = ""
     dropped: Mapping[str, str] = field(default_factory=dict)

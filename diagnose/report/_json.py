@@ -10,7 +10,7 @@ from typing import Any
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, RunInfo, SourceLine
-from diagnose.core.trial import Trial, Tuning
+from diagnose.core.trial import Measured, Trial, Tuning
 from diagnose.core.units import NS_PER_MS
 from diagnose.report._json_window import window_as_json
 
@@ -50,7 +50,8 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "abstained": [asdict(abstention) for abstention in profile.abstained],
         "num_rules": profile.num_rules,
         "trials": [_trial(trial) for trial in tuning.trials],
-        "confirmation": _confirmation(tuning),
+        "confirmation": _confirmation(tuning.confirmation),
+        "earlier_confirmation": _confirmation(tuning.earlier),
         "tuning": {
             "state": tuning.state,
             "undone": tuning.undone,
@@ -90,8 +91,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _confirmation(tuning: Tuning) -> dict[str, Any] | None:
-    confirmed = tuning.confirmation
+def _confirmation(confirmed: Measured | None) -> dict[str, Any] | None:
     if confirmed is None:
         return None
     return {

@@ -29,11 +29,15 @@ def verdict(tuning: Tuning) -> str:
         fixes = _fixes(len(tuning.kept))
         together = tuning.rechecks[-1] if tuning.confirmation is None and tuning.rechecks else None
         confirmed = tuning.confirmation or together
+        earlier = tuning.earlier
+        if confirmed is None and earlier is not None and earlier.low > 1:
+            since = len(tuning.kept) - tuning.num_earlier
+            return f"{confirmed_with(earlier, tuning.num_earlier)}; {since} more kept since"
         if confirmed is None:
             return f"{fixes} kept; the script ended before they were confirmed together"
         if confirmed.low <= 1:
             return f"{fixes} kept; together {gain(confirmed)}: cannot tell from noise"
-        return f"tuned to {gain(confirmed)} of its speed with {fixes}, confirmed on against off"
+        return confirmed_with(confirmed, len(tuning.kept))
     tried = sum(trial.outcome in MEASURED for trial in tuning.trials)
     harmful = [trial.action for trial in tuning.trials if trial.outcome is Outcome.HARMED]
     if harmful:
@@ -49,6 +53,11 @@ def verdict(tuning: Tuning) -> str:
     if not tuning.diagnosed:
         return "nothing tried: the script ended while it was still being observed"
     return "nothing tried: no finding names a fix that can be applied to a running job"
+
+
+def confirmed_with(measured: Measured, count: int) -> str:
+    """Returns how much faster so many fixes were found to be together."""
+    return f"tuned to {gain(measured)} of its speed with {_fixes(count)}, confirmed on against off"
 
 
 def _fixes(count: int) -> str:

@@ -105,6 +105,16 @@ def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:
             kept=True,
         )
         rows.append(together)
+    elif tuning.earlier is not None:
+        rows.append(
+            GainRow(
+                label=f"first {tuning.num_earlier} together",
+                outcome="confirmed",
+                speedup=tuning.earlier.speedup,
+                interval=(tuning.earlier.low, tuning.earlier.high),
+                kept=True,
+            )
+        )
     return tuple(rows)
 
 
