@@ -7,11 +7,13 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from test_profile import SLOT_OF, log_of, steps_of
+from test_profile import NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.idioms import LOG, METRIC, PYTHON_LOOP, SYNC
 from diagnose.analysis.lines import source_lines
 from diagnose.analysis.roles import Roles, Sources
+from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
 
 SCRIPT = """\
     import json
@@ -86,3 +88,25 @@ def test_on_a_cpu_reading_a_tensor_is_a_way_to_loop_over_it(idioms):
     assert idioms(*sampled)[11] == (PYTHON_LOOP,)
     assert idioms(*sampled, device="cuda")[11] == (SYNC,)
     assert METRIC not in idioms(*sampled)[12]
+
+
+def test_a_line_that_leaves_training_to_a_package_is_there_for_nothing_else(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "print(trainer.train())\nloss.backward(); optimizer.step(); print(loss)\n", encoding="utf-8"
+    )
+    package = ("/v/lib/python3.11/site-packages/trainers/loop.py", 7, "Loop._do")
+
+    def of_line(line: int, library: tuple[str, int, str]) -> SourceLine:
+        stack = (library, (str(path), line, "<module>"))
+        slots = [SLOT_OF[name] for name in ("backward", "optimizer", "gap_after_backward")]
+        log = log_of(
+            steps_of(60, backward=50, optimizer=20, gap_after_backward=50),
+            samples=[(1, slot, stack, 30) for slot in slots],
+            meta={"samples": 90},
+        )
+        lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+        return next(line for line in lines if line.phase is Phase.OTHER)
+
+    assert (of_line(1, package).trains, of_line(1, package).idiom) == (True, ())
+    assert (of_line(2, NOBODY).trains, of_line(2, NOBODY).idiom) == (False, (LOG,))

@@ -26,6 +26,9 @@ Helper = tuple[str, str]
 
 NO_HELPER = ("", "")
 
+TRAINED = (Phase.BACKWARD, Phase.OPTIMIZER)
+"""A line in which a package does both leaves training to it."""
+
 MOST = 0.5
 """A helper of which a larger part has one purpose is for that as a whole."""
 
@@ -70,6 +73,7 @@ def source_lines(
             if library[0]:
                 libraries[phase, stack[0]][library] += weight_ns
     waits = log.meta.get("device", "cpu") != "cpu"
+    trainers = {frame for _, frame in libraries if all((phase, frame) in libraries for phase in TRAINED)}
     of_helper = {helper: _purpose(parts, waits=waits) for helper, parts in helpers.items()}
     num_samples = log.meta.get("samples") or 1
     one_sample_ns = sum(weight for _, _, _, weight in log.samples) / num_samples or 1.0
@@ -79,11 +83,14 @@ def source_lines(
             file=file,
             line=line,
             function=function,
+            trains=(file, line, function) in trainers,
             share=sum(float(slot_ns[slot]) * ns / sampled[slot] for slot, ns in by_slot.items()) / total_ns,
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
-            idiom=_as_part(
+            idiom=()
+            if (file, line, function) in trainers
+            else _as_part(
                 of_helper.get(helper_of.get((phase, (file, line, function)), NO_HELPER), ""),
                 max(found := purposes[phase, (file, line, function)], key=found.__getitem__),
             ),

@@ -126,6 +126,7 @@ class SourceLine:
             `transformers/trainer.py:2520 Trainer._inner_training_loop`. Empty when there was none.
         idiom: What the line is there for, the most telling first: the names of `analysis.idioms`, such as
             `log` and `sync` for `print(loss.item())`. Empty when its source does not say.
+        trains: Whether it leaves training to a package, in which backward passes and steps were seen.
     """
 
     phase: Phase
@@ -138,6 +139,7 @@ class SourceLine:
     text: str = ""
     via: str = ""
     idiom: tuple[str, ...] = ()
+    trains: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,7 @@ class PythonOverhead(Rule):
         profile(other_ms=4, where=tuple(at(f"a{i} = b{i}", 0.004) for i in range(10))),
         profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
+        profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), trains=True),)),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -96,5 +97,6 @@ def is_own_code(line: SourceLine) -> bool:
         and line.share >= LINE_SHARE
         and not OTHERS & set(line.idiom)
         and not any(word in line.text for word in TRAINS)
+        and not line.trains
         and not is_training(line.via)
     )
