@@ -5,6 +5,9 @@ browser does, by a client that draws nothing. The dashboard's processes are let 
 a second each, in the order on, off, off, on or the other way round: what drifts slowly is on both sides.
 Every instant counts, spikes too, as what the dashboard does comes in spikes: a few milliseconds a second.
 
+The machine's own noise, of hosts and neighbours, is in the time of a step. What a page can take from the job
+are CPUs above all, so it is also counted how long the job's threads were ready to run and had none.
+
 Two arms take turns: job and dashboard pinned apart, on CPUs of their own, and both where the system likes.
 Asking the rules is another thing, done seldom: its seconds are told apart, and stretches in which they are
 asked left out.
@@ -66,12 +69,18 @@ class Turn:
         stretches: When each began and ended, by the clock of the steps, and whether the dashboard went on.
         analyst_s: CPU time of the analyst in them.
         dashboard_s: Of the dashboard's other process.
+        waited_s: What the job's threads waited for a CPU, all together, with the dashboard and without.
     """
 
     arm: str
     stretches: list[tuple[float, float, bool]] = field(default_factory=list)
     analyst_s: float = 0.0
     dashboard_s: float = 0.0
+    waited_s: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
+
+    def waits(self) -> float:
+        """Returns what the job's threads waited longer with the dashboard, as a part of the time."""
+        return (self.waited_s[True] - self.waited_s[False]) / (len(self.stretches) / 2 * STRETCH_S)
 
     def log_ratio(self, ends_s: npt.NDArray[np.float64]) -> float:
         """Returns how much longer a step took with the dashboard, as a logarithm."""
@@ -129,12 +138,17 @@ def measured(turns: int) -> dict[str, Any]:
         calm = [turn for turn in own if turn.analyst_s < ANALYSED_S]
         ratios = [turn.log_ratio(ends_s) for turn in calm]
         low, high = interval_95(ratios)
+        waits = [turn.waits() for turn in calm]
+        waits_low, waits_high = interval_95(waits)
         told[arm] = {
             "turns": len(calm),
             "left_out": len(own) - len(calm),
             "longer": math.expm1(hodges_lehmann(ratios)),
             "low": math.expm1(low),
             "high": math.expm1(high),
+            "waits": hodges_lehmann(waits),
+            "waits_low": waits_low,
+            "waits_high": waits_high,
             "cpu_share": sum(turn.dashboard_s for turn in calm) / (2 * STRETCH_S * len(calm)),
         }
     return told
@@ -158,13 +172,14 @@ def turned(folder: Path, turns: int) -> tuple[list[Turn], float, float]:
         before_s = analyst_s(leader), cpu_s([leader])
         for on in ORDERS[number // len(ARMS) % len(ORDERS)]:
             os.killpg(leader, signal.SIGCONT if on else signal.SIGSTOP)
-            begun = time.perf_counter()
+            begun, waited_s = time.perf_counter(), delay_s(trains)
             if on:
                 time.sleep(ASKS_AFTER_S)
                 for address, body in asked:
                     ask(address, body)
             time.sleep(max(0.0, begun + STRETCH_S - time.perf_counter()))
             turn.stretches.append((begun, time.perf_counter(), on))
+            turn.waited_s[on] += delay_s(trains) - waited_s
         turn.analyst_s = analyst_s(leader) - before_s[0]
         turn.dashboard_s = cpu_s([leader]) - before_s[1]
         taken.append(turn)
@@ -225,6 +240,15 @@ def cpu_s(pids: Iterable[int]) -> float:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += int(fields[11]) + int(fields[12])
     return total / os.sysconf("SC_CLK_TCK")
+
+
+def delay_s(pid: int) -> float:
+    """Returns how long the threads of a process were ready to run and had no CPU, all together."""
+    total_ns = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            total_ns += int(thread.read_text().split()[1])
+    return total_ns / 1e9
 
 
 def analyst_s(leader: int) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 
 import dashboard_feed
 from dashboard import told
-from dashboard_beside import ORDERS, STRETCH_S, Turn
+from dashboard_beside import ORDERS, STRETCH_S, Turn, delay_s
 
 STEP_S = 0.010
 
@@ -93,3 +95,22 @@ def test_the_run_that_is_fed_has_all_that_a_page_can_draw_and_goes_on(tmp_path: 
     assert snapshot.control.allowed and snapshot.notes == ()
     assert drawn.lateness is not None and drawn.lateness.by_meetings
     assert drawn.lateness.now is not None and drawn.lateness.now.rank == dashboard_feed.LATE_RANK
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of threads on Linux alone")
+def test_what_two_processes_on_one_cpu_wait_for_it_is_counted() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        end = time.monotonic() + 20
+        while (waited_s := sum(delay_s(each.pid) for each in both)) < 0.2 and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        for each in both:
+            each.kill()
+            each.wait()
+    assert waited_s >= 0.2
+    turn = Turn(arm="free", stretches=[(0, 1, True), (1, 2, False), (2, 3, False), (3, 4, True)])
+    turn.waited_s = {True: 0.5, False: 0.1}
+    assert turn.waits() == pytest.approx(0.2)
