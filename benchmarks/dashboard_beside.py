@@ -5,8 +5,8 @@ browser does, by a client that draws nothing. The dashboard's processes are let 
 a second each, in the order on, off, off, on or the other way round: what drifts slowly is on both sides.
 Every instant counts, spikes too, as what the dashboard does comes in spikes: a few milliseconds a second.
 
-The machine's own noise, of hosts and neighbours, is in the time of a step. What a page can take from the job
-are CPUs above all, so it is also counted how long the job's threads were ready to run and had none.
+The machine's own noise, of hosts and neighbours, is in the time of a step. What a page can take from the
+job are CPUs above all, so it is also counted how long the job's threads were ready to run and had none.
 
 Two arms take turns: job and dashboard pinned apart, on CPUs of their own, and both where the system likes.
 Asking the rules is another thing, done seldom: its seconds are told apart, and stretches in which they are
