@@ -13,6 +13,7 @@ from diagnose.report._tuning_words import MEASURED, verdict
 SO_FAR = {
     "observing": "tuning observes the run; nothing is changed yet",
     "trying": "tuning is trying fixes",
+    "waiting": "tuning has nothing to try now; it looks again later",
     "confirming": "tuning is confirming what it kept, all on against all off",
 }
 

@@ -182,7 +182,7 @@ def test_charts_of_a_tuned_run_are_in_the_file_with_their_figures_as_text() -> N
 def test_of_a_fix_that_helped_and_was_undone_later_it_is_not_said_that_it_did_not_help() -> None:
     assert TUNED.tuning is not None
     words = tuning_verdict(replace(TUNED.tuning, dropped={HOSTILE: "asked for in the dashboard"}))
-    assert words == f"nothing kept to the end: {HOSTILE} helped, and was undone later"
+    assert words == f"nothing kept to the end; kept at first and undone later: {HOSTILE}"
 
 
 def test_areas_are_as_high_as_the_step_and_as_wide_as_the_run() -> None:

@@ -14,7 +14,7 @@ from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import RanksLost
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.policy import Policy
-from tests.test_tuner import MS, Change, Machine, controller, lead, train
+from tests.test_tuner import MS, Change, Exclusive, Machine, controller, lead, train
 from tests.test_tuner_loss import Training
 
 
@@ -97,6 +97,23 @@ def test_the_slowest_rank_decides():
     machines, controls = ranks_of(Meeting(2), factor=1.0)
     train_together(machines, controls, 600)
     assert machines[0].outcomes()["good"] != "kept", "rank 0 is faster with it, and waits for rank 1"
+
+
+def test_a_better_fix_that_seems_too_dear_to_one_rank_waits_on_all():
+    meeting, machines, controls = Meeting(2), [], []
+    for rank in range(2):
+        machine = Machine(seed=rank)
+        one = Exclusive(machine, "one", factor=0.5, excludes=frozenset({"other"}))
+        other = Exclusive(machine, "other", factor=0.2, settle_steps=1000, excludes=frozenset({"one"}))
+        leads = [lead("one", speedup=3.0), lead("other", speedup=1.5)] if rank == 0 else []
+        control = controller(machine, [one, other], leads, ranks=Simulated(meeting, rank))
+        control._world.job.steps_left = lambda rank=rank: (10**6, 2000)[rank]
+        machines.append(machine)
+        controls.append(control)
+    train_together(machines, controls, 1500)
+    assert [control.state for control in controls] == ["holding", "holding"]
+    assert [machine.factors for machine in machines] == [{"one": 0.5}, {"one": 0.5}]
+    assert controls[0]._too_dear == controls[1]._too_dear == {"other"}
 
 
 def test_an_exchange_that_fails_leaves_all_ranks_with_the_same_in_force():

@@ -96,13 +96,17 @@ def asked_at_a_price(control: Controller, cost_s: float) -> None:
     object.__setattr__(control._world, "diagnose", lambda first_step: Found([], cost_ns=cost_s * 1e9))
 
 
-def test_a_run_that_is_over_in_a_few_seconds_is_left_alone():
+def test_a_loop_that_is_over_in_a_few_seconds_is_left_alone_and_the_next_one_tuned():
     machine = Machine()
     action = Change(machine, "good", factor=0.5)
     control = controller(machine, [action])
-    control._world.job.steps_left = lambda: 5_000_000_000 // (20 * MS)
-    train(machine, control, 200)
-    assert (counted(machine), action.calls, control.state, machine.stopped) == (0, [], "ended", 1)
+    left = 5_000_000_000 // (20 * MS)
+    control._world.job.steps_left = lambda: max(0, left - machine.steps)
+    train(machine, control, left)
+    assert (counted(machine), action.calls, control.state, machine.stopped) == (0, [], "observing", 0)
+    control._world.job.steps_left = lambda: 10_000
+    train(machine, control, 1000)
+    assert machine.outcomes() == {"good": "kept"}
 
 
 @pytest.mark.parametrize("policy", [Policy(only=frozenset({"good"})), Policy(dry_run=True)])
@@ -200,4 +204,4 @@ def test_where_no_trial_came_of_what_was_begun_it_is_not_said_to_be_tried():
     machine = Machine()
     control = controller(machine, [Change(machine, "guess", gives_up="no room", unasked=True)], [])
     train(machine, control, 200)
-    assert (counted(machine), control.state) == (1, "observing")
+    assert (counted(machine), control.state) == (1, "waiting")

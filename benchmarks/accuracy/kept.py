@@ -1,7 +1,7 @@
 """Answers kept in a file, a line of JSON each: all cells take hours, so they are asked in several sittings.
 
 Each line says at which commit of `diagnose` it was asked: delete those that the code would answer otherwise
-by now. Those of the page are kept in `benchmarks/results/accuracy.jsonl`.
+by now.
 """
 
 from __future__ import annotations

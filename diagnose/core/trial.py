@@ -28,6 +28,10 @@ ASKED_FOR = (Safety.PRECISION, Safety.TRAINING)
 """What is tried only where the user allows it."""
 
 
+IN_PLACE = "measured in the place of "
+"""Begins the reason of a trial that was measured against a kept fix, not against the script's own steps."""
+
+
 class Outcome(Enum):
     """What became of an action."""
 
@@ -129,7 +133,7 @@ class Tuning:
     """What tuning did in one run.
 
     Attributes:
-        state: What it was doing last: `observing`, `trying`, `confirming`, `holding`, `paused`,
+        state: What it was doing last: `observing`, `trying`, `confirming`, `holding`, `waiting`, `paused`,
             `frozen` or `ended`.
         diagnosed: Whether the script lived long enough for the rules to be asked.
         trials: Every action that was thought of, in order.

@@ -170,6 +170,10 @@ class DeepWindows:
         asked = self._asked
         if self._window is not None or (calm and asked is not None and asked.by == "command"):
             self._boundary()
+        else:
+            self._boundary_ns = 0  # the next step that is looked at says nothing of a usual one
+        if self._window is not None:
+            self._watch()  # tuning may have ended, which looked in its place
         return self._window is not None
 
     def _boundary(self) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diagnose.tuner.installed import Installed
     from diagnose.tuner.world import Numerics, Snapshot
 
-CALM = ("holding", "paused", "frozen")
+CALM = ("holding", "waiting", "paused", "frozen")
 """States of the controller in which no fix is tried: a deep window takes but a few steps from it."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnose.core.trial import Measured, Outcome, Trial, Tuning
+from diagnose.core.trial import IN_PLACE, Measured, Outcome, Trial, Tuning
 from diagnose.core.units import format_gain, format_speedup
 
 TOLD = {
@@ -43,7 +43,7 @@ def verdict(tuning: Tuning) -> str:
     if harmful:
         return f"nothing kept: {_fixes(tried)} tried; harmful, and undone: {', '.join(harmful)}"
     if tuning.dropped:
-        return f"nothing kept to the end: {', '.join(tuning.dropped)} helped, and was undone later"
+        return f"nothing kept to the end; kept at first and undone later: {', '.join(tuning.dropped)}"
     if tried:
         return f"nothing kept: {_fixes(tried)} tried, none measurably faster"
     if tuning.trials:
@@ -82,6 +82,7 @@ def outcome(trial: Trial) -> str:
     if trial.outcome is Outcome.CANNOT_TELL and trial.measured is not None:
         told += f" (it takes {format_speedup(trial.measured.detectable)} to be seen)"
     hidden = trial.outcome in (Outcome.KEPT, Outcome.REVERTED, Outcome.NOT_TRIED)
+    hidden = hidden and not trial.reason.startswith(IN_PLACE)
     return told if hidden or not trial.reason else f"{told}: {trial.reason}"
 
 

@@ -45,7 +45,7 @@ class NoisyNeighbour(Rule):
     It is seldom the script's fault. The figures of this run are those of this machine at this time.
     """
 
-    needs = ("host.runnable_share", "host.process_cpus", "host.busy_cpus")
+    needs = ("host.runnable_share", "host.process_cpus", "foreign_cpus")
     explains = ("step-jitter",)
     residual = True
     fires_on = (
@@ -95,9 +95,9 @@ class NoisyNeighbour(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         host = profile.host
-        assert host.runnable_share is not None and host.process_cpus is not None
+        assert host.runnable_share is not None and profile.foreign_cpus is not None
         started = _started_cpus(profile)
-        foreign = (profile.foreign_cpus or 0.0) + started
+        foreign = profile.foreign_cpus + started
         own = (host.child_cpus or 0.0) - started + sum(thread.cpus for thread in host.python_threads)
         own += sum(rank.used_cpus or 0.0 for rank in profile.neighbours)
         part = foreign / (foreign + own) if foreign else 0.0

@@ -72,8 +72,8 @@ class Controller:
         reuse: Settings of an earlier run to put in force at once, instead of trials.
 
     Attributes:
-        state: What is being done: `observing`, `trying`, `confirming`, `holding`, `paused`,
-            `frozen`, `ended`.
+        state: What is being done: `observing`, `trying`, `confirming`, `holding`, `waiting` (for something
+            new to try, with nothing kept), `paused`, `frozen`, `ended`.
     """
 
     def __init__(self, world: World, policy: Policy, reuse: Sequence[Kept] | None = None) -> None:
@@ -88,6 +88,7 @@ class Controller:
         self._postponed: dict[str, Trial] = {}
         self._too_dear: set[str] = set()
         self._confirmed: list[Installed] = []
+        self._lost = 0
         self._look_at = sum(LOOK_AGAIN_STEPS)
         self._leads: list[Lead] | None = None
         self._asked_with: list[str] = []
@@ -157,8 +158,8 @@ class Controller:
                     alarmed = False
                     yield from self._observe(warmup)
                 if self._leads is None:
-                    if warmup == WARMUP_STEPS and self._is_nearly_over():
-                        return
+                    while warmup == WARMUP_STEPS and self._is_nearly_over():
+                        yield from self._observe(1)  # another loop may follow the present one
                     yield from self._diagnose()
                 yield from self._seek()
                 more = yield from self._confirm_and_hold()
@@ -231,7 +232,7 @@ class Controller:
         )
         if steps is None or self._world.ranks.exchange("when the rules are asked", too_late)[0]:
             return False
-        self._enter("observing")
+        self._enter("waiting")
         yield from self._orders.let_pass(steps, self.state, until_reopened=True)
         while not self._orders.reopened:
             commands = lambda: bool(self._world.commands)  # noqa: E731
@@ -358,28 +359,26 @@ class Controller:
         if self._orders.reopened:
             return True
         yield from self._confirm()
-        lost = 0
         while self._changes.kept or self._postponed:
-            self._enter("holding" if self._changes.kept else "observing")
+            self._enter("holding" if self._changes.kept else "waiting")
             begun = self._step.number
-            while self._step.number < begun + self._recheck_steps(lost):
+            while self._step.number < begun + self._recheck_steps():
                 yield from self._orders.let_pass(LOOK_STEPS, self.state, until_reopened=True)
                 self._loss.heed()
                 drop_what_must_go(self._world, self._changes)
                 if self._orders.reopened or self._looks_again():
                     return True
-            lost = 0
             if self._changes.kept:
-                lost = yield from self._measure_kept(
+                self._lost = yield from self._measure_kept(
                     "recheck", RECHECK_PAIRS, lambda found: found.speedup > LOST
                 )
                 self._confirmed = list(self._changes.kept)
         return False
 
-    def _recheck_steps(self, lost: int) -> int:
+    def _recheck_steps(self) -> int:
         """Returns the steps between two measurements of what is kept: the last one has lost so many."""
         same = self._changes.kept == self._confirmed
-        return max(RECHECK_STEPS, round(lost / RECHECK_SHARE) if same else 0)
+        return max(RECHECK_STEPS, round(self._lost / RECHECK_SHARE) if same else 0)
 
     def _confirm(self) -> Plan[None]:
         """Measures what is kept, all together, unless that was done."""
@@ -387,6 +386,7 @@ class Controller:
         if kept and kept != self._confirmed:
             self._enter("confirming")
             yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
+            self._lost = 0
             self._confirmed = list(self._changes.kept)
 
     def _looks_again(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from diagnose.actions.base import Action, CannotApply, NotYet
-from diagnose.core.trial import ASKED_FOR, Outcome, Safety, Trial
+from diagnose.core.trial import ASKED_FOR, IN_PLACE, Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
@@ -55,6 +56,7 @@ class Attempt:
         self._spending = spending
         self._step = step
         self.too_dear = False
+        self._without: tuple[int, int, float] | None = None
         self._first = step()
         self._candidate: Candidate | None = None
         self._test: PairedTest | None = None
@@ -75,11 +77,15 @@ class Attempt:
             return self._trial(candidate, Outcome.NOT_ALLOWED, needs_leave(candidate.action.safety))
         instead = [kept for kept in self._changes.kept if kept.name in candidate.instead]
         trial = yield from self._tried(candidate, instead, begins)
+        self._charge(instead)
         if trial.outcome is Outcome.KEPT and trial.measured is not None and instead:
             faster = f"{candidate.name} took its place: {trial.measured.speedup:.2f} times as fast"
             self._changes.drop(faster, *instead)
         elif instead:
             self._changes.put_back()
+            if any(kept not in self._changes.kept for kept in instead):
+                gone = f"what it was to replace is not in force any more; {trial.reason}"
+                trial = replace(trial, outcome=Outcome.NOT_YET, reason=gone)
         return trial
 
     def _tried(
@@ -148,7 +154,9 @@ class Attempt:
                 """What is in force may be the reason."""
 
         together(world, f"looking at {candidate.name}", look)
+        self._weigh(candidate, instead, action.settle_steps + action.window_steps)
         begins()
+        self._without = (world.clock(), self._step(), self._spending.spent_ns)
         switch(world, instead, False)
         yield from settle(instead)
 
@@ -161,23 +169,39 @@ class Attempt:
         Raises:
             NotYet: If that would cost more than it may win in what is left, or as long as the run has been.
         """
-        slow = [kept.measured for kept in instead if kept.measured is not None]
-        step_ns, slow_ns = min(each.with_ns for each in slow), max(each.without_ns for each in slow)
-        cost_ns = best.action.settle_steps * max(0.0, slow_ns - step_ns)
-        together(
-            self._world, f"what {candidate.name} costs", lambda: self._pays(candidate, cost_ns, step_ns)
-        )
+        self._weigh(candidate, instead, best.action.settle_steps)
         yield from settle([best])
-        self._spending.spent_ns += cost_ns
+        self._charge(instead)
         best.instead = tuple(instead)
         names = ", ".join(kept.name for kept in instead)
-        return "; ".join(filter(None, [f"measured in the place of {names}", reason]))
+        return "; ".join(filter(None, [f"{IN_PLACE}{names}", reason]))
+
+    def _weigh(self, candidate: Candidate, instead: Sequence[Installed], steps: int) -> None:
+        """Raises `NotYet` on all ranks if so many steps without what is kept cost more than may be won."""
+        step_ns, slow_ns = _step_ns(instead)
+        cost_ns = steps * max(0.0, slow_ns - step_ns)
+        try:
+            together(
+                self._world,
+                f"what {candidate.name} costs",
+                lambda: self._pays(candidate, cost_ns, step_ns),
+            )
+        except NotYet:
+            self.too_dear = True
+            raise
+
+    def _charge(self, instead: Sequence[Installed]) -> None:
+        """Counts as spent what the job has lost without what is kept."""
+        if self._without is None:
+            return
+        (begun_ns, begun, spent_ns), self._without = self._without, None
+        took_ns = self._world.clock() - begun_ns - (self._step() - begun) * _step_ns(instead)[0]
+        self._spending.spent_ns += max(0.0, took_ns - (self._spending.spent_ns - spent_ns))
 
     def _pays(self, candidate: Candidate, cost_ns: float, step_ns: float) -> None:
         left = self._world.job.steps_left()
         won_ns = (self._step() if left is None else left) * step_ns * (1 - 1 / candidate.lead.speedup)
         if won_ns < cost_ns:
-            self.too_dear = True
             without = f"to try it the job does without {', '.join(candidate.instead)} for a while"
             raise NotYet(f"{without}, which costs {cost_ns / NS_PER_S:.1f} s, more than it could win")
 
@@ -226,7 +250,8 @@ class Attempt:
 
     def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Plan[Trial]:
         """The loss went wrong in the trial; the change is out by now."""
-        if candidate.action.safety not in ASKED_FOR:  # an earlier change is to blame: its alarm stands
+        # Before it was in force, or of one that changes no numbers: an earlier change is to blame.
+        if self._candidate is None or candidate.action.safety not in ASKED_FOR:
             return self._trial(candidate, Outcome.CANNOT_TELL, str(alarm), test)
         world, snapshot, self._snapshot = self._world, self._snapshot, None
         world.loss.alarm, world.loss.paused = "", True
@@ -277,6 +302,12 @@ class Attempt:
             steps_spent=self._step() - self._first,
             settings=action.settings(self._world.job, value) if outcome is Outcome.KEPT else {},
         )
+
+
+def _step_ns(kept: Sequence[Installed]) -> tuple[float, float]:
+    """Returns how long a step takes with what is kept, and without."""
+    measured = [each.measured for each in kept if each.measured is not None]
+    return min(each.with_ns for each in measured), max(each.without_ns for each in measured)
 
 
 def put_in_force(
