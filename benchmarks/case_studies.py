@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from textwrap import fill
 
+from compatibility import heading
 from compatibility_cases import EXAMPLES, FOREIGN, NANOGPT, PICTURES, ROOT, make_tokens
 
 from diagnose.analysis.profile import load_profile
@@ -36,6 +37,7 @@ class Fix:
 
     Attributes:
         rule: The finding that asks for it.
+        action: What does the same to a running job; its gain is the predicted one.
         words: What is changed.
         file: The file, from the script's folder.
         old: Text that stands there once.
@@ -43,6 +45,7 @@ class Fix:
     """
 
     rule: str
+    action: str
     words: str
     file: str
     old: str
@@ -89,6 +92,7 @@ STUDIES = (
         prepare=make_tokens,
         fix=Fix(
             rule="slow-optimizer",
+            action="fused-optimizer",
             words="the fused AdamW also on a CPU",
             file="model.py",
             old="use_fused = fused_available and device_type == 'cuda'",
@@ -107,6 +111,7 @@ STUDIES = (
         environment={**PICTURES, "STANDIN_PICTURES": "6400"},
         fix=Fix(
             rule="serial-loading",
+            action="loader-workers",
             words="one DataLoader worker",
             file="main.py",
             old="train_kwargs = {'batch_size': args.batch_size}",
@@ -207,7 +212,7 @@ def tried(study: Study, source: Path, fix: Fix, pairs: int) -> None:
         assert before.steps.mean_ns is not None and after.steps.mean_ns is not None
         speedups.append(before.steps.mean_ns / after.steps.mean_ns)
         predicted += [
-            finding.gain(before.step_time_ns).speedup
+            finding.gain(before.step_time_ns, fix.action).speedup
             for finding in before.findings
             if finding.rule == fix.rule
         ]
@@ -230,7 +235,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    print("# Scripts of other projects, as they are\n\nPrinted by `benchmarks/case_studies.py`.\n")
+    print("# Scripts of other projects, as they are\n\nPrinted by `benchmarks/case_studies.py`.")
+    print(fill(heading(args.sources), 110) + "\n")
     for study in STUDIES:
         if args.only.lower() not in study.name.lower():
             continue
