@@ -179,6 +179,21 @@ def test_charts_of_a_tuned_run_are_in_the_file_with_their_figures_as_text() -> N
     assert "data wait 56 %" in page.text, "the legend says the shares; colour is not all there is"
 
 
+def test_every_kept_setting_is_written_as_the_script_would_have_it() -> None:
+    tuning = TUNED.tuning
+    assert tuning is not None
+    kept = {
+        "one": {"DataLoader.num_workers": 2},
+        "two": {"statement": "torch.set_num_threads(1)"},
+        "three": {"statement": "import gc; gc.freeze()"},
+    }
+    trials = tuple(
+        replace(tuning.trials[0], action=name, settings=settings) for name, settings in kept.items()
+    )
+    text = Page(to_html(replace(TUNED, tuning=replace(tuning, trials=trials)))).text
+    assert "DataLoader.num_workers = 2\ntorch.set_num_threads(1)\nimport gc; gc.freeze()" in text
+
+
 def test_of_a_fix_that_helped_and_was_undone_later_it_is_not_said_that_it_did_not_help() -> None:
     assert TUNED.tuning is not None
     words = tuning_verdict(replace(TUNED.tuning, dropped={HOSTILE: "asked for in the dashboard"}))

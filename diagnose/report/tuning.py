@@ -24,11 +24,11 @@ class TuningSection(Section):
         tuning = profile.tuning
         if tuning is None:
             return []
-        permanent = {key: value for trial in tuning.kept for key, value in trial.settings.items()}
+        permanent = [_written(*setting) for trial in tuning.kept for setting in trial.settings.items()]
         alarm = bool(tuning.errors or tuning.frozen)
         blocks: list[Block] = [Paragraph(text=sentence(verdict(tuning)), alarm=alarm)]
         if permanent:
-            code = "\n".join(f"{key} = {value}" for key, value in permanent.items())
+            code = "\n".join(dict.fromkeys(permanent))
             blocks.append(Paragraph(text="To make it permanent, set in the script:", code=code))
         rows = gain_rows(tuning)
         if rows:
@@ -78,6 +78,11 @@ class TuningSection(Section):
         ]
         blocks += [Paragraph(text="An error of ours:", code=error) for error in tuning.errors]
         return blocks
+
+
+def _written(key: str, value: object) -> str:
+    """Returns a setting as the script would have it."""
+    return str(value) if key == "statement" else f"{key} = {value}"
 
 
 def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:
