@@ -147,6 +147,26 @@ def test_a_startup_is_also_charged_with_what_the_step_after_it_computes_longer()
     assert any("computed 75.0 ms longer" in words for words in found.evidence), found.evidence
 
 
+def test_a_worker_beside_a_thread_of_torchs_on_each_cpu_wins_nothing_and_two_share_the_loading():
+    def found(wait_ms: float, num_threads: int) -> Finding:
+        host = HostStats(
+            cpus=2, process_cpus=1.0, on_cpu_share=0.98, runnable_share=0.01, num_threads=num_threads
+        )
+        program = Program(loaders=(Loader(num_workers=0, batch_size=32),))
+        waits = InputStats(steady_wait_ns=wait_ms * MS)
+        return first(
+            diagnosed(profile(step_ms=100, data_wait_ms=wait_ms, host=host, program=program, input=waits))
+        )
+
+    alone, crowded = found(10, num_threads=1), found(10, num_threads=2)
+    assert alone.won_ns["loader-workers"] > 9 * MS
+    assert crowded.won_ns["loader-workers"] == pytest.approx(4 * MS), "what a trial is worth"
+    assert "if that helps" in crowded.fix and "if that helps" not in alone.fix
+    assert crowded.low_ns == 0
+    # Two workers load 60 ms on both CPUs in 30, while the model stands still.
+    assert found(60, num_threads=2).won_ns["loader-workers"] == pytest.approx(30 * MS, rel=0.05)
+
+
 # -- what to paste
 
 
