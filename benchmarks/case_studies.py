@@ -235,13 +235,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    print("# Scripts of other projects, as they are\n\nPrinted by `benchmarks/case_studies.py`.")
+    print("# Case studies\n\nPrinted by `benchmarks/case_studies.py`.")
     print(fill(heading(args.sources), 110) + "\n")
     for study in STUDIES:
         if args.only.lower() not in study.name.lower():
             continue
         source = args.sources.absolute() / study.folder
-        print(f"## {study.name}\n\n`{study.script} {study.arguments}`".rstrip() + "\n", flush=True)
+        print(f"## {study.name}\n\n`{f'{study.script} {study.arguments}'.rstrip()}`\n", flush=True)
         print(fill(f"Who reads it: {' '.join(study.reader.split())}", 110) + "\n")
         said(ran(study, source, None))
         if study.fix is not None:
