@@ -21,9 +21,11 @@ help:
 demo: .venv/.installed
 	$(BIN)/diagnose run examples/image_classifier.py
 
+# Two processes share the CPUs in its first part: torch's threads must not spin there while they wait.
 test: .venv/.installed browser
 ifeq ($(strip $(ARGS)),)
 	@status=0; \
+	OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 \
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not extended and not alone' --durations=15 || status=$$?; \
 	$(BIN)/python -m pytest -m 'alone and not extended' --durations=15 || status=$$?; \
 	exit $$status
