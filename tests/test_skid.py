@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
 import sys
@@ -57,6 +58,22 @@ def test_without_an_operator_the_call_is_charged():
 def test_another_call_in_between_is_charged_for_what_it_did_last():
     assert charged("x = b + 1", "len(c)", "call(x)") == 2
     assert charged("for _ in range(2):", "    len(c)", "call(c)") == 3, "going back, a loop looks"
+
+
+def test_a_function_that_works_in_c_and_then_calls_python_is_charged_itself():
+    after_a_call = ("x = range(2)", "y = sorted(c, key=call)")
+    assert charged(*after_a_call) == (2 if sys.version_info >= (3, 11) else 1)
+    assert charged("len(c)", "z = list(map(call, c))") == charged(*after_a_call)
+
+
+def test_the_way_back_of_a_loop_belongs_to_what_came_before():
+    text = "def loop(a):\n    for _ in range(2):\n        with open(a) as b:\n            b.read()\n"
+    scope: dict[str, Callable[[str], None]] = {}
+    exec(compile(text, "<string>", "exec"), scope)
+    code = scope["loop"].__code__
+    ways = [each.offset for each in dis.get_instructions(code) if each.opname.startswith("JUMP_BACKWARD")]
+    owner(code)
+    assert all(resolve(id(code), way)[1] in (2, 3, 4) for way in ways), "not the line of `def`"
 
 
 def closure(value: int):

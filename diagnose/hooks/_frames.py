@@ -112,10 +112,10 @@ def resolve(code_id: int, instruction: int) -> tuple[str, int, str]:
     if instruction < 0:
         instruction = operator_before(code, ~instruction)
     line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if number is not None and start <= instruction < end:
-            line = number
+    for start, _, number in code.co_lines():
+        if start > instruction:
             break
+        line = number or line  # the way back of a loop may have none: it is that of what came before
     name = getattr(code, "co_qualname", code.co_name)  # Python 3.11
     file = code.co_filename
     return file if file.startswith("<") else os.path.abspath(file), line, name

@@ -3,12 +3,14 @@
 CPython looks for signals when a function begins, after a call into C and when a loop goes back, but not
 after an operator, nor when a function of Python's returns. So what `x = table[order]` took is seen where
 the next function begins, and so is what a function did after its last call. A function that has just begun
-has taken no time itself: it was what its caller did before the call.
+has taken no time itself: it was what its caller did before the call. But if the caller called a function of
+C's that works before it calls Python, it was that: `open` asks for the file's codec last.
 """
 
 from __future__ import annotations
 
 import dis
+from collections.abc import Sequence
 from types import CodeType
 
 LOOKS = ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
@@ -16,6 +18,11 @@ LOOKS = ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
 OPERATORS = ("BINARY_", "INPLACE_", "UNARY_", "COMPARE_OP", "CONTAINS_OP", "STORE_SUBSCR", "DELETE_SUBSCR")
 """How the names of instructions begin that may run long in C."""
+
+THROUGH_C = frozenset(
+    ("open", "sorted", "list", "tuple", "set", "dict", "frozenset", "sum", "min", "max", "any", "all")
+)
+"""Built-in functions that work before or between what they call of Python's."""
 
 VIEW = ("BUILD_SLICE", "LOAD_CONST", "LOAD_SMALL_INT")
 """What makes an index: a slice or a constant picks a view of a tensor, or little of a list."""
@@ -42,7 +49,9 @@ def operator_before(code: CodeType, call: int) -> int:
     """
     found = last = call
     previous = ""
-    *before, _ = (instruction for instruction in dis.get_instructions(code) if instruction.offset <= call)
+    *before, calling = (each for each in dis.get_instructions(code) if each.offset <= call)
+    if _callee(before, calling) in THROUGH_C:
+        return call
     for instruction in before:
         name = instruction.opname
         if name.startswith(LOOKS):
@@ -55,3 +64,16 @@ def operator_before(code: CodeType, call: int) -> int:
                 found = instruction.offset
         previous = name
     return found
+
+
+def _callee(before: Sequence[dis.Instruction], call: dis.Instruction) -> object:
+    """Returns the name last loaded where the text of a call begins: `read` of `open(path).read()`."""
+    start = _start(call)
+    loads = (each for each in reversed(before) if each.opname.startswith("LOAD_") and _start(each) == start)
+    return next((each.argval for each in loads), None) if start else None
+
+
+def _start(instruction: dis.Instruction) -> tuple[int, int] | None:
+    """Returns line and column at which the text of an instruction begins; none before Python 3.11."""
+    positions = getattr(instruction, "positions", None)
+    return (positions.lineno, positions.col_offset) if positions and positions.lineno else None
