@@ -40,6 +40,7 @@ class Machine:
     factors: dict[str, float] = field(default_factory=dict)
     told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     stopped: int = 0
+    boundaries: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -189,7 +190,9 @@ def train(machine: Machine, control: Controller, steps: int) -> None:
     for _ in range(steps):
         machine.now += machine.step_ns()
         machine.steps += 1
-        control.boundary(machine.steps, aside=False)
+        if not control.rests(machine.steps):
+            machine.boundaries += 1
+            control.boundary(machine.steps, aside=False)
 
 
 def test_what_helps_is_kept_and_what_does_not_is_undone():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.policy import Policy
@@ -205,3 +207,31 @@ def test_where_no_trial_came_of_what_was_begun_it_is_not_said_to_be_tried():
     control = controller(machine, [Change(machine, "guess", gives_up="no room", unasked=True)], [])
     train(machine, control, 200)
     assert (counted(machine), control.state) == (1, "waiting")
+
+
+def test_while_nothing_is_measured_the_controller_is_hardly_asked():
+    machine = Machine(base_ns=0.3 * MS, memory=0.0, spread=0.01)
+    control = controller(machine, [Change(machine, "good", factor=0.5)])
+    train(machine, control, 20_000)
+    assert machine.outcomes() == {"good": "kept"}
+    assert machine.boundaries < 4_000
+
+
+def test_a_command_wakes_a_controller_that_rests():
+    machine, commands = Machine(), deque[Command]()
+    control = controller(machine, [Change(machine, "good", factor=0.5)], commands=commands)
+    train(machine, control, 1_000)
+    while not control.rests(machine.steps + 1):
+        train(machine, control, 1)
+    commands.append(Command(command="undo", argument="good"))
+    train(machine, control, 1)
+    assert not machine.factors
+
+
+def test_a_controller_never_rests_while_an_action_counts_steps():
+    machine = Machine()
+    control = controller(machine, [Change(machine, "good", factor=0.5)])
+    called: list[int] = []
+    control._world.job.on_step.append(lambda: called.append(machine.steps))
+    train(machine, control, 1_000)
+    assert called == list(range(1, 1_001))

@@ -128,6 +128,9 @@ class LiveTuning:
             self._recorder.on_iterator.remove(self._begins)
 
     def _boundary(self) -> None:
+        if self._controller.rests(self._recorder.steps):
+            self._in_window = self.window(self._controller.state in CALM)
+            return
         self._look()
         if any(_is_joined(model) for model in self._job.models):
             self._ranks.leave("the script joins ranks that have different numbers of batches")

@@ -23,6 +23,9 @@ POLL_NS = 500 * NS_PER_MS
 MAX_POLL_STEPS = 500
 """Ranks that wait for a time or a process ask each other about so often: an exchange takes 1 to 5 ms."""
 
+POLL_ALONE_NS = 20 * NS_PER_MS
+"""A process that is alone asks itself so often, or after each step: nothing is so urgent."""
+
 DONE, REFUSED, NOT_YET, FAILED = "done", "refused", "not yet", "failed"
 
 
@@ -140,14 +143,22 @@ def until(
         if held or any(stop for _, _, stop, _ in told):
             return held
         slowest_ns = max(took_ns for _, took_ns, *_ in told)
-        if world.ranks.num == 1 or not steps:
+        if not steps:
             steps = 1
         else:
-            wanted = math.ceil(steps * POLL_NS / max(slowest_ns, 1))
+            poll_ns = POLL_ALONE_NS if world.ranks.num == 1 else POLL_NS
+            wanted = math.ceil(steps * poll_ns / max(slowest_ns, 1))
             steps = min(max(1, wanted), 2 * steps, MAX_POLL_STEPS)
         begun = world.clock()
-        for _ in range(steps):
-            yield
+        yield from rest(steps, lambda: world.ranks.num == 1 and disturbed())
+
+
+def rest(steps: int, disturbed: Callable[[], bool]) -> Plan[None]:
+    """Lets so many steps pass, or fewer where one ends with a disturbance."""
+    while steps > 0:
+        steps -= (yield steps).passed
+        if disturbed():
+            return
 
 
 def loss_now(world: World) -> list[Any]:

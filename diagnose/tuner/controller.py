@@ -1,7 +1,7 @@
 """Tunes a running job: finds what to try, measures it on the job itself, keeps what helps, undoes the rest.
 
-Everything here runs on the training thread, between two steps: the plan is a generator that is resumed at
-each step's end with the time the step took. In a job of several ranks each runs the same plan, and waits
+Everything here runs on the training thread, between two steps: the plan is a generator that is resumed at a
+step's end with the time the step took. In a job of several ranks each runs the same plan, and waits
 for the others where they decide something together; see `agreement`.
 """
 
@@ -98,13 +98,21 @@ class Controller:
         self._resumed_ns = world.clock()
         self._spending = Spending(self._resumed_ns)
         self._step = Step(number=0, time_ns=0, aside=False)
+        self._rests_until = 0
         self._plan: Plan[None] | None = self._tune() if reuse is None else self._reuse(reuse)
         next(self._plan)
 
     # -- what the process calls
 
+    def rests(self, number: int) -> bool:
+        """A step of the script has ended: returns whether `boundary` need not be called for it. Cheap."""
+        if number >= self._rests_until or self._world.commands:
+            return False
+        self._loss.read()
+        return True
+
     def boundary(self, number: int, aside: bool, begins: bool = False, num_samples: int = 0) -> None:
-        """A step of the script has ended. Raises no `Exception`.
+        """A step of the script has ended, unless the tuning rests. Raises no `Exception`.
 
         Args:
             number: How many steps have finished.
@@ -120,13 +128,17 @@ class Controller:
             if self._plan is not None:
                 time_ns = self._world.clock() - self._resumed_ns
                 self._step = Step(
-                    number=number, time_ns=time_ns, aside=aside, begins=begins, num_samples=num_samples
+                    number=number,
+                    time_ns=time_ns,
+                    aside=aside,
+                    begins=begins,
+                    num_samples=num_samples,
+                    passed=max(1, number - self._step.number),
                 )
                 alarm = self._loss.step_ended()
-                if alarm is not None:
-                    self._plan.throw(alarm)
-                else:
-                    self._plan.send(self._step)
+                steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._step)
+                may_rest = not (self._world.job.on_step or self._loss.watches())
+                self._rests_until = number + steps if may_rest else 0
         except StopIteration:
             self._end("")
         except RankFailed as error:
@@ -256,7 +268,7 @@ class Controller:
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
         self._enter("observing")
         for _ in range(WARMUP_STEPS):
-            yield
+            yield 1
         more = True
         while more:
             try:
@@ -299,7 +311,7 @@ class Controller:
         """Lets the script run; notes the first step that counts, and how long they take."""
         self._enter("observing")
         for _ in range(max(warmup, 1)):
-            yield
+            yield 1
         self._first, begun = self._step.number, self._world.clock()
         yield from self._orders.let_pass(OBSERVED_STEPS, self.state)
         yield from until(self._world, "the observation", lambda: self._world.clock() - begun >= OBSERVED_NS)

@@ -37,17 +37,22 @@ class LossWatch:
         installed = [*self._changes.kept, *self._changes.tried]
         return [each for each in installed if each.action.safety in ASKED_FOR]
 
-    def step_ended(self) -> LossAlarm | None:
-        """Takes note of the loss; returns an alarm that this process can heed by itself.
+    def watches(self) -> bool:
+        """Whether the loss of each step matters."""
+        return bool(self.suspects()) or self._wanted()
 
-        On a CPU it is read in any case, to be shown: there it costs no copy.
-        """
-        trend, suspects = self._world.loss, self.suspects()
-        watched = bool(suspects) or self._wanted()
-        losses = self._world.losses() if watched or self._world.job.device == "cpu" else ()
+    def read(self) -> None:
+        """Takes note of the loss of a step, to be shown: on a CPU, where that costs no copy."""
+        if self._world.job.device == "cpu":
+            self._world.losses()
+
+    def step_ended(self) -> LossAlarm | None:
+        """Takes note of the loss; returns an alarm that this process can heed by itself."""
+        trend, suspects, watched = self._world.loss, self.suspects(), self.watches()
         if not watched:
+            self.read()
             return None
-        for loss in losses:
+        for loss in self._world.losses():
             trend.add(loss)
         if not trend.alarm:
             return None

@@ -8,12 +8,13 @@ from itertools import chain
 
 from diagnose.core.command import Command
 from diagnose.core.trial import Safety
+from diagnose.tuner.agreement import rest
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.policy import Policy
 from diagnose.tuner.world import Plan, World
 
 PAUSED_STEPS = 50
-"""While tuning of several ranks is paused they ask each other after so many steps whether it still is."""
+"""While tuning is paused, ranks ask each other after so many steps whether it still is."""
 
 BY_HAND = "asked for in the dashboard"
 
@@ -51,6 +52,10 @@ class Orders:
         """Whether a command may be waiting. Asked after each step: costs a look at an empty queue."""
         return bool(self._world.commands) or self._world.ranks.num > 1
 
+    def _is_told(self) -> bool:
+        """Whether a command waits that this process can obey by itself."""
+        return bool(self._world.commands) and self._world.ranks.num == 1
+
     def let_pass(self, steps: int, state: str, *, until_reopened: bool = False) -> Plan[None]:
         """Lets steps pass, and obeys in between; in a job of several ranks, where each question to the
         others costs milliseconds, only after them.
@@ -60,9 +65,10 @@ class Orders:
             state: What tuning does meanwhile.
             until_reopened: Return when something is allowed that was not.
         """
-        for left in reversed(range(steps)):
-            yield
-            if self.wait() and (self._world.ranks.num == 1 or not left):
+        left = steps
+        while left > 0:
+            left -= (yield left).passed
+            if self.wait() and (self._world.ranks.num == 1 or left <= 0):
                 yield from self.obey(state)
             if until_reopened and self.reopened:
                 return
@@ -82,8 +88,7 @@ class Orders:
             if not rested:
                 self._enter("paused")
                 rested = True
-            for _ in range(1 if self._world.ranks.num == 1 else PAUSED_STEPS):
-                yield
+            yield from rest(PAUSED_STEPS, self._is_told)
             if self.wait():
                 self._obey()
         if rested:

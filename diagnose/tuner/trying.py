@@ -256,7 +256,7 @@ class Attempt:
         world, snapshot, self._snapshot = self._world, self._snapshot, None
         world.loss.alarm, world.loss.paused = "", True
         for _ in range(candidate.action.settle_steps):  # what it has left behind, as batches made ahead
-            yield
+            yield 1
         if snapshot is None:
             back = "the weights are as they came to be: there was no way back"
         else:
@@ -361,7 +361,7 @@ def prepared(
     """
     with _watched(world, action):
         if action.touches not in UNCHECKED:
-            yield
+            yield 1
         begun = world.clock()
         choices = [changes.install(name, action, value) for value in values]
         spending.spent_ns += world.clock() - begun
@@ -376,7 +376,7 @@ def numerics_allow(world: World, installed: Installed, spending: Spending) -> Pl
     """
     with _watched(world, installed.action):
         if installed.action.touches not in UNCHECKED:
-            yield
+            yield 1
         return _compared(world, installed, spending)
 
 

@@ -69,7 +69,7 @@ def window(world: World, least: int, period: int = 1) -> Plan[Window]:
     while missing > 0:
         mine = []
         for _ in range(missing):
-            step = yield
+            step = yield 1
             mine.append((step.time_ns, step.aside, step.begins, step.num_samples))
         told = world.ranks.exchange("a window", [world.job.epoch_steps, mine, loss_now(world)])
         heed_loss([loss for _, _, loss in told])
@@ -98,7 +98,7 @@ def window(world: World, least: int, period: int = 1) -> Plan[Window]:
 def settle(changes: Sequence[Installed]) -> Plan[None]:
     """Lets the steps pass that show neither state."""
     for _ in range(_settle_steps(changes)):
-        yield
+        yield 1
 
 
 def _settle_steps(changes: Sequence[Installed]) -> int:

@@ -40,6 +40,7 @@ class Step:
         aside: Whether it also evaluated, saved or compiled: no part of a comparison.
         begins: Whether it began an epoch.
         num_samples: Samples that loaders handed over for it; 0 where none tells.
+        passed: How many have finished since the one that the plan was told of before.
     """
 
     number: int
@@ -47,11 +48,13 @@ class Step:
     aside: bool
     begins: bool = False
     num_samples: int = 0
+    passed: int = 1
 
 
 T = TypeVar("T")
-Plan = Generator[None, Step, T]
-"""Resumed at the end of each step with that step."""
+Plan = Generator[int, Step, T]
+"""Yields how many steps it need not be asked for. Resumed at the end of the last of them, or of an earlier
+one, with that step."""
 
 
 class Numerics(Protocol):
