@@ -23,6 +23,11 @@ MIN_STEPS = 20
 CALM = 0.25
 """A machine that is busy with something else is so in fewer steps than all but these."""
 
+STRETCHES = 10
+MIN_STRETCH = 10
+"""So many stretches of a run are looked at one by one, of so many steps at least. In each of them a rank
+that is always slower comes last most often; one that a busy machine slows down now and then does not."""
+
 END = COLUMNS.index("end_ns")
 
 
@@ -139,4 +144,12 @@ class Waits:
             calm_ns=float(np.quantile(least_S, CALM)) * met / steps,
             last_share={ranks[place]: float(last[place]) for place in places},
             held_ns={ranks[place]: float(held_ns[place]) for place in places},
+            lead_share=self._lead_share(ranks) if met >= STRETCHES * MIN_STRETCH else {},
         )
+
+    def _lead_share(self, ranks: dict[int, int]) -> dict[int, float]:
+        last = self.last_S[self.met_S]
+        size = max(self.mean) + 1
+        which = [np.bincount(part, minlength=size).argmax() for part in np.array_split(last, STRETCHES)]
+        leads = np.bincount(which, minlength=size) / STRETCHES
+        return {ranks[place]: float(leads[place]) for place in self.mean}

@@ -150,6 +150,8 @@ class Meetings:
         last_share: Part of the steps in which each rank came last, by rank.
         held_ns: Nanoseconds per step by which a step would have been shorter if a rank had come with the
             last but one, by rank: the mean over the steps.
+        lead_share: Part of ten equal stretches of the run in which each rank came last most often, by rank;
+            empty where they would be short.
     """
 
     num_steps: int
@@ -158,6 +160,7 @@ class Meetings:
     calm_ns: float = 0.0
     last_share: Mapping[int, float] = field(default_factory=dict)
     held_ns: Mapping[int, float] = field(default_factory=dict)
+    lead_share: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,10 @@ MIN_LATE_SHARE = 0.75
 """Part of the steps in which a steady rank is the slowest: on a busy machine ranks take turns, and what one
 of them lost in a few long steps makes its mean the longest."""
 
+MIN_LEAD_SHARE = 0.9
+"""Or part of ten stretches of the run in which it is the slowest most often: of two ranks that are alike,
+chance lets one be that in 2 runs of 100, and it then costs hardly more than the other one does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
@@ -202,7 +206,8 @@ def holding(profile: Profile) -> Held | None:
     if meetings is None:
         return None
     rank = max(meetings.last_share, key=lambda rank: meetings.last_share[rank])
-    if meetings.last_share[rank] < MIN_LATE_SHARE:
+    is_steady = meetings.last_share[rank] >= MIN_LATE_SHARE
+    if not is_steady and meetings.lead_share.get(rank, 0.0) < MIN_LEAD_SHARE:
         return None
     one = next(each for each in profile.ranks if each.rank == rank)
     others = [each for each in profile.ranks if each is not one]
@@ -227,8 +232,11 @@ def holding(profile: Profile) -> Held | None:
     return Held(rank=rank, held_ns=sum(waits.values()), excess_ns=excess_ns, waits=waits)
 
 
-def meeting(*waits_ms: float, last: int, held_ms: float, share: float = 1.0) -> Meetings:
-    """Ranks that wait so long for gradients; one of them is the last to come in this part of the steps."""
+def meeting(
+    *waits_ms: float, last: int, held_ms: float, share: float = 1.0, leads: float = 0.0
+) -> Meetings:
+    """Ranks that wait so long for gradients; one of them is the last to come in this part of the steps, and
+    most often in this part of the run's stretches."""
     rest = (1 - share) / (len(waits_ms) - 1)
     return Meetings(
         num_steps=100,
@@ -237,6 +245,7 @@ def meeting(*waits_ms: float, last: int, held_ms: float, share: float = 1.0) -> 
         calm_ns=min(waits_ms) * 1e6,
         last_share={rank: share if rank == last else rest for rank in range(len(waits_ms))},
         held_ns={rank: held_ms * 1e6 if rank == last else 0.0 for rank in range(len(waits_ms))},
+        lead_share={last: leads} if leads else {},
     )
 
 

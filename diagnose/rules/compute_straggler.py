@@ -74,6 +74,7 @@ MEETS_SLOW = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10
 MEETS_WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 50.0}
 LAST_IN_BACKWARD = Program(meetings=meeting(50, 10, last=1, held_ms=40))
 MOSTLY_ALIKE = Program(meetings=meeting(50, 10, last=1, held_ms=40, share=0.6))
+ON_A_BUSY_MACHINE = Program(meetings=meeting(50, 10, last=1, held_ms=40, share=0.6, leads=0.9))
 
 _turns = ranks_example(WAITING, SLOW)
 TAKING_TURNS = replace(
@@ -101,6 +102,7 @@ class ComputeStraggler(Rule):
         ranks_example(SLOW, WAITING),
         ranks_example(BACKWARD, BACKWARD, program=IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=LAST_IN_BACKWARD),
+        ranks_example(MEETS_WAITING, MEETS_SLOW, program=ON_A_BUSY_MACHINE),
     )
     silent_on = (
         ranks_example(SLOW, SLOW),
