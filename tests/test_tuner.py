@@ -697,7 +697,7 @@ def test_a_kept_action_that_gives_itself_up_is_dropped_and_the_others_stay():
         train(machine, control, 1)
     assert set(machine.factors) == {"tired", "fine"}
     tired.gives_up = "the script changed its dataset"
-    train(machine, control, 800)
+    train(machine, control, 3_000)
     assert set(machine.factors) == {"fine"}
     assert machine.last("dropped") == {"action": "tired", "reason": "the script changed its dataset"}
     assert control.state == "holding"
@@ -760,7 +760,7 @@ def test_one_that_gives_itself_up_goes_from_between_two_others():
         train(machine, control, 1)
     assert list(machine.factors) == ["tired", "fine"]
     tired.gives_up = "the script changed its dataset"
-    train(machine, control, 800)
+    train(machine, control, 3_000)
     control.finish()
     assert machine.last("dropped")["action"] == "tired"
     assert "tuning_error" not in [kind for kind, _ in machine.told]

@@ -235,3 +235,12 @@ def test_a_controller_never_rests_while_an_action_counts_steps():
     control._world.job.on_step.append(lambda: called.append(machine.steps))
     train(machine, control, 1_000)
     assert called == list(range(1, 1_001))
+
+
+def test_what_makes_steps_twenty_times_as_fast_is_not_taken_out_again_soon_after_its_confirmation():
+    machine = Machine(memory=0.0)
+    control = controller(machine, [Change(machine, "great", factor=0.05)])
+    while control.state != "holding":
+        train(machine, control, 1)
+    train(machine, control, 3_000)
+    assert "recheck" not in [kind for kind, _ in machine.told]

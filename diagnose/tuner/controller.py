@@ -388,7 +388,7 @@ class Controller:
         return False
 
     def _recheck_steps(self) -> int:
-        """Returns the steps between two measurements of what is kept: the last one has lost so many."""
+        """Returns the steps between two measurements of what is kept, by how many the last one has lost."""
         same = self._changes.kept == self._confirmed
         return max(RECHECK_STEPS, round(self._lost / RECHECK_SHARE) if same else 0)
 
@@ -397,8 +397,8 @@ class Controller:
         kept = list(self._changes.kept)
         if kept and kept != self._confirmed:
             self._enter("confirming")
-            yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
-            self._lost = 0
+            lost = yield from self._measure_kept("confirmation", CONFIRM_PAIRS, lambda found: found.low > 1)
+            self._lost = round(lost * RECHECK_PAIRS / CONFIRM_PAIRS)
             self._confirmed = list(self._changes.kept)
 
     def _looks_again(self) -> bool:
