@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from torch import nn
 
 from diagnose.actions import _fused_step
 from diagnose.actions._fused_step import fits
+from diagnose.actions._shadow import compare_update
 from diagnose.actions.base import CannotApply
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
+from diagnose.core.trial import Safety
 from tests.toggled import ConvNet, always, assert_close, assert_equal, images, train, tuned, weights
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -170,6 +173,42 @@ def test_a_gradient_in_another_layout_is_left_to_the_scripts_implementation() ->
                 optimizer.step()
         ends.append(weight.detach())
     assert torch.equal(ends[0], ends[1])
+
+
+@pytest.mark.parametrize("loses", ["the state of one", "the gradient of one for a while"])
+def test_a_parameter_without_its_momentum_is_stepped_as_the_script_does(loses: str) -> None:
+    """Torch's fused step of SGD raises a `TypeError` where others have theirs."""
+    ends = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+        job = Job(models=[model], optimizers=[optimizer])
+        with FusedOptimizer().apply(job, None) if on else nullcontext():
+            for number in range(6):
+                model.bias.requires_grad_(loses == "the state of one" or number > 2)
+                optimizer.zero_grad()
+                model(torch.ones(1, 4)).pow(2).sum().backward()
+                if loses == "the state of one" and number == 3:
+                    optimizer.state[model.bias].clear()
+                optimizer.step()
+            assert is_fused(optimizer.step) == on
+        assert optimizer.param_groups[0]["fused"] is None
+        ends.append(weights(model))
+    assert_close(*ends, rtol=1e-6)
+
+
+def test_where_a_part_is_frozen_sgd_with_momentum_passes_its_check() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    job = Job(models=[model], optimizers=[optimizer])
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    for cleared in (False, True):
+        verdict = compare_update(job, FusedOptimizer().apply(job, None), Safety.ROUNDING)
+        assert verdict.ok, (cleared, verdict)
+        optimizer.zero_grad()
 
 
 @pytest.mark.parametrize(

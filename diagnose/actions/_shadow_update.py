@@ -37,7 +37,9 @@ class ShadowUpdate:
         kind = type(self.optimizer)
         if not kind.__module__.startswith("torch.optim.") or isinstance(self.optimizer, LBFGS):
             raise CannotCheck(f"steps of {kind.__qualname__} cannot be made beside the training")
-        groups = [group["params"] for group in self.optimizer.param_groups]
+        groups = [
+            [p for p in group["params"] if self._is_trained(p)] for group in self.optimizer.param_groups
+        ]
         self.chosen = _affordable(groups)
         generator = torch.Generator().manual_seed(0)
         self.gradients = {
@@ -48,6 +50,12 @@ class ShadowUpdate:
             )
             for parameter in chain(*self.chosen)
         }
+
+    def _is_trained(self, parameter: torch.Tensor) -> bool:
+        """Whether the script's own steps change it, as far as can be told: where others have a state, one
+        with neither state nor gradient is frozen."""
+        state = self.optimizer.state
+        return parameter.grad is not None or bool(state.get(parameter)) or not any(state.values())
 
     def step(self, dtype: torch.dtype | None = None) -> dict[str, list[torch.Tensor]]:
         """Makes a step with the optimizer as it is set now.
