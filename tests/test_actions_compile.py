@@ -134,6 +134,31 @@ def test_evaluation_is_not_compiled() -> None:
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("on", ["a part", "all modules"])
+def test_hooks_that_the_script_registers_later_run_as_long_as_they_are_there(on: str) -> None:
+    model, action = Deep(), RegionalCompile()
+    job, seen = Job(models=[model], optimizers=[]), []
+    with action.prepare(job, None) as compiler, action.apply(job, compiler):
+        model(torch.randn(4, 8)).sum().backward()
+        graphs = compiler.num_graphs
+
+        def note(part: nn.Module, *_: Any) -> None:
+            seen.append(part)
+
+        register = (
+            nn.modules.module.register_module_forward_hook
+            if on == "all modules"
+            else model.blocks[1].up.register_forward_hook
+        )
+        with register(note):
+            model(torch.randn(4, 8)).sum().backward()
+        num_seen = len(seen)
+        assert seen.count(model.blocks[1].up) == 1
+        model(torch.randn(4, 8)).sum().backward()
+        assert (len(seen), compiler.num_graphs) == (num_seen, graphs)
+
+
+@pytest.mark.usefixtures("eager")
 def test_copies_and_pickles_are_not_compiled() -> None:
     model = Deep()
     action, job = RegionalCompile(), Job(models=[model])

@@ -474,6 +474,14 @@ def test_blocks_with_hooks_of_the_script_are_left_alone() -> None:
     assert blocks_of(model) == [model.blocks[0], model.blocks[2]]
 
 
+def test_hooks_that_the_script_registers_while_blocks_are_checkpointed_run_once() -> None:
+    model, seen = Net(), []
+    with checkpointed(model.blocks):
+        model.blocks[1].up.register_forward_pre_hook(lambda *_: seen.append("up"))
+        model(torch.ones(2, 8))["logits"].sum().backward()
+    assert seen == ["up"]
+
+
 # -- replay
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from diagnose.actions._blame import raised_by_us
+from diagnose.actions._module_hooks import FORWARD, hooks_of
 from diagnose.actions._untouched import RandomState, random_numbers_again, untouched
 from diagnose.actions.base import CannotApply
 
@@ -23,6 +24,8 @@ so a copy made in the meantime computes as the script wrote it."""
 @contextmanager
 def checkpointed(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, calls of the modules in training keep their inputs only.
+
+    A module with hooks of the script's, registered meanwhile, is called as ever: they would run again.
 
     Their second call sees the random numbers of the first, and what it does to buffers, such as counting a
     batch twice, is gone afterwards.
@@ -36,9 +39,10 @@ def checkpointed(modules: Iterable[nn.Module]) -> Iterator[None]:
 @contextmanager
 def _in_slot(module: nn.Module) -> Iterator[None]:
     original: Callable[..., Any] = module._call_impl
+    hooks = hooks_of(module, FORWARD)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or not module.training:
+        if not torch.is_grad_enabled() or not module.training or any(hooks):
             return original(*args, **kwargs)
         try:
             contexts = partial(_contexts, module, RandomState(()))
@@ -93,8 +97,8 @@ def refuse_unfit(module: nn.Module, name: str) -> None:
             raise CannotApply(f"{name} is compiled")
         if isinstance(part, torch.jit.ScriptModule):
             raise CannotApply(f"{name} is a TorchScript module")
-        if part._forward_hooks or part._forward_pre_hooks:
-            raise CannotApply(f"{name} has hooks of the script's, which a second call would run again")
+    if any(hooks_of(module, FORWARD)):
+        raise CannotApply(f"{name} has hooks of the script's, which a second call would run again")
 
 
 def is_fit(module: nn.Module) -> bool:

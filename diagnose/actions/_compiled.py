@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from diagnose.actions._careful import Failure, in_short
+from diagnose.actions._module_hooks import hooks_of
 
 GRAPHS_OF_A_KIND = 6
 """Graphs that blocks of one kind may need: the first, and one for the block whose input needs no gradient;
@@ -60,17 +61,20 @@ class Compiler:
 class Slot:
     """Stands in a module's `_compiled_call_impl`, which torch calls in place of the module.
 
-    Only for training: a graph for evaluation would have to be compiled besides.
+    Only for training: a graph for evaluation would have to be compiled besides. And only while the block
+    has no hooks: a graph that was compiled without them never calls them.
     """
 
     def __init__(self, block: nn.Module, compiled: Callable[..., Any], compiler: Compiler) -> None:
         self.block = block
         self._compiled = compiled
         self._compiler = compiler
+        self._hooks = hooks_of(block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         block, compiler = self.block, self._compiler
-        if compiler.failure.reason or not block.training or not torch.is_grad_enabled():
+        as_written = compiler.failure.reason or not block.training or not torch.is_grad_enabled()
+        if as_written or any(self._hooks):
             return block._call_impl(*args, **kwargs)
         graphs, begun = compiler.num_graphs, time.perf_counter()
         try:

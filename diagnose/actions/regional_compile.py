@@ -10,6 +10,7 @@ from typing import Any
 
 from diagnose.actions._blocks import blocks
 from diagnose.actions._compiled import GRAPHS_OF_A_KIND, Compiler
+from diagnose.actions._module_hooks import hooks_of
 from diagnose.actions._routes import refuse_compiled
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -21,7 +22,6 @@ WARM_S = 1.0
 four blocks took 18.6 s and 0.1 s."""
 
 SLOT = "_compiled_call_impl"
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class RegionalCompile(Action):
@@ -44,7 +44,8 @@ class RegionalCompile(Action):
     A new shape, another number of threads or another precision compiles anew: after more than six graphs
     for blocks of one kind it is undone, in its trial and later. Where the script's loops tell how many
     steps are left, it is not tried if these would win less than compiling takes. A block that fails to
-    compile runs as it was written, from that very call on.
+    compile runs as it was written, from that very call on; so does one on which the script registers hooks,
+    for as long as they are there.
     """
 
     safety = Safety.ROUNDING
@@ -57,7 +58,7 @@ class RegionalCompile(Action):
         refuse_compiled(job)
         for same in blocks(job).values():
             for block in same:
-                if any(vars(module).get(hooks) for module in block.modules() for hooks in HOOKS):
+                if any(hooks_of(block)):
                     raise CannotApply(f"{type(block).__name__} has hooks, which a graph may lose")
         refuse_without_compiler(job.device)
 
