@@ -7,12 +7,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adagrad, Optimizer
+from torch.optim import Optimizer
 
-from diagnose.actions._fused_step import CHECKED, CLASSES, implementation, why_not
+from diagnose.actions._fused_step import CHECKED, implementation, why_not
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._fusing import CLASSES, why_sparse
 
 
 class FusedOptimizer(Action):
@@ -77,13 +78,8 @@ def _eligible(job: Job) -> list[Optimizer]:
 
 
 def _why_not(job: Job, optimizer: Optimizer) -> str:
-    if type(optimizer) in (SGD, Adagrad):  # the others know no sparse gradients, fused or not
-        params = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for model in job.models:
-            for module in model.modules():
-                if getattr(module, "sparse", False) is True and id(module.weight) in params:
-                    return f"{type(module).__name__} has sparse gradients"
-    return why_not(optimizer)
+    sparse = type(optimizer) in CLASSES and why_sparse(optimizer, job.models)
+    return sparse or why_not(optimizer)
 
 
 def _state(optimizer: Optimizer) -> dict[str, Any]:

@@ -21,10 +21,13 @@ class Loader:
         prefetch_factor: Batches that each worker prepares ahead; `None` without workers.
         in_order: Whether batches come in the order of the sampler, however late one is.
         dataset: Class of the dataset.
+        iterable: Whether the dataset is a stream, all of which each worker reads unless it divides itself;
+            `None` when unknown.
         dataset_length: Its samples, where it has a length.
         collate: Name of the function that makes a batch of samples.
         sampler: Class of the sampler.
         epochs: Times the loop began to iterate over it, over the whole run.
+        num_objects: Loaders that these were, all made by the same line; `None` when unknown.
         construct_ns: Mean time that `iter(loader)` took: with workers, mostly their start.
         file: Where the loader was made, absolute; empty when unknown.
         line: Its line.
@@ -38,14 +41,21 @@ class Loader:
     prefetch_factor: int | None = None
     in_order: bool = True
     dataset: str = ""
+    iterable: bool | None = None
     dataset_length: int | None = None
     collate: str = ""
     sampler: str = ""
     epochs: int = 0
+    num_objects: int | None = None
     construct_ns: float = 0.0
     file: str = ""
     line: int = 0
     call: str = ""
+
+    @property
+    def made_anew(self) -> bool:
+        """Whether the script makes another loader for each epoch."""
+        return self.num_objects is not None and self.num_objects >= self.epochs > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,8 @@ class Optimizer:
         foreach: Whether it updates many tensors in one call, as it was set; `None` is torch's default.
         fused: Likewise for the fused implementation.
         implementation: What it runs as: `for-loop`, `foreach` or `fused`; empty where that is not known.
-        can_fuse: Whether torch has a fused implementation of this class on this device.
+        can_fuse: Whether torch has a fused implementation of this class that can take these parameters.
+        can_group: Likewise for `foreach`.
         param_bytes: Bytes of its parameters.
         state_bytes: Bytes of what it remembers between steps.
         host_state_bytes: Part of `state_bytes` in host memory although the parameters are on a device.
@@ -75,6 +86,7 @@ class Optimizer:
     fused: bool | None = None
     implementation: str = ""
     can_fuse: bool = False
+    can_group: bool = True
     param_bytes: int | None = None
     state_bytes: int | None = None
     host_state_bytes: int | None = None
@@ -127,6 +139,8 @@ class Calls:
         repeated_with_grad: Likewise, calls with gradients that were not the first with this input.
         untrained: Gradient-free calls per step of models without a parameter of a trained one, such as a
             teacher.
+        free: Gradient-free calls per step of the trained models, in training mode and with an input of
+            their own.
         padding_share: Part of the tokens given to the models that are padding.
         batch_size: Samples of a model's input.
         file: The line of a repeated call; empty when unknown.
@@ -137,6 +151,7 @@ class Calls:
     repeated: float | None = None
     repeated_with_grad: float | None = None
     untrained: float | None = None
+    free: float | None = None
     padding_share: float | None = None
     batch_size: int | None = None
     file: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,10 +44,12 @@ class OptimizerFactsHook(Hook):
             return hidden(init)
 
         def inspect() -> None:
-            facts = []
+            facts: list[dict[str, Any]] = []
+            alive = (reference() for reference in recorder.modules)
+            models = [model for model in alive if model is not None]
             for optimizer in filter(None, (reference() for reference in recorder.optimizers)):
                 file, line = places.get(optimizer, ("", 0))
-                facts.append({**describe(optimizer), "file": file, "line": line})
+                facts.append({**describe(optimizer, models), "file": file, "line": line})
             recorder.facts["optimizers"] = facts
 
         recorder.inspections.append(inspect)
@@ -58,9 +60,16 @@ class OptimizerFactsHook(Hook):
             recorder.inspections.remove(inspect)
 
 
-def describe(optimizer: Any) -> dict[str, Any]:
-    """Returns the facts of `core.program.Optimizer`, but for where it was made."""
+def describe(optimizer: Any, models: Sequence[Any] = ()) -> dict[str, Any]:
+    """Returns the facts of `core.program.Optimizer`, but for where it was made.
+
+    Args:
+        optimizer: The optimizer.
+        models: What it trains.
+    """
     import torch
+
+    from diagnose.hooks._fusing import why_not_fused
 
     group = optimizer.param_groups[0]
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -74,7 +83,8 @@ def describe(optimizer: Any) -> dict[str, Any]:
         "foreach": group.get("foreach"),
         "fused": group.get("fused"),
         "implementation": _implementation(group, params),
-        "can_fuse": _can_fuse(optimizer, params),
+        "can_fuse": not why_not_fused(optimizer, models),
+        "can_group": _can_group(optimizer, models),
         "param_bytes": sum(p.numel() * p.element_size() for p in params),
         "state_bytes": sum(v.numel() * v.element_size() for v in state if isinstance(v, torch.Tensor)),
     }
@@ -96,10 +106,9 @@ def _implementation(group: dict[str, Any], params: list[Any]) -> str:
     return "foreach" if foreach else "for-loop"
 
 
-def _can_fuse(optimizer: Any, params: list[Any]) -> bool:
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+def _can_group(optimizer: Any, models: Sequence[Any]) -> bool:
+    from diagnose.hooks._fusing import why_sparse
 
-    supported = _get_fused_kernels_supported_devices()
-    return "fused" in optimizer.defaults and all(
-        p.is_floating_point() and p.device.type in supported for p in params
-    )
+    kind, group = type(optimizer), optimizer.param_groups[0]
+    ours = kind.__module__.startswith("torch.optim") and "foreach" in group
+    return ours and not group.get("differentiable") and not why_sparse(optimizer, models)

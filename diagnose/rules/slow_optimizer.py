@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.program import Optimizer, Program
+from diagnose.core.program import Model, Optimizer, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
@@ -39,6 +41,7 @@ def one(
     num_tensors: int = 400,
     implementation: str = "for-loop",
     can_fuse: bool = True,
+    can_group: bool = True,
 ) -> Program:
     optimizer = Optimizer(
         kind=kind,
@@ -46,6 +49,7 @@ def one(
         num_elements=1000 * num_tensors,
         implementation=implementation,
         can_fuse=can_fuse,
+        can_group=can_group,
     )
     return Program(optimizers=(optimizer,))
 
@@ -59,7 +63,8 @@ class SlowOptimizer(Rule):
 
     ## What to do
     Give the optimizer `fused=True`: one call updates all tensors. Where torch has no fused
-    implementation, `foreach=True`.
+    implementation, `foreach=True`. Nothing is said of what neither can take: sparse gradients, 16-bit
+    parameters of SGD on a CPU, classes that are derived from torch's.
 
     ## When it is wrong
     The results of both differ in the last bit. Code that reads or changes the optimizer's state between
@@ -77,6 +82,15 @@ class SlowOptimizer(Rule):
         profile(optimizer_ms=2, program=one()),
         profile(optimizer_ms=30, program=one(num_tensors=4)),
         profile(optimizer_ms=30, program=one(kind="Mine", implementation="", can_fuse=False)),
+        profile(optimizer_ms=30, program=one(kind="SGD", can_fuse=False)),
+        profile(
+            optimizer_ms=30,
+            device="cuda",
+            program=replace(
+                one(kind="MyAdam", can_fuse=False, can_group=False),
+                models=(Model(kind="Net", device="cuda"),),
+            ),
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -92,7 +106,7 @@ class SlowOptimizer(Rule):
         slow = [optimizer for optimizer in profile.program.optimizers if self._is_slow(optimizer)]
         worst = max(slow, key=lambda optimizer: optimizer.num_tensors)
         on_gpu = any(model.device != "cpu" for model in profile.program.models)
-        if not worst.can_fuse and not on_gpu:
+        if not worst.can_fuse and not (worst.can_group and on_gpu):
             return None  # on a CPU `foreach` saves little
         saved = _saved(worst)
         part = sum(optimizer.num_tensors for optimizer in slow) / whole
@@ -122,7 +136,7 @@ class SlowOptimizer(Rule):
             code=f"torch.optim.{worst.kind}(model.parameters(), ..., {option}=True)",
             file=worst.file,
             line=worst.line,
-            actions=self.actions,
+            actions=self.actions if worst.can_fuse else (),
         )
 
 
