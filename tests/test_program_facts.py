@@ -16,6 +16,7 @@ from diagnose.hooks._padding import padding_of
 from diagnose.hooks._record_cost import record_ns
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook
+from diagnose.hooks.backward import BackwardHook
 from diagnose.hooks.forward import ForwardHook
 from diagnose.hooks.model_calls import ModelCallsHook
 from diagnose.hooks.model_facts import describe as describe_model
@@ -45,6 +46,24 @@ def test_an_optimizer_tells_what_it_runs_as(options: dict[str, bool], implementa
     assert (facts["num_tensors"], facts["num_elements"], facts["param_bytes"]) == (2, 16, 64)
     assert facts["state_bytes"] >= 2 * 64
     assert facts["can_fuse"]
+
+
+@pytest.mark.parametrize("unfit", ["16-bit", "sparse", "derived", "differentiable"])
+def test_an_optimizer_that_torch_cannot_fuse_is_not_said_to_be_one(unfit: str):
+    class Derived(torch.optim.AdamW):
+        pass
+
+    layer = nn.Embedding(64, 4, sparse=unfit == "sparse")
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    if unfit == "16-bit":
+        layer.to(torch.bfloat16)
+    elif unfit == "derived":
+        optimizer = Derived(layer.parameters())
+    elif unfit == "differentiable":
+        optimizer = torch.optim.AdamW(layer.parameters(), differentiable=True)
+    facts = describe(optimizer, [layer])
+    assert not facts["can_fuse"]
+    assert facts["can_group"] == (unfit == "16-bit")
 
 
 def test_an_optimizer_is_known_with_the_line_that_made_it():
@@ -144,6 +163,28 @@ def test_nodes_that_no_backward_pass_uses_are_counted():
         assert recorder.on_backward is None
     assert shares[False] == 0
     assert 0.3 < shares[True] <= 0.5
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_inside_of_reentrant_checkpoints_is_added_up_while_they_are_computed_again(nested: bool):
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x))
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        again: torch.Tensor = checkpoint(region, x, use_reentrant=True) if nested else region(x)
+        return again
+
+    recorder = Recorder()
+    weight = nn.Parameter(torch.ones(8, 4))
+    with AutogradGraphHook().install(recorder), BackwardHook().install(recorder):
+        for _ in range(12):
+            inside = checkpoint(outer, weight * 2, use_reentrant=True)
+            checkpoint(outer, inside, use_reentrant=True).sum().backward()
+        facts = recorder.facts["graph"]
+        assert facts["num_checkpoints"] == 2
+        # Two regions of two results, of 32 float32 each; an inner region is a node of an outer one as well.
+        assert facts["inside_bytes"] == 2 * (3 if nested else 2) * 128
+        assert recorder.on_inner_backward is None
 
 
 # -- calls

@@ -52,6 +52,7 @@ class Graph:
             pass (activation checkpointing).
         num_checkpoints: Checkpointed regions of the older, reentrant kind; what is inside is not in the
             graph.
+        inside_bytes: Bytes of the results that are computed again inside these regions.
         wasted_share: Part of the nodes, created between two passes, that no backward pass went through: of
             a forward whose result was thrown away.
         has_dropout: Whether there is dropout.
@@ -73,6 +74,7 @@ class Graph:
     num_unreached_tensors: int = 0
     recomputed_share: float = 0.0
     num_checkpoints: int = 0
+    inside_bytes: float | None = None
     wasted_share: float | None = None
     has_dropout: bool = False
 

@@ -37,6 +37,9 @@ POINTWISE_NAMES = """
     Neg Pow Reciprocal Relu Rsqrt Sigmoid Silu Sin Softplus Sqrt Sub Tanh ToCopy Where
 """
 POINTWISE = frozenset(POINTWISE_NAMES.split())
+REGION = "CheckpointFunctionBackward"
+"""A checkpointed region of the older, reentrant kind."""
+
 FUSED_ATTENTION = "ScaledDotProduct"
 ATTENTION_HOPS = 10
 """Operations between a softmax and its two products: scale, mask, dropout, and the views of `matmul`."""
@@ -221,7 +224,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if wanted else 0,
         "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if wanted else 0,
         "recomputed_share": sum(op.cost for op in saving if op.recomputed) / whole if whole else 0.0,
-        "num_checkpoints": sum(node.name == "CheckpointFunctionBackward" for node in nodes),
+        "num_checkpoints": sum(node.name == REGION for node in nodes),
         "has_dropout": any("Dropout" in node.name for node in nodes),
     }
 

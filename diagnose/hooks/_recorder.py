@@ -98,6 +98,8 @@ class Recorder:
             then.
         flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
+        on_inner_backward: Called with the arguments of each backward pass inside another one, before it, in
+            whichever thread runs it; `None` but for a pass that is looked at.
         on_pass: Called with the arguments of each outermost backward pass, before it.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
@@ -143,6 +145,7 @@ class Recorder:
         "on_begin",
         "on_boundary",
         "on_forward",
+        "on_inner_backward",
         "on_iterator",
         "on_pass",
         "optimizers",
@@ -163,6 +166,7 @@ class Recorder:
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks._graph import LEAF_SEQUENCE, Node, summarize, walk
+from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, summarize, walk
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -28,8 +28,6 @@ class AutogradGraphHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
-        import torch
-
         passes = 0
         last_step = -1
         used: set[int] = set()
@@ -38,9 +36,12 @@ class AutogradGraphHook(Hook):
         largest: dict[str, Any] = {}
         kept: list[Node] = []
         node_clock = NodeClock(recorder.clock)
+        regions = 0
+        inside_bytes = inside_ns = 0.0
 
         def on_backward(args: tuple[Any, ...]) -> None:
-            nonlocal passes, last_step, first_root, largest
+            nonlocal passes, last_step, first_root, largest, regions, inside_bytes, inside_ns
+            recorder.on_inner_backward = None
             if chained is not None:
                 chained(args)
             passes += 1
@@ -53,8 +54,8 @@ class AutogradGraphHook(Hook):
                 had_grads.append(_has_grads(recorder))
             if passes < FIRST_PASS:
                 return
-            losses = args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
-            roots = [loss.grad_fn for loss in losses if isinstance(loss, torch.Tensor) and loss.grad_fn]
+            losses = tensors_of(args)
+            roots = [loss.grad_fn for loss in losses if loss.grad_fn]
             if not roots:
                 return
             passed: list[Any] = []
@@ -66,6 +67,8 @@ class AutogradGraphHook(Hook):
             if len(nodes) > largest.get("num_nodes", 0):
                 largest = summarize(nodes, truncated, wanted())
                 kept[:] = nodes
+                regions, inside_bytes, inside_ns = largest["num_checkpoints"], 0.0, 0.0
+                recorder.on_inner_backward = on_inner if regions else None
             if not truncated and can_be_timed(losses) and is_alike(nodes, kept):
                 node_clock.watch(passed)
             created = roots[0]._sequence_nr() - first_root
@@ -75,6 +78,21 @@ class AutogradGraphHook(Hook):
             recorder.facts["graph"] = dict(largest)
             # Not the first step: nothing has a gradient there.
             recorder.facts["zeroes_grads"] = len(had_grads) > 3 and all(had_grads[1:])
+
+        def on_inner(args: tuple[Any, ...]) -> None:
+            """A checkpointed region of the reentrant kind was computed again: now its inside is a graph."""
+            nonlocal regions, inside_bytes, inside_ns
+            begun_ns = recorder.clock()
+            roots = [tensor.grad_fn for tensor in tensors_of(args) if tensor.grad_fn]
+            nodes, truncated = walk(roots[0]) if roots else ([], False)
+            inside_bytes += sum(node.num_bytes for node in nodes if node.is_op)
+            regions += sum(node.name == REGION for node in nodes) - 1
+            inside_ns += recorder.clock() - begun_ns
+            if not regions and not truncated:
+                largest["inside_bytes"] = inside_bytes
+                recorder.facts["graph"] = dict(largest)
+            if not regions or truncated or inside_ns > MAX_TIME_NS:
+                recorder.on_inner_backward = None
 
         def wanted() -> set[int]:
             return {id(parameter) for parameter in _parameters(recorder)}
@@ -95,8 +113,17 @@ class AutogradGraphHook(Hook):
             yield
         finally:
             node_clock.forget()
+            recorder.on_inner_backward = None
             if recorder.on_backward is on_backward:
                 recorder.on_backward = chained
+
+
+def tensors_of(args: tuple[Any, ...]) -> list[Any]:
+    """Returns the tensors that a backward pass with these arguments begins with."""
+    import torch
+
+    given = args[0] if args and isinstance(args[0], (tuple, list)) else args[:1]
+    return [tensor for tensor in given if isinstance(tensor, torch.Tensor)]
 
 
 def is_alike(nodes: Sequence[Node], others: Sequence[Node]) -> bool:
@@ -106,11 +133,9 @@ def is_alike(nodes: Sequence[Node], others: Sequence[Node]) -> bool:
 
 def can_be_timed(losses: Sequence[Any]) -> bool:
     """Whether the nodes run in the calling thread, one by one, and no compiler takes them all together."""
-    import torch
-
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return (
-        all(loss.device.type == "cpu" for loss in losses if isinstance(loss, torch.Tensor))
+        all(loss.device.type == "cpu" for loss in losses)
         and not getattr(compiled, "compiled_autograd_enabled", False)
         and not getattr(compiled, "in_compiled_autograd_region", False)
     )

@@ -58,6 +58,8 @@ class BackwardHook(Hook):
                 if is_dynamo_compiling():
                     return original(*args, **kwargs)
                 interrupted = recorder.current
+                if interrupted == BACKWARD and recorder.on_inner_backward is not None:
+                    recorder.guarded(recorder.on_inner_backward, args)
                 if interrupted < FIRST_GAP or get_ident() != recorder.calm:
                     try:
                         return asked(*args, **kwargs)

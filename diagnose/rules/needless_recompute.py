@@ -64,12 +64,14 @@ class NeedlessRecompute(Rule):
     fires_on = (
         profile(program=checkpointed(1.0)),
         profile(program=checkpointed(0.3)),
-        profile(program=checkpointed(0, num_checkpoints=12)),
+        profile(program=checkpointed(0, num_checkpoints=12, inside_bytes=2e9)),
         profile(device=card(peak_bytes=20 * GIB), program=on_device(1.0)),
     )
     silent_on = (
         profile(program=checkpointed(0)),
         profile(program=FULL),
+        profile(program=checkpointed(0, num_checkpoints=12)),
+        profile(program=checkpointed(0, num_checkpoints=32, inside_bytes=16e9)),
         profile(device=card(peak_bytes=60 * GIB), program=on_device(1.0)),
         profile(device=card(peak_bytes=20 * GIB, busy_share=None), program=on_device(1.0)),
     )
@@ -84,7 +86,9 @@ class NeedlessRecompute(Rule):
         graph = profile.program.graph
         free, total = profile.headroom_bytes, profile.memory_bytes
         assert graph is not None and free is not None and total is not None
-        kept_bytes = KEPT_PER_RESULT * graph.total.num_bytes
+        if graph.num_checkpoints and graph.inside_bytes is None:
+            return None  # what is inside would have to be kept, and nobody knows how much that is
+        kept_bytes = KEPT_PER_RESULT * (graph.total.num_bytes + (graph.inside_bytes or 0.0))
         if free - kept_bytes < KEEP_FREE * total:
             return None
         share = max(graph.recomputed_share, REENTRANT_SHARE if graph.num_checkpoints else 0.0)
