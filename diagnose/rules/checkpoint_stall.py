@@ -18,6 +18,13 @@ MIN_SHARE = 0.03
 LEAST = 0.7
 """An asynchronous save still copies the state before training goes on."""
 
+ON_CPU = "threading.Thread(target=torch.save, args=(copy.deepcopy(state), path)).start()"
+ON_DEVICE = (
+    "buffer = io.BytesIO(); torch.save(state, buffer);"
+    " threading.Thread(target=pathlib.Path(path).write_bytes, args=(buffer.getbuffer(),)).start()"
+)
+"""A copy on the device could be more than it has room for."""
+
 EVERY_20 = Series(
     spike_ns={Phase.CHECKPOINT: 10e6}, spike_share={Phase.CHECKPOINT: 0.05}, period={Phase.CHECKPOINT: 20}
 )
@@ -29,8 +36,10 @@ class CheckpointStall(Rule):
     Every so many steps the loop stands still until the model and the optimizer are serialized and written.
 
     ## What to do
-    Save in the background: copy the state to the CPU, and let a thread or `dcp.async_save` write it. Or
-    save less often: a checkpoint is worth the work that a crash would lose, not more.
+    Save in the background: copy the state to the CPU, and let a thread write the copy with `torch.save`.
+    `torch.distributed.checkpoint.async_save` does both, but writes a folder that `torch.load` cannot read:
+    `torch.distributed.checkpoint.load` does. Or save less often: a checkpoint is worth the work that a
+    crash would lose, not more.
 
     ## When it is wrong
     Short intervals on machines that are taken away without warning.
@@ -70,8 +79,8 @@ class CheckpointStall(Rule):
             high_ns=total,
             assumption="a copy of the state is written while training goes on",
             evidence=(*evidence, *disk(profile.host)),
-            fix=f"Save in the background{rarer}.",
-            code="torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
+            fix=f"Save a copy of the state in the background{rarer}.",
+            code=ON_CPU if profile.run.device == "cpu" else ON_DEVICE,
             file=blamed.file if blamed else "",
             line=blamed.line if blamed else 0,
             actions=self.actions,

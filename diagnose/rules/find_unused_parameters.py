@@ -34,7 +34,8 @@ class FindUnusedParameters(Rule):
     map of what was used. In the pass looked at, every parameter was used.
 
     ## What to do
-    Leave the option out. For a graph that never changes, `static_graph=True` knows the same for nothing.
+    Leave the option out. `static_graph=True` promises more, a graph that is the same in every step, and is
+    worth that only where checkpointing or shared parameters ask for it.
 
     ## When it is wrong
     Parameters that are used in some steps only.
@@ -79,6 +80,6 @@ class FindUnusedParameters(Rule):
                 f" {format_duration(per_pass)}.",
             ),
             fix="Leave find_unused_parameters out.",
-            code="DistributedDataParallel(model, static_graph=True)",
+            code="DistributedDataParallel(model)",
             actions=self.actions,
         )
