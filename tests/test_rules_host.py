@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from running import DIAGNOSE, only_run, run, write
 
 from diagnose.analysis.profile import load_profile
@@ -157,6 +160,39 @@ def test_pinned_to_few_cpus_is_not_called_too_many_threads():
     found = found_in(profile(host=host))
     assert "cpu-affinity" in found
     assert "thread-oversubscription" not in found
+
+
+@pytest.mark.parametrize(("cpuset", "pasted"), [(None, False), (1, False), (4, True)])
+def test_a_binding_is_widened_by_a_line_only_where_the_machine_lets_it(cpuset: int | None, pasted: bool):
+    rule = rules()["cpu-affinity"]
+    bound = replace(rule.fires_on[0].host, cpuset_cpus=cpuset)
+    found = rule.check(replace(rule.fires_on[0], host=bound))
+    assert found is not None
+    assert bool(found.code) == pasted
+    assert ("ask the scheduler" in found.fix) != pasted
+
+
+def test_cpus_behind_a_quota_are_not_free():
+    host = HostStats(cpus=64, machine_cpus=64, busy_cpus=5.0, process_cpus=1.9, quota_cpus=2.5)
+    assert (host.usable_cpus, host.whole_cpus) == (2.5, 2)
+    assert host.free_cpus == pytest.approx(0.6)
+    assert replace(host, quota_cpus=None).free_cpus == 59
+    assert replace(host, cpus=None, quota_cpus=None).whole_cpus is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_to_be_pasted_saves_in_the_background_what_torch_can_load(device: str, tmp_path: Path):
+    rule = rules()["checkpoint-stall"]
+    found = rule.check(replace(rule.fires_on[0], run=replace(rule.fires_on[0].run, device=device)))
+    assert found is not None
+    state = {"model": {"weight": torch.ones(3)}, "step": 7}
+    names = {
+        name: importlib.import_module(name) for name in ("copy", "io", "pathlib", "threading", "torch")
+    }
+    exec(found.code, {**names, "state": state, "path": str(tmp_path / "state.pt")})
+    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        thread.join(timeout=10)
+    assert torch.load(tmp_path / "state.pt")["step"] == 7
 
 
 def test_a_thread_that_loads_data_is_no_contention_for_the_lock():

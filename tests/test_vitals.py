@@ -192,6 +192,31 @@ def test_a_quota_of_version_1_may_be_a_parents(tmp_path: Path):
     assert read == {"quota": 2.0, "periods": 10, "throttled": 2, "throttled_ns": 5}
 
 
+@pytest.mark.parametrize(
+    ("own", "folder", "name"),
+    [
+        ("0::/slurm/job", "slurm", "cpuset.cpus.effective"),
+        ("3:cpuset:/slurm/job", "cpuset/slurm", "cpuset.effective_cpus"),
+    ],
+)
+def test_the_cpus_that_a_group_may_be_bound_to_are_counted(
+    own: str, folder: str, name: str, tmp_path: Path
+):
+    group = tmp_path / "fs" / folder
+    (group / "job").mkdir(parents=True)
+    (group / name).write_text("0-3,8,10-11\n")
+    (group / "job" / name).write_text("\n")
+    (tmp_path / "own").write_text(f"{own}\n")
+    assert quota.cpuset(tmp_path / "own", tmp_path / "fs") == 7
+    (group / name).write_text("what?\n")
+    assert quota.cpuset(tmp_path / "own", tmp_path / "fs") is None
+
+
+def test_this_process_is_not_bound_to_more_cpus_than_its_group():
+    cpus = quota.cpuset()
+    assert cpus is None or len(os.sched_getaffinity(0)) <= cpus
+
+
 def test_without_a_quota_nothing_is_said(tmp_path: Path):
     (tmp_path / "fs").mkdir()
     (tmp_path / "own").write_text("0::/\n")

@@ -25,9 +25,12 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
     """
     meta = log.meta
     settings = meta.get("facts", {}).get("settings", {})
+    limits = log.vitals[-1][2] if log.vitals else {}
     known = HostStats(
         cpus=settings.get("cpus", meta.get("cpus")),
         machine_cpus=meta.get("machine_cpus"),
+        cpuset_cpus=meta.get("cpuset_cpus"),
+        quota_cpus=limits.get("quota"),
         num_threads=settings.get("num_threads", meta.get("num_threads")),
     )
     rows = [row for row in log.vitals if row[1] >= warmup]
@@ -63,7 +66,6 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
         busiest_core_share=mean("busiest_core_share"),
         full_cores=mean("full_cores"),
         python_threads=python_threads([row for _, _, row in rows], ended_ns - begun_ns),
-        quota_cpus=last.get("quota"),
         throttled_share=share("throttled", grew("periods") or 0),
         major_faults_per_s=share("major_faults", wall_s),
         read_bytes_per_s=share("read_bytes", wall_s),

@@ -27,7 +27,8 @@ class HostStats:
     """Readings of the operating system over the measured steps. `None` was not measured.
 
     Attributes:
-        cpus: CPUs that the process may use.
+        cpus: CPUs that the process is bound to.
+        cpuset_cpus: CPUs that its control group lets it be bound to.
         machine_cpus: CPUs that the machine has.
         num_threads: Torch's intra-op threads.
         on_cpu_share: Part of the wall time that the training thread was on a CPU.
@@ -57,6 +58,7 @@ class HostStats:
     """
 
     cpus: int | None = None
+    cpuset_cpus: int | None = None
     machine_cpus: int | None = None
     num_threads: int | None = None
     on_cpu_share: float | None = None
@@ -83,6 +85,17 @@ class HostStats:
     profiler_share: float | None = None
 
     @property
+    def usable_cpus(self) -> float | None:
+        """CPUs whose time the process can have: those that it is bound to, or its quota if that is less."""
+        known = [cpus for cpus in (self.cpus, self.quota_cpus) if cpus is not None]
+        return min(known, default=None)
+
+    @property
+    def whole_cpus(self) -> int | None:
+        """How many threads or processes can always compute at once: whole CPUs of `usable_cpus`."""
+        return None if self.usable_cpus is None else max(1, int(self.usable_cpus))
+
+    @property
     def off_cpu_share(self) -> float | None:
         """Part of the wall time that the training thread waited for something else than a CPU."""
         if self.on_cpu_share is None or self.runnable_share is None:
@@ -100,6 +113,13 @@ class HostStats:
         if self.busy_cpus is None or self.machine_cpus is None:
             return None
         return max(0.0, self.machine_cpus - self.busy_cpus - (self.stolen_cpus or 0.0))
+
+    @property
+    def free_cpus(self) -> float | None:
+        """CPUs of the machine that nobody used, as far as the quota lets the process use more."""
+        if self.idle_cpus is None or self.quota_cpus is None:
+            return self.idle_cpus
+        return min(self.idle_cpus, max(0.0, self.quota_cpus - (self.used_cpus or 0.0)))
 
 
 def foreign_cpus(hosts: Sequence[HostStats]) -> float | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.core.ledger import COLUMNS, RECORDER
-from diagnose.launch import vitals
+from diagnose.launch import quota, vitals
 from diagnose.launch.device import DeviceReadings
 from diagnose.launch.place import place_of
 from diagnose.store.runs import LOST
@@ -206,6 +206,7 @@ def _facts(journal: str) -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "machine_cpus": os.cpu_count(),
+        "cpuset_cpus": quota.cpuset(),
         "journal": journal,
         "anchor_ns": [time.perf_counter_ns(), time.time_ns()],
     }

@@ -1,4 +1,4 @@
-"""The CPU quota that a control group, such as a container's, gives this process."""
+"""What a control group, such as a container's, gives this process: a quota, and CPUs to be bound to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 MOUNTED = Path("/sys/fs/cgroup")
-VERSION_1, VERSION_2 = ("cpu", "cpu,cpuacct"), ("", "unified")
 OWN = Path("/proc/self/cgroup")
 
 
@@ -46,7 +45,25 @@ def group(own: Path, mounted: Path) -> tuple[Path, float] | None:
     return min(quotas, key=lambda pair: pair[1], default=None)
 
 
-def _folders(own: Path, mounted: Path) -> list[Path]:
+def cpuset(own: Path = OWN, mounted: Path = MOUNTED) -> int | None:
+    """Returns how many CPUs the group lets this process be bound to; `None` where nothing tells."""
+    try:
+        for folder in _folders(own, mounted, "cpuset"):
+            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
+                if (folder / name).exists() and (cpus := (folder / name).read_text().strip()):
+                    return _count(cpus)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _count(cpus: str) -> int:
+    """Returns how many numbers a list such as `0-3,8` holds."""
+    ends = [part.partition("-") for part in cpus.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+
+
+def _folders(own: Path, mounted: Path, controller: str = "cpu") -> list[Path]:
     """Returns the group of this process and those above it, in either version of the interface.
 
     In a container the path may be the host's: what is mounted is then the container's own group.
@@ -54,12 +71,10 @@ def _folders(own: Path, mounted: Path) -> list[Path]:
     folders = []
     for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        roots = (
-            [mounted / "cpu", mounted / "cpu,cpuacct"] if controllers else [mounted, mounted / "unified"]
-        )
-        for root in roots:
+        for name in [controller, controllers] if controllers else ["", "unified"]:
+            root = mounted / name
             leaf = root / path.lstrip("/")
             if not leaf.is_dir():
                 leaf = root

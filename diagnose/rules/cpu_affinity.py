@@ -21,6 +21,11 @@ LEAST_IDLE = 0.6
 BOUNDS = (0.4, 1.25)
 
 BOUND = {"cpus": 1, "machine_cpus": 4, "num_threads": 1, "process_cpus": 0.99, "on_cpu_share": 0.98}
+FROM_WITHIN = (
+    "look for taskset or a variable such as KMP_AFFINITY, or widen the binding before torch is imported"
+)
+FROM_OUTSIDE = "ask the scheduler or the container for them, unless taskset or KMP_AFFINITY bound it"
+
 LARGE = Settings(num_leaf_modules=10)
 
 
@@ -31,7 +36,8 @@ class CpuAffinity(Rule):
     variables such as `KMP_AFFINITY` bound it to them. It keeps these busy while others are idle.
 
     ## What to do
-    Widen the binding, or start as many threads and workers as there are CPUs in it.
+    Widen the binding. What a container or a scheduler gave cannot be widened from within: ask it for more,
+    as by `--cpuset-cpus` or `--cpus-per-task`. Or start no more threads and workers than CPUs are in it.
 
     ## When it is wrong
     CPUs that are kept free for others on purpose.
@@ -40,11 +46,23 @@ class CpuAffinity(Rule):
     needs = ("host.runnable_share", "host.process_cpus", "host.busy_cpus")
     explains = ("too-many-workers",)
     fires_on = (
-        profile(host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=1.2), settings=LARGE),  # type: ignore[arg-type]
+        profile(
+            host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=1.2, cpuset_cpus=4),  # type: ignore[arg-type]
+            settings=LARGE,
+        ),
         profile(host=HostStats(**BOUND, runnable_share=0.4, busy_cpus=1.2)),  # type: ignore[arg-type]
     )
     silent_on = (
         profile(host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=3.9), settings=LARGE),  # type: ignore[arg-type]
+        profile(
+            device="cuda",
+            host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=1.2),  # type: ignore[arg-type]
+            settings=LARGE,
+        ),
+        profile(
+            host=HostStats(**BOUND, runnable_share=0.4, busy_cpus=1.2, quota_cpus=1.0),  # type: ignore[arg-type]
+            settings=LARGE,
+        ),
         profile(
             host=HostStats(cpus=4, machine_cpus=4, num_threads=1, process_cpus=1.0, runnable_share=0.1,
                            busy_cpus=1.0),
@@ -67,13 +85,16 @@ class CpuAffinity(Rule):
         host = profile.host
         assert host.cpus and host.machine_cpus and host.process_cpus is not None
         used = host.process_cpus + (host.child_cpus or 0.0)
-        free = int((host.idle_cpus or 0.0) + 1 - LEAST_IDLE)
+        free = int((host.free_cpus or 0.0) + 1 - LEAST_IDLE)
         if used < LEAST_USED * host.cpus or not free:
             return None
         threads = host.num_threads or 1
-        then = min(host.machine_cpus, host.cpus + free)
+        cpuset = host.cpuset_cpus or 0
+        within = cpuset > host.cpus
+        then = min(cpuset if within else host.machine_cpus, host.cpus + free)
         lost: dict[Phase, float] = dict(spread(profile, delayed_share(host)))
-        if threads <= host.cpus < then and has_heavy_operations(profile):
+        # A thread that waits for a device spins, and more CPUs do not make that shorter.
+        if profile.run.device == "cpu" and threads <= host.cpus < then and has_heavy_operations(profile):
             for phase, ns in won_by_threads(profile, threads, then).items():
                 lost[phase] = max(lost.get(phase, 0.0), ns)
         total = sum(lost.values())
@@ -94,7 +115,6 @@ class CpuAffinity(Rule):
                 f"The process and its workers use {used:.1f} CPUs; the training thread waits for one for"
                 f" {format_share(host.runnable_share or 0.0)} of the time.",
             ),
-            fix=f"Let the process use {then} CPUs: look for taskset, a cpuset or a variable such as"
-            " KMP_AFFINITY.",
-            code=f"os.sched_setaffinity(0, range({then}))",
+            fix=f"Let the process use {then} CPUs: {FROM_WITHIN if within else FROM_OUTSIDE}.",
+            code="os.sched_setaffinity(0, range(os.cpu_count()))" if within else "",
         )

@@ -21,6 +21,9 @@ BOUNDS = (0.4, 1.25)
 ONE_OF_FOUR = HostStats(
     cpus=4, machine_cpus=4, num_threads=1, on_cpu_share=0.99, process_cpus=1.0, busy_cpus=1.1
 )
+QUOTA_OF_TWO = HostStats(
+    cpus=64, machine_cpus=64, num_threads=2, quota_cpus=2.0, process_cpus=1.9, busy_cpus=5.0
+)
 LARGE, SMALL = Settings(num_leaf_modules=10, omp_num_threads=1), Settings(num_leaf_modules=2000)
 
 
@@ -51,20 +54,21 @@ class TooFewThreads(Rule):
             host=HostStats(cpus=4, machine_cpus=4, num_threads=4, process_cpus=3.8, busy_cpus=3.9),
             settings=LARGE,
         ),
+        profile(host=QUOTA_OF_TWO, settings=LARGE),
     )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
         host = profile.host
-        return profile.run.device == "cpu" and (host.num_threads or 0) < (host.cpus or 1)
+        return profile.run.device == "cpu" and (host.num_threads or 0) < (host.whole_cpus or 1)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         host, settings = profile.host, profile.settings
-        assert host.num_threads and host.cpus and settings.num_leaf_modules
-        idle = host.idle_cpus or 0.0
+        assert host.num_threads and host.whole_cpus and settings.num_leaf_modules
+        idle = host.free_cpus or 0.0
         free = int(idle + 1 - LEAST_IDLE) // settings.local_processes
-        then = min(host.cpus, host.num_threads + free)
+        then = min(host.whole_cpus, host.num_threads + free)
         if then <= host.num_threads or not has_heavy_operations(profile):
             return None
         lost = won_by_threads(profile, host.num_threads, then)
@@ -76,14 +80,15 @@ class TooFewThreads(Rule):
         cause = f"OMP_NUM_THREADS={omp}" if omp else "OMP_NUM_THREADS is not set"
         return Finding(
             rule=self.name,
-            summary=f"Torch computes on {host.num_threads} of {host.cpus} CPUs, and {idle:.1f} are idle",
+            summary=f"Torch computes on {host.num_threads} of {host.whole_cpus} CPUs, and {idle:.1f} are"
+            " free",
             lost_ns=lost,
             low_ns=BOUNDS[0] * total,
             high_ns=BOUNDS[1] * total,
             assumption="three quarters of forward and backward, and a third of the optimizer, divide",
             evidence=(
                 f"torch.get_num_threads() is {host.num_threads} ({cause}); the process uses"
-                f" {host.process_cpus:.1f} CPUs, and {idle:.1f} of {host.machine_cpus} are idle.",
+                f" {host.process_cpus:.1f} CPUs, and {idle:.1f} of {host.machine_cpus} are free to it.",
                 f"A module's forward takes {format_duration(leaf_ns)} on average, enough to be divided.",
                 f"{format_ms(total)} of each step, {format_share(total / profile.step_time_ns)}.",
             ),
