@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import diagnose
 from diagnose.analysis.calls import call_at, with_arguments
@@ -69,6 +69,19 @@ def test_a_loader_made_before_measuring_began_has_no_line(tmp_path):
     assert loader.batch_size == 4
 
 
+def test_a_stream_is_told_from_a_dataset(tmp_path):
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(ROWS)
+
+    loaders = [DataLoader(Stream(), batch_size=4), DataLoader(ROWS, batch_size=8)]
+    found = profile_of(tmp_path / "run", *loaders).program.loaders
+    assert [(loader.dataset, loader.iterable) for loader in found] == [
+        ("Stream", True),
+        ("TensorDataset", False),
+    ]
+
+
 def test_a_loader_that_only_evaluates_is_not_listed(tmp_path):
     diagnose.attach(tmp_path / "run")
     train(DataLoader(ROWS, batch_size=4))
@@ -92,7 +105,16 @@ def test_a_loader_made_anew_on_the_same_line_each_epoch_is_one(tmp_path):
     for _ in range(3):
         train(DataLoader(ROWS, batch_size=4))
     (loader,) = diagnose.detach().program.loaders
-    assert loader.epochs == 3
+    assert (loader.epochs, loader.num_objects, loader.made_anew) == (3, 3, True)
+
+
+def test_a_loader_made_once_is_not_made_anew_though_its_line_makes_two(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    pair = [DataLoader(ROWS, batch_size=4) for _ in range(2)]
+    for loader in pair:
+        train(loader, epochs=2)
+    (loader,) = diagnose.detach().program.loaders
+    assert (loader.epochs, loader.num_objects, loader.made_anew) == (4, 2, False)
 
 
 @pytest.mark.parametrize("broken_off", [False, True])

@@ -167,6 +167,84 @@ def test_a_worker_beside_a_thread_of_torchs_on_each_cpu_wins_nothing_and_two_sha
     assert found(60, num_threads=2).won_ns["loader-workers"] == pytest.approx(30 * MS, rel=0.05)
 
 
+def serial(load_ms: float, *, iterable: bool | None = None, step_ms: float = 100, **parts: Any) -> Profile:
+    """A loop whose training thread loads."""
+    program = Program(
+        loaders=(Loader(num_workers=0, batch_size=32, iterable=iterable, call="DataLoader(rows)"),)
+    )
+    waits = InputStats(steady_wait_ns=load_ms * MS)
+    return profile(step_ms=step_ms, data_wait_ms=load_ms, program=program, input=waits, **parts)
+
+
+@pytest.mark.parametrize("limit", [{"cpus": 1, "machine_cpus": 64}, {"cpus": 64, "quota_cpus": 1.0}])
+def test_a_quota_bounds_what_workers_win_as_a_binding_does(limit: dict[str, Any]):
+    host = HostStats(**limit, process_cpus=0.99, on_cpu_share=0.98, runnable_share=0.01, num_threads=1)
+    found = first(diagnosed(serial(60, host=host)))
+    assert found.rule == "serial-loading"
+    assert found.summary.startswith("The training thread loads its own batches: 60 %")
+    assert "Give the DataLoader 1 worker, if that helps: the one CPU is in use already" in found.fix
+    gain = found.gain(100 * MS)
+    assert gain.low == 1 and gain.speedup < 1.05 and gain.high < 1.06
+
+
+def test_a_quota_bounds_how_many_workers_are_asked_for():
+    asked = []
+    for quota in (None, 4.5):
+        host = HostStats(cpus=64, process_cpus=1.0, quota_cpus=quota)
+        supply = supply_of(fed_by(data_wait_ms=80, fetch_ms=200, num_workers=2, host=host))
+        assert supply is not None
+        asked.append(supply.enough_workers())
+    assert asked == [13, 4]
+
+
+def test_workers_hide_nothing_behind_an_evaluation():
+    host = HostStats(cpus=8, process_cpus=1.0, on_cpu_share=0.98, runnable_share=0.01)
+    run = serial(30, step_ms=80, forward_ms=4, backward_ms=5, optimizer_ms=1, evaluation_ms=40, host=host)
+    (found,) = (finding for finding in diagnosed(run).findings if finding.rule == "serial-loading")
+    assert found.fix == "Give the DataLoader 4 workers."
+    # Ten of computing hide most of what four workers load.
+    assert found.won_ns["loader-workers"] == pytest.approx(29.5 * MS)
+    assert found.won_ns["fork-continuation"] == pytest.approx(9.5 * MS)
+
+
+def test_a_starved_loop_that_evaluates_too_is_starved():
+    run = fed_by(data_wait_ms=30, fetch_ms=58, num_workers=1, evaluation_ms=40)
+    assert "too-few-workers" in {finding.rule for finding in diagnosed(run).findings}
+
+
+@pytest.mark.parametrize("iterable", [None, False, True])
+def test_a_stream_is_divided_before_it_gets_workers_and_no_action_is_promised(iterable: bool | None):
+    alone = first(diagnosed(serial(40, iterable=iterable)))
+    fed = first(
+        diagnosed(
+            fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": iterable, "epochs": 1})
+        )
+    )
+    assert (alone.rule, fed.rule) == ("serial-loading", "too-few-workers")
+    for found in (alone, fed):
+        assert ("get_worker_info" in found.fix) == bool(iterable)
+        assert bool(found.code) == bool(found.actions) == (not iterable)
+        assert not (iterable and found.won_ns)
+
+
+def test_of_a_loader_made_anew_each_epoch_it_is_said_that_it_should_be_made_once():
+    def found(**loader: Any) -> Finding:
+        stats = {"epoch_starts": 20, "epoch_start_ns": 10 * MS, "steady_wait_ns": 2 * MS}
+        return first(
+            diagnosed(
+                fed_by(data_wait_ms=12, fetch_ms=20, stats=stats, loader={"construct_ns": 80e6, **loader})
+            )
+        )
+
+    kept = found(persistent_workers=False, num_objects=1, epochs=20)
+    assert (kept.rule, kept.actions) == ("worker-startup", ("persistent-workers",))
+    for persistent in (False, True):
+        anew = found(persistent_workers=persistent, num_objects=20, epochs=20)
+        assert (anew.rule, anew.actions, anew.code) == ("worker-startup", (), "")
+        assert anew.fix.startswith("Build the DataLoader once, before the first epoch")
+        assert "A DataLoader was made for each of 20 epochs." in anew.evidence
+
+
 # -- what to paste
 
 

@@ -140,6 +140,7 @@ class LoaderFacts:
         same = [i for i, known in enumerate(loaders) if site[0] and (known["file"], known["line"]) == site]
         if same:
             index = same[0]  # made anew each epoch, on the same line
+            loaders[index]["num_objects"] += 1
         elif len(loaders) < MAX_LOADERS:
             index = len(loaders)
             loaders.append(described(loader, *site))
@@ -151,6 +152,8 @@ class LoaderFacts:
 
 def described(loader: Any, file: str, line: int) -> dict[str, Any]:
     """Returns the facts of a loader; a subclass of the user's may lack any attribute."""
+    from torch.utils.data import IterableDataset
+
     batch_size = getattr(loader, "batch_size", None)
     if batch_size is None:
         batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -165,12 +168,14 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
         "prefetch_factor": prefetch_factor if isinstance(prefetch_factor, int) else None,
         "in_order": bool(getattr(loader, "in_order", True)),
         "dataset": type(getattr(loader, "dataset", None)).__name__,
+        "iterable": isinstance(getattr(loader, "dataset", None), IterableDataset),
         "dataset_length": _length(loader, sampler),
         "collate": str(getattr(collate_fn, "__qualname__", type(collate_fn).__name__)),
         "sampler": sampler,
         "file": file,
         "line": line,
         "epochs": 0,
+        "num_objects": 1,
         "steps": 0,
         "begun_at": -1,
         "total_construct_ns": 0,

@@ -30,6 +30,10 @@ SATURATED = 0.75
 STARVED_BATCHES = 1.0
 """With fewer finished batches than this waiting, on average, the loop meets an empty queue."""
 
+ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
+"""While these last nobody takes training batches, and what workers prepare for it is bounded: they hide
+nothing there."""
+
 HEADROOM = 1.25
 """Workers to ask for, relative to the least that keep up: fetching times vary."""
 
@@ -40,12 +44,12 @@ class Supply:
 
     Attributes:
         wait_ns: Mean wait of a step that begins no epoch.
-        compute_ns: The rest of such a step.
+        compute_ns: What such a step takes else, without what it does `ASIDE`.
         busy_ns: A worker's time for the batches of one step: fetch, collate and send.
         delay_share: Part of fetch and collate in which the worker had no CPU.
         worker_cpu_ns: Part of `busy_ns` that was spent on a CPU.
         own_cpu_ns: CPU time per step of the training process; 0 when it was not measured.
-        cpus: CPUs to be shared; `None` when unknown.
+        cpus: CPUs' time to be shared; `None` when unknown.
     """
 
     loader: Loader
@@ -58,7 +62,12 @@ class Supply:
     delay_share: float
     worker_cpu_ns: float
     own_cpu_ns: float
-    cpus: int | None
+    cpus: float | None
+
+    @property
+    def training_ns(self) -> float:
+        """What such a step takes, without what it does `ASIDE`."""
+        return self.compute_ns + self.wait_ns
 
     @property
     def wait_share(self) -> float:
@@ -68,7 +77,7 @@ class Supply:
     @property
     def load(self) -> float:
         """Part of the time that the workers would have to be busy to keep up with the steps as they are."""
-        return self.busy_ns / self.loader.num_workers / (self.compute_ns + self.wait_ns)
+        return self.busy_ns / self.loader.num_workers / self.training_ns
 
     @property
     def behind(self) -> bool:
@@ -92,12 +101,12 @@ class Supply:
         if self.cpus:
             cpu_ns = self.worker_cpu_ns * busy / self.busy_ns if self.busy_ns else 0.0
             paces.append((self.own_cpu_ns + cpu_ns) / self.cpus)
-        return min(self.wait_ns, max(0.0, self.compute_ns + self.wait_ns - max(paces)))
+        return min(self.wait_ns, max(0.0, self.training_ns - max(paces)))
 
     def enough_workers(self) -> int:
         """Returns how many workers to ask for: enough to keep up, at most one per CPU."""
         wanted = ceil(HEADROOM * self.busy_ns / max(1.0, self.compute_ns))
-        most = max(self.cpus or wanted, self.loader.num_workers)
+        most = max(int(self.cpus or wanted), self.loader.num_workers)
         return min(max(wanted, self.loader.num_workers + 1), most)
 
     def evidence(self) -> tuple[str, ...]:
@@ -125,25 +134,43 @@ def supply_of(profile: Profile) -> Supply | None:
         return None
     batches = stats.batches_per_step or 1.0
     making = workers.fetch_ns + workers.collate_ns
-    step_ns = profile.step_time_ns
+    compute_ns = computing_ns(profile)
     return Supply(
         loader=loader,
         workers=workers,
-        step_ns=step_ns,
+        step_ns=profile.step_time_ns,
         wait_ns=stats.steady_wait_ns,
-        compute_ns=max(0.0, step_ns - profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0)),
+        compute_ns=compute_ns,
         batches=batches,
         busy_ns=(making + workers.send_ns) * batches,
         delay_share=workers.delay_share or 0.0,
         worker_cpu_ns=(making * workers.cpu_share + workers.send_ns) * batches,
-        own_cpu_ns=(profile.host.process_cpus or 0.0) * step_ns,
-        cpus=profile.host.cpus,
+        own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + stats.steady_wait_ns),
+        cpus=profile.host.usable_cpus,
+    )
+
+
+def computing_ns(profile: Profile) -> float:
+    """Returns what the mean step takes besides waiting for data and what it does `ASIDE`."""
+    return sum(
+        profile.phase_time_ns[p] for p in profile.phase_time_ns if p not in (Phase.DATA_WAIT, *ASIDE)
     )
 
 
 def main_loader(profile: Profile) -> Loader | None:
     """Returns the loader that fed most steps."""
     return profile.program.loaders[0] if profile.program.loaders else None
+
+
+DIVIDE = (
+    "Divide the stream by torch.utils.data.get_worker_info() first, unless it divides itself: else each"
+    " worker yields all of it, and every sample is seen several times. Then give"
+)
+
+
+def applicable(actions: tuple[str, ...], loader: Loader | None) -> tuple[str, ...]:
+    """Returns actions that change how a loader is served, or none: all refuse an `IterableDataset`."""
+    return () if loader is not None and loader.iterable else actions
 
 
 # -- profiles to write examples with

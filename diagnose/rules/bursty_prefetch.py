@@ -7,7 +7,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import MIN_SHARE, SATURATED, WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, SATURATED, WELL_FED, applicable, fed_by, supply_of
 from diagnose.rules.base import Rule
 
 IN_BURSTS = 0.5
@@ -99,5 +99,5 @@ class BurstyPrefetch(Rule):
             code=with_arguments(supply.loader.call, "DataLoader", prefetch_factor=prefetch),
             file=supply.loader.file,
             line=supply.loader.line,
-            actions=self.actions,
+            actions=applicable(self.actions, supply.loader),
         )

@@ -10,7 +10,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules._supply import main_loader
+from diagnose.rules._supply import applicable, main_loader
 
 MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
@@ -93,5 +93,5 @@ class PageableCopies(DeviceRule):
             code=with_arguments(loader.call if loader else "", "DataLoader", pin_memory=True),
             file=loader.file if loader else "",
             line=loader.line if loader else 0,
-            actions=self.actions,
+            actions=applicable(self.actions, loader),
         )

@@ -9,6 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
+from diagnose.rules._supply import applicable, main_loader
 
 MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
@@ -88,5 +89,5 @@ class SaturatedLink(DeviceRule):
                 f"The device waits {format_ms(lost_ns)} of each step for copies.",
             ),
             fix="Send smaller types and convert on the device, for example uint8 images.",
-            actions=self.actions,
+            actions=applicable(self.actions, main_loader(profile)),
         )

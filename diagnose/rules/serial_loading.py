@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from diagnose.analysis.calls import with_arguments
@@ -13,7 +14,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share, format_speedup
 from diagnose.rules._examples import profile
 from diagnose.rules._machine import disk, waits_for_disk
-from diagnose.rules._supply import HEADROOM, main_loader
+from diagnose.rules._supply import DIVIDE, HEADROOM, applicable, computing_ns, main_loader
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
@@ -39,7 +40,9 @@ WAITING_PER_CPU = 4
 """Workers that wait take turns on a CPU; more of them are processes and memory for little."""
 
 ONE_WORKER = Program(loaders=(Loader(num_workers=1, batch_size=32),))
+QUOTA_OF_ONE = HostStats(cpus=64, quota_cpus=1.0, process_cpus=1.0)
 NO_WORKER = Program(loaders=(Loader(num_workers=0, batch_size=32, file="/home/me/train.py", line=31),))
+STREAM = Program(loaders=(replace(NO_WORKER.loaders[0], iterable=True),))
 
 
 class SerialLoading(Rule):
@@ -53,10 +56,10 @@ class SerialLoading(Rule):
     collating takes most of the time the fault is `slow-collate`.
 
     ## When it is wrong
-    Loading that must run in the main process, loading that takes little longer than to take a batch
-    over from a worker (a millisecond: for tables in memory, index whole batches instead), or a machine
-    without a CPU to spare: workers then compete with the model, and the lower bound says what is left
-    to win.
+    Loading that must run in the main process, a stream that cannot be divided, loading that takes little
+    longer than to take a batch over from a worker (a millisecond: for tables in memory, index whole
+    batches instead), or a machine without a CPU to spare: workers then compete with the model, and the
+    lower bound says what is left to win.
     """
 
     needs = ("input.steady_wait_ns",)
@@ -72,6 +75,10 @@ class SerialLoading(Rule):
             data_wait_ms=5,
             program=NO_WORKER,
             input=InputStats(fetch_ns=4e6, collate_ns=1e6, steady_wait_ns=5e6),
+        ),
+        profile(data_wait_ms=40, program=STREAM, input=InputStats(steady_wait_ns=40e6)),
+        profile(
+            data_wait_ms=60, program=NO_WORKER, input=InputStats(steady_wait_ns=60e6), host=QUOTA_OF_ONE
         ),
     )
     silent_on = (
@@ -92,29 +99,34 @@ class SerialLoading(Rule):
         assert loader is not None and wait_ns is not None
         wait_ns = min(wait_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         handover_ns = HANDOVER_NS * (profile.input.batches_per_step or 1.0)
-        lost_ns = wait_ns - handover_ns
-        if lost_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:
+        loading_ns = wait_ns - handover_ns
+        if loading_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:
             return None
-        compute_ns = step_ns - wait_ns
+        compute_ns = computing_ns(profile)
+        training_ns = compute_ns + wait_ns
         workers = _workers_for(profile, wait_ns, compute_ns)
-        host = profile.host
+        host, cpus = profile.host, profile.host.usable_cpus
         # The CPUs bound what workers win: all that the process computes now has to be done then too.
-        least_ns = (host.process_cpus or 0.0) * step_ns / (host.cpus or 1)
+        least_ns = (host.process_cpus or 0.0) * training_ns / (cpus or 1)
         won_ns, by_one_ns = (
-            step_ns
+            training_ns
             - max(compute_ns, wait_ns / num, least_ns, compute_ns + _taken_ns(profile, wait_ns, num))
             - handover_ns
             for num in (workers, 1)
         )
         low_ns = won_ns - handover_ns
-        advice = f"Give the DataLoader {workers} {'worker' if workers == 1 else 'workers'}"
-        if host.cpus and won_ns < MIN_SHARE * step_ns:
-            advice += f", if that helps: the {host.cpus} CPUs are in use already; or load less"
-        elif host.cpus and won_ns < LEAST * lost_ns:
+        lost_ns, high_ns = loading_ns, MOST * wait_ns
+        if cpus and cpus < 2 and profile.run.device == "cpu":  # it does one or the other
+            lost_ns = min(loading_ns, max(MIN_SHARE * step_ns, won_ns))
+            high_ns = MOST * lost_ns
+        advice = DIVIDE if loader.iterable else "Give"
+        advice += f" the DataLoader {workers} {'worker' if workers == 1 else 'workers'}"
+        if cpus and won_ns < MIN_SHARE * step_ns:
+            they = f"the {cpus:g} CPUs are" if cpus > 1 else "the one CPU is"
+            advice += f", if that helps: {they} in use already; or load less"
+        elif cpus and won_ns < LEAST * loading_ns:
             faster = format_speedup(step_ns / (step_ns - won_ns))
-            advice += (
-                f": about {faster}, as loading and the model share {host.cpus} CPU{'s' * (host.cpus > 1)}"
-            )
+            advice += f": about {faster}, as loading and the model share {cpus:g} CPU{'s' * (cpus > 1)}"
         parts: tuple[str, ...] = ()
         if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
             parts = (
@@ -124,12 +136,12 @@ class SerialLoading(Rule):
         return Finding(
             rule=self.name,
             summary=(
-                f"The training thread loads its own batches: {format_share(lost_ns / step_ns)} of each"
+                f"The training thread loads its own batches: {format_share(loading_ns / step_ns)} of each"
                 " step."
             ),
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=min(LEAST * lost_ns, max(0.0, low_ns)),
-            high_ns=MOST * wait_ns,
+            high_ns=high_ns,
             assumption=(
                 "workers prepare each batch while the model computes; the lower bound shares the CPUs"
                 " there are"
@@ -140,11 +152,15 @@ class SerialLoading(Rule):
                 *_whether_it_computes(profile, wait_ns),
             ),
             fix=f"{advice}.",
-            code=with_arguments(loader.call, "DataLoader", num_workers=workers, persistent_workers=True),
+            code=""
+            if loader.iterable
+            else with_arguments(loader.call, "DataLoader", num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
-            actions=self.actions,
-            won_ns={
+            actions=applicable(self.actions, loader),
+            won_ns={}
+            if loader.iterable
+            else {
                 name: min(lost_ns, max(MIN_SHARE * step_ns, won))
                 for name, won in (
                     ("loader-workers", won_ns),
@@ -159,7 +175,7 @@ def _workers_for(profile: Profile, load_ns: float, compute_ns: float) -> int:
     """Returns how many workers keep up: at most one per CPU, or some where they only wait."""
     wanted = max(1, ceil(HEADROOM * load_ns / max(1.0, compute_ns)))
     waits = (_off_cpu(profile, load_ns) or 0.0) >= BLOCKED
-    return max(1, min(wanted, (profile.host.cpus or wanted) * (WAITING_PER_CPU if waits else 1)))
+    return max(1, min(wanted, (profile.host.whole_cpus or wanted) * (WAITING_PER_CPU if waits else 1)))
 
 
 def _taken_ns(profile: Profile, load_ns: float, workers: int) -> float:

@@ -7,7 +7,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
 
@@ -105,5 +105,5 @@ class SlowSamples(Rule):
             code=with_arguments(supply.loader.call, "DataLoader", in_order=False),
             file=line.file if line is not None else supply.loader.file,
             line=line.line if line is not None else supply.loader.line,
-            actions=self.actions,
+            actions=applicable(self.actions, supply.loader),
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import WELL_FED, Supply, fed_by, supply_of
+from diagnose.rules._supply import DIVIDE, WELL_FED, Supply, applicable, fed_by, supply_of
 from diagnose.rules.base import Rule
 
 CURED = 0.5
@@ -33,7 +34,8 @@ class TooFewWorkers(Rule):
 
     ## When it is wrong
     Where the CPUs are used up by others, or where the storage is at its limit: more workers then only wait
-    for one another. With as many workers as CPUs it is `slow-transform` or `slow-storage` instead.
+    for one another. With as many workers as CPUs it is `slow-transform` or `slow-storage` instead. A stream
+    of few shards feeds no more workers than it has shards.
     """
 
     needs = ("input.workers", "input.steady_wait_ns")
@@ -41,10 +43,16 @@ class TooFewWorkers(Rule):
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
+        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": True}),
     )
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
+        fed_by(
+            data_wait_ms=50,
+            fetch_ms=200,
+            host=HostStats(cpus=64, process_cpus=1.0, quota_cpus=2.0),
+        ),
         fed_by(data_wait_ms=50, fetch_ms=20, workers={"ready_batches": 3.0}),
     )
 
@@ -76,11 +84,12 @@ class TooFewWorkers(Rule):
                 "The workers compute."
                 if supply.needs_cpu
                 else "The workers mostly wait for data themselves.",
-                *((f"The process may use {supply.cpus} CPUs.",) if supply.cpus else ()),
+                *((f"The process may use {supply.cpus:g} CPUs.",) if supply.cpus else ()),
             ),
-            fix=f"Give the DataLoader {workers} workers instead of {loader.num_workers}.",
-            code=with_arguments(loader.call, "DataLoader", num_workers=workers),
+            fix=f"{DIVIDE if loader.iterable else 'Give'} the DataLoader {workers} workers instead of"
+            f" {loader.num_workers}.",
+            code="" if loader.iterable else with_arguments(loader.call, "DataLoader", num_workers=workers),
             file=loader.file,
             line=loader.line,
-            actions=self.actions,
+            actions=applicable(self.actions, loader),
         )

@@ -8,7 +8,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.2
@@ -82,38 +82,39 @@ class TooManyWorkers(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        cpus = profile.host.cpus
+        cpus = profile.host.whole_cpus
         return any(cpus is not None and loader.num_workers > cpus for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply, host = supply_of(profile), profile.host
-        if supply is None or host.runnable_share is None or not host.cpus:
+        whole, usable = host.whole_cpus, host.usable_cpus
+        if supply is None or host.runnable_share is None or not whole or not usable:
             return None
         if supply.delay_share < MIN_DELAY or host.runnable_share < MIN_RUNNABLE:
             return None
-        used_ns = supply.worker_cpu_ns + supply.own_cpu_ns
-        if used_ns < MIN_LOAD * host.cpus * profile.step_time_ns:
+        used_ns, step_ns = supply.worker_cpu_ns + supply.own_cpu_ns, supply.training_ns
+        if used_ns < MIN_LOAD * usable * step_ns:
             return None
         if supply.worker_cpu_ns < MIN_WORKERS_PART * used_ns:
             return None
         times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
         own_ns = sum(times.values())
         # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
-        others = max(0.0, (host.busy_cpus or 0.0) - used_ns / profile.step_time_ns)
-        left = max(used_ns / profile.step_time_ns, host.cpus - others)
-        fewer = max(1, host.cpus - 1)
+        others = max(0.0, (host.busy_cpus or 0.0) - used_ns / step_ns)
+        left = max(used_ns / step_ns, min(usable, (host.cpus or usable) - others))
+        fewer = max(1, whole - 1)
         if supply.worker_cpu_ns / fewer > max(supply.own_cpu_ns, used_ns / left):
-            fewer = host.cpus
+            fewer = whole
         least_ns = max(supply.own_cpu_ns, supply.worker_cpu_ns / fewer, used_ns / left)
         delay_ns = min(host.runnable_share * profile.step_time_ns, own_ns)
-        lost_ns = min(delay_ns, profile.step_time_ns - least_ns)
+        lost_ns = min(delay_ns, step_ns - least_ns)
         if not own_ns or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=(
-                f"{supply.loader.num_workers} workers share {host.cpus} CPUs with the training thread,"
+                f"{supply.loader.num_workers} workers share {usable:g} CPUs with the training thread,"
                 " which"
                 f" waits for one {format_share(host.runnable_share)} of the time."
             ),
@@ -122,8 +123,8 @@ class TooManyWorkers(Rule):
             high_ns=delay_ns,
             assumption=f"{fewer} workers make the batches, and the CPUs are shared with nobody else",
             evidence=(
-                f"num_workers={supply.loader.num_workers}, and the process may use {host.cpus} CPUs.",
-                f"They and the training process use {used_ns / profile.step_time_ns:.1f} CPUs,"
+                f"num_workers={supply.loader.num_workers}, and the process may use {usable:g} CPUs.",
+                f"They and the training process use {used_ns / step_ns:.1f} CPUs,"
                 f" {format_share(supply.worker_cpu_ns / used_ns)} of that the workers.",
                 f"The workers want a CPU and have none for {format_share(supply.delay_share)} of their"
                 " work.",
@@ -135,5 +136,5 @@ class TooManyWorkers(Rule):
             code=with_arguments(supply.loader.call, "DataLoader", num_workers=fewer),
             file=supply.loader.file,
             line=supply.loader.line,
-            actions=self.actions,
+            actions=applicable(self.actions, supply.loader),
         )

@@ -7,7 +7,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
-from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import WELL_FED, applicable, fed_by, supply_of
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
@@ -15,6 +15,11 @@ MIN_SHARE = 0.02
 
 MIN_EPOCHS = 2
 """Beginnings to have seen: a single one may have been slow for another reason."""
+
+BUILD_ONCE = (
+    "Build the DataLoader once, before the first epoch, with persistent_workers=True. What changes from"
+    " epoch to epoch must then be its sampler: kept workers do not see a dataset that is changed later."
+)
 
 COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """New processes take CPUs from it, and memory that they share is copied when it is next written."""
@@ -27,7 +32,8 @@ class WorkerStartup(Rule):
     with their copies of the dataset, and made a first batch, the loop stands still.
 
     ## What to do
-    Set `persistent_workers=True`: the same workers then serve all epochs.
+    Set `persistent_workers=True`: the same workers then serve all epochs. That takes a `DataLoader` that
+    serves them all: one that is made anew for each epoch starts its own workers, whatever it is told.
 
     ## When it is wrong
     Workers that must see what changed in the dataset object between epochs: persistent ones keep their
@@ -42,6 +48,12 @@ class WorkerStartup(Rule):
             data_wait_ms=12,
             fetch_ms=20,
             loader={"persistent_workers": False, "construct_ns": 80e6},
+            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+        ),
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            loader={"num_objects": 20, "epochs": 20, "construct_ns": 80e6},
             stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
         ),
     )
@@ -63,7 +75,8 @@ class WorkerStartup(Rule):
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
         return any(
-            loader.num_workers and not loader.persistent_workers for loader in profile.program.loaders[:1]
+            loader.num_workers and (not loader.persistent_workers or loader.made_anew)
+            for loader in profile.program.loaders[:1]
         )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -95,13 +108,20 @@ class WorkerStartup(Rule):
                 f"{stats.epoch_starts} epochs began; each made the loop wait"
                 f" {format_duration(stats.epoch_start_ns / per_step)} longer than usual.",
                 f"iter(loader) alone took {format_duration(loader.construct_ns)}.",
+                *(
+                    (f"A DataLoader was made for each of {loader.epochs} epochs.",)
+                    if loader.made_anew
+                    else ()
+                ),
                 *_slower(slower_ns / per_step if slower_ns > MIN_SHARE * total_ns else 0.0),
             ),
-            fix="Keep the workers from epoch to epoch.",
-            code=with_arguments(loader.call, "DataLoader", persistent_workers=True),
+            fix=BUILD_ONCE if loader.made_anew else "Keep the workers from epoch to epoch.",
+            code=""
+            if loader.made_anew
+            else with_arguments(loader.call, "DataLoader", persistent_workers=True),
             file=loader.file,
             line=loader.line,
-            actions=self.actions,
+            actions=() if loader.made_anew else applicable(self.actions, loader),
         )
 
 
