@@ -299,6 +299,93 @@ def test_a_model_that_writes_its_parameters_is_not_called() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+class Bank:
+    """What a model remembers, beyond torch's modules."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(8, 4)
+        self.kept: dict[str, list[int]] = {"sizes": []}
+
+
+class Remembering(nn.Module):
+    """Changes something in every call."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.bank = what, Bank()
+        self.nested = {"counts": {"calls": 0}}
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.what == "rows":
+            self.bank.rows[0] = rows.detach()[0]
+        elif self.what == "sizes":
+            self.bank.kept["sizes"].append(len(rows))
+        elif self.what == "counts":
+            self.nested["counts"]["calls"] += 1
+        mask = torch.tensor([1.0, 1.0, 0.0, 1.0])  # its own may be written to
+        mask.mul_(2).view(2, 2)[0].add_(1)
+        return self.layer(rows) * mask
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("rows", "each call of the model changes bank.rows, which could not be put back"),
+        ("sizes", "each call of the model changes bank.kept.sizes, which could not be put back"),
+        ("counts", "each call of the model changes nested.counts, which could not be put back"),
+        ("", ""),
+    ],
+)
+def test_a_model_that_changes_what_it_holds_beyond_modules_is_not_called_again(what: str, reason: str):
+    model = Remembering(what)
+    inputs = torch.randn(3, 4)
+    job = Job(models=[model], inputs={id(model): ((inputs,), {})})
+    with watched(job):
+        called(job, model, inputs).sum().backward()
+        before = (model.bank.rows.clone(), copy.deepcopy([model.bank.kept, model.nested]))
+        version = model.bank.rows._version
+        verdict = compare_gradients(job, nullcontext(), EXACT)
+    assert (verdict.ok, verdict.checked) == (not what, not what), verdict
+    assert not reason or verdict.reason == f"numerics cannot be checked: {reason}"
+    assert torch.equal(before[0], model.bank.rows) and model.bank.rows._version == version
+    assert before[1] == [model.bank.kept, model.nested]
+
+
+def test_a_call_that_was_not_watched_is_stopped_before_it_writes_to_another_tensor() -> None:
+    model = Remembering("rows")
+    job = Job(models=[model], inputs={id(model): ((torch.randn(3, 4),), {})})
+    verdict = compare_gradients(job, nullcontext(), EXACT)
+    assert verdict.reason == (
+        "numerics cannot be checked: the model writes to a tensor that could not be put back while it is"
+        " called"
+    )
+    assert not model.bank.rows.any()
+
+
+class Scaled(nn.Module):
+    """Returns a parameter beside its output, as contrastive models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(()))
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(rows), self.scale
+
+
+def test_the_watch_leaves_no_hook_on_a_parameter_that_a_model_returns() -> None:
+    model = Scaled()
+    inputs = torch.randn(3, 4)
+    job = Job(models=[model], inputs={id(model): ((inputs,), {})})
+    with watched(job):
+        rows, scale = called(job, model, inputs)
+        (rows * scale).sum().backward()
+        assert not model.scale._backward_hooks
+        assert compare_gradients(job, nullcontext(), EXACT).ok
+        assert not compare_gradients(job, scaled(model.layer.weight, 1.001), ROUNDING).ok
+
+
 def changed_inputs(training: Training) -> None:
     training.job.inputs[id(training.model)][0][0].zero_()
 

@@ -20,7 +20,7 @@ from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._nested import mapped, tensors
 from diagnose.actions._shadow_step import Inputs
 from diagnose.actions._untouched import RandomState, devices_of, random_numbers_again, untouched
-from diagnose.actions._watch import autocast_now, differentiable, in_autocast
+from diagnose.actions._watch import autocast_now, differentiable, in_autocast, unwrapped
 from diagnose.actions.base import CannotApply
 
 Gradients = Sequence["torch.Tensor | None"]
@@ -198,11 +198,6 @@ def check_torch() -> None:
     """Raises `CannotApply` if this torch lacks a private name used here."""
     if not hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph"):
         raise CannotApply("this torch has no torch._C._autograd._get_current_graph_task_keep_graph")
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Returns what DDP wraps: further calls in a step must not prepare its reducer anew."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 @contextmanager

@@ -18,10 +18,17 @@ from diagnose.actions._untouched import (
     RandomState,
     devices_of,
     random_numbers_again,
-    refuse_parameters_written,
+    refuse_lasting_writes,
     untouched,
 )
-from diagnose.actions._watch import Call, Watch, differentiable, latest_call
+from diagnose.actions._watch import (
+    Call,
+    Watch,
+    differentiable,
+    latest_call,
+    refuse_lasting_changes,
+    unwrapped,
+)
 from diagnose.core.job import Job
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -68,7 +75,7 @@ class Shadow:
 
     def __post_init__(self) -> None:
         self.call = latest_call(self.job, self.model)
-        self.inner = _inner(self.model)
+        self.inner = unwrapped(self.model)
         self._refuse()
         self.devices = devices_of([*tensors(self.inputs), *self.inner.parameters()])
 
@@ -82,10 +89,11 @@ class Shadow:
             random_numbers_again(self.devices),
             untouched(self.inner),
             torch.enable_grad(),
-            refuse_parameters_written(self.inner) as due,
         ):
-            if due:
-                self._called(_copies(self.inputs, None))
+            inputs = _copies(self.inputs, None)
+            with refuse_lasting_writes(self.inner, tensors(inputs)) as due:
+                if due:
+                    self._called(inputs)
 
     @property
     def inputs(self) -> Inputs:
@@ -183,16 +191,12 @@ class Shadow:
                 raise CannotCheck(f"{type(module).__name__} cannot be called beside the training")
         if any(hasattr(parameter, "_local_tensor") for parameter in self.inner.parameters()):
             raise CannotCheck("its parameters are spread over ranks")
+        refuse_lasting_changes(self.call)
         versions = self.call.versions if self.call is not None else ()
         if any(tensor._version != version for tensor, version in versions):
             raise CannotCheck("the script has changed the model's last inputs since")
         if any(t.numel() and not t.untyped_storage().nbytes() for t in tensors(self.inputs)):
             raise CannotCheck("the script has freed the model's last inputs")
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """The model itself: DDP's own call would prepare its reducer for a backward pass that never comes."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def _through(route: Any, call: Any, *args: Any, **kwargs: Any) -> Any:

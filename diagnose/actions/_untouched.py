@@ -92,8 +92,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     Buffers, and tensors that are plain attributes, are copies inside, so that the script's own keep even
     their version counters. Attributes bound anew and containers get back what they held, `.data` of
     parameters its storage. The script's hooks on parameters do not run inside. Not put back: what the model
-    changes outside itself, parameters written in place (see `refuse_parameters_written`), and what
-    lies deeper in its attributes than one container.
+    changes outside itself, other tensors written in place (see `refuse_lasting_writes`), and what
+    lies deeper in its attributes than one container (see `_watch.refuse_lasting_changes`).
     """
     copies: dict[int, torch.Tensor] = {}
     with ExitStack() as undo:
@@ -152,46 +152,80 @@ def _point_to(parameter: nn.Parameter, held: torch.Tensor) -> None:
         parameter.data = held
 
 
-class _ParametersAreRead(TorchDispatchMode):
-    """Lets no operation write to some tensors."""
+class _OnlyNewIsWritten(TorchDispatchMode):
+    """Lets operations write to tensors that have been made inside, and to some others.
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+    Args:
+        model: Its parameters are told from other tensors in the message.
+        others: The others.
+    """
+
+    def __init__(self, model: nn.Module, others: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._storages = {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}
+        self._parameters = _storages(model.parameters())
+        self._writable = _storages(others) | {0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[index] if index < len(args) else kwargs.get(argument.name)
-                for tensor in written if isinstance(written, (list, tuple)) else (written,):
-                    if (
-                        isinstance(tensor, torch.Tensor)
-                        and tensor.untyped_storage().data_ptr() in self._storages
-                    ):
-                        raise CannotCheck("the model writes to its own parameters while it is called")
-        return func(*args, **kwargs)
+                storages = _storages(_tensors_in(written)) - self._writable
+                if storages:
+                    own = storages <= self._parameters
+                    what = "its own parameters" if own else "a tensor that could not be put back"
+                    raise CannotCheck(f"the model writes to {what} while it is called")
+        result = func(*args, **kwargs)
+        made = _storages(_tensors_in(result))
+        if func is not torch.ops.aten.lift_fresh.default:  # which gets what `torch.tensor` has made
+            made -= _storages(_tensors_in([*args, *kwargs.values()]))
+        self._writable |= made
+        return result
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments or the results of an operation."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    dense = (tensor for tensor in tensors if tensor.layout is torch.strided)
+    return {tensor.untyped_storage().data_ptr() for tensor in dense}
 
 
 _known_to_read: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def refuse_parameters_written(model: nn.Module) -> Iterator[bool]:
-    """Inside, a first call of the model is stopped before it writes to its parameters: no way back.
+def refuse_lasting_writes(model: nn.Module, inputs: Iterable[torch.Tensor]) -> Iterator[bool]:
+    """Inside, a first call of the model is stopped before it writes to what has no way back: parameters,
+    and older tensors that are neither its modules' own nor its inputs. To be opened inside of `untouched`,
+    whose copies may be written to.
+
+    Args:
+        model: The model.
+        inputs: Copies of what it is called with.
 
     Yields:
         Whether a call is due; of one model it is once.
 
     Raises:
-        CannotCheck: If the call would write to a parameter.
+        CannotCheck: If the call would write to such a tensor.
     """
     if model in _known_to_read:
         yield False
         return
+    copies = [*inputs]
+    for module in model.modules():
+        held = (*vars(module).values(), *module._buffers.values())
+        copies += [t for t in held if isinstance(t, torch.Tensor) and not t.requires_grad]
     with ExitStack() as stack:
         if "torch._dynamo.eval_frame" in sys.modules:  # compiled code would run past the watch
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_ParametersAreRead(model.parameters()))
+        stack.enter_context(_OnlyNewIsWritten(model, copies))
         yield True
     _known_to_read.add(model)

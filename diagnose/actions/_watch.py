@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from diagnose.actions._blame import raised_by_us
+from diagnose.actions._held import Held
 from diagnose.actions._nested import tensors
+from diagnose.actions._untouched import CannotCheck
 from diagnose.core.job import Job
 
 
@@ -23,12 +25,14 @@ class Call:
         autocast: Device type, dtype and cache flag of each autocast context the call was made in.
         differentiable: How many tensors of the output carry a gradient.
         gradients: What the loss sent back into them, by their index. Filled by the backward pass.
+        changes: What it changed that could not be put back, if it were made again; empty if nothing.
     """
 
     versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     autocast: list[tuple[str, torch.dtype, bool]] = field(default_factory=list)
     differentiable: int = 0
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    changes: str = ""
 
     def in_its_autocast(self) -> AbstractContextManager[object]:
         """Opens the autocast contexts that the call was made in."""
@@ -59,11 +63,13 @@ class Watch:
     """A route that changes nothing and remembers the latest call.
 
     The gradients are caught by a hook on the output itself, so they are what the script's own loss sends
-    back, whatever it is; the hook sits in front of anything the script does to the output afterwards.
+    back, whatever it is; the hook sits in front of anything the script does to the output afterwards. A
+    parameter that the model returns gets none: it would stay there, and see other gradients besides.
     """
 
     def __init__(self, device_type: str) -> None:
         self.call: Call | None = None
+        self._changes = ""
         self._device_types = {"cpu", device_type}
 
     def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -71,20 +77,31 @@ class Watch:
         try:
             call.versions = [(tensor, tensor._version) for tensor in tensors((args[1:], kwargs))]
             call.autocast = autocast_now(self._device_types)
+            held = Held(unwrapped(args[0])) if self.call is None else None
         except Exception as error:
             if not raised_by_us(error):
                 raise
             return original(*args, **kwargs)
         output = original(*args, **kwargs)
         try:
-            for leaf in differentiable(output):
-                leaf.register_hook(_keeper(call.gradients, call.differentiable))
+            for end in differentiable(output):
+                if not end.is_leaf:
+                    end.register_hook(_keeper(call.gradients, call.differentiable))
                 call.differentiable += 1
+            if held is not None:
+                self._changes = held.changed(Held(unwrapped(args[0])))
+            call.changes = self._changes
             self.call = call  # last: a call that failed is not the latest
         except Exception as error:
             if not raised_by_us(error):
                 raise
         return output
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns what DDP wraps: a call of its own would prepare its reducer for a backward pass that may
+    never come, and a further one in a step anew."""
+    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
 
 
 def _keeper(kept: dict[int, torch.Tensor], index: int) -> Callable[[torch.Tensor], None]:
@@ -116,6 +133,12 @@ def watched(job: Job) -> Iterator[None]:
             job.routes[model].remove(watch)
             if not job.routes[model]:
                 del job.routes[model]
+
+
+def refuse_lasting_changes(call: Call | None) -> None:
+    """Raises `CannotCheck` if a call has changed what could not be put back, were it made again."""
+    if call is not None and call.changes:
+        raise CannotCheck(f"each call of the model changes {call.changes}, which could not be put back")
 
 
 def latest_call(job: Job, model: Any) -> Call | None:

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from diagnose.actions._block_costs import cheapest, measure_blocks
-from diagnose.actions._boundary import unwrapped
 from diagnose.actions._checkpointed import SLOT, checkpointed, is_fit, refuse_unfit
 from diagnose.actions._memory import refuse_unless_short
 from diagnose.actions._routes import models_with_weights
 from diagnose.actions._splitting import refuse_sharded
+from diagnose.actions._watch import unwrapped
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety

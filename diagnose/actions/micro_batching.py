@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from diagnose.actions._boundary import check_torch, unwrapped
+from diagnose.actions._boundary import check_torch
 from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._nested import tensors
 from diagnose.actions._pieces import CannotSplit, Pieces, joined, part_of
@@ -19,9 +19,10 @@ from diagnose.actions._untouched import (
     CannotCheck,
     devices_of,
     random_numbers_again,
-    refuse_parameters_written,
+    refuse_lasting_writes,
     untouched,
 )
+from diagnose.actions._watch import latest_call, refuse_lasting_changes, unwrapped
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -115,7 +116,8 @@ def rehearse(job: Job, model: Any) -> None:
         torch.no_grad(),
     ):
         try:
-            with refuse_parameters_written(inner) as due:
+            refuse_lasting_changes(latest_call(job, model))
+            with refuse_lasting_writes(inner, ()) as due:
                 if due:
                     inner(*inputs[0], **inputs[1])
             random.restore()
