@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from diagnose.analysis.signals import python_threads
+from diagnose.analysis.signals import host_stats, python_threads
+from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.torch_settings import TorchSettingsHook, settings_now
 from diagnose.launch import quota, vitals
+from diagnose.store.reader import RankLog
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="readings of Linux")
 
@@ -215,6 +218,15 @@ def test_the_cpus_that_a_group_may_be_bound_to_are_counted(
 def test_this_process_is_not_bound_to_more_cpus_than_its_group():
     cpus = quota.cpuset()
     assert cpus is None or len(os.sched_getaffinity(0)) <= cpus
+
+
+def test_a_quota_is_known_from_the_first_reading_on_and_an_older_run_has_none():
+    steps = np.empty((0, len(COLUMNS)), dtype=np.int64)
+    readings = [(0, 0, {"cpu_ns": 5, "quota": 2.0})]
+    new = RankLog(path=Path("new"), meta={"cpus": 8, "cpuset_cpus": 16}, steps=steps, vitals=readings)
+    old = RankLog(path=Path("old"), meta={"cpus": 8}, steps=steps)
+    assert (host_stats(new, 0).usable_cpus, host_stats(new, 0).cpuset_cpus) == (2.0, 16)
+    assert (host_stats(old, 0).usable_cpus, host_stats(old, 0).cpuset_cpus) == (8, None)
 
 
 def test_without_a_quota_nothing_is_said(tmp_path: Path):
