@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bisection import BisectRequest, Commit
 from diagnose.gate.compare_commits import Measure
 from diagnose.gate.imports import foreign_sources
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import BASE, MeasureRun
-from diagnose.gate.posterior import CannotRun
+from diagnose.gate.posterior import CannotRun, OutOfBudget
 from diagnose.gate.result import MeasuredRun, Metric, Pair, Side, TrainingFailed
-from diagnose.gate.worktrees import moved_path, worktrees
+from diagnose.gate.steps import MIN_STEPS
+from diagnose.gate.worktrees import NotInThisVersion, moved_path, worktrees
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,12 +27,17 @@ class Bench:
 
     Attributes:
         measure: Makes one run.
+        ends_at: When the budget is used up, on the monotonic clock; `None` for never.
+        longest_s: The longest run so far.
     """
 
     request: BisectRequest
     repository: Path
     measure: Measure
+    ends_at: float | None = None
+    longest_s: float = 0.0
     num_runs: int = 0
+    num_pairs: int = 0
     _sides: dict[str, tuple[ExitStack, Side]] = field(default_factory=dict)
 
     def __enter__(self) -> Bench:
@@ -43,7 +49,7 @@ class Bench:
         self._keep()
 
     def ends(self, good: Commit, bad: Commit) -> MeasureRun:
-        """Returns what `run_pairs` makes its runs with; the good commit is the base."""
+        """Returns what `run_pairs` makes its runs with, rehearsals too; the good commit is the base."""
 
         def run(side: int, name: str, plan: RunPlan) -> MeasuredRun:
             self._keep(good, bad)
@@ -57,52 +63,86 @@ class Bench:
         Raises:
             CannotRun: If the second one does not run, or does not train.
             TrainingFailed: If the first one does not run any more.
+            OutOfBudget: If there is no time left for it.
         """
         self._keep(one, other)
-        base_first = self.num_runs // 2 % 2 == 0
-        made: dict[str, MeasuredRun] = {}
-        for commit in (one, other) if base_first else (other, one):
-            try:
-                made[commit.hash] = self._run(commit, plan)
-            except TrainingFailed as failure:
-                if commit is one:
-                    raise
-                raise CannotRun(failure.reason) from failure
-            except OutOfTime as late:
-                if commit is one:
-                    raise
-                raise CannotRun(f"it did not end in {plan.timeout_s:.0f} s") from late
+        base_first = self.num_pairs % 2 == 0
+        self.num_pairs += 1
+        for commit in (one, other):
+            self._rehearse(commit, one, plan)
+        order = (one, other) if base_first else (other, one)
+        made = {commit.hash: self._within_budget(commit, one, plan) for commit in order}
         return Pair(base=made[one.hash], head=made[other.hash], base_first=base_first)
+
+    def _rehearse(self, commit: Commit, one: Commit, plan: RunPlan) -> None:
+        """Fills a new worktree's caches of byte code and files by a short run that does not count.
+
+        Else the start of a commit would look the longer, and its work the more, the seldomer it was run.
+        """
+        if commit.hash not in self._sides:
+            self._within_budget(commit, one, replace(plan, steps=MIN_STEPS))
+
+    def _within_budget(self, commit: Commit, one: Commit, plan: RunPlan) -> MeasuredRun:
+        """Makes a run that ends with the budget; a failure of another commit than `one` is `CannotRun`."""
+        left_s = math.inf if self.ends_at is None else self.ends_at - time.monotonic()
+        if left_s < self.longest_s:
+            raise OutOfBudget
+        hangs_s = math.inf if plan.timeout_s is None else plan.timeout_s
+        timeout_s = min(left_s, hangs_s)
+        try:
+            return self._run(commit, replace(plan, timeout_s=None if timeout_s == math.inf else timeout_s))
+        except OutOfTime as late:
+            if left_s < hangs_s:
+                raise OutOfBudget from late
+            if commit is one:
+                raise
+            raise CannotRun(f"it did not end in {timeout_s:.0f} s") from late
+        except TrainingFailed as failure:
+            if commit is one:
+                raise
+            raise CannotRun(failure.reason) from failure
+        except NotInThisVersion as missing:
+            if commit is one:
+                raise
+            _, _, words = str(missing).partition(": ")
+            raise CannotRun(words) from missing
 
     def _run(self, commit: Commit, plan: RunPlan) -> MeasuredRun:
         side = self._side(commit)
         self.num_runs += 1
         run = self.measure(side, f"run-{self.num_runs:03d}-{commit.hash[:9]}", self.request.folder, plan)
-        if self.num_runs == 1:
-            foreign = foreign_sources(run.folder, self.repository)
-            if foreign:
-                raise DiagnoseError(
-                    f"bisect: the run in a worktree used {foreign[0]}, of the working copy: all versions\n"
-                    "would run the same code (an editable installation?). Import from the worktree:\n"
-                    f"PYTHONPATH={Path(foreign[0]).parents[1]} diagnose bisect ... (moved to each worktree)"
-                )
+        self.longest_s = max(self.longest_s, run.wall_s)
+        foreign = foreign_sources(run.folder, self.repository, side.root, self.request.links)
+        if foreign:
+            raise NotInThisVersion(
+                f"bisect: the run in a worktree used {foreign[0]}, of the working copy: all versions\n"
+                "would run the same code (an editable installation?). Import from the worktree:\n"
+                f"PYTHONPATH={Path(foreign[0]).parents[1]} diagnose bisect ... (moved to each worktree)"
+            )
         return run
 
     def _side(self, commit: Commit) -> Side:
         if commit.hash not in self._sides:
-            stack = ExitStack()
-            (root,) = stack.enter_context(worktrees(self.repository, (commit.hash,), self.request.links))
-            self._sides[commit.hash] = (stack, self._side_in(root, commit))
+            with ExitStack() as stack:
+                (root,) = stack.enter_context(
+                    worktrees(self.repository, (commit.hash,), self.request.links)
+                )
+                side = self._side_in(root, commit)
+                self._sides[commit.hash] = (stack.pop_all(), side)
         return self._sides[commit.hash][1]
 
     def _side_in(self, root: Path, commit: Commit) -> Side:
-        folder = root / self.request.cwd.resolve().relative_to(self.repository.resolve())
+        inside = self.request.cwd.resolve().relative_to(self.repository.resolve())
+        if not (root / inside).is_dir():
+            raise NotInThisVersion(
+                f"bisect: {commit.hash[:9]} has no folder {inside}; search where both ends have one."
+            )
         path = os.environ.get("PYTHONPATH", "")
         return Side(
             label="head",
             name=commit.hash[:9],
             commit=commit.hash,
-            root=folder,
+            root=root / inside,
             command=self.request.command,
             environment={"PYTHONPATH": moved_path(path, self.repository, root)} if path else {},
         )

@@ -30,13 +30,22 @@ from diagnose.gate.result import (
     TrainingFailed,
     Verdict,
 )
-from diagnose.gate.worktrees import moved_path, repository_of, resolve_range, uncommitted, worktrees
+from diagnose.gate.worktrees import (
+    moved_path,
+    note_of_submodules,
+    repository_of,
+    resolve_range,
+    uncommitted,
+    worktrees,
+)
 
 Measure = Callable[[Side, str, Path, RunPlan], MeasuredRun]
 Explain = Callable[[GateResult], tuple[Reason, ...]]
 
 BESIDE = (Metric.CPU_MS, Metric.INSTRUCTIONS, Metric.MEAN_SAMPLES_PER_S, Metric.PEAK_MEMORY)
 """Judged beside the metric asked for. Neighbours disturb the first two less than the clock."""
+
+IN_RARE_STEPS = "a usual step is not slower: the loss is in rare ones, such as checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +103,7 @@ def compare_versions(request: GateRequest, plumbing: Plumbing | None = None) -> 
         notes = [note for note in (uncommitted(repository),) if note]
         if base_hash == head_hash:
             notes.append(f"{base} and {head} are the same commit: this measures the machine, not a change")
+        notes += note_of_submodules(repository, base_hash, head_hash, request.links)
         with worktrees(repository, (base_hash, head_hash), request.links) as roots:
             inside = request.cwd.resolve().relative_to(repository.resolve())
             sides = tuple(
@@ -144,7 +154,7 @@ def _compared(
     )
     try:
         paired = run_pairs(
-            _measure(sides, plumbing.measure, request.folder, made, repository),
+            _measure(sides, plumbing.measure, request, made, repository),
             request.asked,
             progress=plumbing.progress,
         )
@@ -183,14 +193,14 @@ def failed(result: GateResult, failure: TrainingFailed) -> GateResult:
 def _measure(
     sides: Sequence[Side],
     measure: Measure,
-    folder: Path,
+    request: GateRequest,
     made: list[MeasuredRun],
     repository: Path | None,
 ) -> MeasureRun:
     def run(side: int, name: str, plan: RunPlan) -> MeasuredRun:
-        measured = measure(sides[side], name, folder, plan)
-        if repository is not None and not made:
-            foreign = foreign_sources(measured.folder, repository)
+        measured = measure(sides[side], name, request.folder, plan)
+        if repository is not None and len(made) < len(sides):  # the first of each
+            foreign = foreign_sources(measured.folder, repository, sides[side].root, request.links)
             if foreign:
                 raise DiagnoseError(
                     f"gate: the run in a worktree used {foreign[0]}, of the working copy: both versions\n"
@@ -213,10 +223,10 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
     )
     notes = (*result.notes, *of_ranks(paired.runs), *_of_another_metric(result.metric, judgement))
     rare = next((each for each in beside if each.metric is Metric.MEAN_SAMPLES_PER_S), None)
-    if _is_lost_in_rare_steps(result.metric, judgement, rare) and rare is not None:
+    if is_lost_in_rare_steps(result.metric, judgement, rare) and rare is not None:
         beside = (judgement, *(each for each in beside if each is not rare))
         judgement = rare
-        notes = (*notes, "a usual step is not slower: the loss is in rare ones, such as checkpoints")
+        notes = (*notes, IN_RARE_STEPS)
     found = causes(paired.runs) if judgement.verdict is Verdict.INCONCLUSIVE else ()
     words: tuple[str, ...] = ()
     if judgement.verdict is Verdict.INCONCLUSIVE:
@@ -237,7 +247,7 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
     )
 
 
-def _is_lost_in_rare_steps(asked: Metric, usual: Judgement, mean: Judgement | None) -> bool:
+def is_lost_in_rare_steps(asked: Metric, usual: Judgement, mean: Judgement | None) -> bool:
     """Whether samples/s, which are to hold their own, were lost where the figure of a usual step is blind.
 
     The mean, which sees every stall, scatters more, so it alone seldom tells; where it does, it counts.
@@ -254,13 +264,17 @@ def _of_another_metric(asked: Metric, judgement: Judgement) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP, by which CI systems cancel a job, end the gate as Ctrl-C does: tidily."""
+    """Lets SIGTERM and SIGHUP, by which CI systems cancel a job, end the gate as Ctrl-C does: tidily.
+
+    One that is ignored, as nohup does, is meant to be.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, stop) for number in numbers}
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:

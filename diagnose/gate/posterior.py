@@ -40,6 +40,10 @@ class CannotRun(Exception):
     """A commit whose training does not run: it can be the one, but it cannot be asked."""
 
 
+class OutOfBudget(Exception):
+    """No time is left for another pair."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odds:
     """What is known of a row of commits after the good one.
@@ -126,14 +130,14 @@ def search(
     Args:
         num_commits: Commits after the good one, the last of which is slow.
         measure: Runs a pair of the good commit and the one of that index; returns the logarithm of their
-            costs' ratio, or raises `CannotRun`.
+            costs' ratio, or raises `CannotRun`, or `OutOfBudget`, which ends the search.
         ends: Logarithms of the last commit's cost over the good one's, pair by pair; the gate has found
             it slower.
         confidence: Odds at which to stop.
         may_go_on: Asked before each pair.
 
     Returns:
-        The odds at the end: below `confidence` where `may_go_on` ended the search.
+        The odds at the end: below `confidence` where `may_go_on` or the budget ended the search.
     """
     odds = Odds(of=(1 / num_commits,) * num_commits)
     while odds.suspects()[1] < confidence and may_go_on(odds):
@@ -145,6 +149,8 @@ def search(
         except CannotRun:
             odds = Odds(of=odds.of, pairs=odds.pairs, skipped=odds.skipped | {index})
             continue
+        except OutOfBudget:
+            break
         pairs = {**odds.pairs, index: (*odds.pairs.get(index, ()), log)}
         now = Odds(of=odds.of, pairs=pairs, skipped=odds.skipped)
         odds = Odds(of=updated(now, ends), pairs=pairs, skipped=odds.skipped)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,15 +15,28 @@ from diagnose.core.errors import DiagnoseError
 
 PREFIX = "diagnose-gate-"
 
+DEAD_AFTER_S = 86_400.0
+"""What a gate left in the repository a day ago is nobody's any more. Before, a worktree that cannot be seen
+from here may be that of a gate in another container, or on another host."""
+
+SUBMODULE = "160000"
+"""Mode of an entry that git holds only the commit of."""
+
 TIDY = """
 cat
 sleep 1
 cd "$2" && for name in base head; do git worktree remove --force "$1/$name"; done
 rm -rf "$1"
-cd "$2" && git worktree prune
+for entry in "$3"/*; do
+  case "$(cat "$entry/gitdir")" in */"${1##*/}"/*) rm -rf "$entry" ;; esac
+done
 """
 """Waits until whoever holds the other end of its stdin is gone, however it went (kill -9 too), and then
 removes what that one can no longer remove. A second later, for the run under way to end first."""
+
+
+class NotInThisVersion(DiagnoseError):
+    """A commit that cannot be run as it was asked for: it lacks something, or has its own."""
 
 
 def repository_of(folder: Path) -> Path:
@@ -104,14 +118,17 @@ def worktrees(repository: Path, commits: Sequence[str], links: Sequence[str] = (
         links: Paths in the repository that git does not hold, such as data, to be seen in each worktree.
 
     Raises:
+        NotInThisVersion: If a commit holds what a link should lead to.
         DiagnoseError: If a worktree cannot be made, or a link leads nowhere.
     """
     for link in links:
         _check_link(repository, link)
-    git(repository, "worktree", "prune")  # whatever a power cut left behind
-    place = Path(tempfile.mkdtemp(prefix=PREFIX))
+    records = repository / git(repository, "rev-parse", "--git-common-dir") / "worktrees"
+    _forget_dead(records)
+    place = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     tidy = subprocess.Popen(
-        ["sh", "-c", TIDY, "sh", str(place), str(repository)],
+        ["sh", "-c", TIDY, "sh", str(place), str(repository), str(records)],
+        env=_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -128,19 +145,54 @@ def worktrees(repository: Path, commits: Sequence[str], links: Sequence[str] = (
         for root in roots:
             _git(repository, "worktree", "remove", "--force", str(root))
         shutil.rmtree(place, ignore_errors=True)
-        _git(repository, "worktree", "prune")
+        for record, worktree in _recorded(records):
+            if place.name in worktree.parts:
+                shutil.rmtree(record, ignore_errors=True)
         tidy.kill()
         tidy.communicate()
 
 
+def _recorded(records: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields what git has recorded of each worktree of ours, and where that one was.
+
+    `git worktree prune` is not for us: it forgets every worktree that cannot be seen at the moment, the
+    user's too, on a disk or in a container that is not there.
+    """
+    for record in records.glob("*"):
+        with contextlib.suppress(OSError):
+            worktree = Path(os.fsdecode((record / "gitdir").read_bytes()).rstrip("\n")).parent
+            if worktree.parent.name.startswith(PREFIX):
+                yield record, worktree
+
+
+def _forget_dead(records: Path) -> None:
+    """Removes what a power cut left behind."""
+    for record, worktree in _recorded(records):
+        with contextlib.suppress(OSError):  # another gate may be at it too
+            age_s = time.time() - (record / "gitdir").stat().st_mtime
+            if age_s > DEAD_AFTER_S and not (record / worktree).exists():
+                shutil.rmtree(record)
+
+
 def moved_path(variable: str, repository: Path, root: Path) -> str:
     """Returns a list of folders, such as PYTHONPATH, with those in the repository moved to a worktree."""
-    moved = []
-    for entry in variable.split(os.pathsep):
-        absolute = Path(entry).absolute()
-        inside = entry and absolute.is_relative_to(repository)
-        moved.append(str(root / absolute.relative_to(repository)) if inside else entry)
-    return os.pathsep.join(moved)
+    entries = variable.split(os.pathsep)
+    return os.pathsep.join(_moved(entry, repository.resolve(), root) if entry else "" for entry in entries)
+
+
+def _moved(entry: str, top: Path, root: Path) -> str:
+    """Moves what lies in the repository, by whatever links its name leads there.
+
+    Links within the repository are left: the worktree has its own.
+    """
+    absolute = Path(entry).absolute()
+    if ".." in absolute.parts:
+        absolute = absolute.resolve()
+    for outer in (*reversed(absolute.parents), absolute):
+        real = outer.resolve()
+        if real.is_relative_to(top):
+            return str(root / real.relative_to(top) / absolute.relative_to(outer))
+    return entry
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -155,15 +207,18 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.rstrip("\n")
 
 
+def _environment() -> dict[str, str]:
+    """A gate in a git hook must not use the hook's index and work tree."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # A gate in a git hook must not use the hook's index and work tree; nor do hooks of the user's belong to
-    # a worktree of ours.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # Nor do hooks of the user's belong to a worktree of ours.
     try:
         return subprocess.run(
             ["git", "-c", f"core.hooksPath={os.devnull}", *arguments],
             cwd=folder,
-            env=environment,
+            env=_environment(),
             capture_output=True,
             text=True,
             errors="replace",
@@ -188,9 +243,37 @@ def _check_link(repository: Path, link: str) -> None:
 
 def _link(repository: Path, root: Path, link: str) -> None:
     place = root / link
-    if place.is_dir() and not any(place.iterdir()):
+    if place.is_dir() and not place.is_symlink() and not any(place.iterdir()):
         place.rmdir()  # a submodule, which git leaves empty in a new worktree
-    if place.exists():
-        raise DiagnoseError(f"gate: --link {link}: git holds it, so each version already has its own.")
-    place.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(place) or not place.parent.resolve().is_relative_to(root):
+        raise NotInThisVersion(f"gate: --link {link}: git holds it, so each version already has its own.")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotInThisVersion(f"gate: --link {link}: part of that path is a file in a version.") from error
     place.symlink_to(repository / link)
+
+
+def moved_submodules(repository: Path, base: str, head: str, links: Sequence[str]) -> list[str]:
+    """Returns the submodules at or under links that are at another commit in the head than in the base.
+
+    Raises:
+        DiagnoseError: If a link leads nowhere.
+    """
+    if not links:
+        return []
+    for link in links:
+        _check_link(repository, link)
+    paths = [str(Path(link)) for link in links]  # without the slash that git would take for a folder
+    compare = ("--literal-pathspecs", "diff-tree", "-r", "-z", "--raw", "--no-renames")
+    fields = git(repository, *compare, base, head, "--", *paths).split("\0")
+    changes = zip(fields[::2], fields[1::2], strict=False)  # ":160000 160000 HASH HASH M", then the path
+    return [path for change, path in changes if SUBMODULE in change[1:].split()[:2]]
+
+
+def note_of_submodules(repository: Path, base: str, head: str, links: Sequence[str]) -> tuple[str, ...]:
+    """Says of which submodules a comparison sees nothing, because both versions are given the same one."""
+    moved = ", ".join(moved_submodules(repository, base, head, links))
+    if not moved:
+        return ()
+    return (f"{moved}: another commit in each version, but --link gave both that of {repository}",)
