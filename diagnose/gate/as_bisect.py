@@ -49,6 +49,8 @@ def bisect_text(found: Bisection, terminal: Terminal) -> str:
             lines += _wrapped(
                 f"not measured, because they do not run: {', '.join(skipped)}", terminal, "  "
             )
+    for note in found.notes:
+        lines += _wrapped(f"note: {note}", terminal, "  ")
     if found.why:
         lines += ["", terminal.paint("Where it was lost", "bold")]
         for reason in found.why[:MOST_REASONS]:
@@ -84,7 +86,9 @@ def next_steps(found: Bisection) -> list[str]:
     commit = found.commits[found.suspects[-1]]
     steps = [f"Look at it: git show {commit.hash[:12]}"]
     if commit.is_merge:
-        steps.append(f"It is a merge. Search what it merged: {commit.hash[:12]}^..{commit.hash[:12]}^2")
+        name = commit.hash[:12]
+        since = f"$(git merge-base {name}^ {name}^2)..{name}^2"
+        steps.append(f'It is a merge. Search what it merged: diagnose bisect "{since}" -- ...')
     return steps
 
 
@@ -96,6 +100,7 @@ def to_json(found: Bisection) -> dict[str, Any]:
         "verdict": found.ending.value,
         "exit_code": found.ending.exit_code,
         "reason": found.reason,
+        "notes": list(found.notes),
         "odds": found.certainty if odds is not None else None,
         "suspects": [found.commits[index].hash for index in found.suspects],
         "good": found.good.hash,

@@ -10,13 +10,18 @@ from pathlib import Path
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bench import Bench, log_cost
 from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
-from diagnose.gate.compare_commits import Measure, sigterm_unwinds
+from diagnose.gate.compare_commits import (
+    IN_RARE_STEPS,
+    Measure,
+    is_lost_in_rare_steps,
+    sigterm_unwinds,
+)
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
-from diagnose.gate.pairs import Progress, judge, run_pairs
-from diagnose.gate.posterior import CannotRun, Odds, search
-from diagnose.gate.result import Metric, Pair, TrainingFailed, Verdict
+from diagnose.gate.pairs import Paired, Progress, judge, run_pairs
+from diagnose.gate.posterior import CannotRun, OutOfBudget, search
+from diagnose.gate.result import Judgement, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.why import reasons, why_of
-from diagnose.gate.worktrees import commit_of, git, parse_range, repository_of
+from diagnose.gate.worktrees import commit_of, git, note_of_submodules, parse_range, repository_of
 
 WHY_PAIRS = 7
 """Pairs of the commit found and its parent: as many as the gate needs for a verdict."""
@@ -42,12 +47,20 @@ def bisect(
     begun = time.monotonic()
     repository = repository_of(request.cwd)
     good, commits = row_of_commits(repository, request.commits)
-    found = Bisection(ending=Ending.CANNOT_TELL, good=good, commits=commits, folder=request.folder)
+    found = Bisection(
+        ending=Ending.CANNOT_TELL,
+        good=good,
+        commits=commits,
+        notes=note_of_submodules(repository, good.hash, commits[-1].hash, request.links),
+        folder=request.folder,
+    )
+    budget_s = request.asked.budget_s
+    ends_at = None if budget_s is None else begun + budget_s
     with (
         sigterm_unwinds(),
-        Bench(request=request, repository=repository, measure=measure) as bench,
+        Bench(request=request, repository=repository, measure=measure, ends_at=ends_at) as bench,
     ):
-        job = _Search(request=request, bench=bench, progress=progress, begun=begun)
+        job = _Search(request=request, bench=bench, progress=progress)
         try:
             found = job.run(found)
         except TrainingFailed as failure:
@@ -72,17 +85,17 @@ def row_of_commits(repository: Path, text: str) -> tuple[Commit, tuple[Commit, .
             f"bisect: {text}: the first is no ancestor of the second, so nothing leads from one to the "
             f"other.\nBegin where they parted: {git(repository, 'merge-base', good, bad)[:12]}"
         )
-    lines = git(
-        repository, "log", "--first-parent", "--reverse", "--format=%H%x09%P%x09%s", f"{good}..{bad}"
-    ).splitlines()
-    commits = []
-    for line in lines:
-        name, parents, subject = line.split("\t", 2)
-        commits.append(Commit(hash=name, subject=subject, is_merge=" " in parents))
+    commits = _logged(repository, "--first-parent", "--reverse", f"{good}..{bad}")
     if not commits:
         raise DiagnoseError(f"bisect: {text}: that is one and the same commit; name a slower, later one.")
-    subject = git(repository, "log", "-1", "--format=%s", good)
-    return Commit(hash=good, subject=subject), tuple(commits)
+    return _logged(repository, "--max-count=1", good)[0], commits
+
+
+def _logged(repository: Path, *which: str) -> tuple[Commit, ...]:
+    """Reads commits; whatever the subjects hold, and whatever else the user's git shows in a log."""
+    text = git(repository, "log", "-z", "--no-show-signature", "--format=%H%x09%P%x09%s", *which)
+    rows = [row.split("\t", 2) for row in text.split("\0") if row]
+    return tuple(Commit(hash=name, subject=subject, is_merge=" " in of) for name, of, subject in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +105,6 @@ class _Search:
     request: BisectRequest
     bench: Bench
     progress: Progress
-    begun: float
 
     def run(self, found: Bisection) -> Bisection:
         """Measures the ends, then what is between them, then the commit found and its parent."""
@@ -100,12 +112,15 @@ class _Search:
         if asked.budget_s is not None:
             asked = replace(asked, budget_s=ENDS_PART * asked.budget_s)
         ends = run_pairs(self.bench.ends(found.good, found.commits[-1]), asked, progress=self.progress)
-        found = replace(found, ends=ends.judgement)
-        if ends.judgement.verdict is Verdict.PASS:
+        judgement = self._judged(ends)
+        if judgement is not ends.judgement:
+            found = replace(found, notes=(*found.notes, IN_RARE_STEPS))
+        found = replace(found, ends=judgement)
+        if judgement.verdict is Verdict.PASS:
             return replace(found, ending=Ending.NO_LOSS, reason="the last commit is not slower")
-        if ends.judgement.verdict is not Verdict.REGRESSION:
-            return replace(found, reason=ends.stopped or ends.judgement.reason)
-        metric, last = ends.judgement.metric, ends.runs[-1]
+        if judgement.verdict is not Verdict.REGRESSION:
+            return replace(found, reason=ends.stopped or judgement.reason)
+        metric, last = judgement.metric, ends.runs[-1]
         timeout_s = max(LEAST_TIMEOUT_S, HANGS * max(run.wall_s for run in ends.runs))
         plan = RunPlan(steps=last.num_steps, warmup=last.warmup, timeout_s=timeout_s)
         odds = search(
@@ -113,7 +128,7 @@ class _Search:
             lambda index: self._log_of_pair(found, index, plan, metric),
             ends=[log_cost(pair, metric) for pair in ends.pairs],
             confidence=self.request.confidence,
-            may_go_on=self._may_go_on,
+            may_go_on=lambda odds: odds.num_pairs < self.request.max_pairs,
         )
         suspects, certainty = odds.suspects()
         found = replace(found, odds=odds, suspects=suspects)
@@ -122,10 +137,12 @@ class _Search:
             return replace(found, reason=f"after {odds.num_pairs} pairs no commit has odds of {wanted}")
         return self._explained(replace(found, ending=Ending.FOUND), ends.pairs, plan, metric)
 
-    def _may_go_on(self, odds: Odds) -> bool:
-        budget_s = self.request.asked.budget_s
-        has_time = budget_s is None or time.monotonic() - self.begun < budget_s
-        return odds.num_pairs < self.request.max_pairs and has_time
+    def _judged(self, ends: Paired) -> Judgement:
+        """Judges the ends as the gate does: by the mean, where usual steps are no slower but rare ones."""
+        asked = self.request.asked
+        mean = judge(ends.pairs, Metric.MEAN_SAMPLES_PER_S, asked.max_drop, last=True)
+        is_rare = is_lost_in_rare_steps(asked.metric, ends.judgement, mean)
+        return mean if is_rare and mean is not None else ends.judgement
 
     def _log_of_pair(self, found: Bisection, index: int, plan: RunPlan, metric: Metric) -> float:
         commit = found.commits[index]
@@ -147,10 +164,16 @@ class _Search:
         pairs = ends
         if first or last < len(found.commits) - 1:  # else the ends are these two
             self.progress(f"{found.commits[last].hash[:9]} it is; measuring it beside its parent")
+            made: list[Pair] = []
             try:
-                pairs = tuple(self.bench.pair(before, found.commits[last], plan) for _ in range(WHY_PAIRS))
+                while len(made) < WHY_PAIRS:
+                    made.append(self.bench.pair(before, found.commits[last], plan))
             except CannotRun as error:
                 return replace(found, reason=f"beside its parent it did not run: {error}")
+            except OutOfBudget:
+                note = f"the budget was used up after {len(made)} of {WHY_PAIRS} pairs with its parent"
+                return replace(found, notes=(*found.notes, note))
+            pairs = tuple(made)
         judgement = judge(pairs, metric, self.request.asked.max_drop, last=True)
         found = replace(found, parent=judgement)
         if judgement is None or judgement.verdict is Verdict.PASS:

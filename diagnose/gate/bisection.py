@@ -82,6 +82,7 @@ class Bisection:
         parent: What the pairs of the commit found and its parent say.
         why: What that difference is attributed to.
         reason: Why no commit is named; empty where one is.
+        notes: What else the reader must know.
     """
 
     ending: Ending
@@ -93,6 +94,7 @@ class Bisection:
     parent: Judgement | None = None
     why: tuple[Reason, ...] = ()
     reason: str = ""
+    notes: tuple[str, ...] = ()
     folder: Path | None = None
     wall_s: float = 0.0
 
