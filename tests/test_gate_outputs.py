@@ -89,6 +89,20 @@ def test_github_gets_one_command_per_line_and_nothing_else(each: GateResult) -> 
         )
 
 
+def test_a_line_is_only_blamed_for_what_is_known_of_it() -> None:
+    kinds = ("line", "finding", "diff", "event")
+    why = tuple(Reason(text="x", kind=kind, file="train.py", line=3) for kind in kinds)
+    found = result(Verdict.REGRESSION, why=why)
+    assert as_github.workflow_commands(found)[1:] == [
+        "::warning file=train.py,line=3,title=slower here::x",
+        "::warning file=train.py,line=3,title=new fault::x",
+        "::notice file=train.py,line=3,title=changed in the hot path::x",
+        "::notice file=train.py,line=3,title=changed in the hot path::x",
+    ]
+    severities = [issue["severity"] for issue in json.loads(to_gitlab(found))]
+    assert severities == ["major", "minor", "minor", "info", "info"]
+
+
 def test_github_shows_ten_annotations_at_most() -> None:
     many = result(Verdict.REGRESSION, why=REASONS[1:] * 50)
     assert sum(line.startswith("::warning") for line in as_github.workflow_commands(many)) == 10

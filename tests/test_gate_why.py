@@ -206,6 +206,15 @@ def test_the_line_that_grew_is_named_where_it_stands_now(tmp_path: Path) -> None
     assert [each.line for each in why.hot_diff] == [10]
 
 
+def test_a_changed_line_that_certainly_did_not_grow_is_left_out(tmp_path: Path) -> None:
+    before, after = pairs_of(6, forward=10.0)
+    base, head = tmp_path / "base", tmp_path / "head"
+    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
+    after = [version(head, AFTER, {(10, "step"): 20.0, (11, "step"): 40.0}, run) for run in after]
+    why = attributed(before, after, base, head)
+    assert why.hot_diff == ()
+
+
 def test_a_new_line_grew_from_nothing_and_a_deleted_one_does_not_hide_it(tmp_path: Path) -> None:
     before, after = pairs_of(7, forward=10.0)
     base, head = tmp_path / "base", tmp_path / "head"

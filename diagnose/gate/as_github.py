@@ -39,7 +39,8 @@ def workflow_commands(result: GateResult) -> list[str]:
 
 
 def _of_reason(reason: Reason) -> str:
-    return _annotation("warning", reason.text, "slower here", reason.file, reason.line)
+    level = "warning" if reason.is_blamed else "notice"
+    return _annotation(level, reason.text, reason.title, reason.file, reason.line)
 
 
 def _annotation(level: str, message: str, title: str, file: str = "", line: int = 0) -> str:

@@ -104,7 +104,7 @@ def attribute(before: Runs, after: Runs) -> Why:
         shrank=tuple(each for each in phases[::-1] if each.growth.high_ns < 0 and each.part <= -MIN_PART),
         lines=tuple(sorted(grown, key=lambda each: -each.growth.ns)[:MAX_LINES]),
         new_waits=tuple([each for each in hot if each.growth.before_ns == 0 and _waits(each)][:MAX_LINES]),
-        hot_diff=tuple([each for each in hot if each.in_diff][:MAX_LINES]),
+        hot_diff=tuple([each for each in hot if each.in_diff and each.growth.high_ns > 0][:MAX_LINES]),
         findings=tuple(_new_findings(ones, as_run, after.root)),
         facts=fact_changes(ones, as_run),
         samples=samples,

@@ -140,8 +140,8 @@ class Why:
         lines: Source lines that certainly grew, the largest growth first.
         new_waits: Lines that wait for a device or for other ranks, or compile, and that the first version
             does not have; the most costly first.
-        hot_diff: Lines of the diff that the second version spends time on, the most costly first,
-            whether or not they grew.
+        hot_diff: Lines of the diff that the second version spends time on, the most costly first, but for
+            those that certainly did not grow.
         findings: New faults, the most costly first.
         facts: Counts and settings that changed.
         samples: Where the versions' steps differ in samples: the samples that all times are for, those of

@@ -215,6 +215,17 @@ class Reason:
     line: int = 0
     lost_share: float | None = None
 
+    @property
+    def is_blamed(self) -> bool:
+        """Whether it is to blame, and does not merely stand where it may matter."""
+        return self.kind not in ("diff", "event")
+
+    @property
+    def title(self) -> str:
+        """What to head it with where it is shown beside its line."""
+        titles = {"line": "slower here", "finding": "new fault"}
+        return titles.get(self.kind, "changed in the hot path")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
