@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from diagnose.cli._gate import share
+from diagnose.gate import pytest_plugin
 from tests.gates import commit, git, repository
 from tests.running import REPOSITORY, environment
 
@@ -109,8 +111,10 @@ def test_within_what_is_allowed(diagnose_gate):
     assert diagnose_gate(Trainer.fit).judgement.drop > 0.08
 
 @pytest.mark.diagnose_gate(base="HEAD")
-def test_a_script(diagnose_gate):
-    assert diagnose_gate("train.py", "--epochs", "1").verdict.value == "pass"
+def test_a_script_and_after_it_another(diagnose_gate):
+    first, second = diagnose_gate("train.py", "--epochs", "1"), diagnose_gate("train.py")
+    assert first.verdict.value == second.verdict.value == "pass"
+    assert first.folder != second.folder
 """,
     )
     assert code == 1, text
@@ -137,6 +141,89 @@ def test_the_base_may_come_from_a_variable(project: Path) -> None:
     test = "def test_it(diagnose_gate):\n    diagnose_gate('train.py')\n"
     code, text = run_tests(project, test, DIAGNOSE_GATE_BASE="HEAD")
     assert code == 0, text
+
+
+def test_the_variable_wins_over_the_marker(project: Path) -> None:
+    test = "import pytest\n@pytest.mark.diagnose_gate(base='main')\n"
+    test += "def test_it(diagnose_gate):\n    diagnose_gate('train.py')\n"
+    assert run_tests(project, test)[0] == 1
+    code, text = run_tests(project, test, DIAGNOSE_GATE_BASE="HEAD")
+    assert code == 0, text
+
+
+def test_a_branch_that_only_the_remote_has_is_found_there(project: Path) -> None:
+    """As in the checkout of a pull request."""
+    git(project, "update-ref", "refs/remotes/origin/main", "main")
+    git(project, "branch", "--quiet", "-D", "main")
+    test = "import pytest\n@pytest.mark.diagnose_gate(base='main')\n"
+    test += "def test_it(diagnose_gate):\n    diagnose_gate('train.py')\n"
+    code, text = run_tests(project, test)
+    assert code == 1, text
+    assert "REGRESSION" in text
+    assert "origin/main (" in text
+
+
+def test_a_drop_is_read_as_by_the_command_line() -> None:
+    for text in ("3%", "0.03", " 3 %", "20%"):
+        assert pytest_plugin._asked({"max_drop": text}).max_drop == share(text)
+    assert pytest_plugin._asked({"max_drop": 0.03}).max_drop == 0.03
+    for wrong in ("3", "0", "100%", "three", 3):
+        with pytest.raises(pytest.fail.Exception, match="max_drop is '3%'"):
+            pytest_plugin._asked({"max_drop": wrong})
+
+
+PACKAGES = {
+    "package/__init__.py": "",
+    "package/model.py": "STEP_MS = 10\n",
+    "package/train.py": "from .model import STEP_MS\ndef main():\n    print(STEP_MS)\n",
+    "package/inner/__init__.py": "from .loop import main\n",
+    "package/inner/loop.py": "from ..model import STEP_MS\ndef main():\n    print(STEP_MS)\n",
+    "jobs/src/other.py": "from .model import STEP_MS\ndef main():\n    print(STEP_MS)\n",
+    "jobs/src/model.py": "STEP_MS = 11\n",
+    "jobs/token.py": "def main():\n    print(12)\n",
+}
+
+
+@pytest.mark.parametrize(
+    "file, module, printed",
+    [
+        ("package/train.py", "package.train", "10"),
+        ("package/inner/__init__.py", "package.inner", "10"),
+        ("package/inner/loop.py", "package.inner.loop", "10"),
+        ("jobs/src/other.py", "src.other", "11"),
+        ("jobs/token.py", "token", "12"),
+    ],
+)
+def test_a_function_is_called_in_its_package(tmp_path: Path, file: str, module: str, printed: str) -> None:
+    for path, text in PACKAGES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert pytest_plugin._module(Path(file), module) == module
+    done = subprocess.run(
+        [sys.executable, "-m", "diagnose.gate.call", file, module, "main"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [printed], done.stderr
+
+
+def test_a_function_of_a_package_is_gated(project: Path) -> None:
+    for path, text in PACKAGES.items():
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(text)
+    commit(project, TRAIN.format(step_ms=11))
+    test = "from package.train import main\n"
+    test += "def test_it(diagnose_gate):\n    diagnose_gate(main)\n"
+    code, text = run_tests(project, test, DIAGNOSE_GATE_BASE="HEAD")
+    assert code == 0, text
+
+
+def test_a_module_that_does_not_agree_with_its_file_is_named_after_it() -> None:
+    assert pytest_plugin._module(Path("jobs/train.py"), "__main__") == "train"
+    assert pytest_plugin._module(Path("train.py"), "jobs.train") == "train"
 
 
 def test_a_marked_test_without_the_fixture_is_refused(project: Path) -> None:

@@ -6,6 +6,8 @@ does, it does in the fixture. See docs/ci.md.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -60,10 +62,11 @@ def diagnose_gate(request: pytest.FixtureRequest, tmp_path: Path) -> Gate:
             f"{MARKER} does not take {', '.join(wrong)}; it takes {', '.join(OPTIONS)}, each by its name.",
             pytrace=False,
         )
-    root = request.config.rootpath
+    root, numbers = request.config.rootpath, itertools.count(1)
 
     def gate(what: Callable[[], object] | str | Path, *arguments: str) -> GateResult:
-        return _judged(_command(what, arguments, root), options, root, tmp_path / "gate")
+        # The runs of one call are not those of the next.
+        return _judged(_command(what, arguments, root), options, root, tmp_path / f"gate-{next(numbers)}")
 
     return gate
 
@@ -79,7 +82,7 @@ def _judged(command: tuple[str, ...], options: dict[str, Any], root: Path, folde
         pytest.fail(
             f"{MARKER}: inconclusive is one of {', '.join(OUTCOMES)}, not {outcome!r}.", pytrace=False
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     try:
         result = _compared(command, options, root, folder)
     except DiagnoseError as error:
@@ -101,7 +104,7 @@ def _compared(command: tuple[str, ...], options: dict[str, Any], root: Path, fol
     from diagnose.gate.why import explain
 
     asked, plumbing = _asked(options), Plumbing(explain=explain)
-    baseline, base = options.get("baseline"), options.get("base") or os.environ.get(BASE_VARIABLE)
+    baseline, base = options.get("baseline"), os.environ.get(BASE_VARIABLE) or options.get("base")
     if baseline is not None:
         side = Side(label="head", name="this version", root=root, command=command)
         place = root / baseline
@@ -113,13 +116,26 @@ def _compared(command: tuple[str, ...], options: dict[str, Any], root: Path, fol
         )
     request = GateRequest(
         asked=asked,
-        commits=f"{base}..HEAD",
+        commits=f"{_known(base, root)}..HEAD",
         commands=(command, command),
         links=tuple(options.get("link", ())),
         cwd=root,
         folder=folder,
     )
     return compare_versions(request, plumbing)
+
+
+def _known(base: str, root: Path) -> str:
+    """Returns a name that is known here: a CI system's checkout has no branch `main`, but `origin/main`."""
+    from diagnose.core.errors import DiagnoseError
+    from diagnose.gate.worktrees import commit_of, repository_of
+
+    repository = repository_of(root)
+    for name in (base, f"origin/{base}"):
+        with contextlib.suppress(DiagnoseError):
+            commit_of(repository, name)
+            return name
+    return base  # what is wrong with it, the gate will say
 
 
 def _asked(options: dict[str, Any]) -> Asked:
@@ -132,8 +148,8 @@ def _asked(options: dict[str, Any]) -> Asked:
         pytest.fail(
             f"{MARKER}: there is no metric {metric!r}. There are: {', '.join(names)}.", pytrace=False
         )
-    try:
-        share = float(drop.removesuffix("%")) / 100 if isinstance(drop, str) else float(drop)
+    try:  # as the command line reads it, which is not for us to import
+        share = float(str(drop).strip().removesuffix("%")) / (100 if "%" in str(drop) else 1)
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
@@ -163,4 +179,13 @@ def _command(
             f"without arguments that stands at the top of a file below {root}, or the path of a script.",
             pytrace=False,
         )
-    return ("-m", "diagnose.gate.call", file.relative_to(root).as_posix(), name)
+    here = file.relative_to(root)
+    return ("-m", "diagnose.gate.call", here.as_posix(), _module(here, what.__module__), name)
+
+
+def _module(file: Path, name: str) -> str:
+    """Returns the module that a file is to who imported it, where that agrees with the file's path."""
+    parts = file.with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    wanted = tuple(name.split("."))
+    return name if parts[-len(wanted) :] == wanted else parts[-1]
