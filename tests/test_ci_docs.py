@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from diagnose.gate import pairs, statistics, steps
 from tests.gates import commit, git, repository, stand_in
 from tests.running import REPOSITORY, environment
 
@@ -117,15 +118,54 @@ def test_the_action_does_what_it_is_told(toy: Path, slower: bool) -> None:
     inputs = {name: each.get("default", "") for name, each in action["inputs"].items()} | step["with"]
     if not slower:
         inputs["commits"] = "HEAD^1..HEAD^1"
-    gate = action["runs"]["steps"][-1]
-    variables = {name: filled(text, inputs) for name, text in gate["env"].items()}
-    ended = shell(gate["run"], toy, **variables)
+    ended = act(toy, **inputs)
     assert ended.returncode == (1 if slower else 0), ended.stderr
     assert json.loads((toy / "diagnose-gate.json").read_text())["max_drop"] == 0.03
 
 
-def filled(text: str, inputs: dict[str, str]) -> str:
-    return re.sub(r"\$\{\{ inputs\.([a-z-]+) \}\}", lambda found: inputs[found[1]], text)
+def act(
+    folder: Path, *, event: str = "pull_request", before: str = "", **inputs: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the action's last step as an event of GitHub's has it."""
+    action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
+    given = {name: each.get("default", "") for name, each in action["inputs"].items()} | inputs
+    known = {f"inputs.{name}": text for name, text in given.items()} | {"github.event.before": before}
+    gate = action["runs"]["steps"][-1]
+    variables = {
+        name: re.sub(r"\$\{\{ (\S+) \}\}", lambda found: known[found[1]], text)
+        for name, text in gate["env"].items()
+    }
+    return shell(gate["run"], folder, GITHUB_EVENT_NAME=event, **variables)
+
+
+def test_a_command_of_several_lines_is_read_whole(toy: Path) -> None:
+    git(toy, "switch", "--quiet", "-c", "several")
+    says = "import sys\nassert sys.argv[1:4] == ['--epochs', '1', '--lr'], sys.argv\nsys.argv[1:4] = []\n"
+    for _ in range(2):
+        commit(toy, says + stand_in(10))
+    for command in ("train.py\n--epochs 1\n  --lr\n", "train.py --epochs 1 \\\n  --lr"):
+        ended = act(toy, command=command)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_on_a_push_the_action_compares_with_where_the_push_began(toy: Path, tmp_path: Path) -> None:
+    """In a clone that is too shallow to hold it, as by fetch-depth: 2."""
+    before = git(toy, "rev-parse", "HEAD^1")
+    for _ in range(3):  # the slow commit is not the last one of the push
+        commit(toy, stand_in(11))
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--depth", "2", f"file://{toy}", str(clone))
+    versions = {}
+    for event, began in (("push", before), ("push", "0" * 40), ("pull_request", before)):
+        ended = act(clone, event=event, before=began, command="train.py")
+        answer = json.loads((clone / "diagnose-gate.json").read_text())
+        versions[event, began] = ended.returncode, answer["sides"][0]["commit"]
+    parent = git(toy, "rev-parse", "HEAD^1")
+    assert versions == {
+        ("push", before): (1, before),
+        ("push", "0" * 40): (0, parent),
+        ("pull_request", before): (0, parent),
+    }
 
 
 def test_no_input_of_the_action_becomes_part_of_its_script() -> None:
@@ -135,21 +175,22 @@ def test_no_input_of_the_action_becomes_part_of_its_script() -> None:
 
 
 def test_a_hostile_input_is_only_a_word(toy: Path) -> None:
-    action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
-    inputs = {name: each.get("default", "") for name, each in action["inputs"].items()}
-    inputs |= {"command": "train.py; touch pwned", "commits": "$(touch pwned)..`touch pwned`"}
-    gate = action["runs"]["steps"][-1]
-    ended = shell(gate["run"], toy, **{name: filled(text, inputs) for name, text in gate["env"].items()})
+    hostile = "$(touch pwned)..`touch pwned`"
+    ended = act(toy, command="train.py; touch pwned", commits=hostile)
     assert ended.returncode == 2
+    act(toy, event="push", before="$(touch pwned)", command="train.py; touch pwned")
     assert not (toy / "pwned").exists()
 
 
-def test_the_gitlab_example_leaves_the_reports_it_names(toy: Path) -> None:
+@pytest.mark.parametrize("merged", [False, True], ids=["of the branch", "of the merged result"])
+def test_the_gitlab_example_leaves_the_reports_it_names(toy: Path, merged: bool) -> None:
+    """In the second the target branch has become faster meanwhile: the branch began where it was slow."""
     job = example(".gitlab-ci.yml")["speed"]
-    variables = {
-        "CI_MERGE_REQUEST_DIFF_BASE_SHA": git(toy, "rev-parse", "HEAD^1"),
-        "CI_COMMIT_SHA": git(toy, "rev-parse", "HEAD"),
-    }
+    target = git(toy, "rev-parse", "HEAD^1")
+    variables = {"CI_MERGE_REQUEST_DIFF_BASE_SHA": target, "CI_COMMIT_SHA": git(toy, "rev-parse", "HEAD")}
+    if merged:
+        slow = git(toy, "rev-parse", "HEAD")
+        variables |= {"CI_MERGE_REQUEST_DIFF_BASE_SHA": slow, "CI_MERGE_REQUEST_TARGET_BRANCH_SHA": target}
     ended = shell("\n".join(job["script"]), toy, **variables)
     assert ended.returncode == 1, ended.stderr
     assert ended.returncode not in job["allow_failure"]["exit_codes"]
@@ -187,3 +228,12 @@ def test_each_command_in_the_text_is_one_that_there_is(line: str, toy: Path) -> 
         ended = shell(line.replace("main --", "nowhere --"), toy)
         assert ended.returncode == 2
         assert "no commit 'nowhere'" in ended.stderr
+
+
+def test_the_lengths_of_runs_in_the_text_are_those_of_the_code() -> None:
+    text = " ".join(DOCS.split())
+    runs = [2 + 2 * count for count in (statistics.MIN_PAIRS, statistics.MAX_PAIRS)]
+    assert f"some {runs[0]} to {runs[1]} times" in text
+    assert f"at least {pairs.STEPS} steps and at least {pairs.MEASURED_S:g} s" in text
+    assert f"after a warm-up of {steps.MIN_WARMUP} steps or more" in text
+    assert f"down to {pairs.LEAST_STEPS}, so that {pairs.PLANNED_PAIRS} pairs of runs fit" in text
