@@ -246,6 +246,28 @@ def test_a_teacher_is_told_from_an_evaluation_of_the_trained_model(evaluated: st
     assert recorder.facts["calls"]["untrained"] == (1.0 if evaluated == "a teacher" else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("mode", "again", "free"), [("train", False, 1.0), ("train", True, 0.0), ("eval", False, 0.0)]
+)
+def test_a_call_without_gradients_in_training_mode_on_something_else_is_none_that_judges(
+    mode: str, again: bool, free: float
+):
+    model = nn.Sequential(nn.Linear(4, 4))
+    recorder = Recorder()
+    recorder.model_appears(model)
+    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
+        for inspect in recorder.inspections:
+            inspect()
+        for _ in range(7):
+            batch = torch.randn(2, 4)
+            model(batch)
+            with torch.no_grad():
+                getattr(model, mode)()(batch if again else torch.randn(2, 4))
+            model.train()
+            recorder.steps += 1
+    assert recorder.facts["calls"]["free"] == free
+
+
 def test_padding_is_a_run_at_the_end_of_rows():
     full = torch.randint(1, 50, (8, 20))
     padded = full.clone()

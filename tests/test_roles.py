@@ -230,3 +230,24 @@ def test_a_file_that_cannot_be_read_has_no_roles():
     assert (
         Roles(sites, Sources({"/nowhere/train.py": "print 'two'"})).phase([], AFTER_FORWARD) is Phase.OTHER
     )
+
+
+APPENDED = Script(
+    """
+    for step in range(100):
+        losses = []
+        for x in rows:
+            out = model(x)
+            losses.append(loss_of(out))
+            history.append(len(out))
+        loss = sum(losses)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("model(x", "forward"), ("loss.backward", "backward"), ("optimizer.step", "optimizer")],
+)
+
+
+def test_what_is_put_into_the_list_that_the_loss_is_made_of_is_computed_in_the_forward_pass():
+    assert APPENDED.phase("losses.append", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert APPENDED.phase("history.append", slot=AFTER_FORWARD) is Phase.OTHER

@@ -5,11 +5,24 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.roles import Frame, Sources
+from diagnose.analysis.rollouts import EVALUATES, collects, steps_environment
 from diagnose.analysis.slices import is_chain, takes_slices
+from diagnose.analysis.statements import (
+    Function,
+    Place,
+    by_line,
+    callee,
+    innermost,
+    names,
+    nodes_of,
+    words,
+    words_of,
+)
+from diagnose.core.phases import Phase
 
 SYNC = "sync"
 """Brings a value of a tensor to Python, for which the host waits for the device."""
@@ -41,18 +54,36 @@ CHAIN = "chain"
 ATTENTION = "attention"
 """Besides: part of an attention that is written out."""
 
+ENVIRONMENT = "environment"
+"""Steps the environment of a reinforcement learner, or is inside such a step. Alone."""
+ROLLOUT = "rollout"
+"""Besides: chooses what to do in an environment. A model that is called so acts, and is not judged."""
+
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}
+PREDICATES = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
+CHEAP = {"detach", "append", "extend", "add", "size", "dim", "len", "numel", "get", "setdefault", "round"}
+"""Calls beside which reading a value is still all that a statement does."""
 LOG_FUNCTIONS = {"print", "pprint"}
 LOG_METHODS = {
     *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "log_metric", "log_metrics"),
     *("log_dict", "log_artifact", "write", "writelines", "write_text", "write_bytes", "writerow"),
     *("writerows", "flush", "fsync", "fdatasync", "urlopen", "sendall", "savefig"),
+    *("set_postfix", "set_postfix_str", "set_description", "set_description_str"),
 }
+ALSO_OF_MEMORIES = {"write", "flush"}
+"""Methods that models with a memory have, too."""
+FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "stderr", "csv", "stream"}
+
 LEVELS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 LOGGERS = re.compile(
-    r"log|wandb|mlflow|comet|neptune|writer|tracker|board|accelerator|run$|fabric", re.IGNORECASE
+    r"(log|logs|logging)$|logger|wandb|mlflow|comet|neptune|writer|tracker|board|accelerator|run$|fabric",
+    re.IGNORECASE,
 )
+"""What one of the names before the method's is called: `log`, but not `logits`."""
+BARS = re.compile(r"^(tqdm|rich)/(?!.* (\S+\.)?(__iter__|__init__|track)$)")
+"""Packages that draw progress bars, except for functions in which the loop itself runs."""
+
 DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
 NETWORK = {"requests", "httpx", "urllib", "session"}
 SAVERS = {
@@ -65,7 +96,8 @@ SAVERS = {
 }
 SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
 WAITERS = {"sleep", "system", "check_call", "check_output", "communicate"}
-IN_PLACE = {"mul_", "add_", "lerp_", "copy_", "sub_", "mul", "lerp"}
+WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
+IN_PLACE = {*WRITES, "mul", "lerp"}
 GRADIENT_MATH = {"norm", "vector_norm", "mul_", "clamp_", "clip_", "div_", "pow", "square", "sum", "copy_"}
 METRIC_WORDS = {
     *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "confusion"),
@@ -74,13 +106,33 @@ METRIC_WORDS = {
 ALSO_OF_MODELS = {"acc", "meter", "precision", "recall", "topk", "iou"}
 """Words that functions of models and losses are called by, too."""
 
+MATH_NAMES = """
+    cosh density det exp gamma likelihood mel odds partition pdf prob probability probs ratio scale sigmoid
+    softmax softplus space spectrogram std stft sum var variance
+"""
+MATH_WORDS = frozenset(MATH_NAMES.split())
+"""Beside one of these, `log` in a name is the logarithm."""
+LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
+"""Beside one of these, `metric` is what is learned."""
+GRADIENT_WORDS = {"grad", "grads", "gradient", "gradients"}
+AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
+
 NAMED = {
     **dict.fromkeys(("log", "logging", "logs", "report", "print", "tensorboard", "wandb"), LOG),
     **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
-    **dict.fromkeys(("clip", "clipping"), CLIP),
+    **dict.fromkeys(("clip", "clipping", "clipper"), CLIP),
     **dict.fromkeys(METRIC_WORDS - ALSO_OF_MODELS, METRIC),
 }
-"""What a function is for by a word of its name, where its lines do not say."""
+"""What a function is for by a word of its name or its class's, where its lines do not say."""
+
+MODEL = (Phase.FORWARD, Phase.BACKWARD)
+"""What a model and its parts are called says what they compute, not what the loop does: CLIP, LogSTFT."""
+
+ACTING = (Phase.EVALUATION, Phase.DATA_WAIT)
+"""Phases that acting in an environment is taken for: without gradients, or for the model's next input."""
+
+NAMELESS = (*MODEL, Phase.DATA_WAIT)
+"""Phases in which names are of what is computed: `log_mel`, `clip_frames`."""
 
 PURPOSES = frozenset((LOG, EMA, CLIP, METRIC, SAVE))
 """What a whole function may be there for. Its other lines, which build a record, serve that."""
@@ -98,12 +150,18 @@ HOOKED_CALLS = {"backward", "step", "zero_grad"}
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A statement and what surrounds it in its function, innermost first."""
+class _Within(NamedTuple):
+    """Where a line's time passed.
 
-    statement: ast.stmt
-    loops: tuple[ast.For | ast.AsyncFor | ast.While, ...]
+    Attributes:
+        model: In the forward or backward pass.
+        loss: In the forward pass, so that the loss depends on it.
+        waits: On a device, for which a value that is read is waited for.
+    """
+
+    model: bool = False
+    loss: bool = False
+    waits: bool = True
 
 
 class Idioms:
@@ -115,82 +173,147 @@ class Idioms:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._files: dict[str, dict[int, list[_Place]]] = {}
+        self._files: dict[str, dict[int, list[Place]]] = {}
         self._attention: dict[str, set[int]] = {}
-        self._known: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._known: dict[tuple[str, int, _Within], tuple[str, ...]] = {}
+        self._environments: dict[tuple[str, int], tuple[bool, bool]] = {}
+        self._words: dict[Function, set[str]] = {}
 
-    def of(self, stack: Sequence[Frame], via: str = "") -> tuple[str, ...]:
+    def of(
+        self, stack: Sequence[Frame], via: str = "", phase: Phase = Phase.OTHER, *, waits: bool = True
+    ) -> tuple[str, ...]:
         """Returns the idioms of a stack: those of its innermost line, then what the functions are called.
 
         Args:
             stack: File, line and function of each user frame, innermost first.
             via: The frame of an installed package inside it, as `SourceLine.via` has it.
+            phase: What the time is part of. A model's own names and lines are no logging or clipping.
+            waits: Whether reading a tensor's value waits for a device. Else it costs next to nothing, and
+                counts only where a statement does nothing else.
         """
         if not stack:
             return ()
-        found = [] if is_training(via) else list(self.of_line(*stack[0][:2]))
+        acting = self._acts(stack, phase)
+        if acting == ENVIRONMENT:
+            return (ENVIRONMENT,)
+        within = _Within(phase in MODEL, phase is Phase.FORWARD, waits)
+        found = [] if is_training(via) else list(self.of_line(*stack[0][:2], within))
         if METRIC_PACKAGES.match(via) and METRIC not in found:
             found.insert(0, METRIC)
-        for _, _, function in stack:
-            words = _words(".".join(part for part in function.split(".")[-2:] if part != "<locals>"))
-            if words & OUTERMOST_WORDS or function == "<module>":
-                break
-            named = [idiom for word, idiom in NAMED.items() if word in words]
-            if named:
-                # Reading a value or looping is how a thing is done; the name says what it is done for.
-                found = [*dict.fromkeys([*named[:1], *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
-                break
-        return tuple(found)
+        if BARS.match(via) and LOG not in found:
+            found.insert(0, LOG)
+        named = "" if phase in NAMELESS else self._named(stack)
+        if named:
+            # Reading a value or looping is how a thing is done; the name says what it is done for.
+            found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
+        return (*found, acting) if acting else tuple(found)
 
-    def of_line(self, file: str, line: int) -> tuple[str, ...]:
+    def of_line(self, file: str, line: int, within: _Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""
-        known = self._known.get((file, line))
+        within = within or _Within()
+        known = self._known.get((file, line, within))
         if known is None:
-            if file not in self._files:
-                tree = self._sources.tree(file)
-                self._files[file] = _by_line(tree) if tree is not None else {}
-                self._attention[file] = attention_lines(tree) if tree is not None else set()
-            known = _common(self._files[file].get(line, []))
+            known = _common(self._places(file, line), within)
             if line in self._attention[file]:
                 known = (*known, ATTENTION)
-            self._known[file, line] = known
+            self._known[file, line, within] = known
         return known
+
+    def _places(self, file: str, line: int) -> list[Place]:
+        if file not in self._files:
+            tree = self._sources.tree(file)
+            self._files[file] = by_line(tree) if tree is not None else {}
+            self._attention[file] = attention_lines(tree) if tree is not None else set()
+        return self._files[file].get(line, [])
+
+    def _acts(self, stack: Sequence[Frame], phase: Phase) -> str:
+        """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing."""
+        called = [words(function.rpartition(".")[2]) for _, _, function in stack]
+        if any(name & EVALUATES and not name & TRAINING_WORDS for name in called):
+            return ""
+        found = ""
+        for file, line, _ in stack:
+            if (file, line) not in self._environments:
+                places = self._places(file, line)
+                place = innermost(places)
+                steps = any(steps_environment(each.statement) for each in places)
+                self._environments[file, line] = steps, place is not None and collects(place)
+            steps, acts = self._environments[file, line]
+            if steps:
+                return ENVIRONMENT
+            if acts and phase in ACTING:
+                found = ROLLOUT
+        return found
+
+    def _named(self, stack: Sequence[Frame]) -> str:
+        """Returns what the innermost function with a telling name is for; empty if there is none.
+
+        What a module's `forward` calls is a part of it, whatever it is called.
+        """
+        named = ""
+        for file, line, function in stack:
+            if function.rpartition(".")[2] == "forward":
+                named = ""
+                continue
+            parts = [part for part in function.split(".")[-2:] if part != "<locals>"]
+            if words(".".join(parts)) & OUTERMOST_WORDS or function == "<module>":
+                break
+            named = named or self._by_name(file, line, parts)
+        return named
+
+    def _by_name(self, file: str, line: int, parts: Sequence[str]) -> str:
+        """Returns what a function is for by its name and its class's, if its code does not contradict."""
+        of_name = words(".".join(parts))
+        for word, purpose in NAMED.items():
+            if word not in of_name:
+                continue
+            if of_name & {LOG: MATH_WORDS, METRIC: LEARNING_WORDS}.get(purpose, set()):
+                continue
+            if purpose == CLIP and not (of_name | self._words_at(file, line)) & GRADIENT_WORDS:
+                continue
+            if purpose == EMA and word not in words(parts[-1]) and not self._averages(file, line):
+                continue
+            return purpose
+        return ""
+
+    def _averages(self, file: str, line: int) -> bool:
+        return bool(self._words_at(file, line) & {"parameters", "params", "state", "weights", "buffers"})
+
+    def _words_at(self, file: str, line: int) -> set[str]:
+        """Returns the words of all names in the function that holds a line."""
+        function = next((place.function for place in self._places(file, line)), None)
+        if function is None:
+            return set()
+        if function not in self._words:
+            self._words[function] = words_of(names(ast.walk(function)))
+        return self._words[function]
 
 
 def is_training(via: str) -> bool:
     """Whether a package's frame, as `SourceLine.via` has it, is the loop of a trainer."""
-    return bool(_words(via.rpartition(" ")[2]) & TRAINING_WORDS)
+    return bool(words(via.rpartition(" ")[2]) & TRAINING_WORDS)
 
 
-def _by_line(tree: ast.Module) -> dict[int, list[_Place]]:
-    """Returns the statements on each line, without those that go on in another one there."""
-    lines: dict[int, list[_Place]] = {}
-    for line, place in _places(tree):
-        others = [each for each in lines.get(line, []) if place.statement not in ast.walk(each.statement)]
-        lines[line] = [*others, place]
-    return lines
-
-
-def _common(places: Sequence[_Place]) -> tuple[str, ...]:
+def _common(places: Sequence[Place], within: _Within) -> tuple[str, ...]:
     """Returns what all statements of a line do: the sampler does not tell which of them took the time."""
-    found = [tuple(_idioms(place)) for place in places]
+    found = [tuple(_idioms(place, within)) for place in places]
     if len(found) > 1:
         found = [each for each, place in zip(found, places, strict=True) if each or _takes_time(place)]
     return tuple(idiom for idiom in found[0] if all(idiom in each for each in found)) if found else ()
 
 
-def _takes_time(place: _Place) -> bool:
+def _takes_time(place: Place) -> bool:
     """Whether a statement calls or repeats anything that is not measured apart."""
-    nodes = [node for expression in _expressions(place.statement) for node in ast.walk(expression)]
+    nodes = nodes_of(place.statement)
     return any(isinstance(node, ast.comprehension) for node in nodes) or any(
-        isinstance(node, ast.Call) and _callee(node)[0] not in HOOKED_CALLS for node in nodes
+        isinstance(node, ast.Call) and callee(node)[0] not in HOOKED_CALLS for node in nodes
     )
 
 
-def _idioms(place: _Place) -> Iterator[str]:
+def _idioms(place: Place, within: _Within) -> Iterator[str]:
     """Yields what a statement does, the most telling first."""
     found: set[str] = set()
-    nodes = [node for expression in _expressions(place.statement) for node in ast.walk(expression)]
+    nodes = nodes_of(place.statement)
     in_comprehension = {
         id(inner)
         for node in nodes
@@ -199,25 +322,20 @@ def _idioms(place: _Place) -> Iterator[str]:
     }
     for node in nodes:
         if isinstance(node, ast.Call):
-            found.update(_of_call(node, within=id(node) in in_comprehension))
-    names = _names(nodes)
-    if "argmax" in names and any(isinstance(node, ast.Compare) for node in nodes):
+            found.update(_of_call(node, within, in_comprehension=id(node) in in_comprehension))
+    if "argmax" in names(nodes) and any(isinstance(node, ast.Compare) for node in nodes):
         found.add(METRIC)
     if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and _tensor_test(place.statement.test):
         found.add(SYNC)
-    iterated = _iterated(place, nodes)
-    over_weights = any(_over_weights(source) for source in iterated)
-    if over_weights and names & {"grad", "grads"} and names & GRADIENT_MATH:
-        found.add(CLIP)
-    elif over_weights and (names & IN_PLACE or _assigns(place.statement)):
-        pairs = any(_names(list(ast.walk(source))) & {"zip", "_foreach"} for source in iterated)
-        words = set().union(*(_words(name) for name in names))
-        if pairs or words & {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}:
-            found.add(EMA)
+    found.update(_of_weights(place, nodes))
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
         for inner in place.statement.body:
-            within = _Place(inner, (place.statement, *place.loops))
-            found.update(idiom for idiom in _idioms(within) if idiom in (CLIP, EMA))
+            inside = Place(inner, (place.statement, *place.loops), place.function)
+            found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA))
+    if within.loss:
+        found -= {METRIC, CLIP}  # scores that the loss needs; norms that it punishes
+    if not within.waits and not _only_reads(nodes):
+        found.discard(SYNC)
     for idiom in (LOG, CLIP, EMA, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
         if idiom in found:
             yield idiom
@@ -229,18 +347,38 @@ def _idioms(place: _Place) -> Iterator[str]:
             yield CHAIN
 
 
-def _of_call(call: ast.Call, *, within: bool) -> Iterator[str]:
-    """Yields what one call does; `within` a comprehension, a cast is of Python's numbers."""
-    name, base = _callee(call)
+def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
+    """Yields what a statement does to one weight after the other."""
+    iterated = _iterated(place, nodes)
+    if not any(_over_weights(source) for source in iterated):
+        return
+    used = names(nodes)
+    sources = names([node for source in iterated for node in ast.walk(source)])
+    with_gradients = bool((used | sources) & {"grad", "grads", "gradients"})
+    if with_gradients:
+        if used & GRADIENT_MATH:
+            yield CLIP
+        return  # else a step of the script's own optimizer, or of an inner loop
+    decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}
+    told = words_of(used - decays_weights) & AVERAGED_WORDS
+    assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign))
+    in_pairs = sources & {"zip", "_foreach"} and (used & WRITES or _assigns_in_place(place.statement))
+    if in_pairs or (told and (used & IN_PLACE or assigns)):
+        yield EMA
+
+
+def _of_call(call: ast.Call, within: _Within, *, in_comprehension: bool) -> Iterator[str]:
+    """Yields what one call does; in a comprehension a cast is of Python's numbers."""
+    name, base = callee(call)
     owner = base.rpartition(".")[2] or base
     if (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call, name):
         yield SYNC
-    if not base and name in CASTS and not within and call.args and _may_be_tensor(call.args[0]):
+    if not base and name in CASTS and not in_comprehension and call.args and _may_be_tensor(call.args[0]):
         yield SYNC
     if (
         (not base and name in LOG_FUNCTIONS | {"open", "urlopen"})
-        or (base and name in LOG_METHODS)
-        or (name in LEVELS and LOGGERS.search(base))
+        or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
+        or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
         or (owner in DUMPERS and name in ("dump", "dumps"))
         or (owner in NETWORK and name in ("get", "post", "put", "request"))
     ):
@@ -259,18 +397,28 @@ def _of_call(call: ast.Call, *, within: bool) -> Iterator[str]:
         yield EMA
     if name == "step" and "sched" in base.lower():
         yield SCHEDULE
-    if (_words(name) | (_words(owner) if name in ("update", "compute", "add") else set())) & METRIC_WORDS:
+    called = words(name) | (words(owner) if name in ("update", "compute", "add") else set())
+    if called & METRIC_WORDS and name != "topk":  # the largest values of a tensor are no score
         yield METRIC
 
 
-def _callee(call: ast.Call) -> tuple[str, str]:
-    """Returns what is called and on what: `("item", "loss")`; the latter is only a hint."""
-    function = call.func
-    if isinstance(function, ast.Name):
-        return function.id, ""
-    if isinstance(function, ast.Attribute):
-        return function.attr, ast.unparse(function.value)
-    return "", ""
+def _is_logger(base: str) -> bool:
+    return any(LOGGERS.search(part) for part in re.findall(r"\w+", base))
+
+
+def _of_a_memory(name: str, owner: str, within: _Within) -> bool:
+    """Whether `memory.write(key, value)` is a part of a model: nothing says that this is a file."""
+    return within.model and name in ALSO_OF_MEMORIES and not words(owner) & FILES
+
+
+def _only_reads(nodes: Sequence[ast.AST]) -> bool:
+    """Whether bringing values to Python is all that a statement does."""
+    cheap = SYNC_METHODS | CASTS | PREDICATES | CHEAP
+    return all(
+        callee(node)[0] in cheap or _to_cpu(node, callee(node)[0])
+        for node in nodes
+        if isinstance(node, ast.Call)
+    )
 
 
 def _to_cpu(call: ast.Call, name: str) -> bool:
@@ -282,18 +430,17 @@ def _to_cpu(call: ast.Call, name: str) -> bool:
 
 def _may_be_tensor(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
-        _, base = _callee(node)
+        _, base = callee(node)
         return bool(base) and base not in ("time", "math", "os", "random", "np", "input", "f")
     return isinstance(node, (ast.Name, ast.Subscript))
 
 
 def _tensor_test(test: ast.expr) -> bool:
     """Whether a condition asks a tensor: it calls one of torch's predicates."""
-    predicates = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
     return any(
         isinstance(node, ast.Call)
-        and _callee(node)[0] in predicates
-        and _callee(node)[1] not in ("", "math", "np")
+        and callee(node)[0] in PREDICATES
+        and callee(node)[1] not in ("", "math", "np")
         for node in ast.walk(test)
     )
 
@@ -305,7 +452,7 @@ def _keyword(call: ast.Call, name: str) -> object:
     return None
 
 
-def _iterated(place: _Place, nodes: list[ast.AST]) -> list[ast.expr]:
+def _iterated(place: Place, nodes: list[ast.AST]) -> list[ast.expr]:
     """Returns what the loops around and in a statement go over."""
     around = [loop.iter for loop in place.loops if isinstance(loop, (ast.For, ast.AsyncFor))]
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
@@ -314,66 +461,25 @@ def _iterated(place: _Place, nodes: list[ast.AST]) -> list[ast.expr]:
 
 
 def _over_weights(source: ast.expr) -> bool:
-    words = {"parameters", "named_parameters", "params", "state_dict", "grads", "param_groups"}
-    return bool(_names(list(ast.walk(source))) & words)
+    weights = {"parameters", "named_parameters", "params", "state_dict", "grads", "param_groups"}
+    return bool(names(ast.walk(source)) & weights)
 
 
-def _in_side_loop(place: _Place) -> bool:
+def _in_side_loop(place: Place) -> bool:
     """Whether a loop goes around the statement that trains nothing."""
     return any(
         not any(
-            isinstance(node, ast.Call) and _callee(node)[0] in ("backward", "step", "train_step")
+            isinstance(node, ast.Call) and callee(node)[0] in ("backward", "step", "train_step")
             for node in ast.walk(loop)
         )
         for loop in place.loops
     )
 
 
-def _assigns(statement: ast.stmt) -> bool:
-    return isinstance(statement, (ast.Assign, ast.AugAssign))
-
-
-def _names(nodes: Sequence[ast.AST]) -> set[str]:
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute)} | {
-        node.id for node in nodes if isinstance(node, ast.Name)
-    }
-
-
-def _words(name: str) -> set[str]:
-    """Returns the words of a name, in small letters: `logMetrics_v2` has log, metrics and v2."""
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
-
-
-def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yields a statement's own expressions, without those of statements in it."""
-    for _, value in ast.iter_fields(statement):
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, ast.expr):
-                yield item
-            elif isinstance(item, ast.withitem):
-                yield item.context_expr
-
-
-def _places(tree: ast.Module) -> Iterator[tuple[int, _Place]]:
-    """Yields each line that holds code, outer statements before those in them."""
-    pending: list[tuple[ast.AST, tuple[ast.For | ast.AsyncFor | ast.While, ...]]] = [(tree, ())]
-    while pending:
-        node, loops = pending.pop(0)
-        if isinstance(node, ast.stmt) and not isinstance(
-            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        ):
-            place = _Place(node, loops)
-            inner = [
-                child.lineno
-                for child in ast.walk(node)
-                if isinstance(child, (ast.stmt, ast.ExceptHandler)) and child is not node
-            ]
-            end = min(inner) - 1 if inner else node.end_lineno or node.lineno
-            for line in range(node.lineno, max(end, node.lineno) + 1):
-                yield line, place
-        inside = (node, *loops) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) else loops
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            inside = ()
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-                pending.append((child, inside))
+def _assigns_in_place(statement: ast.stmt) -> bool:
+    """Whether a statement writes into something there is: `average.data = ...`, `shadow[name] = ...`."""
+    if isinstance(statement, ast.AugAssign):
+        return True
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, (ast.Attribute, ast.Subscript)) for target in statement.targets
+    )

@@ -56,6 +56,7 @@ def source_lines(
     weights: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
     idioms = Idioms(sources)
+    waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helper_of: dict[LineKey, Helper] = {}
@@ -63,7 +64,7 @@ def source_lines(
         sampled[slot] += weight_ns
         if stack:
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
-            key, idiom = (phase, stack[0]), idioms.of(stack, named(library))
+            key, idiom = (phase, stack[0]), idioms.of(stack, named(library), phase, waits=waits)
             weights[key][slot] += weight_ns
             purposes[key][idiom] += weight_ns
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
@@ -72,7 +73,6 @@ def source_lines(
                 helper_of[key] = helper
             if library[0]:
                 libraries[phase, stack[0]][library] += weight_ns
-    waits = log.meta.get("device", "cpu") != "cpu"
     trainers = {frame for _, frame in libraries if all((phase, frame) in libraries for phase in TRAINED)}
     of_helper = {helper: _purpose(parts, waits=waits) for helper, parts in helpers.items()}
     num_samples = log.meta.get("samples") or 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diagnose.analysis.statements import reads, writes
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.places import decoded
@@ -268,74 +269,20 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
         roles.update((line, Phase.FORWARD) for s in passes for line in _header_lines(s))
     # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
     for sources, phase in ((passes, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
-        wanted = set().union(*(_reads(s) for s in sources)) if sources else set()
+        wanted = set().union(*(reads(s) for s in sources)) if sources else set()
         if phase is Phase.DATA_WAIT:
             # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
-            wanted -= set().union(*(_writes(s) for s in sources)) if sources else set()
+            wanted -= set().union(*(writes(s) for s in sources)) if sources else set()
         found: set[int] = set()
         grew = True
         while grew:
             grew = False
             for statement in statements:
-                if id(statement) in found or id(statement) in fixed or not _writes(statement) & wanted:
+                if id(statement) in found or id(statement) in fixed or not writes(statement) & wanted:
                     continue
                 found.add(id(statement))
-                wanted |= _reads(statement)
+                wanted |= reads(statement)
                 grew = True
                 for line in _header_lines(statement):
                     roles[line] = phase
     return roles
-
-
-def _reads(statement: ast.stmt) -> set[str]:
-    """Returns the names and dotted names that a statement's own expressions read."""
-    return {
-        name
-        for expression in _own_expressions(statement)
-        for node in ast.walk(expression)
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
-        for name in (_dotted(node),)
-        if name is not None and name != "self"
-    }
-
-
-def _writes(statement: ast.stmt) -> set[str]:
-    """Returns the names, dotted names and containers that a statement assigns."""
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = list(statement.targets)
-    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
-        targets = [statement.target]
-    elif isinstance(statement, (ast.With, ast.AsyncWith)):
-        targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
-    names: set[str] = set()
-    while targets:
-        target = targets.pop()
-        if isinstance(target, (ast.Tuple, ast.List)):
-            targets.extend(target.elts)
-        elif isinstance(target, (ast.Starred, ast.Subscript)):
-            targets.append(target.value)
-        else:
-            name = _dotted(target)
-            if name is not None:
-                names.add(name)
-    return names
-
-
-def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    for _, value in ast.iter_fields(statement):
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, ast.expr):
-                yield item
-            elif isinstance(item, ast.withitem):
-                yield item.context_expr
-
-
-def _dotted(node: ast.expr) -> str | None:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    return ".".join((node.id, *reversed(parts)))

@@ -142,6 +142,7 @@ class Calls:
         free: Gradient-free calls per step of the trained models, in training mode and with an input of
             their own.
         padding_share: Part of the tokens given to the models that are padding.
+        padded_tokens: Tokens of a model's input, padding included, where that is known.
         batch_size: Samples of a model's input.
         file: The line of a repeated call; empty when unknown.
         line: Its line.
@@ -153,6 +154,7 @@ class Calls:
     untrained: float | None = None
     free: float | None = None
     padding_share: float | None = None
+    padded_tokens: float | None = None
     batch_size: int | None = None
     file: str = ""
     line: int = 0
@@ -163,7 +165,7 @@ class Memory:
     """What the process holds in host memory. `None` was not measured.
 
     Attributes:
-        rss_bytes: Resident memory at the end of the measured steps.
+        rss_bytes: Resident memory at the end of the measured steps, without pages of mapped files.
         growth_bytes: By how much it grew from the first quarter of them to the last, where every quarter
             grew; else 0.
         growth_steps: The steps between the middles of these quarters.

@@ -64,6 +64,7 @@ class _Look:
         self._models = {id(model) for model in models}
         self._trained = {id(parameter) for model in models for parameter in model.parameters()}
         self._untrained = 0
+        self._free = 0
         self._first_step = recorder.steps
         self._calls: deque[Call] = deque(maxlen=REMEMBERED)
         self._repeats = {False: 0, True: 0}  # by whether the call had gradients
@@ -83,9 +84,8 @@ class _Look:
             if call.has_grad:
                 self._autocast = _autocast_dtype(next(module.parameters()).device.type)
             tensor = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
-            if tensor is not None and tensor.dim():
-                self._given(call, tensor)
-
+            repeated = tensor is not None and tensor.dim() > 0 and self._given(call, tensor)
+            self._free += not (call.has_grad or repeated) and call.training
         elif not torch.is_grad_enabled() and self._is_another(module):
             self._untrained += 1
 
@@ -94,12 +94,14 @@ class _Look:
         first = next(module.parameters(), None)
         return first is not None and id(first) not in self._trained
 
-    def _given(self, call: Call, tensor: torch.Tensor) -> None:
+    def _given(self, call: Call, tensor: torch.Tensor) -> bool:
+        """Notes what a call was given; returns whether the model was trained on it just before."""
         before = [other for other in self._calls if other is not call]
-        if call.training and any(
+        repeated = call.training and any(
             other.has_grad and other.model == call.model and other.batch and other.batch() is tensor
             for other in before
-        ):
+        )
+        if repeated:
             self._repeats[call.has_grad] += 1
             self._site = call.site
         call.batch = weakref.ref(tensor)
@@ -108,6 +110,7 @@ class _Look:
             padding = padding_of(tensor)
             if padding is not None:
                 self._padding.append(padding)
+        return repeated
 
     def _tell(self) -> None:
         file, line = resolve(*self._site)[:2] if self._site is not None else ("", 0)
@@ -117,7 +120,9 @@ class _Look:
             "repeated": self._repeats[False] / LOOKED_AT,
             "repeated_with_grad": self._repeats[True] / LOOKED_AT,
             "untrained": self._untrained / LOOKED_AT,
+            "free": self._free / LOOKED_AT,
             "padding_share": sum(pad for pad, _ in self._padding) / tokens if tokens else None,
+            "padded_tokens": tokens / len(self._padding) if self._padding else None,
             "batch_size": self._batch_size,
             "autocast_dtype": self._autocast,
             "file": file,

@@ -112,6 +112,10 @@ class LineRule(Rule):
         """See `Rule.applies`."""
         return bool(self.lines(profile))
 
+    def cure(self, line: SourceLine) -> tuple[str, str]:
+        """Returns what to do about the most expensive line, and a line to paste."""
+        return self.fix, self.code
+
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         lines = self.lines(profile)
@@ -121,6 +125,7 @@ class LineRule(Rule):
         lost = lost_of(profile, lines)
         low, high = bounds(lost, lines)
         on_device = profile.run.device != "cpu"
+        fix, code = self.cure(lines[0])
         return Finding(
             rule=self.name,
             summary=f"{self.what} takes {format_share(share)} of each step,"
@@ -134,8 +139,8 @@ class LineRule(Rule):
                 f" {line.phase.label}, about {line.num_samples} samples."
                 for line in lines[:MAX_LINES]
             ),
-            fix=self.fix,
-            code=self.code,
+            fix=fix,
+            code=code,
             file=lines[0].file,
             line=lines[0].line,
             actions=self.actions,

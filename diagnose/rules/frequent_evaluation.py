@@ -9,8 +9,9 @@ from diagnose.core.program import Calls, Loader, Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import named, rhythm
+from diagnose.rules._lines import at, named, rhythm
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_rollout import is_rollout, rollout_share
 
 MIN_SHARE = 0.05
 """From here on an evaluation within an epoch is worth doing more rarely."""
@@ -51,7 +52,9 @@ class FrequentEvaluation(Rule):
     with workers of its own. Or evaluate checkpoints in another process.
 
     ## When it is wrong
-    Runs in which the evaluation is the point: a search that stops trainings early, for example.
+    Runs in which the evaluation is the point: a search that stops trainings early, for example. A call
+    without gradients in each step, of a model that was not switched by `eval()`, counts as training: an
+    evaluation in every step that leaves the model in training mode is not named.
     """
 
     fires_on = (
@@ -66,6 +69,18 @@ class FrequentEvaluation(Rule):
             program=Program(calls=Calls(num_steps=5, untrained=1.0)),
             series=Series(median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 80e6}),
         ),
+        profile(
+            evaluation_ms=20,
+            program=Program(calls=Calls(num_steps=5, free=1.0)),
+            series=Series(median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 80e6}),
+        ),
+        profile(
+            evaluation_ms=70,
+            where=(
+                at("obs, reward, done, info = env.step(a)", 0.4, "environment", phase=Phase.EVALUATION),
+                at("a = policy(obs).sample()", 0.28, "rollout", phase=Phase.EVALUATION),
+            ),
+        ),
         profile(evaluation_ms=9),
         profile(evaluation_ms=20, program=HUNDRED_STEPS),
         profile(checkpoint_ms=20),
@@ -75,11 +90,16 @@ class FrequentEvaluation(Rule):
         """See `Rule.check`."""
         if Phase.EVALUATION not in profile.phase_time_ns:
             return None
-        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - teaching_ns(profile)
+        acting_ns = rollout_share(profile, Phase.EVALUATION) * profile.step_time_ns
+        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - max(teaching_ns(profile), acting_ns)
         share = lost_ns / profile.step_time_ns
         if share < least_share(profile):
             return None
-        lines = [line for line in profile.where if line.phase is Phase.EVALUATION and not line.in_worker]
+        lines = [
+            line
+            for line in profile.where
+            if line.phase is Phase.EVALUATION and not line.in_worker and not is_rollout(line)
+        ]
         often = rhythm(profile, Phase.EVALUATION)
         period = profile.series.period.get(Phase.EVALUATION)
         rarer = f"every {10 * period} steps instead of every {period}" if period else "less often"
@@ -101,10 +121,11 @@ class FrequentEvaluation(Rule):
 
 
 def teaching_ns(profile: Profile) -> float:
-    """Returns nanoseconds of each step in which other models than the trained one compute without
-    gradients: a teacher or a frozen encoder. What they compute, the training uses."""
+    """Returns nanoseconds of each step in which models compute without gradients what the training uses:
+    others than the trained one, such as a teacher, or that itself in training mode, as for pseudo-labels or
+    for the pictures that a generator makes for its judge."""
     calls = profile.program.calls
-    if calls is None or (calls.untrained or 0.0) < EACH_STEP:
+    if calls is None or (calls.untrained or 0.0) + (calls.free or 0.0) < EACH_STEP:
         return 0.0
     series, spent_ns = profile.series, profile.phase_time_ns[Phase.EVALUATION]
     usual_step_ns = sum(series.median_ns.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
 
@@ -11,11 +13,12 @@ class HostSync(LineRule):
     ## What it means
     `.item()`, `.cpu()`, `float(tensor)`, a condition on a tensor: Python needs a value, so the host
     waits until the device has computed it, and then has to fill the device's queue anew. On a CPU there
-    is nothing to wait for, and such a line costs only its own work.
+    is nothing to wait for: such a line costs only its own work, and counts if it does nothing else.
 
     ## What to do
     Keep values as tensors and read them every N steps; accumulate the loss with `running +=
-    loss.detach()`.
+    loss.detach()`. What the model itself needs on the host, such as the lengths for
+    `pack_padded_sequence`, keep there from the start: let the loader hand it over as a tensor of the CPU.
 
     ## When it is wrong
     A loop whose next step depends on the value. On a device whose host is always far ahead, the wait is
@@ -31,9 +34,20 @@ class HostSync(LineRule):
     fires_on = (
         profile(other_ms=12, where=(at("running += loss.item()", 0.1, "sync"),)),
         profile(other_ms=12, where=(at("values = out.cpu().numpy()", 0.04, "sync"),)),
+        profile(where=(at("x = pack(x, lengths.cpu())", 0.1, "sync", phase=Phase.FORWARD),)),
     )
     silent_on = (
         profile(),
         profile(other_ms=12, where=(at("running += loss.item()", 0.01, "sync"),)),
         profile(other_ms=12, where=(at("print(loss.item())", 0.1, "log", "sync"),)),
     )
+
+    def cure(self, line: SourceLine) -> tuple[str, str]:
+        """See `LineRule.cure`. The model needs a value in each step."""
+        if line.phase is not Phase.FORWARD:
+            return self.fix, self.code
+        return (
+            "Keep what the model needs on the host there from the start, as a tensor of the CPU that the"
+            " loader hands over; else compute it with tensor operations.",
+            "",
+        )

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
+
+BARS = ("set_postfix", "set_description")
+"""Calls that draw a progress bar anew."""
+
+REFRESHED = replace(at("bar.update(1)", 0.1, "log"), via="tqdm/std.py:1325 tqdm.refresh")
 
 
 class LoggingIo(LineRule):
@@ -15,7 +23,8 @@ class LoggingIo(LineRule):
 
     ## What to do
     Log every N steps, keep the values until then, and leave flushing to the end or to a background
-    thread. On a GPU, logging a tensor also waits for the device.
+    thread. On a GPU, logging a tensor also waits for the device. A progress bar is drawn anew by each
+    `set_postfix`: call it every N steps, or with `refresh=False`.
 
     ## When it is wrong
     Output that another program acts upon step by step.
@@ -32,6 +41,8 @@ class LoggingIo(LineRule):
     fires_on = (
         profile(other_ms=12, where=(at("print(step, loss)", 0.1, "log"),)),
         profile(other_ms=12, where=(at("file.write(row)", 0.03, "log", "metric"),)),
+        profile(other_ms=12, where=(at("pbar.set_postfix(loss=loss.item())", 0.1, "log", "sync"),)),
+        profile(other_ms=12, where=(REFRESHED,)),
     )
     silent_on = (
         profile(),
@@ -39,3 +50,17 @@ class LoggingIo(LineRule):
         profile(other_ms=12, where=(at("loss.item()", 0.1, "sync"),)),
         profile(evaluation_ms=10, where=(at("log(row)", 0.1, "log", phase=Phase.EVALUATION),)),
     )
+
+    def cure(self, line: SourceLine) -> tuple[str, str]:
+        """See `LineRule.cure`. A progress bar can be drawn more rarely."""
+        if any(call in line.text for call in BARS):
+            return (
+                "Set the bar's text every 100 steps, with refresh=False, and read values only then.",
+                "if step % 100 == 0: bar.set_postfix(loss=loss.item(), refresh=False)",
+            )
+        if line.via.startswith(("tqdm/", "rich/")):
+            return (
+                "Draw the progress bar more rarely: give it mininterval=5, or update it every 100 steps.",
+                "",
+            )
+        return self.fix, self.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from diagnose.analysis.idioms import is_training
@@ -20,10 +21,14 @@ MIN_SHARE = 0.03
 LINE_SHARE = 0.01
 """A line that takes less of the step is not counted: that much is what a loop is made of."""
 
-OTHERS = {"log", "sync", "synchronize", "collect", "wait", "save", "clip", "ema", "metric", "schedule"}
+OTHERS_NAMES = "log sync synchronize collect wait save clip ema metric schedule environment"
+OTHERS = frozenset(OTHERS_NAMES.split())
 """Idioms that rules of their own look after."""
 
-TRAINS = (".backward(", ".step(", ".zero_grad(", "next(")
+TRAINS = re.compile(
+    r"\.backward\(|\.zero_grad\(|\bnext\(|(opt|optim|optimi[sz]er|sched\w*|scaler|engine|accelerator)s?\.step\(",
+    re.IGNORECASE,
+)
 """What a line with one of these spends beside a hooked call is the call's own edge."""
 
 MAX_LINES = 4
@@ -48,12 +53,15 @@ class PythonOverhead(Rule):
     fires_on = (
         profile(other_ms=12, where=(at("weights = [f(i) for i in order]", 0.1, "python-loop"),)),
         profile(other_ms=5, where=(at("book.update(batch)", 0.04),)),
+        profile(other_ms=12, where=(at("watcher.step(batch)", 0.1),)),
     )
     silent_on = (
         profile(other_ms=2.9),
         profile(other_ms=12, where=(at("print(step)", 0.1, "log"),)),
         profile(other_ms=4, where=tuple(at(f"a{i} = b{i}", 0.004) for i in range(10))),
         profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
+        profile(other_ms=12, where=(at("self.optimizer.step()", 0.1),)),
+        profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), trains=True),)),
     )
@@ -96,7 +104,7 @@ def is_own_code(line: SourceLine) -> bool:
         line.phase is Phase.OTHER
         and line.share >= LINE_SHARE
         and not OTHERS & set(line.idiom)
-        and not any(word in line.text for word in TRAINS)
+        and not TRAINS.search(line.text)
         and not line.trains
         and not is_training(line.via)
     )

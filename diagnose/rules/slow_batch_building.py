@@ -10,6 +10,7 @@ from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, named
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_rollout import is_rollout, rollout_share
 
 MIN_SHARE = 0.05
 """Of the step. Slicing tensors, as a loop without a loader does, takes less."""
@@ -31,6 +32,11 @@ LEAST = 0.8
 
 MAX_LINES = 3
 
+FROM_EXPERIENCE = (
+    "Keep the experience in tensors that are made once and written to by index, and take each batch of them"
+    " by indexing."
+)
+
 
 class SlowBatchBuilding(Rule):
     """
@@ -43,7 +49,8 @@ class SlowBatchBuilding(Rule):
     slice that. Or move the code into a `Dataset`, and let the workers of a `DataLoader` run it.
 
     ## When it is wrong
-    Data that depends on what the model has just done, such as the steps of a game.
+    Data that depends on what the model has just done. The steps of a game are known for what they are, and
+    `slow-rollout`'s, where the code says so: `obs, reward, done, info = env.step(action)`.
     """
 
     explains = ("python-overhead",)
@@ -66,6 +73,13 @@ class SlowBatchBuilding(Rule):
             where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
         ),
         profile(data_wait_ms=20),
+        profile(
+            data_wait_ms=52,
+            where=(
+                at("obs, reward, done = env.step(a)", 0.5, "environment", phase=Phase.DATA_WAIT),
+                at("x = torch.tensor(obs)", 0.02, phase=Phase.DATA_WAIT),
+            ),
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -74,9 +88,13 @@ class SlowBatchBuilding(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        lines = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
+        lines = [
+            line
+            for line in profile.where
+            if line.phase is Phase.DATA_WAIT and not line.in_worker and not is_rollout(line)
+        ]
         seen = sum(line.share for line in lines)
-        wait_ns = least_wait_ns(profile)
+        wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
         share = wait_ns / profile.step_time_ns
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
@@ -102,7 +120,9 @@ class SlowBatchBuilding(Rule):
                     for line in shown
                 ),
             ),
-            fix=f"Do what {lines[0].function} does once before the loop, or in a Dataset that the workers"
+            fix=FROM_EXPERIENCE
+            if any(map(is_rollout, profile.where))
+            else f"Do what {lines[0].function} does once before the loop, or in a Dataset that the workers"
             " of a DataLoader read.",
             file=lines[0].file,
             line=lines[0].line,

@@ -1,0 +1,156 @@
+"""The statements of a file by line, and what names and calls are in them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+Loop = ast.For | ast.AsyncFor | ast.While
+APPENDS = {"append", "extend", "appendleft"}
+"""Methods that put something into a list."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A statement and what surrounds it: the loops in its function, innermost first, and that function."""
+
+    statement: ast.stmt
+    loops: tuple[Loop, ...]
+    function: Function | None = None
+
+
+def by_line(tree: ast.Module) -> dict[int, list[Place]]:
+    """Returns the statements on each line, without those that go on in another one there."""
+    lines: dict[int, list[Place]] = {}
+    for line, place in _places(tree):
+        others = [each for each in lines.get(line, []) if place.statement not in ast.walk(each.statement)]
+        lines[line] = [*others, place]
+    return lines
+
+
+def expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yields a statement's own expressions, without those of statements in it."""
+    for _, value in ast.iter_fields(statement):
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, ast.expr):
+                yield item
+            elif isinstance(item, ast.withitem):
+                yield item.context_expr
+
+
+def nodes_of(statement: ast.stmt) -> list[ast.AST]:
+    """Returns all that a statement's own expressions are made of."""
+    return [node for expression in expressions(statement) for node in ast.walk(expression)]
+
+
+def callee(call: ast.Call) -> tuple[str, str]:
+    """Returns what is called and on what: `("item", "loss")`; the latter is only a hint."""
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id, ""
+    if isinstance(function, ast.Attribute):
+        return function.attr, ast.unparse(function.value)
+    return "", ""
+
+
+def names(nodes: Iterable[ast.AST]) -> set[str]:
+    """Returns the names and attributes among nodes."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+    return found
+
+
+def words(name: str) -> set[str]:
+    """Returns the words of a name, in small letters: `logMetrics_v2` has log, metrics and v2."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
+
+
+def words_of(all_names: Iterable[str]) -> set[str]:
+    """Returns the words of several names."""
+    return {word for name in all_names for word in words(name)}
+
+
+def innermost(places: Sequence[Place]) -> Place | None:
+    """Returns the place that is furthest inside loops, of those on one line."""
+    return max(places, key=lambda place: len(place.loops), default=None)
+
+
+def reads(statement: ast.stmt) -> set[str]:
+    """Returns the names and dotted names that a statement's own expressions read."""
+    return {
+        name
+        for node in nodes_of(statement)
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+        for name in (_dotted(node),)
+        if name is not None and name != "self"
+    }
+
+
+def writes(statement: ast.stmt) -> set[str]:
+    """Returns the names, dotted names and containers that a statement assigns, or appends to."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = list(statement.targets)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor)):
+        targets = [statement.target]
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        if isinstance(function, ast.Attribute) and function.attr in APPENDS:
+            targets = [function.value]
+    found: set[str] = set()
+    while targets:
+        target = targets.pop()
+        if isinstance(target, (ast.Tuple, ast.List)):
+            targets.extend(target.elts)
+        elif isinstance(target, (ast.Starred, ast.Subscript)):
+            targets.append(target.value)
+        else:
+            name = _dotted(target)
+            if name is not None:
+                found.add(name)
+    return found
+
+
+def _places(tree: ast.Module) -> Iterator[tuple[int, Place]]:
+    """Yields each line that holds code, outer statements before those in them."""
+    pending: list[tuple[ast.AST, tuple[Loop, ...], Function | None]] = [(tree, (), None)]
+    while pending:
+        node, loops, function = pending.pop(0)
+        if isinstance(node, ast.stmt) and not isinstance(
+            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        ):
+            place = Place(node, loops, function)
+            inner = [
+                child.lineno
+                for child in ast.walk(node)
+                if isinstance(child, (ast.stmt, ast.ExceptHandler)) and child is not node
+            ]
+            end = min(inner) - 1 if inner else node.end_lineno or node.lineno
+            for line in range(node.lineno, max(end, node.lineno) + 1):
+                yield line, place
+        inside = (node, *loops) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) else loops
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            inside, function = (), node
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+                pending.append((child, inside, function))
+
+
+def _dotted(node: ast.expr) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join((node.id, *reversed(parts)))

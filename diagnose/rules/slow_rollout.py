@@ -1,0 +1,104 @@
+"""The loop waits while its model acts and the environment answers"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.units import format_ms, format_share
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, bounds, lost_of, named, share_of
+from diagnose.rules.base import Rule
+
+MIN_SHARE = 0.10
+"""Experience has to come from somewhere; below this it is nobody's fault."""
+
+WON = 0.5
+"""Two environments at once halve the wait for them. More win more, where there are CPUs for them."""
+
+MAX_LINES = 3
+ENVIRONMENT, MODEL = "the environment", "choosing what to do"
+
+
+class SlowRollout(Rule):
+    """
+    ## What it means
+    A reinforcement learner gets its data by acting: the model chooses an action, without gradients, and the
+    environment's `step` answers. That happens on the training thread, one step after the other, and the
+    learning waits for it. It is no evaluation, and no data that could be prepared once.
+
+    ## What to do
+    Step many environments at once and give the model their observations as one batch:
+    `gymnasium.vector.AsyncVectorEnv` steps each in a process of its own. Write the environment in tensor or
+    array operations on all copies, or use one that is. Or let actors collect while the learner learns.
+
+    ## When it is wrong
+    An environment that cannot be copied, such as a robot; an algorithm that must learn after each step.
+    """
+
+    explains = ("slow-batch-building", "python-overhead", "frequent-evaluation")
+    fires_on = (
+        profile(
+            evaluation_ms=60,
+            where=(
+                at("obs, reward, done, info = env.step(a)", 0.4, "environment", phase=Phase.EVALUATION),
+                at("a = policy(obs).sample()", 0.2, "rollout", phase=Phase.EVALUATION),
+            ),
+        ),
+        profile(
+            data_wait_ms=50,
+            where=(at("obs = env.step(a)", 0.5, "environment", phase=Phase.DATA_WAIT),),
+        ),
+        profile(other_ms=30, where=(at("obs = env.step(a)", 0.3, "environment"),)),
+    )
+    silent_on = (
+        profile(),
+        profile(other_ms=8, where=(at("obs = env.step(a)", 0.08, "environment"),)),
+        profile(evaluation_ms=30, where=(at("out = model(x)", 0.3, phase=Phase.EVALUATION),)),
+        profile(other_ms=30, where=(at("optimizer.step()", 0.3),)),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return any(map(is_rollout, profile.where))
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        lines = tuple(line for line in profile.where if is_rollout(line))
+        stepping = tuple(line for line in lines if "environment" in line.idiom)
+        share = share_of(lines)
+        if share < MIN_SHARE or not stepping:
+            return None
+        lost = lost_of(profile, lines)
+        _, high = bounds(lost, lines)
+        whole = sum(lost.values())
+        part = sum(line.share for line in stepping)
+        return Finding(
+            rule=self.name,
+            summary=f"Collecting experience takes {format_share(share)} of each step, {format_ms(whole)}:"
+            f" the environment {format_share(part)}, in {named(stepping[0])}",
+            lost_ns={phase: WON * ns for phase, ns in lost.items()},
+            low_ns=0.0,
+            high_ns=max(high, whole),
+            assumption="two environments are stepped at once; more win more, where there are CPUs for them",
+            evidence=tuple(
+                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
+                f" {line.num_samples} samples: {ENVIRONMENT if line in stepping else MODEL}."
+                for line in lines[:MAX_LINES]
+            ),
+            fix="Step several environments at once, in processes of their own, and let the model choose"
+            " for all of them in one call.",
+            code="envs = gymnasium.vector.AsyncVectorEnv([make_env] * 8)",
+            file=stepping[0].file,
+            line=stepping[0].line,
+        )
+
+
+def is_rollout(line: SourceLine) -> bool:
+    """Whether a line steps an environment, or lets the model act in one."""
+    return not line.in_worker and not {"environment", "rollout"}.isdisjoint(line.idiom)
+
+
+def rollout_share(profile: Profile, phase: Phase) -> float:
+    """Returns the part of the measured time that such lines take of a phase."""
+    return sum(line.share for line in profile.where if line.phase is phase and is_rollout(line))

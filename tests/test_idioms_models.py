@@ -1,0 +1,273 @@
+"""What a line is for where names mislead: in models, in losses, on a CPU, and among environments."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnose.analysis.idioms import (
+    CLIP,
+    EMA,
+    ENVIRONMENT,
+    LOG,
+    METRIC,
+    PYTHON_LOOP,
+    ROLLOUT,
+    SYNC,
+    Idioms,
+)
+from diagnose.analysis.roles import Sources
+from diagnose.core.phases import Phase
+
+FILE = "/train.py"
+PURPOSES = {LOG, CLIP, EMA, METRIC}
+
+
+def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str = "", waits: bool = True):
+    """The idioms of the line that ends in `# here`, in functions of these names, innermost first.
+
+    Each function's line is the one with its name in it and `# by`, where there is one.
+    """
+    rows = text.splitlines()
+    line = 1 + next(i for i, row in enumerate(rows) if row.endswith("# here"))
+    stack = [(FILE, line, functions[0] if functions else "<module>")]
+    for function in functions[1:]:
+        called = [i for i, row in enumerate(rows) if row.endswith(f"# by {function}")]
+        stack.append((FILE, 1 + called[0] if called else 1, function))
+    return Idioms(Sources({FILE: text})).of(stack, via, phase, waits=waits)
+
+
+# -- models and losses
+
+
+@pytest.mark.parametrize(
+    ("functions", "statement"),
+    [
+        (("CLIP.forward", "main"), "features = self.visual(images)"),
+        (("CLIP.encode_image", "CLIP.forward", "main"), "x = self.visual(images)"),
+        (("ClipLoss.forward", "main"), "loss = F.cross_entropy(logits, labels)"),
+        (("clip_loss", "main"), "loss = F.cross_entropy(logits, labels)"),
+        (("RealNVP.log_prob", "main"), "z = self.flow(x)"),
+        (("CRF.log_likelihood", "CRF.forward", "main"), "score = emissions.logsumexp(1)"),
+        (("log_sum_exp", "CRF.forward", "main"), "top = scores.max(dim=1)"),
+        (("LogSTFT.forward", "main"), "spectrum = torch.stft(x, 512)"),
+        (("VectorQuantizerEMA.forward", "main"), "distances = torch.cdist(x, self.codes)"),
+        (("ShadowNet.forward", "main"), "x = self.convolve(x)"),
+        (("MetricLearner.forward", "main"), "x = self.embed(x)"),
+        (("MoE.forward", "main"), "weights, experts = torch.topk(scores, 2)"),
+        (("Neighbours.forward", "main"), "near = dist.topk(k)"),
+        (("box_loss", "main"), "loss = 1 - generalized_box_iou(boxes, wanted).diag()"),
+        (("Head.forward", "main"), "out = logits.softmax(-1).log()"),
+        (("Head.forward", "main"), "x = self.f1(x)"),
+        (("adapt", "main"), "fast = [p - lr * g for p, g in zip(params, grads)]"),
+        (("penalty", "main"), "total = sum(g.norm() ** 2 for g in grads)"),
+        (("Memory.forward", "main"), "self.memory.write(key, value)"),
+    ],
+)
+def test_what_a_model_or_a_loss_computes_is_none_of_the_loops_business(functions, statement):
+    text = f"def f(self):\n    {statement}  # here\n"
+    assert not PURPOSES & set(of_marked(text, *functions, phase=Phase.FORWARD))
+
+
+@pytest.mark.parametrize(
+    ("statement", "idiom"),
+    [
+        ("print(x.shape)", LOG),
+        ("logger.debug('shape %s', x.shape)", LOG),
+        ("self.log.write(text)", LOG),
+        ("self.writer.add_histogram('h', x)", LOG),
+    ],
+)
+def test_a_model_that_prints_is_said_to(statement, idiom):
+    text = f"def f(self):\n    {statement}  # here\n"
+    assert idiom in of_marked(text, "Net.forward", "main", phase=Phase.FORWARD)
+
+
+def test_a_momentum_encoder_that_averages_in_its_forward_pass_is_an_average():
+    text = """
+def _momentum_update(self):
+    for q, k in zip(self.encoder_q.parameters(), self.encoder_k.parameters()):
+        k.data = k.data * self.m + q.data * (1 - self.m)  # here
+"""
+    assert of_marked(text, "MoCo._momentum_update", "MoCo.forward", phase=Phase.FORWARD) == (EMA,)
+
+
+def test_a_metric_of_a_package_is_one_in_a_model_too():
+    text = "def f(self):\n    self.score(out)  # here\n"
+    via = "torchmetrics/metric.py:120 Metric.forward"
+    assert of_marked(text, "Net.forward", phase=Phase.FORWARD, via=via) == (METRIC,)
+
+
+# -- the loop, its helpers and trainers
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "out = logits.log()",
+        "out = logits.softmax(-1).log()",
+        "out = catalogue.log()",
+        "near = dist.topk(k)",
+        "best, which = torch.topk(scores, 2)",
+        "fast = [p - lr * g for p, g in zip(params, grads)]",
+        "fast = {n: p - lr * g for (n, p), g in zip(model.named_parameters(), grads)}",
+    ],
+)
+def test_words_in_names_are_no_purpose_in_the_loop_either(statement):
+    assert not PURPOSES & set(of_marked(f"def f(x):\n    {statement}  # here\n", "main"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "log_prob",
+        "Policy.log_prob",
+        "log_likelihood",
+        "logSumExp",
+        "log_softmax",
+        "clip_images",
+        "ClipRunner.go",
+        "MetricLearner.embed",
+        "metric_loss",
+    ],
+)
+def test_a_function_of_the_loop_named_after_mathematics_or_a_model_has_no_purpose(function):
+    assert of_marked("def f(x):\n    y = x * 2  # here\n", function, "main") == ()
+
+
+PAIRS = "for a, b in zip(old.parameters(), new.parameters()):\n        "
+
+
+@pytest.mark.parametrize(
+    ("function", "body", "idiom"),
+    [
+        ("clip", "total = 0\n    for p in ps:\n        total += f(p.grad)  # here", CLIP),
+        ("clip_gradients", "scale = limit / total  # here", CLIP),
+        ("Trainer._clip", "for p in model.parameters():\n        p.grad.mul_(scale)  # here", CLIP),
+        ("GradClipper.__call__", "scale = limit / total  # here", CLIP),
+        ("log_metrics", "row = '%d' % step  # here", LOG),
+        ("Logger.log", "row = '%d' % step  # here", LOG),
+        ("MetricLogger.update", "self.total += value  # here", METRIC),
+        ("Trainer.report", "print(row)  # here", LOG),
+        ("update_ema", "decay = min(d, (1 + n) / (10 + n))  # here", EMA),
+        ("ModelEMA.update", "own = model.state_dict()\n    d = self.d(n)  # here", EMA),
+        ("Trainer._average", PAIRS + "a.lerp_(b, w)  # here", EMA),
+        ("soft_update", PAIRS + "a.data.copy_(tau * b)  # here", EMA),
+        ("Trainer._score", "hits = (out.argmax(1) == labels).float().mean()  # here", METRIC),
+        ("compute_accuracy", "_, best = out.topk(5)  # here", METRIC),
+        ("Trainer._score", "hits = accuracy(out, labels)  # here", METRIC),
+    ],
+)
+def test_helpers_and_trainers_that_log_clip_average_or_score_are_told(function, body, idiom):
+    for phase in (Phase.OTHER, Phase.OPTIMIZER):
+        assert idiom in of_marked(f"def f(step):\n    {body}\n", function, "main", phase=phase)
+
+
+def test_a_batch_function_is_not_named_by_what_it_computes():
+    text = "def f(x):\n    y = x * 2  # here\n"
+    assert of_marked(text, "log_mels", "main", phase=Phase.DATA_WAIT) == ()
+
+
+# -- reading values
+
+
+@pytest.mark.parametrize(
+    ("statement", "on_a_cpu"),
+    [
+        ("running += loss.item()", (SYNC,)),
+        ("losses.append(float(loss))", (SYNC,)),
+        ("values = out.detach().cpu().numpy()", (SYNC,)),
+        ("assert torch.isfinite(loss).all()", (SYNC,)),
+        ("book.update(weigh(loss.item()))", ()),
+        ("packed = pack_padded_sequence(x, lengths.cpu())", ()),
+        ("indices = linear_sum_assignment(costs.cpu())", ()),
+        ("rows = [render(row.tolist()) for row in out]", (PYTHON_LOOP,)),
+    ],
+)
+def test_on_a_cpu_reading_a_value_is_blamed_only_for_a_statement_that_does_nothing_else(
+    statement, on_a_cpu
+):
+    text = f"{statement}  # here"
+    assert SYNC in of_marked(text)
+    assert of_marked(text, waits=False) == on_a_cpu
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["pbar.set_postfix(loss=loss.item())", "bar.set_description(f'{loss:.3f}')"],
+)
+def test_a_progress_bar_is_logging(statement):
+    assert of_marked(f"{statement}  # here", waits=False) == (LOG,)
+
+
+def test_a_line_whose_time_is_a_progress_bars_is_logging_but_the_loop_over_it_is_not():
+    assert of_marked("bar.update(1)  # here", via="tqdm/std.py:1325 tqdm.refresh") == (LOG,)
+    text = "for x in tqdm(rows):  # here\n    loss.backward()\n"
+    assert of_marked(text, via="tqdm/std.py:1181 tqdm.__iter__") == ()
+
+
+# -- environments
+
+ACTING = """
+class Pole:
+    def step(self, action):
+        self.x += self.v * 0.02  # here
+
+def collect(envs, policy):
+    for t in range(128):
+        with torch.no_grad():
+            action = policy(obs)  # by act
+        obs, reward, done, info = envs.step(action)  # by collect
+"""
+
+
+def test_inside_an_environment_everything_is_its_step():
+    for phase in (Phase.OTHER, Phase.DATA_WAIT, Phase.EVALUATION):
+        assert of_marked(ACTING, "Pole.step", "collect", "main", phase=phase) == (ENVIRONMENT,)
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_one"),
+    [
+        ("obs, reward, done, truncated, info = self.envs.step(action.cpu().numpy())", True),
+        ("obs, reward, done = pole.step(action)", True),
+        ("result = env.step(action)", True),
+        ("obs, _ = env.reset()", True),
+        ("optimizer.step()", False),
+        ("env_optimizer.step()", False),
+        ("scaler.step(optimizer)", False),
+        ("loss = optimizer.step(closure)", False),
+        ("out, hidden = cell.step(x, hidden)", False),
+        ("obs, reward, done, info = eval_env.step(action)", False),
+    ],
+)
+def test_an_environment_is_told_by_its_name_or_by_what_its_step_returns(statement, is_one):
+    assert (ENVIRONMENT in of_marked(f"{statement}  # here")) is is_one
+
+
+def test_a_gradient_free_call_in_a_loop_that_acts_is_a_rollout_and_elsewhere_an_evaluation():
+    text = ACTING.replace("  # here", "").replace("# by act", "# here")
+    assert of_marked(text, "collect", "main", phase=Phase.EVALUATION) == (ROLLOUT,)
+    assert of_marked(text, "evaluate", "main", phase=Phase.EVALUATION) == ()
+    assert of_marked("for x in xs:\n    y = model(x)  # here", phase=Phase.EVALUATION) == (PYTHON_LOOP,)
+
+
+FLAT = """
+for t in range(1000):
+    q = model(state)
+    action = q.argmax()
+    following, reward, done, info = env.step(action)
+    memory.append((state, action, reward, following))
+    wanted = model(nexts).max(1)
+    loss = (model(states) - wanted).pow(2).mean()
+    loss.backward()
+    state = following
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "acts"),
+    [("q = model(state)", True), ("action = q.argmax()", True), ("wanted = model(nexts).max(1)", False)],
+)
+def test_in_a_loop_that_acts_and_learns_only_what_leads_to_the_next_step_is_acting(statement, acts):
+    text = FLAT.replace(statement, f"{statement}  # here")
+    assert (ROLLOUT in of_marked(text, phase=Phase.EVALUATION)) is acts
