@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import sys
 import traceback
@@ -39,13 +38,11 @@ KeptIn = Annotated[
     typer.Option("--run-dir", help="Folder to keep the runs in. [default: .diagnose/gates]"),
 ]
 
-PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-
 
 def training_command(
     words: list[str], option: str = "after --", *, verb: str = "gate --ab main..HEAD"
 ) -> tuple[str, ...]:
-    """Returns script and arguments of a training command; a leading `python` is understood.
+    """Returns script and arguments of a training command, after the interpreter where that is not ours.
 
     Args:
         words: What was typed.
@@ -53,17 +50,20 @@ def training_command(
         verb: What to show as an example.
 
     Raises:
-        DiagnoseError: If there is none.
+        DiagnoseError: If there is none, or its interpreter cannot run diagnose.
     """
-    command = tuple(words[1:] if words and PYTHON.fullmatch(Path(words[0]).name) else words)
-    if not command or command == ("-m",):
+    from diagnose.gate.interpreter import split, with_interpreter
+
+    command = with_interpreter(tuple(words))
+    script = split(command)[1] if command else ()
+    if not script or script == ("-m",):
         raise DiagnoseError(
             f"{verb.split()[0]}: no training command was given {option}.\n"
             f"For example: diagnose {verb} -- train.py --epochs 1"
         )
-    if command[0].startswith("-") and command[0] != "-m":
+    if script[0].startswith("-") and script[0] != "-m":
         raise DiagnoseError(
-            f"{verb.split()[0]}: {command[0]} stands where the script should: only `-m MODULE` may."
+            f"{verb.split()[0]}: {script[0]} stands where the script should: only `-m MODULE` may."
         )
     return command
 

@@ -24,21 +24,29 @@ OF_TORCHRUN = re.compile(r"^[EWI]\d{4} .*torch/distributed/", re.MULTILINE)
 """Its own words begin with such a line, after those of the ranks, and would push them out of sight."""
 
 
-def failed(name: str, code: int, stderr: Path) -> TrainingFailed:
+def failed(name: str, code: int | None, stderr: Path) -> TrainingFailed:
     """Returns the exception that says how a run ended.
 
     Args:
         name: Of the run.
-        code: Its exit code; below 0 the signal that ended it.
+        code: Its exit code; below 0 the signal that ended it; `None` where it left no record of its end.
         stderr: What it wrote there.
     """
     text = _end_of(stderr)
     rank, lines = what_failed(text)
+    if code is None:
+        reason = f"{name} left no record of how it ended: something killed it, or its folder"
+        return TrainingFailed(name, reason, exit_code=None, signal=None, last_lines=tuple(lines))
     if code < 0:
         reason = f"{name} was ended by signal {-code} ({signal.Signals(-code).name})"
         return TrainingFailed(name, reason, exit_code=None, signal=-code, last_lines=tuple(lines))
     reason = f"{name} ended with exit code {code}" + ("" if rank is None else f": rank {rank} failed first")
     return TrainingFailed(name, reason, exit_code=code, signal=None, last_lines=tuple(lines))
+
+
+def last_lines(stderr: Path) -> tuple[str, ...]:
+    """Returns the last lines of what a run wrote to stderr."""
+    return tuple(_last(_end_of(stderr)))
 
 
 def what_failed(text: str) -> tuple[int | None, Sequence[str]]:

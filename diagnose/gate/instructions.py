@@ -5,12 +5,18 @@ Neighbours do not change how many there are, save in loops that spin while they 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 EVENT = "instructions:u"
+
+ENDS_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+"""Asks Linux to end `perf` with SIGTERM when the gate dies, which then ends what `perf` runs: that asks for
+the same, of `perf`, its parent."""
 
 
 def counting(destination: Path) -> list[str]:
@@ -20,7 +26,10 @@ def counting(destination: Path) -> list[str]:
         destination: File for the counts.
     """
     perf = _perf()
-    return [perf, "stat", "-x", ",", "-e", EVENT, "-o", str(destination), "--"] if perf else []
+    if perf is None:
+        return []
+    wrapper = [sys.executable, "-I", "-S", "-c", ENDS_WITH_US]
+    return [*wrapper, perf, "stat", "-x", ",", "-e", EVENT, "-o", str(destination), "--"]
 
 
 def count_of(counts: Path) -> float | None:
@@ -50,6 +59,7 @@ def _count(lines: list[str]) -> float | None:
     """Finds the count among lines such as `123456,,instructions:u,100,100.00,,`."""
     for line in lines:
         fields = line.split(",")
-        if len(fields) > 2 and fields[2].startswith("instructions") and fields[0].isdigit():
-            return float(fields[0])
+        if len(fields) > 2 and fields[2].startswith(EVENT.partition(":")[0]):
+            with contextlib.suppress(ValueError):  # `<not supported>`
+                return float(fields[0])
     return None

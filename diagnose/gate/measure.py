@@ -11,14 +11,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import diagnose
 from diagnose.analysis.profile import read_logs
 from diagnose.analysis.signals import host_stats
 from diagnose.core.host import foreign_cpus
 from diagnose.core.units import NS_PER_MS, NS_PER_S
-from diagnose.gate.ended_badly import failed
+from diagnose.gate.ended_badly import failed, last_lines
 from diagnose.gate.instructions import count_of, counting
+from diagnose.gate.interpreter import split
 from diagnose.gate.job_steps import JobSteps, job_steps
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Side
 from diagnose.gate.steps import MIN_STEPS, MIN_WARMUP, Vector, find_warmup, usual_cost
@@ -27,7 +29,7 @@ from diagnose.store.runs import read_manifest
 
 START = """
 import ctypes, sys
-sys.path[:] = [{package!r}, *filter(None, sys.path)]
+sys.path[:] = filter(None, [{package!r}, *sys.path])
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 15)
 from diagnose.cli.main import main
@@ -64,7 +66,13 @@ class RunPlan:
 
 
 class OutOfTime(Exception):
-    """A run took longer than there was time for."""
+    """A run took longer than there was time for.
+
+    Attributes:
+        last_lines: The end of what it wrote to stderr.
+    """
+
+    last_lines: tuple[str, ...] = ()
 
 
 def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
@@ -83,13 +91,17 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
     folder.mkdir(parents=True, exist_ok=True)
     started_ns = time.perf_counter_ns()
     counts = folder / f"{name}.perf"
-    code, peak_bytes = _run(
-        [*counting(counts), *_command(side, name, folder, plan)], side, folder / name, plan.timeout_s
-    )
+    run_folder, stderr = folder / name, folder / f"{name}.stderr.txt"
+    command = [*counting(counts), *_command(side, name, folder, plan)]
+    try:
+        code, peak_bytes = _run(command, side, run_folder, plan.timeout_s)
+    except OutOfTime as late:
+        late.last_lines = last_lines(stderr)
+        raise
     wall_s = (time.perf_counter_ns() - started_ns) / NS_PER_S
-    run_folder = folder / name
-    if code != 0:
-        raise failed(name, code, folder / f"{name}.stderr.txt")
+    fate = _fate(read_manifest(run_folder), code)
+    if fate != 0:
+        raise failed(name, fate, stderr)
     logs, notes = read_logs(run_folder)
     instructions = count_of(counts)
     measured = figures_of(
@@ -200,11 +212,13 @@ def _machine(logs: Sequence[RankLog], warmup: int) -> MachineState:
 
 
 def _command(side: Side, name: str, folder: Path, plan: RunPlan) -> list[str]:
-    package = str(Path(diagnose.__file__).parents[1])
+    interpreter, command = split(side.command)
+    # Another environment has a diagnose of its own: beside ours lie packages that are not for it.
+    package = str(Path(diagnose.__file__).parents[1]) if interpreter == sys.executable else ""
     options = ["--quiet", "--run-dir", str(folder), "--name", name]
     warmup = MIN_WARMUP if plan.finds_warmup else plan.warmup
     options += ["--stop-after", str(warmup + plan.steps), "--warmup", str(warmup)]
-    return [sys.executable, "-c", START.format(package=package), "run", *options, *side.command]
+    return [interpreter, "-c", START.format(package=package), "run", *options, *command]
 
 
 def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) -> tuple[int, int]:
@@ -259,6 +273,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=GRACE_S)
             return
+
+
+def _fate(manifest: Mapping[str, Any], code: int) -> int | None:
+    """Returns how the training ended, as of `subprocess`; `None` where nothing says so.
+
+    The exit code of the command does not tell: `perf stat` ends with 0 where a signal killed what it ran.
+    """
+    if manifest.get("signal") is not None:
+        return -int(manifest["signal"])
+    if manifest.get("exit_code") is not None:
+        return int(manifest["exit_code"])
+    return code or None
 
 
 def _own_startup_ns(folder: Path) -> int:
