@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from diagnose.gate.measure import OutOfTime, RunPlan
+from diagnose.gate.patience import hang, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, Verdict
-from diagnose.gate.statistics import MAX_ERROR, MAX_PAIRS, MIN_PAIRS, Decision, State, decide
+from diagnose.gate.statistics import MAX_PAIRS, MIN_PAIRS, Decision, State, decide, max_error
 from diagnose.gate.steps import MIN_STEPS
 from diagnose.gate.words import change, format_percent
 
@@ -85,21 +86,23 @@ def run_pairs(
     and fills the caches of files, byte code and compilers.
 
     Raises:
-        TrainingFailed: If a run does not end well.
+        TrainingFailed: If a run does not end well, or hangs.
     """
     job = _Job(measure=measure, asked=asked, clock=clock, begun=clock())
     plan = RunPlan(steps=asked.steps or STEPS, warmup=asked.warmup or 0, finds_warmup=asked.warmup is None)
     pairs: list[Pair] = []
     metric, judgement, stopped = asked.metric, None, ""
     try:
-        rehearsals = [job.run(side, 0, plan) for side in (BASE, HEAD)]
+        rehearsals = [job.run(BASE, 0, plan)]
+        rehearsals.append(job.run(HEAD, 0, plan, usual_s=rehearsals[0].wall_s))
         metric = _judged_metric(metric, rehearsals)
         plan = fitted(plan, rehearsals, asked, job.left_s())
+        usual_s = max(run_s(plan, rehearsals), *(run.wall_s for run in rehearsals))
         progress(_progress_of_plan(plan, rehearsals))
         while len(pairs) < asked.max_pairs:
             number = len(pairs) + 1
             order = (BASE, HEAD) if number % 2 else (HEAD, BASE)
-            made = {side: job.run(side, number, plan) for side in order}
+            made = {side: job.run(side, number, plan, usual_s=usual_s) for side in order}
             pairs.append(Pair(base=made[BASE], head=made[HEAD], base_first=order[0] == BASE))
             judgement = judge(pairs, metric, asked.max_drop, last=number == asked.max_pairs)
             progress(_progress(judgement, number))
@@ -131,14 +134,22 @@ class _Job:
         budget_s = self.asked.budget_s
         return None if budget_s is None else budget_s - (self.clock() - self.begun)
 
-    def run(self, side: int, number: int, plan: RunPlan) -> MeasuredRun:
-        left_s = self.left_s()
+    def run(self, side: int, number: int, plan: RunPlan, usual_s: float = math.inf) -> MeasuredRun:
+        """Makes a run.
+
+        Args:
+            side: Of which version.
+            number: Of its pair; 0 for a rehearsal.
+            plan: How long it is.
+            usual_s: What such a run takes, as far as that is known.
+        """
+        left_s, name = self.left_s(), f"{NAMES[side]}-{number:02d}"
         if left_s is not None and left_s < max((run.wall_s for run in self.runs), default=0.0):
             raise _Stopped(self._out_of_budget())
         try:
-            run = self.measure(side, f"{NAMES[side]}-{number:02d}", replace(plan, timeout_s=left_s))
-        except OutOfTime as error:
-            raise _Stopped(self._out_of_budget()) from error
+            run = self.measure(side, name, replace(plan, timeout_s=time_limit(usual_s, left_s)))
+        except OutOfTime as late:
+            raise hang(name, usual_s, left_s, late) or _Stopped(self._out_of_budget()) from late
         self.runs.append(run)
         useless = why_useless(run) or why_other_ranks(self.runs[0], run)
         if useless:
@@ -166,7 +177,8 @@ def judge(pairs: Sequence[Pair], metric: Metric, max_drop: float, *, last: bool)
         return None
     sign = -1.0 if metric.more_is_better else 1.0
     logs = [sign * math.log(head / base) for base, head in both]
-    decision = decide(logs, log_of(max_drop, metric), last=last)
+    limit = log_of(max_drop, metric)
+    decision = decide(logs, limit, last=last)
     verdict = {State.PASS: Verdict.PASS, State.REGRESSION: Verdict.REGRESSION}
     return Judgement(
         metric=metric,
@@ -181,7 +193,7 @@ def judge(pairs: Sequence[Pair], metric: Metric, max_drop: float, *, last: bool)
         pairs=decision.pairs,
         base=statistics.median(base for base, _ in both),
         head=statistics.median(head for _, head in both),
-        reason=_reason(decision),
+        reason=_reason(decision, limit),
     )
 
 
@@ -207,21 +219,42 @@ def why_useless(run: MeasuredRun) -> str:
     return ""
 
 
-def fitted(plan: RunPlan, rehearsals: Sequence[MeasuredRun], asked: Asked, left_s: float | None) -> RunPlan:
+def fitted(
+    plan: RunPlan,
+    rehearsals: Sequence[MeasuredRun],
+    asked: Asked,
+    left_s: float | None,
+    *,
+    rounds: int = PLANNED_PAIRS,
+) -> RunPlan:
     """Fits the runs that count to what the rehearsals showed: warm-up, length of a step, time left.
 
     From here on every run measures the same steps, so that both versions see the same data.
+
+    Args:
+        plan: That of the rehearsals.
+        rehearsals: One run of each version.
+        asked: What the user wants.
+        left_s: Time for all further runs; `None` for as long as it takes.
+        rounds: Runs of each version to have time for.
     """
     warmup = max(run.warmup for run in rehearsals)
     steps = plan.steps
     if asked.steps is None:
-        step_s = min(run.step_s for run in rehearsals)
-        steps = max(steps, math.ceil(MEASURED_S / step_s))
+        steps = max(steps, math.ceil(MEASURED_S / min(run.step_s for run in rehearsals)))
         if left_s is not None:
-            startup_s = max(run.startup_s for run in rehearsals)
-            affordable = int((left_s / (2 * PLANNED_PAIRS) - startup_s) / step_s) - warmup
+            startup_s, step_s = (
+                sum(times)
+                for times in zip(*((run.startup_s, run.step_s) for run in rehearsals), strict=True)
+            )
+            affordable = int((left_s / rounds - startup_s) / step_s) - warmup
             steps = max(LEAST_STEPS, min(steps, affordable))
     return replace(plan, steps=steps, warmup=warmup, finds_warmup=False)
+
+
+def run_s(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> float:
+    """What a run of the plan takes: of the slower version."""
+    return max(run.startup_s + (plan.warmup + plan.steps) * run.step_s for run in rehearsals)
 
 
 def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
@@ -230,14 +263,17 @@ def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
     return metric
 
 
-def _reason(decision: Decision) -> str:
+def _reason(decision: Decision, limit: float) -> str:
     if decision.state is not State.INCONCLUSIVE:
         return ""
     if decision.pairs < MIN_PAIRS:
         return f"{decision.pairs} pairs of runs; {MIN_PAIRS} are needed at least"
+    if decision.error <= max_error(limit):
+        return "the loss is larger than allowed, but may be chance"
     return (
         f"the pairs scatter too much: standard error {format_percent(decision.error)} after "
-        f"{decision.pairs} pairs, {format_percent(MAX_ERROR)} is the most that can be judged"
+        f"{decision.pairs} pairs, {format_percent(max_error(limit))} is the most with which "
+        "so little can be judged"
     )
 
 
@@ -267,8 +303,8 @@ def _progress(judgement: Judgement | None, number: int) -> str:
 
 
 def _progress_of_plan(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> str:
-    run_s = max(run.startup_s + (plan.warmup + plan.steps) * run.step_s for run in rehearsals)
     return (
-        f"warm-up {plan.warmup} steps, then {plan.steps} measured, about {run_s:.0f} s a run; "
+        f"warm-up {plan.warmup} steps, then {plan.steps} measured, "
+        f"about {run_s(plan, rehearsals):.0f} s a run; "
         f"{MIN_PAIRS} to {MAX_PAIRS} pairs"
     )

@@ -6,6 +6,7 @@ import math
 
 from diagnose.core.units import format_bytes, format_rate
 from diagnose.gate.result import GateResult, Judgement, Metric, Verdict
+from diagnose.gate.statistics import MIN_PAIRS
 
 
 def headline(result: GateResult) -> str:
@@ -57,6 +58,8 @@ def amount(value: float, metric: Metric) -> str:
 def sensitivity(judgement: Judgement) -> str:
     """Says how sure a loss is; where none was found, which one would have been."""
     of = "jobs in the baseline" if math.isnan(judgement.p) else "pairs"
+    if judgement.verdict is Verdict.REGRESSION and judgement.pairs < MIN_PAIRS and of == "pairs":
+        return f"{judgement.pairs} {of}, each with more than twice the cost that is allowed"
     if judgement.verdict is Verdict.REGRESSION and not math.isnan(judgement.p):
         chance = f"{100 * judgement.p:.2g} %" if judgement.p >= 1e-4 else "less than 0.01 %"
         return f"{judgement.pairs} {of}; equal versions would look like this in {chance} of cases"

@@ -1,0 +1,42 @@
+"""How long a run may take before it is said to hang."""
+
+from __future__ import annotations
+
+import math
+
+from diagnose.gate.measure import OutOfTime
+from diagnose.gate.result import TrainingFailed
+
+HANGS = 10.0
+"""A run that takes so many times as long as it should hangs: the head's rehearsal as long as the base's."""
+
+LEAST_PATIENCE_S = 300.0
+"""Nothing is said to hang before: a version may have something to compile or to download first. Of a short
+budget it is half of what is left, or a head that hangs would only ever use it up."""
+
+
+def time_limit(usual_s: float, left_s: float | None) -> float | None:
+    """Returns after how many seconds to end a run; `None` for never.
+
+    Args:
+        usual_s: What such a run takes; infinite where that is not known.
+        left_s: What is left of the budget, if there is one.
+    """
+    limit_s = min(_patience_s(usual_s, left_s), math.inf if left_s is None else left_s)
+    return limit_s if math.isfinite(limit_s) else None
+
+
+def hang(name: str, usual_s: float, left_s: float | None, late: OutOfTime) -> TrainingFailed | None:
+    """Returns the failure of a run that was out of time; `None` where it was the budget that ended."""
+    patience_s = _patience_s(usual_s, left_s)
+    if left_s is not None and left_s <= patience_s:
+        return None
+    reason = (
+        f"{name} had not ended after {patience_s:.0f} s, where such a run takes {usual_s:.0f} s: "
+        "it hangs, or is very much slower"
+    )
+    return TrainingFailed(name, reason, exit_code=None, signal=None, last_lines=late.last_lines)
+
+
+def _patience_s(usual_s: float, left_s: float | None) -> float:
+    return max(HANGS * usual_s, min(LEAST_PATIENCE_S, math.inf if left_s is None else left_s / 2))
