@@ -227,7 +227,7 @@ def page(rows: list[dict[str, Any]], trials: int) -> str:
             "No real runs are on this page: it was printed without results of `benchmarks/gate.py`."
         )
     if trials:
-        text, _ = gate_simulation.table(trials, SEED)
+        text, _ = gate_simulation.everything(trials, SEED)
         lines += [
             "",
             "## Simulated runs",
@@ -235,8 +235,6 @@ def page(rows: list[dict[str, Any]], trials: int) -> str:
             f"`python benchmarks/gate_simulation.py --trials {trials}`",
             "",
             text,
-            "",
-            gate_simulation.history_table(20 * trials),
         ]
     return "\n".join(lines)
 

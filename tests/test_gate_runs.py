@@ -7,12 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from diagnose.core.phases import Phase
+from diagnose.gate import instructions
+from diagnose.gate.fingerprint import fingerprint_of, machine_facts
+from diagnose.gate.history_why import phase_times
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
-from diagnose.gate.result import Metric, Side
+from diagnose.gate.result import Metric, Side, TrainingFailed
 from tests.gates import git, repository
 from tests.running import environment, has_ended, run
 
@@ -39,13 +44,13 @@ def test_a_command_that_never_trains_is_told_so(tmp_path: Path) -> None:
     assert "diagnose.step()" in ended.stdout
 
 
-def sleeping_gate(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+def sleeping_gate(folder: Path, command: tuple[str, ...] = DIAGNOSE) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a gate whose training sleeps; returns it, and the training's process, once that one runs."""
     mark = folder / "pid.txt"
     text = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     repository(folder, text, text)
     process = subprocess.Popen(
-        [*DIAGNOSE, "gate", "--ab", "main~1..main", "--", "train.py"],
+        [*command, "gate", "--ab", "main~1..main", "--", "train.py"],
         cwd=folder,
         env=environment(TMPDIR=str(folder)),
         stderr=subprocess.DEVNULL,
@@ -74,6 +79,81 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_worktree(tmp_path: Path, 
     raise AssertionError(git(tmp_path, "worktree", "list"))
 
 
+COUNTED = "task-clock"
+"""An event that every `perf` can count, also where there are no counters of instructions."""
+
+COUNTING = f"""
+from diagnose.gate import instructions
+instructions.EVENT = {COUNTED!r}
+assert instructions.counting(instructions.Path("/dev/null"))
+from diagnose.cli.main import main
+main()
+"""
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets the gate put its runs under `perf stat`."""
+    monkeypatch.setattr(instructions, "EVENT", COUNTED)
+    instructions._perf.cache_clear()
+    if not instructions.counting(Path("/dev/null")):
+        pytest.skip("there is no perf that counts here")
+    yield
+    instructions._perf.cache_clear()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda each: each.name)
+def test_a_training_killed_under_perf_has_not_ended_well(
+    tmp_path: Path, counted: None, number: signal.Signals
+) -> None:
+    (tmp_path / "a.py").write_text(f"import os; os.kill(os.getpid(), {int(number)})")
+    side = Side(label="base", name="a", root=tmp_path, command=("a.py",))
+    with pytest.raises(TrainingFailed) as failed:
+        measured_run(side, "base-00", tmp_path / "runs", RunPlan())
+    assert failed.value.signal == number
+    assert failed.value.reason == f"base-00 was ended by signal {int(number)} ({number.name})"
+
+
+def test_a_run_whose_supervisor_is_killed_under_perf_has_not_ended_well(
+    tmp_path: Path, counted: None
+) -> None:
+    (tmp_path / "a.py").write_text("import os, time; os.kill(os.getppid(), 9); time.sleep(60)")
+    side = Side(label="base", name="a", root=tmp_path, command=("a.py",))
+    with pytest.raises(TrainingFailed, match="base-00 left no record of how it ended"):
+        measured_run(side, "base-00", tmp_path / "runs", RunPlan())
+
+
+def test_a_command_that_fails_under_perf_keeps_its_exit_code(tmp_path: Path, counted: None) -> None:
+    (tmp_path / "a.py").write_text("raise SystemExit(7)")
+    side = Side(label="base", name="a", root=tmp_path, command=("a.py",))
+    with pytest.raises(TrainingFailed) as failed:
+        measured_run(side, "base-00", tmp_path / "runs", RunPlan())
+    assert failed.value.exit_code == 7
+    assert instructions.count_of(tmp_path / "runs" / "base-00.perf")
+
+
+def test_a_gate_that_is_killed_takes_perf_and_the_training_with_it(tmp_path: Path, counted: None) -> None:
+    process, training = sleeping_gate(tmp_path, (sys.executable, "-c", COUNTING))
+    parents = ancestors(training)
+    names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in parents]
+    assert "perf" in names, "or this tests nothing"
+    process.kill()
+    process.wait(timeout=30)
+    assert has_ended(training, within_s=20)
+    for pid in parents[: parents.index(process.pid)]:
+        assert has_ended(pid, within_s=20)
+
+
+def ancestors(pid: int) -> list[int]:
+    """The processes that a process descends from, nearest first."""
+    found = []
+    while pid > 1:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pid = int(fields[1])
+        found.append(pid)
+    return found
+
+
 def test_two_gates_at_once_do_not_meet(tmp_path: Path) -> None:
     script = "import os, sys, time; print(os.getcwd(), file=sys.stderr); time.sleep(1); sys.exit(3)"
     repository(tmp_path, script, script)
@@ -92,12 +172,14 @@ def test_two_gates_at_once_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_out_of_time_is_ended(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("import time; time.sleep(60)")
+    script = "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(60)"
+    (tmp_path / "a.py").write_text(script)
     side = Side(label="base", name="a", root=tmp_path, command=("a.py",))
     begun = time.monotonic()
-    with pytest.raises(OutOfTime):
-        measured_run(side, "base-00", tmp_path / "runs", RunPlan(timeout_s=1.0))
+    with pytest.raises(OutOfTime) as late:
+        measured_run(side, "base-00", tmp_path / "runs", RunPlan(timeout_s=5.0))
     assert time.monotonic() - begun < 30
+    assert late.value.last_lines[:1] == ("waiting",)
 
 
 TRAINING = """
@@ -136,6 +218,13 @@ def test_a_real_run_has_every_figure(tmp_path: Path) -> None:
     assert 0 < figures[Metric.STARTUP] < measured.wall_s
     assert measured.warmup >= 20
     assert measured.num_steps + measured.warmup == 470
+    phases = phase_times([measured])
+    assert sum(phases.values()) == pytest.approx(figures[Metric.STEP_MS], rel=0.05)
+    assert phases[Phase.OTHER] > 10 > phases[Phase.FORWARD] > 0
+    facts = fingerprint_of(measured.folder, side.command)
+    assert facts.hard["dtype"] == "float32"
+    assert facts.hard == {**facts.hard, **machine_facts()}, "the run is of our own environment"
+    assert facts.soft["torch_threads"] == 1
 
 
 @pytest.mark.extended

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diagnose.gate.baseline import DEVIATIONS, LEAST_ENTRIES, Baseline
+from diagnose.gate.baseline import Baseline
+from diagnose.gate.by_history import DEVIATIONS, LEAST_ENTRIES
 from diagnose.gate.pairs import drop_of
 from diagnose.gate.result import Metric
 from diagnose.gate.words import amount, format_percent

@@ -8,16 +8,14 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from diagnose.core.errors import DiagnoseError
+from diagnose.core.phases import Phase
 from diagnose.gate.fingerprint import Fingerprint, differences
-from diagnose.gate.pairs import drop_of, log_of
-from diagnose.gate.result import Judgement, MeasuredRun, Metric, Verdict
-from diagnose.gate.statistics import Z_95, Z_975
-from diagnose.gate.words import format_percent
+from diagnose.gate.result import MeasuredRun, Metric
 
 SCHEMA = 1
 
@@ -28,17 +26,8 @@ GIT_IGNORES = "*\n!/.gitignore\n!/baselines/\n!/baselines/*.json\n"
 
 MOST_ENTRIES = 30
 
-LEAST_ENTRIES = 10
-"""Jobs below which their scatter is not known."""
-
 RUNS = 3
 """Runs in a job; their median is what the job measured."""
-
-DEVIATIONS = 3.5
-"""Standard deviations between jobs that are within chance.
-
-Of the ordinary standard deviation: the one from the median absolute deviation is too small too often with
-ten jobs (1.4 % false alarms instead of 0.5 %, `benchmarks/gate_simulation.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +38,7 @@ class Entry:
         when: ISO 8601 with time zone.
         metrics: Median over the job's runs.
         runs: The same of each run.
+        phase_ms: Milliseconds per step that each phase usually took; empty where that was not kept.
     """
 
     when: str
@@ -56,6 +46,7 @@ class Entry:
     branch: str
     metrics: Mapping[Metric, float]
     runs: tuple[Mapping[Metric, float], ...]
+    phase_ms: Mapping[Phase, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +61,14 @@ class Baseline:
         return replace(self, entries=(*self.entries, entry)[-MOST_ENTRIES:])
 
 
-def entry_of(runs: Sequence[MeasuredRun], *, when: str, commit: str, branch: str) -> Entry:
+def entry_of(
+    runs: Sequence[MeasuredRun],
+    *,
+    when: str,
+    commit: str,
+    branch: str,
+    phase_ms: Mapping[Phase, float] | None = None,
+) -> Entry:
     """Returns what a job's runs come to: each metric that all of them have."""
     common = [metric for metric in Metric if all(metric in run.figures for run in runs)]
     return Entry(
@@ -79,68 +77,23 @@ def entry_of(runs: Sequence[MeasuredRun], *, when: str, commit: str, branch: str
         branch=branch,
         metrics={metric: statistics.median(run.figures[metric] for run in runs) for metric in common},
         runs=tuple({metric: run.figures[metric] for metric in common} for run in runs),
-    )
-
-
-def judge_by_history(
-    baseline: Baseline, runs: Sequence[MeasuredRun], metric: Metric, max_drop: float
-) -> Judgement | None:
-    """Judges a job by earlier ones.
-
-    It passes, or loses, only where the scatter between jobs allows to say so: a drop that is larger than
-    allowed and smaller than what the machine does by itself is neither.
-
-    Returns:
-        `None` where no run, or no earlier job, has the metric.
-    """
-    earlier = [entry.metrics[metric] for entry in baseline.entries if metric in entry.metrics]
-    figures = [run.figures[metric] for run in runs if metric in run.figures]
-    if not earlier or not figures:
-        return None
-    sign = -1.0 if metric.more_is_better else 1.0
-    logs = [sign * math.log(value) for value in earlier]
-    estimate = sign * math.log(statistics.median(figures)) - statistics.median(logs)
-    limit = log_of(max_drop, metric)
-    count = len(logs)
-    error = statistics.stdev(logs) * math.sqrt(1 + 1 / count) if count > 1 else math.nan
-    threshold = max(limit, DEVIATIONS * error) if count > 1 else math.nan
-    verdict, reason = Verdict.PASS, ""
-    if count < LEAST_ENTRIES:
-        verdict = Verdict.INCONCLUSIVE
-        jobs = f"{count} job{'s' if count > 1 else ''}"
-        reason = f"the baseline holds {jobs}; {LEAST_ENTRIES} are needed to know their scatter"
-    elif len(figures) < RUNS:
-        verdict = Verdict.INCONCLUSIVE
-        reason = f"{len(figures)} of {RUNS} runs could be measured"
-    elif estimate > threshold:
-        verdict = Verdict.REGRESSION
-    elif estimate > limit:
-        verdict = Verdict.INCONCLUSIVE
-        found = drop_of(threshold, metric)
-        reason = (
-            "jobs on this kind of machine differ too much: only a drop of "
-            f"{format_percent(found)} is beyond chance"
-        )
-    return Judgement(
-        metric=metric,
-        verdict=verdict,
-        max_drop=max_drop,
-        drop=drop_of(estimate, metric),
-        low=drop_of(estimate - Z_975 * error, metric),
-        high=drop_of(estimate + Z_975 * error, metric),
-        error=error,
-        detectable=drop_of(threshold + Z_95 * error, metric),
-        p=math.nan,
-        pairs=count,
-        base=statistics.median(earlier),
-        head=statistics.median(figures),
-        reason=reason,
+        phase_ms=phase_ms or {},
     )
 
 
 def mismatch(baseline: Baseline, now: Fingerprint) -> tuple[str, ...]:
     """Says in which hard facts this machine, or the work of a step, differs from the baseline's."""
-    return differences(baseline.fingerprint.hard, now.hard)
+    return differences(baseline.fingerprint.hard, _known_to(baseline.fingerprint.hard, now.hard))
+
+
+def soft_mismatch(baseline: Baseline, now: Fingerprint) -> tuple[str, ...]:
+    """Says the same of the soft facts."""
+    return differences(baseline.fingerprint.soft, _known_to(baseline.fingerprint.soft, now.soft))
+
+
+def _known_to(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts that an earlier version of ours, which knew fewer of them, has written down."""
+    return {name: value for name, value in now.items() if name in before}
 
 
 def load(path: Path) -> Baseline:
@@ -196,8 +149,19 @@ def save(baseline: Baseline, path: Path) -> None:
 
 
 def file_for(place: Path, fingerprint: Fingerprint) -> Path:
-    """Returns the baseline's file for a fingerprint: `place` itself, or in it where that is a folder."""
-    return place / f"{fingerprint.key}.json" if place.is_dir() or place.suffix != ".json" else place
+    """Returns the baseline's file for a fingerprint: `place` itself, or in it where that is a folder.
+
+    There it is the one of that key; without one, one of an earlier version of ours that knew fewer facts.
+    """
+    if not place.is_dir() and place.suffix == ".json":
+        return place
+    path = place / f"{fingerprint.key}.json"
+    for other in () if path.exists() else sorted(place.glob("*.json")):
+        with contextlib.suppress(DiagnoseError):
+            known = load(other).fingerprint.hard
+            if not differences(known, _known_to(known, fingerprint.hard)):
+                return other
+    return path
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:
@@ -215,7 +179,16 @@ def _entry(data: Mapping[str, Any]) -> Entry:
         branch=str(data["branch"]),
         metrics=metrics(data["metrics"]),
         runs=tuple(metrics(run) for run in data["runs"]),
+        phase_ms=_phases(data.get("phase_ms", {})),
     )
+
+
+def _phases(found: Mapping[str, float]) -> dict[Phase, float]:
+    known = {phase.value for phase in Phase}
+    times = {Phase(name): float(value) for name, value in found.items() if name in known}
+    if not all(value >= 0 and math.isfinite(value) for value in times.values()):
+        raise ValueError("a phase took less than no time")
+    return times
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
@@ -228,4 +201,5 @@ def _entry_as_json(entry: Entry) -> dict[str, Any]:
         "branch": entry.branch,
         "metrics": metrics(entry.metrics),
         "runs": [metrics(run) for run in entry.runs],
+        "phase_ms": {phase.value: float(f"{value:.6g}") for phase, value in entry.phase_ms.items()},
     }

@@ -97,7 +97,9 @@ def compare_versions(request: GateRequest, plumbing: Plumbing | None = None) -> 
                 Side(label=label, name=" ".join(command), root=request.cwd, command=command)
                 for label, command in zip(("base", "head"), request.commands, strict=True)
             )
-            return _compared(request, sides, plumbing, ())
+            same = len(set(request.commands)) == 1
+            notes = ["both commands are the same: this measures the machine, not a change"] if same else []
+            return _compared(request, sides, plumbing, tuple(notes))
         repository = repository_of(request.cwd)
         (base, base_hash), (head, head_hash) = resolve_range(repository, request.commits)
         notes = [note for note in (uncommitted(repository),) if note]
@@ -162,11 +164,12 @@ def _compared(
         return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
     result = _concluded(result, paired, sides[1])
     if result.verdict is Verdict.REGRESSION and plumbing.explain is not None:
-        result = _explained(result, plumbing.explain)
+        result = explained(result, plumbing.explain)
     return replace(result, wall_s=time.monotonic() - begun)
 
 
-def _explained(result: GateResult, explain: Explain) -> GateResult:
+def explained(result: GateResult, explain: Explain) -> GateResult:
+    """Returns the result with what its loss is attributed to."""
     try:
         return replace(result, why=explain(result))
     except Exception as error:  # noqa: BLE001 - a fault of ours in the reasons must not lose the verdict

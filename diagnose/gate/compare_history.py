@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
-from diagnose.gate.baseline import RUNS, Baseline, file_for, judge_by_history, load, mismatch
-from diagnose.gate.compare_commits import BESIDE, Plumbing, failed, sigterm_unwinds
-from diagnose.gate.fingerprint import Fingerprint, differences, fingerprint_of
+from diagnose.gate.baseline import RUNS, Baseline, Entry, file_for, load, mismatch, soft_mismatch
+from diagnose.gate.by_history import DEVIATIONS, judge_by_history
+from diagnose.gate.compare_commits import BESIDE, Plumbing, explained, failed, sigterm_unwinds
+from diagnose.gate.fingerprint import Fingerprint, fingerprint_of
+from diagnose.gate.history_why import explain_by_history
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes
-from diagnose.gate.pairs import STEPS, Asked, fitted, why_useless
+from diagnose.gate.pairs import STEPS, Asked, drop_of, fitted, log_of, run_s, why_useless
+from diagnose.gate.patience import hang, time_limit
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
-from diagnose.gate.result import GateResult, MeasuredRun, Metric, Side, TrainingFailed, Verdict
+from diagnose.gate.result import (
+    GateResult,
+    Judgement,
+    MeasuredRun,
+    Metric,
+    Reason,
+    Side,
+    TrainingFailed,
+    Verdict,
+)
+from diagnose.gate.steps import MIN_WARMUP
+from diagnose.gate.words import format_percent
 
 UPDATE = "Record one, on the main branch: diagnose baseline update -- TRAINING COMMAND"
+
+SIDE_BY_SIDE = "Compare in one job instead, where machines do not differ: diagnose gate --ab BASE..HEAD"
 
 
 def compare_with_history(
@@ -56,7 +74,8 @@ def compare_with_history(
     made: list[MeasuredRun] = []
     try:
         with sigterm_unwinds():
-            stopped = measure_job(side, asked, folder, plumbing, made)
+            usual_s = _usual_s(place, side.command, asked)
+            stopped = measure_job(side, asked, folder, plumbing, made, usual_s=usual_s)
     except TrainingFailed as failure:
         return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
     result = replace(result, runs=tuple(made), notes=of_ranks(made), wall_s=time.monotonic() - begun)
@@ -77,11 +96,27 @@ def compare_with_history(
     return _judged(result, baseline, now, made, asked, allow_mismatch)
 
 
-def measure_job(side: Side, asked: Asked, folder: Path, plumbing: Plumbing, made: list[MeasuredRun]) -> str:
+def measure_job(
+    side: Side,
+    asked: Asked,
+    folder: Path,
+    plumbing: Plumbing,
+    made: list[MeasuredRun],
+    *,
+    usual_s: float = math.inf,
+) -> str:
     """Makes a rehearsal and the runs of a job, and adds the latter to `made`; says why it stopped early.
 
+    Args:
+        side: What to run.
+        asked: How long.
+        folder: Where the runs are kept.
+        plumbing: What a test puts in place of the real thing.
+        made: The runs that count.
+        usual_s: What the rehearsal takes, as far as that is known.
+
     Raises:
-        TrainingFailed: If a run does not end well.
+        TrainingFailed: If a run does not end well, or hangs.
     """
     begun = time.monotonic()
 
@@ -91,9 +126,13 @@ def measure_job(side: Side, asked: Asked, folder: Path, plumbing: Plumbing, made
     plan = RunPlan(steps=asked.steps or STEPS, warmup=asked.warmup or 0, finds_warmup=asked.warmup is None)
     first: MeasuredRun | None = None
     for number in range(RUNS + 1):
+        name, left = f"head-{number:02d}", left_s()
         try:
-            run = plumbing.measure(side, f"head-{number:02d}", folder, replace(plan, timeout_s=left_s()))
-        except OutOfTime:
+            run = plumbing.measure(side, name, folder, replace(plan, timeout_s=time_limit(usual_s, left)))
+        except OutOfTime as late:
+            failure = hang(name, usual_s, left, late)
+            if failure is not None:
+                raise failure from late
             assert asked.budget_s is not None
             return f"the budget of {asked.budget_s / 60:g} min was used up by {number} runs"
         useless = why_useless(run) or why_other_ranks(first or run, run)
@@ -104,7 +143,8 @@ def measure_job(side: Side, asked: Asked, folder: Path, plumbing: Plumbing, made
             made.append(run)
             plumbing.progress(f"run {number} of {RUNS}: {run.step_s * 1000:.3g} ms a step")
         else:
-            plan = fitted(plan, [run], asked, left_s())
+            plan = fitted(plan, [run], asked, left_s(), rounds=RUNS + 1)
+            usual_s = max(run_s(plan, [run]), run.wall_s)
     return ""
 
 
@@ -126,7 +166,7 @@ def _judged(
         if each is not metric
         and (judged := judge_by_history(baseline, made, each, asked.max_drop)) is not None
     )
-    soft = tuple(f"not as before: {each}" for each in differences(baseline.fingerprint.soft, now.soft))
+    soft = tuple(f"not as before: {each}" for each in soft_mismatch(baseline, now))
     notes = (*result.notes, *soft)
     result = replace(result, metric=metric, judgement=judgement, beside=beside, notes=notes)
     other = mismatch(baseline, now)
@@ -137,15 +177,53 @@ def _judged(
         return replace(result, notes=(*others, *notes), causes=other, advice=UPDATE)
     if judgement is None:
         return replace(result, causes=(f"the baseline holds no {metric.label}",), advice=UPDATE)
-    if judgement.verdict is not Verdict.INCONCLUSIVE:
-        return replace(result, verdict=judgement.verdict)
+    if judgement.verdict is Verdict.PASS:
+        return replace(result, verdict=Verdict.PASS, notes=(*notes, *_warning(judgement)))
+    if judgement.verdict is Verdict.REGRESSION:
+        result = replace(
+            result,
+            verdict=Verdict.REGRESSION,
+            notes=(*filter(None, [judgement.against]), *notes),
+            advice="To see lines and new faults, run both versions: diagnose gate --ab BASE..HEAD",
+        )
+
+        def explain(result: GateResult) -> tuple[Reason, ...]:
+            return explain_by_history(baseline, judgement, made)
+
+        return explained(result, explain)
     found = causes(made)
     return replace(
         result,
         verdict=Verdict.INCONCLUSIVE,
         causes=(judgement.reason, *found),
-        advice="Compare in one job instead, where machines do not differ: diagnose gate --ab BASE..HEAD",
+        advice=SIDE_BY_SIDE,
     )
+
+
+def _warning(judgement: Judgement) -> tuple[str, ...]:
+    """Says where the machine, not what is allowed, decides which drop is seen."""
+    chance = DEVIATIONS * judgement.error
+    if chance <= log_of(judgement.max_drop, judgement.metric):
+        return ()
+    seen = format_percent(drop_of(chance, judgement.metric))
+    return (f"jobs on this kind of machine differ so much that only a drop of {seen} is beyond chance",)
+
+
+def _usual_s(place: Path, command: tuple[str, ...], asked: Asked) -> float:
+    """Returns what a run of the command took at most in earlier jobs, on any machine; else infinity."""
+    took: list[float] = []
+    for path in sorted(place.glob("*.json")) if place.is_dir() else [place]:
+        with contextlib.suppress(DiagnoseError, OSError):
+            baseline = load(path)
+            if baseline.fingerprint.hard.get("command") == " ".join(command):
+                took += [_rehearsal_s(entry, asked) for entry in baseline.entries]
+    return max(took, default=math.inf)
+
+
+def _rehearsal_s(entry: Entry, asked: Asked) -> float:
+    step_s = entry.metrics.get(Metric.STEP_MS, 0.0) / 1000
+    steps = (MIN_WARMUP if asked.warmup is None else asked.warmup) + (asked.steps or STEPS)
+    return entry.metrics.get(Metric.STARTUP, 0.0) + steps * step_s
 
 
 def _why_none(place: Path, path: Path, now: Fingerprint) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,8 +51,8 @@ def fingerprint_of(run: Path, command: tuple[str, ...]) -> Fingerprint:
 
     logs, _ = read_logs(run) if rank_files(run) else ([], [])
     return Fingerprint(
-        hard={**machine_facts(), **_work(run, logs, command)},
-        soft=soft_facts(),
+        hard={**machine_facts(), **_software(logs), **_work(run, logs, command)},
+        soft={**soft_facts(), **_threads(logs)},
     )
 
 
@@ -104,7 +105,39 @@ def _work(run: Path, logs: list[RankLog], command: tuple[str, ...]) -> dict[str,
         "samples_per_step": int(usual),
         "world_size": max(1, len(logs)),
         "device": device,
+        **_dtypes(logs),
     }
+
+
+def _software(logs: list[RankLog]) -> dict[str, Any]:
+    """Returns what the run says of the software it used: its interpreter may be of another environment."""
+    meta = logs[0].meta if logs else {}
+    if not meta.get("torch") or not meta.get("python"):
+        return {}
+    torch, cuda = _torch()
+    version, _, build = str(meta["torch"]).partition("+")
+    if version != torch.partition("+")[0]:
+        number = re.fullmatch(r"cu(\d+)(\d)", build)
+        cuda = f"{number[1]}.{number[2]}" if number else ""
+    return {"torch": _minor(version), "cuda": _minor(cuda), "python": _minor(str(meta["python"]))}
+
+
+def _threads(logs: list[RankLog]) -> dict[str, Any]:
+    """Returns how many threads the run computed with: not the machine, but its speed on a CPU."""
+    return {
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "torch_threads": logs[0].meta.get("num_threads") if logs else None,
+    }
+
+
+def _dtypes(logs: list[RankLog]) -> dict[str, Any]:
+    """Returns what the model computes in, as far as it was seen: its parameters, and autocast."""
+    facts = logs[0].meta.get("facts", {}) if logs else {}
+    models = facts.get("models") or ()
+    found = sorted({dtype for model in models for dtype in model.get("dtypes") or ()})
+    autocast = (facts.get("calls") or {}).get("autocast_dtype")
+    words = " + ".join(found) + (f", autocast {autocast}" if autocast else "")
+    return {"dtype": words} if words else {}
 
 
 def _words(value: Any) -> str:
@@ -136,10 +169,33 @@ def _torch() -> tuple[str, str]:
 
 def _cpu_model() -> str:
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
+        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+        if found and not found[1].startswith("ARM"):  # as some kernels call them all
             return found[1].strip()
+        if cores := _arm_cores(text):
+            return cores
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            asked = subprocess.run(
+                ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
+            )
+            return asked.stdout.strip()
     return platform.processor() or platform.machine()
+
+
+def _arm_cores(cpuinfo: str) -> str:
+    """Returns the kinds of cores in an ARM machine's `/proc/cpuinfo`, which tells their numbers alone."""
+    kinds = {
+        tuple(re.findall(r"^CPU (?:implementer|part|variant)\s*:\s*(\S+)$", block, re.MULTILINE))
+        for block in cpuinfo.split("\n\n")
+    }
+    named = sorted(" ".join(kind) for kind in kinds if kind)
+    return f"ARM {' + '.join(named)}" if named else ""
 
 
 def _cpus() -> float:

@@ -180,6 +180,7 @@ class Judgement:
         p: How often pairs of identical programs would look this much worse.
         base: Median over base's runs; likewise `head`.
         reason: Why there is no verdict; empty where there is one.
+        against: What of a baseline it was compared with, in words, where not with all of it.
     """
 
     metric: Metric
@@ -195,6 +196,7 @@ class Judgement:
     base: float
     head: float
     reason: str = ""
+    against: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +238,8 @@ class Side:
         name: As the user named it: `main`.
         commit: Full hash; empty where no commit was asked for.
         root: The folder to run in.
-        command: The training command: a script and its arguments, or `-m`, a module and its arguments.
+        command: The training command: a script and its arguments, or `-m`, a module and its arguments;
+            before them the absolute path of an interpreter, where that is not ours.
         environment: Variables set for it beside our own.
     """
 

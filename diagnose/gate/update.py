@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from diagnose.gate.baseline import Baseline, entry_of, file_for, load, mismatch,
 from diagnose.gate.compare_commits import Measure, Plumbing, sigterm_unwinds
 from diagnose.gate.compare_history import measure_job
 from diagnose.gate.fingerprint import fingerprint_of
+from diagnose.gate.history_why import phase_times
 from diagnose.gate.measure import measured_run
 from diagnose.gate.pairs import Asked, Progress
 from diagnose.gate.result import MeasuredRun, Side, TrainingFailed
@@ -66,8 +68,10 @@ def record_job(
         when=datetime.now().astimezone().isoformat(timespec="seconds"),
         commit=_commit(Path.cwd()),
         branch=branch,
+        phase_ms=phase_times(runs),
     )
-    updated = baseline.with_entry(entry)
+    # Written by an earlier version of ours, it may know fewer facts of the machine.
+    updated = replace(baseline, fingerprint=fingerprint).with_entry(entry)
     save(updated, path)
     return path, len(updated.entries)
 
