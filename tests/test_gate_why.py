@@ -195,6 +195,12 @@ def version(root: Path, text: str, times_ms: Mapping[tuple[int, str], float], ru
     return replace(runs, where=where)
 
 
+def test_lines_are_counted_as_python_counts_them() -> None:
+    """A form feed, by which some divide a file into pages, does not end a line."""
+    text = "import x\n\x0c\ndef f():\n    a = '\x85\u2028'\n    b = 2\n"
+    assert match_texts(text, text.replace("2\n", "3\n")).changed == {5}
+
+
 def test_the_line_that_grew_is_named_where_it_stands_now(tmp_path: Path) -> None:
     before, after = pairs_of(6, forward=10.0)
     base, head = tmp_path / "base", tmp_path / "head"

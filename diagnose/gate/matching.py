@@ -81,7 +81,8 @@ def match_texts(before: str | None, after: str | None) -> FileMatch:
     """Matches the lines of two texts; `None` is a file that is not there."""
     if after is None:
         return FileMatch(is_read=before is not None)
-    old, new = (before or "").splitlines(), after.splitlines()
+    # As Python counts lines: to `splitlines` a form feed ends one, too.
+    old, new = (text.rstrip("\n").split("\n") if text else [] for text in (before, after))
     if old == new:
         same = {number: number for number in range(1, len(new) + 1)}
         return FileMatch(after_of=same, statement_of=statements(after))
