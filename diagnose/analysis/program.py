@@ -66,8 +66,12 @@ def fsdp_of(log: RankLog) -> Fsdp | None:
 
 
 def memory_of(log: RankLog, warmup: int) -> Memory:
-    """Reads the resident memory over the measured steps."""
-    rows = [(step, r["resident_bytes"]) for _, step, r in log.vitals if "resident_bytes" in r]
+    """Reads the memory that the process keeps over the measured steps."""
+    rows = [
+        (step, r.get("own_bytes", r["resident_bytes"]))
+        for _, step, r in log.vitals
+        if "resident_bytes" in r
+    ]
     total = _facts(log).get("memory_bytes")
     if not rows:
         return Memory(total_bytes=total)

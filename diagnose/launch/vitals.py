@@ -51,6 +51,7 @@ def read(training_thread: int) -> Readings:
         `busiest_core_share`, `full_cores`: of the CPUs that this process may use, since the last reading,
         the busy time of the busiest, and how many were busy all the time.
         `major_faults`: page faults that needed the disk. `swapped_bytes`, `resident_bytes`: as they stand.
+        `own_bytes`: of the latter, what no file backs.
         `read_bytes`, `written_bytes`: what this process has had read from storage, beyond the page cache,
         and written to it.
         `memory_stall_ns`: time in which some task of the machine waited for memory.
@@ -103,8 +104,16 @@ def _training(native: int | None) -> Mapping[str, int]:
         "voluntary": int(status["voluntary_ctxt_switches"]),
         "involuntary": int(status["nonvoluntary_ctxt_switches"]),
         "resident_bytes": _kib(status["VmRSS"]),
+        "own_bytes": _own_bytes(status),
         "swapped_bytes": _kib(status["VmSwap"]),
     }
+
+
+def _own_bytes(status: Mapping[str, str]) -> int:
+    """Returns the resident memory that no file backs: pages of a mapped file can be dropped at any time."""
+    if "RssAnon" not in status:  # before Linux 4.5
+        return _kib(status["VmRSS"])
+    return _kib(status["RssAnon"]) + _kib(status["RssShmem"])
 
 
 def _others(threads: Mapping[int | None, threading.Thread], training: int | None) -> Mapping[str, Any]:

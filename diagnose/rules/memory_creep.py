@@ -37,7 +37,8 @@ class MemoryCreep(Rule):
     Keep numbers, not tensors: `losses.append(loss.item())`, or `loss.detach()`.
 
     ## When it is wrong
-    A cache that is filled on purpose, such as a data set that is decoded once.
+    A cache that is filled on purpose, such as a data set that is decoded once. Pages of a mapped file
+    (`np.load(..., mmap_mode="r")`) are not counted: they are no memory that the process keeps.
     """
 
     needs = ("program.memory.growth_bytes",)
