@@ -40,6 +40,8 @@ class Graph:
         total: All operations; its times are those of all nodes, views too.
         convolutions: Those of `total` that are convolutions.
         small_ops: Operations with a result of a few thousand elements at most.
+        small_depth: The most of `small_ops` of which each needs the one before.
+        product_rows: Rows of the matrix products that most multiplications are in.
         attention: Operations between the two products of attention that is written out, and these.
         attention_products: The products among `attention`.
         num_attentions: Places where attention is written out.
@@ -64,6 +66,8 @@ class Graph:
     total: Work = Work()
     convolutions: Work = Work()
     small_ops: Work = Work()
+    small_depth: int | None = None
+    product_rows: int | None = None
     attention: Work = Work()
     attention_products: Work = Work()
     num_attentions: int = 0

@@ -204,6 +204,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
     chained = [
         op for op in ops if op.name in POINTWISE and len(op.users) == 1 and op.users[0].name in POINTWISE
     ]
+    small = [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.shape != ()]
     saving = [op for op in ops if op.saves]
     whole = sum(op.cost for op in saving)
     return {
@@ -212,9 +213,9 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "names": dict(Counter(node.name for node in nodes).most_common(40)),
         "total": {**_work(ops), **_times(nodes)},
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
-        "small_ops": _work(
-            [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.shape != ()]
-        ),
+        "small_ops": _work(small),
+        "small_depth": longest_chain(nodes, {id(op) for op in small}),
+        "product_rows": most_rows(ops),
         "attention": _work(attention),
         "attention_products": _work([op for op in attention if op.name in MATMULS]),
         "num_attentions": num_attentions,
@@ -227,6 +228,25 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "num_checkpoints": sum(node.name == REGION for node in nodes),
         "has_dropout": any("Dropout" in node.name for node in nodes),
     }
+
+
+def longest_chain(nodes: list[Node], counted: Collection[int]) -> int:
+    """Returns the most of the counted nodes, given by identity, of which each needs the one before."""
+    depth: dict[int, int] = {}
+    # An operation is made after its inputs.
+    for node in sorted((node for node in nodes if not node.leaf), key=lambda node: node.sequence):
+        before = max((depth.get(id(parent), 0) for parent in node.inputs), default=0)
+        depth[id(node)] = before + (id(node) in counted)
+    return max(depth.values(), default=0)
+
+
+def most_rows(ops: list[Node]) -> int | None:
+    """Returns the rows of the matrix products, by their number, that most multiplications are in."""
+    flops: Counter[int] = Counter()
+    for op in ops:
+        if op.flops and len(op.shape) > 1 and "onvolution" not in op.name:
+            flops[prod(op.shape[:-1])] += round(op.flops)
+    return flops.most_common(1)[0][0] if flops else None
 
 
 def _work(ops: list[Node]) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
+from diagnose.core.graph import Graph
 from diagnose.core.profile import Profile
 from diagnose.core.program import Calls, Program
 from diagnose.core.units import format_share
@@ -18,6 +19,15 @@ SAVED = (0.5, 0.9, 1.1)
 attention depends on its square."""
 
 
+PACKED = ("PackPaddedSequence", "EmbeddingBag", "Nested", "Jagged", "Varlen", "VarLen")
+"""Parts of the names of operations that leave padding out."""
+
+NEAR = 0.15
+"""Products whose rows are within this of the tokens without padding compute these alone. Batches differ."""
+
+HALF = Calls(num_steps=4, padding_share=0.5, padded_tokens=2048)
+
+
 class PaddingWaste(Rule):
     """
     ## What it means
@@ -29,17 +39,23 @@ class PaddingWaste(Rule):
     pack several into one row.
 
     ## When it is wrong
-    Fixed shapes are wanted, for a compiler or an accelerator that needs them.
+    Fixed shapes are wanted, for a compiler or an accelerator that needs them. A model that leaves the
+    filling out is not named, if its graph shows that: by packed sequences, nested tensors or bags of
+    embeddings, or by products of as many rows as there are tokens without it.
     """
 
     needs = ("program.calls.padding_share",)
     fires_on = (
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.5))),
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.2))),
+        profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=2048))),
+        profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=32))),
     )
     silent_on = (
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.08))),
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.0))),
+        profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, names={"PackPaddedSequence": 1}))),
+        profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=1060))),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -53,7 +69,7 @@ class PaddingWaste(Rule):
         calls = profile.program.calls
         assert calls is not None and calls.padding_share is not None
         share = calls.padding_share
-        if share < MIN_SHARE:
+        if share < MIN_SHARE or leaves_padding_out(profile.program):
             return None
         whole = model_ns(profile)
         low, expected, high = (part * share for part in SAVED)
@@ -70,5 +86,18 @@ class PaddingWaste(Rule):
                 " rows' ends.",
             ),
             fix="Sort or bucket the samples by length, and pad each batch to its own longest.",
-            code="DataLoader(..., batch_sampler=..., collate_fn=pad_to_longest)",
+            code="ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)",
         )
+
+
+def leaves_padding_out(program: Program) -> bool:
+    """Whether the graph shows that the model computes only what is no padding."""
+    calls, graph = program.calls, program.graph
+    if graph is None or calls is None:
+        return False
+    if any(part in name for name in graph.names for part in PACKED):
+        return True
+    if not graph.product_rows or not calls.padded_tokens or calls.padding_share is None:
+        return False
+    filled = (1 - calls.padding_share) * calls.padded_tokens
+    return abs(graph.product_rows - filled) <= min(NEAR * filled, calls.padded_tokens - graph.product_rows)

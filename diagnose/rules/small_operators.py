@@ -36,6 +36,14 @@ SAVED = (0.4, 0.9, 0.98)
 still has some calls, a batched operation hardly any."""
 
 
+SEQUENTIAL = 0.4
+"""Where a chain of operations that each need the one before holds this part of them all, it is a
+recurrence: half of what a cell of an LSTM does, all of what a solver of differential equations does. In a
+loop over samples or columns it is one in several at most, of a sum."""
+
+SAVED_SEQUENTIAL = (0.1, 0.45, 0.9)
+"""What compiling saves of a recurrence: Python and torch's calls, but no operation becomes larger."""
+
 LOOPS = {"slices", "chain"}
 """Idioms of loops whose turns one operation on the whole tensor can do, or one kernel that is compiled."""
 
@@ -43,13 +51,14 @@ SAVED_OF_LINES = (0.4, 0.9)
 """Likewise, of a loop of the script's over slices, whose size was not seen; at most all of it."""
 
 
-def graph_of(num_ops: int, elements: int = 1000, tensors: int = 8) -> Graph:
+def graph_of(num_ops: int, elements: int = 1000, tensors: int = 8, depth: int | None = None) -> Graph:
     work = Work(num_ops=num_ops, flops=0.0, num_bytes=4.0 * elements * num_ops)
     return Graph(
         num_nodes=2 * num_ops,
         names={"AccumulateGrad": tensors},
         total=work,
         small_ops=work if elements < 16_000 else Work(),
+        small_depth=depth,
     )
 
 
@@ -67,10 +76,11 @@ class SmallOperators(Rule):
 
     ## What to do
     Compute the same in few operations: batch loops over samples, steps or heads into one tensor. Or let
-    `torch.compile` fuse them.
+    `torch.compile` fuse them. Where each step needs the one before, only the latter remains, or one module
+    for the whole sequence: `nn.LSTM` for a loop over `nn.LSTMCell`, `nn.GRU` for one over `nn.GRUCell`.
 
     ## When it is wrong
-    A sequence whose every step needs the one before, or a compiler that does not support the model. A model
+    A compiler that does not support the model. A model
     of many small layers is slow to call, too, and not named: nothing in it is done twice. Of a loop
     without gradients only its line is seen, not how large its tensors are. On a device the same shows
     as idleness between kernels: `launch-bound`.
@@ -83,6 +93,7 @@ class SmallOperators(Rule):
     fires_on = (
         profile(step_ms=20, program=Program(graph=graph_of(400))),
         profile(step_ms=10, program=Program(graph=graph_of(200, elements=10_000))),
+        profile(step_ms=20, program=Program(graph=graph_of(400, depth=240))),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(COLUMNS,)),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAGS,)),
     )
@@ -124,21 +135,28 @@ class SmallOperators(Rule):
         per_op_ns = took_ns / small.num_ops
         if per_op_ns > MAX_NS_PER_OP:
             return None
-        low, expected, high = SAVED
+        recurs = graph.small_depth is not None and graph.small_depth >= SEQUENTIAL * small.num_ops
+        low, expected, high = SAVED_SEQUENTIAL if recurs else SAVED
         return Finding(
             rule=self.name,
             summary=f"{small.num_ops} tiny operators use {num_tensors} parameter tensors over and over.",
             lost_ns={phase: expected * ns for phase, ns in took.items()},
             low_ns=low * took_ns,
             high_ns=high * took_ns,
-            assumption="the same is computed in few large operators, or compiled",
+            assumption="it is compiled"
+            if recurs
+            else "the same is computed in few large operators, or compiled",
             evidence=(
                 f"{small.num_ops} of {total.num_ops} operators have results of a few thousand numbers.",
                 f"They take {format_duration(per_op_ns)} each, forward and backward: about what calling"
                 " them costs.",
                 f"Forward and backward are {format_share(passes_ns / profile.step_time_ns)} of the step.",
+                *([f"{graph.small_depth} of them each need the one before."] if recurs else []),
             ),
-            fix="Replace loops over small tensors by one operation on a large one, or compile the model.",
+            fix="Compile the model: each operation needs the one before, so that they cannot become one. A"
+            " loop over nn.LSTMCell or nn.GRUCell can be one nn.LSTM or nn.GRU."
+            if recurs
+            else "Replace loops over small tensors by one operation on a large one, or compile the model.",
             code="model = torch.compile(model)",
             actions=self.actions,
         )

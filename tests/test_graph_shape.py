@@ -1,0 +1,122 @@
+"""How the operations of a graph hang together: recurrences, and how many rows its products have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+
+from diagnose.core.graph import Graph, Work
+from diagnose.core.program import Calls, Program
+from diagnose.hooks._graph import summarize, walk
+from diagnose.hooks._padding import padding_of
+from diagnose.rules._examples import profile
+from diagnose.rules.padding_waste import PaddingWaste
+from diagnose.rules.small_operators import SAVED, SAVED_SEQUENTIAL, SmallOperators
+
+TURNS = 50
+
+
+def graph_of(loss: torch.Tensor) -> Graph:
+    facts = summarize(*walk(loss.grad_fn), set())
+    known = ("num_nodes", "names", "small_depth", "product_rows")
+    works = {name: Work(**facts[name]) for name in ("total", "small_ops")}
+    return Graph(**{name: facts[name] for name in known}, **works)
+
+
+def lstm_by_cells() -> torch.Tensor:
+    cell, x = nn.LSTMCell(8, 16), torch.randn(TURNS, 4, 8)
+    h = c = torch.zeros(4, 16)
+    for t in range(TURNS):
+        h, c = cell(x[t], (h, c))
+    return h.sum()
+
+
+def gru_by_cells() -> torch.Tensor:
+    cell, x, h = nn.GRUCell(8, 16), torch.randn(TURNS, 4, 8), torch.zeros(4, 16)
+    for t in range(TURNS):
+        h = cell(x[t], h)
+    return h.sum()
+
+
+def euler() -> torch.Tensor:
+    f, x = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), torch.randn(4, 8)
+    for _ in range(TURNS):
+        x = x + 0.1 * f(x)
+    return x.sum()
+
+
+def sample_by_sample() -> torch.Tensor:
+    f, x = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), torch.randn(TURNS, 8)
+    return torch.stack([f(row).pow(2).sum() for row in x]).mean()
+
+
+def sums_of_samples() -> torch.Tensor:
+    f, x = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), torch.randn(TURNS, 8)
+    total = torch.zeros(8)
+    for row in x:
+        total = total + f(row).sigmoid().mul(row)
+    return total.sum()
+
+
+def column_by_column() -> torch.Tensor:
+    weight, x = nn.Parameter(torch.ones(TURNS)), torch.randn(4, TURNS)
+    return torch.stack([(x[:, i] * weight[i] - 0.5).tanh().abs() for i in range(TURNS)], 1).sum()
+
+
+@pytest.mark.parametrize("model", [lstm_by_cells, gru_by_cells, euler])
+def test_of_a_recurrence_only_what_compiling_saves_is_promised(model):
+    finding = SmallOperators().check(profile(step_ms=20, program=Program(graph=graph_of(model()))))
+    assert finding is not None
+    assert "nn.LSTM" in finding.fix
+    assert finding.high_ns == pytest.approx(
+        SAVED_SEQUENTIAL[2] / SAVED_SEQUENTIAL[1] * finding.lost_ns_per_step
+    )
+
+
+@pytest.mark.parametrize("model", [sample_by_sample, sums_of_samples, column_by_column])
+def test_a_loop_whose_turns_need_not_wait_for_each_other_can_be_one_operation(model):
+    finding = SmallOperators().check(profile(step_ms=20, program=Program(graph=graph_of(model()))))
+    assert finding is not None
+    assert "one operation on a large one" in finding.fix
+    assert finding.high_ns == pytest.approx(SAVED[2] / SAVED[1] * finding.lost_ns_per_step)
+
+
+# -- padding
+
+LENGTHS = [8 + 3 * number for number in range(16)]
+
+
+class Reader(nn.Module):
+    """Computes an embedded batch as `how` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.words = nn.EmbeddingBag(50, 32) if how == "bag" else nn.Embedding(50, 32, padding_idx=0)
+        self.rnn = nn.LSTM(32, 32, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 50))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        if self.how == "packed":
+            packed = pack_padded_sequence(x, (ids != 0).sum(1), batch_first=True, enforce_sorted=False)
+            return self.mlp(self.rnn(packed)[0].data)
+        return self.mlp(x[ids != 0] if self.how == "unpadded" else x)
+
+
+@pytest.mark.parametrize(
+    ("how", "is_wasted"), [("padded", True), ("packed", False), ("unpadded", False), ("bag", False)]
+)
+def test_a_model_that_leaves_padding_out_wastes_none(how: str, is_wasted: bool):
+    ids = pad_sequence([torch.randint(1, 50, (length,)) for length in LENGTHS], batch_first=True)
+    padding = padding_of(ids)
+    assert padding is not None
+    share = padding[0] / padding[1]
+    assert share > 0.3
+    graph = graph_of(F.log_softmax(Reader(how)(ids), -1).mean())
+    calls = Calls(num_steps=5, padding_share=share, padded_tokens=padding[1])
+    finding = PaddingWaste().check(profile(program=Program(calls=calls, graph=graph)))
+    assert (finding is not None) is is_wasted
