@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import timeit
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
 from diagnose.launch.interrupts import interrupts_wait
+from tests.test_tuner import Change, Machine, controller, lead, train
 
 
 def test_ctrl_c_comes_when_the_change_is_done():
@@ -46,6 +50,112 @@ def test_a_handler_set_meanwhile_stays():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class Preempted(Exception):
+    """What a script raises when it is told to make room."""
+
+
+@pytest.fixture
+def preempting() -> Iterator[list[int]]:
+    """The script's handler of a signal raises, unless it is told not to."""
+    calls: list[int] = []
+
+    def handler(number: int, frame: object) -> None:
+        calls.append(number)
+        if len(calls) == 1:
+            raise Preempted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield calls
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_another_handler_raises_is_for_nobody_inside(preempting):
+    seen = []
+    with pytest.raises(Preempted), interrupts_wait():
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        except Exception as error:  # noqa: BLE001 (as our own code does)
+            seen.append(error)
+    assert (seen, preempting) == ([], [signal.SIGUSR1])
+
+
+def test_what_it_raises_where_python_swallows_it_is_raised_in_the_end(preempting, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    done = []
+
+    class Goes:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(Preempted), interrupts_wait():
+        Goes()
+        done.append("all of it")
+    assert done == ["all of it"]
+
+
+def test_a_handler_that_raises_nothing_runs_at_once(preempting):
+    preempting.append(0)
+    with interrupts_wait():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert preempting == [0, signal.SIGUSR1]
+
+
+def test_in_a_forked_process_a_handler_raises_what_it_raises(preempting):
+    with interrupts_wait():
+        child = os.fork()
+        if not child:
+            try:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            except Preempted:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@dataclass
+class Signalled(Change):
+    """An action in the middle of which a signal arrives."""
+
+    at: str = ""
+
+    def _call(self, what: str) -> None:
+        super()._call(what)
+        if what == self.at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("at", ["check", "prepare", "apply", "undo", "unprepare"])
+def test_a_script_that_survives_what_its_handler_raised_goes_on_without_the_tuning(preempting, at):
+    machine = Machine()
+    fine, other = Change(machine, "fine", factor=0.5), Signalled(machine, "other", factor=0.9, at=at)
+    control = controller(machine, [fine, other], [lead("fine", speedup=3.0), lead("other")])
+    caught = 0
+    for _ in range(1000):
+        try:
+            with interrupts_wait():
+                train(machine, control, 1)
+        except Preempted:
+            caught += 1
+    with interrupts_wait():
+        control.finish()
+    assert (caught, preempting[0]) == (1, signal.SIGUSR1)
+    assert "tuning_error" not in [kind for kind, _ in machine.told]
+    assert (control.state, machine.stopped, "fine" in machine.factors) == ("ended", 1, False)
+
+
+def test_an_interrupted_way_back_leaves_nothing_else_in_force(preempting):
+    machine = Machine()
+    actions = [Change(machine, "a", factor=0.5), Signalled(machine, "b", factor=0.5, at="unprepare")]
+    control = controller(machine, actions)
+    train(machine, control, 1000)
+    assert set(machine.factors) == {"a", "b"}
+    with pytest.raises(Preempted), interrupts_wait():
+        control.finish()
+    assert machine.factors == {}
+    assert [each.calls.count("unprepare") for each in actions] == [1, 1]
 
 
 def test_in_another_thread_nothing_is_touched():

@@ -1,13 +1,25 @@
-"""Ctrl-C waits while something is half done."""
+"""Ctrl-C waits while something is half done; what other handlers of the script raise gets to the script."""
 
 from __future__ import annotations
 
 # What `signal` wraps: that turns each handler into an enumeration and back, 20 us of every tuned step.
 import _signal  # type: ignore[import-not-found]
+import os
+import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+OTHERS = tuple(int(number) for number in signal.valid_signals() if number != signal.SIGINT)
+
+Handler = Callable[[int, "FrameType | None"], Any]
+
+
+class FromHandler(BaseException):
+    """Stands for an `Exception` that a handler of the script's has raised: it is not for whoever catches
+    what fails in the code that was interrupted."""
 
 
 @contextmanager
@@ -15,26 +27,62 @@ def interrupts_wait() -> Iterator[Sequence[object]]:
     """Holds back the script's handler of Ctrl-C until the context is left, and calls it then.
 
     In the middle of a fork Python swallows a `KeyboardInterrupt`, and in the middle of a change it would
-    leave half of it behind. Does nothing outside the main thread, where no handler ever runs, and where the
-    script ignores Ctrl-C.
+    leave half of it behind. Handlers of other signals run at once, as a scheduler may give the script but
+    seconds; an exception that one raises leaves the context, whatever is caught inside. Does nothing
+    outside the main thread, where no handler ever runs.
 
     Yields:
         What is not empty once Ctrl-C was pressed: whoever waits for something in between must give up.
     """
-    handler = _signal.getsignal(_signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield ()
         return
     arrived: list[FrameType | None] = []
+    raised: list[Exception] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
         arrived.append(frame)
 
-    _signal.signal(_signal.SIGINT, hold)
+    handler = _signal.getsignal(_signal.SIGINT)
+    stand_ins: dict[int, tuple[Handler, Handler]] = {}
+    if callable(handler):
+        stand_ins[_signal.SIGINT] = (hold, handler)
+    for number in OTHERS:
+        other = _signal.getsignal(number)
+        if callable(other) and _is_the_scripts(other):
+            stand_ins[number] = (_noting(other, raised), other)
+    for number, (stand_in, _) in stand_ins.items():
+        _signal.signal(number, stand_in)
     try:
         yield arrived
+    except FromHandler:
+        """Raised again below, as what it was."""
     finally:
-        if _signal.getsignal(_signal.SIGINT) is hold:
-            _signal.signal(_signal.SIGINT, handler)
+        for number, (stand_in, theirs) in stand_ins.items():
+            if _signal.getsignal(number) is stand_in:
+                _signal.signal(number, theirs)
         if arrived:
             handler(_signal.SIGINT, arrived[0])
+    if raised:
+        raise raised[0]
+
+
+def _is_the_scripts(handler: Any) -> bool:
+    """Whether neither we nor torch have set it: torch's tells of workers that died, ours among them."""
+    return str(getattr(handler, "__module__", "")).partition(".")[0] not in ("diagnose", "torch")
+
+
+def _noting(handler: Handler, raised: list[Exception]) -> Handler:
+    """Returns a handler that calls the script's, and notes what it raises."""
+    process = os.getpid()
+
+    def call(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except Exception as error:
+            if _signal.getsignal(number) is not call or os.getpid() != process:
+                raise  # torch has kept it for later, or it was inherited
+            raised.append(error)
+            raise FromHandler from error
+
+    return call

@@ -101,7 +101,8 @@ class LiveTuning:
     def finish(self) -> None:
         """The script ends: everything is undone."""
         self._look()
-        self._controller.finish()
+        with interrupts_wait() as self._ranks.interrupted:
+            self._controller.finish()
         self._ranks.close()
 
     def command(self, command: Command) -> str:

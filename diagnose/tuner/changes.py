@@ -87,12 +87,17 @@ class Changes:
 
     def undo(self) -> list[str]:
         """Takes everything back and out on this rank, whatever fails; returns what did."""
-        errors = []
+        errors: list[str] = []
+        interrupt: BaseException | None = None
         for installed in reversed([*self.kept, *self.tried]):
             try:
                 installed.remove()
             except Exception:  # noqa: BLE001 (the others must still be undone)
                 errors.append(f"undoing {installed.name}: {traceback.format_exc(limit=-3).strip()}")
+            except BaseException as error:  # noqa: BLE001 (likewise; it is raised in the end)
+                interrupt = error
         self.kept.clear()
         self.tried.clear()
+        if interrupt is not None:
+            raise interrupt
         return errors
