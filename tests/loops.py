@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,20 @@ class Rows(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.sleep_ms / 1000)
         return torch.tensor([float(index), index * 0.1])
+
+
+class Log:
+    """What a dataset says without being changed by it: nobody looks into a queue."""
+
+    def __init__(self) -> None:
+        self._said: SimpleQueue[int] = SimpleQueue()
+
+    def say(self, index: int) -> None:
+        self._said.put(index)
+
+    def heard(self) -> list[int]:
+        """Returns what was said since the last time."""
+        return [self._said.get() for _ in range(self._said.qsize())]
 
 
 class Switch:

@@ -18,16 +18,16 @@ from diagnose.actions._loader_switch import feed_of
 from diagnose.actions.base import CannotApply
 from diagnose.actions.fork_continuation import ForkContinuation
 from diagnose.core.job import Job
-from tests.loops import Noisy, Rows, Switch, begin, close, off
+from tests.loops import Log, Noisy, Rows, Switch, begin, close, off
 
-MADE_HERE: list[int] = []
+MADE_HERE = Log()
 
 
 class Seen(Noisy):
     """Rows with random numbers; notes which of them the training process has made."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        MADE_HERE.append(index)
+        MADE_HERE.say(index)
         return super().__getitem__(index)
 
 
@@ -127,14 +127,14 @@ def flat(value: Any) -> list[Any]:
 
 def assert_same(make: Make, plan: Plan, **more: Any) -> None:
     """With the worker and without, a loop gets the same batches and finds the same generators."""
-    MADE_HERE.clear()
+    MADE_HERE.heard()
     alone = [flat(each) for each in trained(make, {}, **{k: v for k, v in more.items() if k != "action"})]
-    made_alone = len(MADE_HERE)
-    MADE_HERE.clear()
+    made_alone = len(MADE_HERE.heard())
+    MADE_HERE.heard()
     ours = [flat(each) for each in trained(make, plan, **more)]
     assert ours == alone
     if plan == PLANS["to the end"] and made_alone and "each" not in more:
-        assert len(MADE_HERE) < made_alone / 2, "the worker has made them"
+        assert len(MADE_HERE.heard()) < made_alone / 2, "the worker has made them"
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -161,7 +161,7 @@ def test_an_evaluation_that_draws_now_and_then_makes_it_begin_again():
 
     assert_same(KINDS["shuffle"], {1: put_in}, each=evaluate, epochs=5, action=action)
     assert action.why_not_stay(prepared) == ""
-    assert len(MADE_HERE) < 5 * 37 * 0.75
+    assert len(MADE_HERE.heard()) < 5 * 37 * 0.75
 
 
 def test_a_loop_that_draws_in_each_step_is_left_alone_and_the_numbers_are_still_its_own():

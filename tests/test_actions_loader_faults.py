@@ -25,6 +25,8 @@ from diagnose.core.job import Job
 from tests.loops import Rows, Switch, begin, loop, off, on
 from tests.test_actions_loader_order import KINDS, children_end, equal
 
+HERE = os.getpid()
+
 
 @pytest.fixture(autouse=True)
 def no_child_is_left() -> Iterator[None]:
@@ -108,8 +110,8 @@ def test_a_rare_random_sample_is_made_with_the_script_s_own_numbers(fault: Calla
 def test_a_batch_that_differs_is_not_handed_out() -> None:
     class Differs(Rows):
         def __getitem__(self, index: int) -> torch.Tensor:
-            # As a sum that several threads make differs from one thread's. A forked child is no worker.
-            return super().__getitem__(index) + (1.0 if get_worker_info() is not None else 0.0)
+            # As a sum that several threads make differs from one thread's.
+            return super().__getitem__(index) + (1.0 if os.getpid() != HERE else 0.0)
 
     make = lambda: DataLoader(Differs(), 4)  # noqa: E731
     assert equal(loop(make, LoaderWorkers(), {2: on(2), 8: off}), loop(make))

@@ -32,12 +32,14 @@ class Asked:
 
     Attributes:
         index: What the sampler gave.
+        both: Whether the script's own workers were asked for it, too: theirs is handed out, ours compared.
         data: The batch, if it was taken from the workers before its turn.
     """
 
-    def __init__(self, pool: Pool, index: Any) -> None:
+    def __init__(self, pool: Pool, index: Any, *, both: bool = False) -> None:
         self.pool = pool
         self.index = index
+        self.both = both
         self.workers: Workers | None = pool.workers
         self.number = -1
         self.data: Any = NOTHING
@@ -126,6 +128,22 @@ def own_if_there(batches: Any) -> Any:
             batches._tasks_outstanding -= 1
     found = tasks.get(next_task, ())
     return found[1] if len(found) == 2 else NOTHING
+
+
+def ask_own(batches: Any) -> Any:
+    """Lets the script's own workers be asked for a batch; returns its index, `NOTHING` if there is none."""
+    drawn = []
+
+    def next_index() -> Any:
+        drawn.append(type(batches)._next_index(batches))
+        return drawn[-1]
+
+    vars(batches)["_next_index"] = next_index
+    try:
+        type(batches)._try_put_index(batches)
+    finally:
+        del vars(batches)["_next_index"]
+    return drawn[-1] if drawn else NOTHING
 
 
 def forget(ahead: deque[Ahead]) -> None:

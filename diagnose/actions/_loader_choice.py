@@ -139,11 +139,8 @@ def objection(probed: Probed, batches: Any, *, reseeded: bool = False) -> str:
         return f"no batch could be made in a forked process: {probed.error}"
     if probed.files:
         return f"the dataset reads a file that stays open, which workers would share: {probed.files[0]}"
-    if probed.sampler_drew:
-        return (
-            f"the sampler draws from the process's random numbers ({', '.join(probed.sampler_drew)}) for"
-            " each batch: asking it ahead would change the others"
-        )
+    if reason := sampler_objection(probed):
+        return reason
     if probed.changed:
         return f"making a batch changes the dataset itself: {', '.join(probed.changed[:3])}"
     if probed.aliased:
@@ -157,6 +154,23 @@ def objection(probed: Probed, batches: Any, *, reseeded: bool = False) -> str:
         )
     if not probed.repeatable:
         return "the same indices gave two different batches"
+    if not probed.alike:
+        return "another worker, or none, makes another batch of the same indices"
+    return ""
+
+
+def sampler_objection(probed: Probed) -> str:
+    """Returns why the sampler must not be asked ahead of the loop; empty if it may."""
+    if probed.sampler_drew:
+        return (
+            f"the sampler draws from the process's random numbers ({', '.join(probed.sampler_drew)}) for"
+            " each batch: asking it ahead would change the others"
+        )
+    if probed.sampler_changed:
+        return (
+            f"the sampler keeps its place in itself ({', '.join(probed.sampler_changed[:3])}): a loop that"
+            " leaves an epoch early would find it moved on"
+        )
     return ""
 
 

@@ -14,8 +14,8 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from diagnose.actions._blame import raised_by_us
+from diagnose.actions._loader_parts import Watch
 from diagnose.actions._loader_pool import beside_training
-from diagnose.actions._loader_purity import moved, signature
 
 OF_WORKERS = (
     "_data_queue",
@@ -92,6 +92,9 @@ class Keeper:
 
     def __init__(self, loader: Any, batches: Any) -> None:
         self._loader: Callable[[], Any] = ref(loader)
+        self._watch = Watch(
+            loader.dataset, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn
+        )
         self._keep(batches)
         vars(loader)["_get_iterator"] = self._get_iterator
 
@@ -104,7 +107,6 @@ class Keeper:
 
     def _keep(self, batches: Any) -> None:
         """Takes note of an iterator's workers: its end is not theirs."""
-        self._signature = signature(batches._dataset)
         self._batches: Callable[[], Any] = ref(batches)
         self._workers: dict[str, Any] = {}
         self._end = End(id(batches))
@@ -136,7 +138,9 @@ class Keeper:
         stream = torch.default_generator if loader.generator is None else loader.generator
         before = stream.get_state()
         batches = None
+        self._changed = False
         try:
+            self._changed = self._watch.has_changed()
             if self._can_go_on(loader):
                 batches = self._handed_over(loader)
         except Exception:  # noqa: BLE001 (ours: the script gets what it would have got)
@@ -147,6 +151,8 @@ class Keeper:
         else:
             self._ours(self._let_go)
         self._ours(self._keep, batches)
+        if self._changed:
+            self._ours(self._watch.renew)
         return batches
 
     def _ours(self, work: Callable[..., None], *args: Any) -> None:
@@ -162,8 +168,7 @@ class Keeper:
         # An iterator that has not ended may be in use still. A dataset that was changed needs new workers.
         if not self._workers or not self._end.came:
             return False
-        alive = all(worker.is_alive() for worker in self._workers["_workers"])
-        return alive and not moved(self._signature, signature(loader.dataset))
+        return all(worker.is_alive() for worker in self._workers["_workers"]) and not self._changed
 
     def _handed_over(self, loader: Any) -> Any:
         batches = object.__new__(_MultiProcessingDataLoaderIter)

@@ -4,12 +4,43 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Any
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize
 
-from diagnose.actions._loader_ahead import OWN, Ahead, Asked, Early, Failed, forget
+import torch
+
+from diagnose.actions._loader_ahead import NOTHING, OWN, Ahead, Asked, Early, Failed, ask_own, forget
+from diagnose.actions._loader_parts import Watch
 from diagnose.actions._loader_pool import Pool
-from diagnose.actions._loader_probe import length
+from diagnose.actions._loader_probe import is_torchs, length
 from diagnose.actions._loader_purity import generators
+
+CALM_BATCHES = 3
+"""A sampler of the script's own is asked ahead when so many batches were handed out and nobody else had
+changed it, nor drawn from its generator."""
+
+
+class Habits:
+    """What has been seen of a sampler that is not torch's.
+
+    Attributes:
+        calm: Batches that were handed out without a change that is not the sampler's own.
+        meddled: Whether somebody else has changed it, or drawn from its generator.
+    """
+
+    def __init__(self) -> None:
+        self.calm = 0
+        self.meddled = False
+
+
+_habits: WeakKeyDictionary[Any, Habits] = WeakKeyDictionary()
+
+
+def habits_of(sampler: Any) -> Habits:
+    """Returns what has been seen of a sampler so far."""
+    try:
+        return _habits.setdefault(sampler, Habits())
+    except TypeError:  # a list of batches has no weak references
+        return Habits()
 
 
 class Order:
@@ -37,6 +68,10 @@ class Order:
         self._sampling: Any = None
         self._streams: list[Any] = []
         self._length: int | None = None
+        self._is_torchs = True
+        self._habits = Habits()
+        self._watch: Watch | None = None
+        self._left: list[Any] | None = None
         finalize(batches, forget, self.ahead).atexit = False
         self.begin_if_new(batches)
 
@@ -47,6 +82,7 @@ class Order:
         forget(self.ahead)
         self._sampling = batches._sampler_iter
         self._streams, self._length = [], None
+        self._watch = self._left = None
         self.early = None
         self.ended = False
         self.handed = batches._num_yielded
@@ -55,6 +91,8 @@ class Order:
         # Last, because they look into objects of the script's.
         self._streams = generators(batches._index_sampler)
         self._length = length(batches)
+        self._is_torchs = is_torchs(batches._index_sampler)
+        self._habits = habits_of(batches._index_sampler)
 
     def pop(self) -> None:
         """The next batch is handed out."""
@@ -75,10 +113,14 @@ class Order:
             asked: How many batches the loop has asked for in this epoch.
         """
         due = self.due(asked)
+        may_go_ahead = self._may_go_ahead(batches)
         if self.early is not None and self.early.position <= due:
-            self.early.happens()
+            if not self._habits.meddled:
+                self.early.happens()
             self.early = None
+            self._note_streams()
         if pool is None and not self.num_workers:
+            self._left = None  # torch itself draws
             return
         if pool is not None:
             mine = sum(isinstance(entry, Asked) and entry.pool is pool for entry in self.ahead)
@@ -87,7 +129,8 @@ class Order:
             # As torch counts: a batch that came before its turn is still ahead.
             room = factor * self.num_workers - sum(entry is OWN for entry in self.ahead)
         # No fewer than without us: a sampler that moves a generator at its end does so when it would have.
-        room = max(room, due - self.handed - len(self.ahead))
+        least = due - self.handed - len(self.ahead)
+        room = max(room, least) if may_go_ahead else least
         while room > 0 and self.draw(batches, pool, factor, due):
             room -= 1
 
@@ -101,31 +144,57 @@ class Order:
         if self.ended or self.early is not None or (self.ahead and isinstance(self.ahead[-1], Failed)):
             return False
         drawn = self.handed + len(self.ahead)
-        if self._length is not None and drawn >= max(self._length, due):
+        # With the last index a sampler may do what is to be seen when the epoch has ended.
+        held = 0 if self._is_torchs and not self._streams else 1
+        if self._length is not None and drawn >= max(self._length - held, due):
             return False
-        if pool is None and batches._send_idx - batches._rcvd_idx >= factor * self.num_workers:
+        both = pool is not None and self.num_workers > 0 and pool.wants_proof
+        own_room = self.num_workers and self._own_room(batches, factor if pool is None else self.own_factor)
+        if pool is None and not own_room:
             return False  # the queue was deeper before
+        if both and not own_room:
+            if not pool.proven:  # type: ignore[union-attr]
+                return False
+            both = False
         before = [stream.get_state() for stream in self._streams] if drawn >= due else []
         try:
-            if pool is not None:
-                index = batches._next_index()
-                self.ahead.append(Asked(pool, index))
-            elif _is_asked(batches):
-                self.ahead.append(OWN)
+            if pool is None or both:
+                index = ask_own(batches)
+                if index is NOTHING:
+                    self.ended = True
+                else:
+                    self.ahead.append(OWN if pool is None else Asked(pool, index, both=True))
             else:
-                self.ended = True
+                self.ahead.append(Asked(pool, batches._next_index()))
         except StopIteration:
             self.ended = True
         except Exception as error:
-            if pool is None:
+            if pool is None or both:
                 raise  # where torch raises it
             self.ahead.append(Failed(error))
         self.early = Early.of(drawn + 1, self._streams, before)
+        self._note_streams()
         return True
 
+    def _own_room(self, batches: Any, factor: int) -> bool:
+        return bool(batches._send_idx - batches._rcvd_idx < factor * self.num_workers)
 
-def _is_asked(batches: Any) -> bool:
-    """Lets the script's own workers be asked for a batch; returns whether there was one."""
-    sent = batches._send_idx
-    type(batches)._try_put_index(batches)
-    return bool(batches._send_idx != sent)
+    def _may_go_ahead(self, batches: Any) -> bool:
+        """Whether more may be drawn than the loop has asked for: not from a sampler that anybody else
+        changes meanwhile, or from whose generator he draws."""
+        drawn = self.handed + len(self.ahead)
+        if self._is_torchs or self.ended or (self._length is not None and drawn >= self._length):
+            return True
+        habits = self._habits
+        if self._left is not None:
+            drew = not all(map(torch.equal, self._left, [stream.get_state() for stream in self._streams]))
+            if drew or (self._watch is not None and self._watch.has_changed_now()):
+                habits.meddled = True
+            habits.calm += 1
+        if drawn and self._watch is None:  # the first index may begin an epoch
+            self._watch = Watch(batches._index_sampler, draws=False)
+        return habits.calm > CALM_BATCHES and not habits.meddled
+
+    def _note_streams(self) -> None:
+        if not self._is_torchs:
+            self._left = [stream.get_state() for stream in self._streams]

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from queue import Empty
 from typing import Any, ClassVar
@@ -19,8 +19,9 @@ import torch
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from diagnose.actions._loader_parts import Watch
 from diagnose.actions._loader_probe import quiet_fork
-from diagnose.actions._loader_purity import differ, moved, random_states, signature, surface
+from diagnose.actions._loader_purity import moved, open_sockets, random_states, silence
 from diagnose.hooks._recorder import from_signal_handler
 
 POLL_S = 0.5
@@ -30,6 +31,9 @@ PATIENCE = 20.0
 LEAST_PATIENCE_S = 30.0
 """Workers that make nothing for so many times what a batch takes, and for so long, hang."""
 
+
+PROOF_SHARE = 0.02
+"""Making a batch a second time, to compare it, may take this part of the time between two comparisons."""
 
 MAX_FILES_SHARE = 0.5
 """Of the files that a process may have open, so many may be: the other half is the script's."""
@@ -206,22 +210,30 @@ def is_ending() -> bool:
     return not threading.main_thread().is_alive() or sys.is_finalizing()
 
 
+def begin_apart(sockets: Mapping[int, int], init: Callable[[int], None] | None, worker_id: int) -> None:
+    """A worker of ours begins: it says nothing on the training process's connections."""
+    silence(sockets)
+    if init is not None:
+        init(worker_id)
+
+
 class Pool:
-    """Workers for one loader, started anew where the script has changed its dataset.
+    """Workers for one loader, started anew where the script has changed what they make batches from.
 
     Args:
         loader: The script's loader.
         batches: Its iterator.
         num_workers: How many processes.
         prefetch_factor: Batches that are asked of each beforehand.
-        exact: Whether a batch that drew random numbers is refused, and the first one compared.
+        exact: Whether a batch that drew random numbers is refused, and one compared now and then.
         batch_s: What one takes to make, as far as is known.
 
     Attributes:
         num_workers: As above.
         prefetch_factor: As above.
         refused: Why its batches are not to be used any more; empty while they are.
-        proven: Whether a batch of its workers has been compared with one made in the training process.
+        proven: Whether a batch of its workers has been compared lately with one that the script would have
+            had without them.
         workers: The processes, as they are now.
     """
 
@@ -241,9 +253,12 @@ class Pool:
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
         self.refused = ""
-        # A script that has workers has made no batch in the training process, and need not be able to.
-        self.proven = not exact or batches._num_workers > 0
+        self.proven = not exact
+        self._doubted = self._is_stale = False
+        self._has_own = batches._num_workers > 0
+        self._proven_at = time.monotonic()
         self._exact = exact
+        self._batch_s = batch_s
         self._patience_s = max(LEAST_PATIENCE_S, PATIENCE * batch_s)
         self._dataset, self._collate_fn = batches._dataset, batches._collate_fn
         self.workers = self._start(loader, batches)
@@ -270,15 +285,33 @@ class Pool:
         return batches._dataset is self._dataset and batches._collate_fn == self._collate_fn
 
     def refresh(self, loader: Any, batches: Any) -> None:
-        """An epoch begins: where the script has changed the dataset, new workers get it as it is now."""
-        if self.is_stale(batches._dataset) or moved(self._signature, signature(batches._dataset)):
+        """An epoch begins: where the script has changed what batches are made from, new workers get it as
+        it is now, as new ones of the script's would."""
+        kept = batches._num_workers and loader.persistent_workers
+        if not kept and (self._is_stale or self._watch.has_changed()):
             self.workers.stop()
             self.workers = self._start(loader, batches)
+        elif self._exact and (time.monotonic() - self._proven_at) * PROOF_SHARE > self._batch_s:
+            # Beside workers of the script's, a proof costs the training process nothing, and ours go on.
+            self.proven, self._doubted = self.proven and self._has_own, True
 
-    def is_stale(self, dataset: Any) -> bool:
-        """Whether an attribute of the dataset was set since the workers began. Cheap: only the outermost
-        attributes are looked at."""
-        return differ(self._surface, surface(dataset))
+    @property
+    def wants_proof(self) -> bool:
+        """Whether one of its batches is to be compared."""
+        return not self.proven or self._doubted
+
+    def compared(self, equal: bool) -> None:
+        """A batch of its workers was compared with the script's own."""
+        self.proven, self._doubted = equal, False
+        self._proven_at = time.monotonic()
+        if not equal:
+            self.refused = "a worker's batch differs from the one that the script makes"
+
+    def is_stale(self) -> bool:
+        """Whether what batches are made from has changed since the workers began, as far as there is time
+        to look between two batches."""
+        self._is_stale = self._is_stale or self._watch.has_changed_now()
+        return self._is_stale
 
     def _start(self, loader: Any, batches: Any) -> Workers:
         collate_fn, init = batches._collate_fn, None
@@ -286,9 +319,13 @@ class Pool:
             init = loader.worker_init_fn  # where there are no workers, the script's is never called
         if self._exact:
             collate_fn, init = self._seen(collate_fn, init)
+        init = functools.partial(begin_apart, open_sockets(), init)
         seeds = torch.Generator()
         seeds.set_state(torch.get_rng_state())  # reproducible, and the script's own stream stays put
-        self._surface, self._signature = surface(batches._dataset), signature(batches._dataset)
+        self._watch = Watch(
+            batches._dataset, collate_fn=batches._collate_fn, worker_init_fn=loader.worker_init_fn
+        )
+        self._is_stale, self.proven = False, not self._exact
         changed = {
             "dataset": batches._dataset,
             "collate_fn": collate_fn,

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
+import random
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -19,13 +22,15 @@ from typing import Any
 
 import torch
 
+from diagnose.actions._loader_parts import Signature, signature, without_streams
 from diagnose.actions._loader_purity import (
     file_positions,
     leaves,
     moved,
+    open_sockets,
     random_states,
     same,
-    signature,
+    silence,
 )
 from diagnose.actions.base import CannotApply
 from diagnose.core.units import NS_PER_S
@@ -46,8 +51,10 @@ class Probed:
         drew: Random number generators that making a batch moved.
         changed: Parts of the dataset that changed when a batch was made.
         repeatable: Whether the same indices gave the same batch twice.
+        alike: Whether a worker with another number and seed made the same batch.
         aliased: Whether the batch is the dataset's own memory, which the script might change in place.
         sampler_drew: Random number generators of the process that the sampler moved between two batches.
+        sampler_changed: Parts of the sampler that changed between two batches.
         files: Open files whose position moved.
         batch_s: Wall time to make a batch.
         cpu_s: Time for which a CPU was used or wanted to make it.
@@ -59,8 +66,10 @@ class Probed:
     drew: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     repeatable: bool = True
+    alike: bool = True
     aliased: bool = False
     sampler_drew: tuple[str, ...] = ()
+    sampler_changed: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     batch_s: float = 0.0
     cpu_s: float = 0.0
@@ -79,7 +88,7 @@ def probe(batches: Any) -> Probed:
     """
     context = torch.multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_report, args=(batches, theirs), daemon=True)
+    child = context.Process(target=_report, args=(batches, theirs, open_sockets()), daemon=True)
     with quiet_fork():
         child.start()
     theirs.close()
@@ -114,11 +123,12 @@ def quiet_fork() -> Iterator[None]:
         yield
 
 
-def _report(batches: Any, connection: Connection) -> None:
-    silence = os.open(os.devnull, os.O_WRONLY)
+def _report(batches: Any, connection: Connection, sockets: dict[int, int]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
-            os.dup2(silence, stream.fileno())  # what the dataset prints, it has not printed for the script
+            os.dup2(nowhere, stream.fileno())  # what the dataset prints, it has not printed for the script
+    silence(sockets)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     before = file_positions()
     try:
@@ -135,24 +145,22 @@ def _report(batches: Any, connection: Connection) -> None:
 
 
 def _look(batches: Any) -> Probed:
-    from torch.utils.data._utils import worker as torch_worker
     from torch.utils.data.dataloader import _DatasetKind
 
-    indices, sampler_drew = _look_ahead(batches)
+    indices, sampler_drew, sampler_changed = _look_ahead(batches)
     if not indices:
         return Probed(error="the sampler yields nothing")
-    dataset = batches._dataset
+    dataset, collate_fn = batches._dataset, batches._collate_fn
     fetcher = _DatasetKind.create_fetcher(
-        batches._dataset_kind, dataset, batches._auto_collation, batches._collate_fn, batches._drop_last
+        batches._dataset_kind, dataset, batches._auto_collation, collate_fn, batches._drop_last
     )
+    other, error = _made_by_another(batches, fetcher, indices[0])
+    if error:
+        return Probed(error=error)
     if batches._num_workers:
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=0, num_workers=batches._num_workers, seed=batches._base_seed, dataset=dataset
-        )
-        if batches._worker_init_fn is not None:
-            batches._worker_init_fn(0)
+        _become_worker(batches, 0, batches._num_workers)
         fetcher.fetch(indices[0])  # handles that each worker opens when it begins
-    states, parts = random_states(), signature(dataset)
+    states, parts = random_states(), signature(dataset, collate_fn=collate_fn)
     begun, cpu_begun = time.perf_counter(), _cpu_wanted_s()
     first = fetcher.fetch(indices[0])
     batch_s, cpu_s = time.perf_counter() - begun, _cpu_wanted_s() - cpu_begun
@@ -160,8 +168,9 @@ def _look(batches: Any) -> Probed:
     if len(indices) > 1:
         fetcher.fetch(indices[1])
     drew = moved(states, random_states())
-    changed = tuple(".".join(path) or "the dataset" for path in moved(parts, signature(dataset)))
-    new = tuple(".".join(path) for path in signature(dataset).keys() - parts.keys())
+    parts_now = signature(dataset, collate_fn=collate_fn)
+    changed = tuple(".".join(path) or "the dataset" for path in moved(parts, parts_now))
+    new = tuple(".".join(path) for path in parts_now.keys() - parts.keys())
     ForkingPickler.dumps(indices[0])
     ForkingPickler.dumps(first)
     tensors: list[torch.Tensor] = []
@@ -175,13 +184,61 @@ def _look(batches: Any) -> Probed:
         drew=drew,
         changed=changed + new,
         repeatable=same(first, again),
+        alike=same(first, other),
         aliased=any(tensor.data_ptr() in places for tensor in tensors if tensor.numel()),
         sampler_drew=sampler_drew,
+        sampler_changed=sampler_changed,
         batch_s=batch_s,
         cpu_s=cpu_s,
         batch_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         samples=len(indices[0]) if batches._auto_collation and hasattr(indices[0], "__len__") else 1,
     )
+
+
+def _become_worker(batches: Any, number: int, num_workers: int) -> None:
+    """Lets this process pass for a worker, as torch sets one up."""
+    from torch.utils.data._utils import worker as torch_worker
+
+    seed = batches._base_seed + number
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=number, num_workers=num_workers, seed=seed, dataset=batches._dataset
+    )
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(torch_worker._generate_state(batches._base_seed, number))
+    if batches._num_workers and batches._worker_init_fn is not None:
+        batches._worker_init_fn(number)
+
+
+def _made_by_another(batches: Any, fetcher: Any, index: Any) -> tuple[Any, str]:
+    """Returns the batch that a worker makes which the script does not have, one more than there are; or why
+    it makes none.
+
+    It is a process of its own, because what a worker opens when it begins cannot be opened twice in one.
+    """
+    reading, writing = os.pipe()
+    with quiet_fork():
+        child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)  # nobody else would end it
+        try:
+            _become_worker(batches, batches._num_workers, batches._num_workers + 1)
+            made = pickle.dumps((fetcher.fetch(index), ""))
+        except Exception as error:  # noqa: BLE001 (the dataset's own code; told in words)
+            made = pickle.dumps((None, f"{type(error).__name__}: {error}"))
+        with open(writing, "wb") as pipe:
+            pipe.write(made)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        sent = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not sent:
+        return None, f"a worker ended with exit code {os.waitstatus_to_exitcode(status)}"
+    found: tuple[Any, str] = pickle.loads(sent)  # noqa: S301 (what our own child has sent)
+    return found
 
 
 def _cpu_wanted_s() -> float:
@@ -192,25 +249,33 @@ def _cpu_wanted_s() -> float:
     return time.process_time() + waited_ns / NS_PER_S
 
 
-def _look_ahead(batches: Any) -> tuple[list[Any], tuple[str, ...]]:
-    """Draws from the child's copy of the sampler; returns indices and what generators that moved."""
+def _look_ahead(batches: Any) -> tuple[list[Any], tuple[str, ...], tuple[str, ...]]:
+    """Draws from the child's copy of the sampler; returns indices, what generators that moved, and what it
+    changed of the sampler itself."""
     indices: list[Any] = []
-    for sampling in (batches._sampler_iter, iter(batches._index_sampler)):
+    sampler = batches._index_sampler
+    for sampling in (batches._sampler_iter, iter(sampler)):
         states: dict[str, int] = {}
+        parts: list[Signature] = []
         until = time.perf_counter() + LOOK_AHEAD_S
         while time.perf_counter() < until:
             index = next(sampling, END)
             # Where the end is known beforehand, nobody draws beyond it before the loop does.
             watched = bool(states) and (index is not END or length(batches) is None)
             if watched and (drew := moved(states, random_states())):
-                return indices, drew
+                return indices, drew, ()
             if index is END:
                 break
+            # What it does with the last index is put off: no look is compared before another one follows.
+            if len(parts) > 1 and (changed := moved(*parts)):
+                return indices, (), tuple(".".join(path) or "the sampler" for path in changed)
+            if not is_torchs(sampler):
+                parts = [*parts[-1:], without_streams(signature(sampler))]
             indices.append(index)
             states = random_states()  # not before the first draw, which may seed the epoch
         if len(indices) > 1:
             break
-    return indices, ()
+    return indices, (), ()
 
 
 END = object()
@@ -222,3 +287,18 @@ def length(batches: Any) -> int | None:
         return len(batches._index_sampler)
     except (TypeError, NotImplementedError):
         return None
+
+
+def is_torchs(sampler: Any) -> bool:
+    """Whether a sampler, and the one that it draws from, are torch's own: they keep no place in themselves,
+    and draw from a generator that they are given with the first index of an epoch and the last."""
+    while type(sampler).__module__.startswith("torch.utils.data"):
+        if (
+            getattr(sampler, "replacement", False) is True
+            and getattr(sampler, "generator", None) is not None
+        ):
+            return False
+        if not hasattr(sampler, "sampler"):
+            return True
+        sampler = sampler.sampler
+    return False

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import fcntl
-import functools
 import io
 import os
 import random
+import socket
 import stat
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_not
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 
-MAX_DEPTH = 6
-MAX_PARTS = 2000
-"""A dataset is looked at so deep, and so many objects of it: transforms are nested, tables are long."""
-
-MAX_ITEMS = 32
-"""Of a longer container only the length is looked at: it holds samples, not settings."""
+from diagnose.actions._loader_parts import Look
 
 UNSHARABLE = ("lmdb", "sqlite3")
 """Modules whose open handles must not be used in a forked process, as their own documentation says."""
 
+TORCHS = "torch-shm-dir"
+"""Part of the name of the socket to the process that counts who uses torch's shared memory."""
+
 STDERR = 2
 
 K = TypeVar("K")
-
-Signature = dict[tuple[str, ...], Any]
-"""What was seen of an object's parts, by the path of attributes that leads there."""
 
 
 def random_states() -> dict[str, int]:
@@ -54,99 +47,9 @@ def moved(before: Mapping[K, Any], after: Mapping[K, Any]) -> tuple[K, ...]:
     return tuple(name for name in after if before.get(name, after[name]) != after[name])
 
 
-def signature(dataset: Any) -> Signature:
-    """Returns what tells whether an object, or what it is made of, has changed since.
-
-    Seen are attributes, the lengths of containers, version counters of tensors, the state of random number
-    generators, and what functions close over. Not seen are elements of arrays that are written in place.
-    """
-    seen: Signature = {}
-    visited: set[int] = set()
-    waiting: deque[tuple[tuple[str, ...], Any]] = deque([((), dataset)])
-    while waiting and len(seen) < MAX_PARTS:
-        path, value = waiting.popleft()
-        state, parts = _part(value)
-        seen[path] = state
-        if len(path) < MAX_DEPTH and id(value) not in visited:
-            visited.add(id(value))
-            waiting.extend(((*path, name), part) for name, part in parts)
-    return seen
-
-
-def _part(value: Any) -> tuple[Any, Iterator[tuple[str, Any]]]:
-    """Returns what is to be compared of one object, and the objects it is made of."""
-    nothing: Iterator[tuple[str, Any]] = iter(())
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return value, nothing
-    if isinstance(value, torch.Tensor):
-        return (id(value), value._version), nothing
-    if isinstance(value, torch.Generator):
-        return hash(value.get_state().numpy().tobytes()), nothing
-    if isinstance(value, random.Random):
-        return hash(value.getstate()), nothing
-    if isinstance(value, type | ModuleType | BuiltinFunctionType):
-        return id(value), nothing
-    numpy_state = _numpy_state(value)
-    if numpy_state is not None:
-        return numpy_state, nothing
-    if isinstance(value, Mapping):
-        few = len(value) <= MAX_ITEMS
-        return (id(value), len(value)), ((str(key), value[key]) for key in value) if few else nothing
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        few = len(value) <= MAX_ITEMS
-        return (id(value), len(value)), ((str(i), each) for i, each in enumerate(value)) if few else nothing
-    if isinstance(value, FunctionType):
-        cells = value.__closure__ or ()
-        return id(value), ((str(i), cell.cell_contents) for i, cell in enumerate(cells) if _filled(cell))
-    if isinstance(value, functools.partial):
-        return id(value), iter([("func", value.func), ("args", value.args), ("keywords", value.keywords)])
-    if hasattr(value, "__self__") and hasattr(value, "__func__"):
-        return id(value.__func__), iter([("self", value.__self__)])
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        # A copy: looking at a part must not meet what the script's own threads add meanwhile.
-        return (id(value), len(attributes)), iter(list(attributes.items()))
-    return id(value), nothing
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that its function has not assigned yet
-        return False
-
-
-def _numpy_state(value: Any) -> Any:
-    """Returns the comparable state of numpy's arrays and generators, `None` of what is neither."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not type(value).__module__.startswith("numpy"):
-        return None
-    if isinstance(value, numpy.ndarray):
-        return id(value), value.shape
-    generator = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
-    return str(generator.state) if generator is not None else None
-
-
-def surface(dataset: Any) -> list[Any]:
-    """Returns the values of the outermost attributes of a dataset, and of the one that it wraps."""
-    values: list[Any] = []
-    for _ in range(3):
-        attributes = getattr(dataset, "__dict__", None)
-        if not isinstance(attributes, dict):
-            break
-        values.extend(attributes.values())
-        dataset = attributes.get("dataset")
-    return values
-
-
-def differ(before: list[Any], now: list[Any]) -> bool:
-    """Whether an attribute was set or added between two looks at the surface of a dataset."""
-    return len(now) != len(before) or any(map(is_not, now, before))
-
-
 def unsharable(dataset: Any) -> str:
     """Returns the type of a handle in the dataset that a forked process must not use; empty if none."""
-    for value in _objects(dataset):
+    for value in Look(dataset, closely=False).objects:
         if type(value).__module__.partition(".")[0].strip("_") in UNSHARABLE:
             return f"{type(value).__module__}.{type(value).__qualname__}"
     return ""
@@ -154,21 +57,9 @@ def unsharable(dataset: Any) -> str:
 
 def generators(sampler: Any) -> list[torch.Generator]:
     """Returns the random number generators of their own that a sampler, or what it is made of, holds."""
-    found = [value for value in _objects(sampler) if isinstance(value, torch.Generator)]
+    objects = Look(sampler, closely=False).objects
+    found = [value for value in objects if isinstance(value, torch.Generator)]
     return [generator for generator in found if generator is not torch.default_generator]
-
-
-def _objects(whole: Any) -> Iterator[Any]:
-    """Yields an object and what it is made of, each once, as deep as `signature` looks."""
-    waiting: deque[tuple[int, Any]] = deque([(0, whole)])
-    visited: set[int] = set()
-    while waiting and len(visited) < MAX_PARTS:
-        depth, value = waiting.popleft()
-        if id(value) not in visited:
-            visited.add(id(value))
-            yield value
-            if depth < MAX_DEPTH:
-                waiting.extend((depth + 1, part) for _, part in _part(value)[1])
 
 
 def file_positions() -> dict[int, tuple[str, int]]:
@@ -186,6 +77,40 @@ def file_positions() -> dict[int, tuple[str, int]]:
         except OSError:  # the descriptor of the listing itself, or one that cannot seek
             continue
     return positions
+
+
+def open_sockets() -> dict[int, int]:
+    """Returns the descriptors of the sockets that this process has open, each with its inode.
+
+    A forked process has them, too, and whatever it says there is said in the other's name.
+    """
+    found = {}
+    for entry in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():
+        with suppress(OSError):  # the descriptor of the listing itself
+            status = os.fstat(int(entry))
+            if int(entry) > STDERR and stat.S_ISSOCK(status.st_mode) and not _is_torchs(int(entry)):
+                found[int(entry)] = status.st_ino
+    return found
+
+
+def _is_torchs(descriptor: int) -> bool:
+    with suppress(OSError), socket.fromfd(descriptor, socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        return TORCHS in str(connection.getpeername())
+    return False
+
+
+def silence(sockets: Mapping[int, int]) -> None:
+    """In a forked process: what is written to sockets of the one that it came from goes nowhere.
+
+    Args:
+        sockets: What `open_sockets` returned there. A descriptor that is another one by now is left alone.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor, inode in sockets.items():
+        with suppress(OSError):
+            if os.fstat(descriptor).st_ino == inode:
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -9,14 +9,8 @@ from typing import Any
 import torch
 
 from diagnose.actions._careful import in_short
-from diagnose.actions._loader_purity import (
-    Signature,
-    differ,
-    moved,
-    random_states,
-    signature,
-    surface,
-)
+from diagnose.actions._loader_parts import Watch
+from diagnose.actions._loader_purity import moved, random_states, same
 from diagnose.hooks._recorder import from_signal_handler
 
 PLAIN = (str, bytes, int, float, bool, complex, type(None))
@@ -41,8 +35,8 @@ class Samples:
         self._kept: dict[int, Any] = {}
         self._room = budget_bytes
         self._budget = budget_bytes
-        self._signature: Signature = signature(dataset)
-        self._surface = surface(dataset)
+        self._watch = Watch(dataset)
+        self._doubted = False
         self._states: dict[str, int] = {}
 
     @property
@@ -51,14 +45,14 @@ class Samples:
         return self.asked >= len(self._dataset)
 
     def epoch_begins(self) -> None:
-        """Forgets everything if the script has changed the dataset, or what it is made of."""
-        now = signature(self._dataset)
-        if moved(self._signature, now) or len(now) != len(self._signature):
-            self._signature = now
+        """Forgets everything if the script has changed the dataset, or what it is made of. If not, one
+        sample is made again, and compared."""
+        if self._watch.has_changed():
             self._forget()
+        self._doubted = True
 
     def _forget(self) -> None:
-        self._surface = surface(self._dataset)
+        self._watch.renew()
         self._kept.clear()
         self._room = self._budget
         self.asked = 0
@@ -83,7 +77,11 @@ class Samples:
         except TypeError as error:
             self.refuse(str(error))
             return
-        if num_bytes <= self._room:
+        if index in self._kept:
+            self._doubted = False
+            if not same(self._kept[index], kept):
+                self.refuse("the dataset has made another sample of the same index")
+        elif num_bytes <= self._room:
             self._room -= num_bytes
             self._kept[index] = kept
 
@@ -94,10 +92,10 @@ class Samples:
 
     def get(self, index: Any) -> Any:
         """Returns what was kept for an index, `None` if nothing was."""
-        if differ(self._surface, surface(self._dataset)):
+        if self._watch.has_changed_now():
             self._forget()
         self.asked += 1
-        return self._kept.get(index) if type(index) is int else None
+        return self._kept.get(index) if type(index) is int and not self._doubted else None
 
 
 class Remembering:

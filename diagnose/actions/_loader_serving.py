@@ -36,8 +36,14 @@ class LoaderServing(Action):
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
         num_workers = value or cores(job)
-        self.settle_steps = max(self.settle_steps, num_workers * PREFETCH_FACTOR + 1)
         found = sources(job, reseeded=self.reseeded)
+        # Batches are compared with those of the script's own workers, which are asked for some already.
+        own = [
+            (source.batches._num_workers, getattr(source.batches, "_prefetch_factor", 0))
+            for source in found
+        ]
+        own_ahead = max(number * factor if number else 0 for number, factor in own)
+        self.settle_steps = max(self.settle_steps, num_workers * PREFETCH_FACTOR + 1, 2 * own_ahead + 1)
         with started(found, num_workers, PREFETCH_FACTOR, exact=not self.reseeded) as pools:
             yield pools
 

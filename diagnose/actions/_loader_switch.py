@@ -98,7 +98,7 @@ class Feed:
         batches = self._batches()
         entry = self._order.ahead[0] if self._order.ahead else None
         data = NOTHING
-        if isinstance(entry, Own):
+        if isinstance(entry, Own) or (isinstance(entry, Asked) and entry.both):
             data = own_if_there(batches)
         elif isinstance(entry, Asked) and entry.pool.proven:
             data = entry.if_there()
@@ -111,7 +111,8 @@ class Feed:
             for entry in self._order.ahead:
                 if isinstance(entry, Asked) and entry.pool is pool and entry.workers is not None:
                     entry.workers.patience_s = patience_s
-                    entry.take()
+                    if not entry.both:
+                        entry.take()
                     entry.workers = None
 
     def started(self) -> None:
@@ -181,7 +182,7 @@ class Feed:
         """Takes the next batch from wherever it is made. Where something of ours fails, none is taken."""
         self._order.begin_if_new(batches)
         if not self._num_workers:
-            self._refuse_stale(batches._dataset)
+            self._refuse_stale()
         asked = self._order.handed + 1
         if not self._order.ahead:
             self._order.fill(batches, self.active, self.factor, asked)
@@ -229,24 +230,28 @@ class Feed:
                 entry.workers = None
         return True
 
-    def _refuse_stale(self, dataset: Any) -> None:
+    def _refuse_stale(self) -> None:
         """Without workers, a change that the script makes to its dataset holds from the next batch on."""
-        for pool in self._pools:
-            if not pool.broken and pool.is_stale(dataset):
-                pool.refused = "the script changes its dataset between two batches"
-        for entry in self._order.ahead:
-            if isinstance(entry, Asked) and entry.pool.is_stale(dataset):
+        asked = [entry for entry in self._order.ahead if isinstance(entry, Asked)]
+        stale = {pool for pool in {*self._pools, *(entry.pool for entry in asked)} if pool.is_stale()}
+        for pool in stale:
+            pool.refused = pool.refused or "the script changes its dataset between two batches"
+        for entry in asked if stale else ():
+            if entry.pool in stale:
                 entry.workers, entry.data = None, NOTHING
 
     def _hand_out(self, batches: Any) -> Any:
         entry = self._order.ahead[0]
-        if isinstance(entry, Own):
+        if isinstance(entry, Own) or (isinstance(entry, Asked) and entry.both):
             received = batches._rcvd_idx
             try:
-                return type(batches)._next_data(batches)
+                made = type(batches)._next_data(batches)
             finally:
                 if batches._rcvd_idx != received:
                     self._order.pop()
+            if isinstance(entry, Asked):
+                _compare(entry, made)
+            return made
         if isinstance(entry, Failed):
             self._order.pop()
             raise entry.error
@@ -270,14 +275,7 @@ class Feed:
         if data is not NOTHING and not isinstance(data, Impure | ExceptionWrapper) and pool.proven:
             return data
         made = made_here(batches, entry.index)
-        if isinstance(data, Impure):
-            pool.refused = f"making a batch draws random numbers ({', '.join(data.drew)})"
-        elif isinstance(data, ExceptionWrapper):
-            pool.refused = f"a worker failed where the training process does not: {data.exc_type.__name__}"
-        elif data is not NOTHING:
-            pool.proven = same(data, made)
-            if not pool.proven:
-                pool.refused = "a worker's batch differs from the one that the training process makes"
+        _judge(pool, data, made)
         return made
 
     def _take_over(self) -> None:
@@ -299,6 +297,23 @@ class Feed:
             vars(batches).pop("_next_data", None)
             vars(batches).pop("_try_put_index", None)
             _feeds.pop(batches, None)
+
+
+def _compare(entry: Asked, made: Any) -> None:
+    """The script's own workers have made a batch that ours were asked for, too."""
+    _judge(entry.pool, entry.pool.received(entry.if_there()), made)
+    if entry.workers is not None:
+        entry.workers.forget([entry.number])
+
+
+def _judge(pool: Pool, data: Any, made: Any) -> None:
+    """Compares what a worker of ours has sent with the batch that the script gets."""
+    if isinstance(data, Impure):
+        pool.refused = f"making a batch draws random numbers ({', '.join(data.drew)})"
+    elif isinstance(data, ExceptionWrapper):
+        pool.refused = f"a worker failed where the script does not: {data.exc_type.__name__}"
+    elif data is not NOTHING:
+        pool.compared(same(data, made))
 
 
 _feeds: WeakKeyDictionary[Any, Feed] = WeakKeyDictionary()

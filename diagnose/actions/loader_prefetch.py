@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.actions._loader_ahead import Depth
-from diagnose.actions._loader_choice import available_bytes, lacks_memory, obstacle, probed_once
+from diagnose.actions._loader_choice import (
+    available_bytes,
+    lacks_memory,
+    obstacle,
+    probed_once,
+    sampler_objection,
+)
 from diagnose.actions._loader_service import on_every_feed, shape
 from diagnose.actions._loader_switch import feed_of, feeds
 from diagnose.actions.base import Action, CannotApply
@@ -109,14 +115,18 @@ def _deepen(job: Job, depth: Depth) -> None:
 def _loaders(job: Job) -> list[tuple[Any, Any]]:
     """Returns the loaders that workers make batches for, and their iterators."""
     found = []
+    reason = "no workers make the batches: there is nobody to ask for more"
     for loader, batches in zip(job.loaders, job.iterators, strict=True):
-        if obstacle(loader, batches):
-            continue
         served = any(known is batches and feed.active is not None for known, feed in feeds())
-        if served or batches._num_workers:
+        if obstacle(loader, batches) or not (served or batches._num_workers):
+            continue
+        objection = sampler_objection(probed_once(batches))
+        if objection:
+            reason = objection
+        else:
             found.append((loader, batches))
     if not found:
-        raise CannotApply("no workers make the batches: there is nobody to ask for more")
+        raise CannotApply(reason)
     return found
 
 

@@ -39,7 +39,7 @@ def owner(code: CodeType) -> int:
     """Returns whose code it is: `USER`, `LIBRARY` or `INTERNAL`."""
     known = _owners.get(id(code))
     if known is None:
-        known = _file_owner(code.co_filename)
+        known = file_owner(code.co_filename)
         # The owner last: a sample taken in between, or by another thread, finds all three or none.
         _codes[id(code)] = code  # kept alive, so that its identity stays its own
         _entries[id(code)] = entry(code)
@@ -47,7 +47,8 @@ def owner(code: CodeType) -> int:
     return known
 
 
-def _file_owner(file: str) -> int:
+def file_owner(file: str) -> int:
+    """Returns whose code is in a file: see `owner`."""
     if file.startswith("<"):
         return USER if file.startswith(_USER_NAMES) else INTERNAL
     main = getattr(sys.modules.get("__main__"), "__file__", None)

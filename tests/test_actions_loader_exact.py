@@ -1,0 +1,471 @@
+"""What the script changes, draws from or is connected to while workers make its batches is theirs, too."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Sampler, get_worker_info
+
+from diagnose.actions._loader_parts import Watch
+from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.loader_prefetch import LoaderPrefetch
+from diagnose.actions.loader_workers import LoaderWorkers
+from diagnose.actions.persistent_workers import PersistentWorkers
+from diagnose.core.job import Job
+from tests.loops import Rows, Switch, begin, loop, on
+from tests.test_actions_loader_cache import SecondEpoch
+from tests.test_actions_loader_checks import RandomPairs
+from tests.test_actions_loader_order import children_end, equal
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    yield
+    assert children_end()
+
+
+# -- what a sample is made from besides its index
+
+
+class OfWorker(Rows):
+    """Rows with a number that depends on the worker that makes them."""
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        super().__init__()
+        self.number = number
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = np.random.default_rng(self.number() + index).random()
+        return super().__getitem__(index) + noise
+
+
+def seed_of_worker() -> int:
+    info = get_worker_info()
+    assert info is not None
+    return info.seed
+
+
+def number_of_worker() -> int:
+    info = get_worker_info()
+    return 99 if info is None else info.id
+
+
+@pytest.mark.parametrize(
+    ("number", "num_workers"),
+    [(seed_of_worker, 2), (torch.initial_seed, 2), (number_of_worker, 2), (number_of_worker, 0)],
+)
+def test_samples_that_depend_on_who_makes_them_are_refused(
+    number: Callable[[], int], num_workers: int
+) -> None:
+    job = Job()
+    begin(job, DataLoader(OfWorker(number), 4, num_workers=num_workers))
+    with pytest.raises(CannotApply, match="another worker, or none, makes another batch"):
+        LoaderWorkers().check(job)
+    job.iterators.clear()
+
+
+shards: list[int] = []
+
+
+def takes_a_shard(worker_id: int) -> None:
+    assert not shards, "a worker begins once"
+    shards.append(worker_id)
+
+
+class Sharded(Rows):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + shards[0]
+
+
+@pytest.mark.parametrize("rows", [Sharded, Rows])
+def test_what_a_worker_sets_up_for_itself_counts_and_is_set_up_once(rows: type[Rows]) -> None:
+    job = Job()
+    begin(job, DataLoader(rows(), 4, num_workers=2, worker_init_fn=takes_a_shard))
+    if rows is Rows:
+        LoaderWorkers().check(job)
+    else:
+        with pytest.raises(CannotApply, match="another worker, or none"):
+            LoaderWorkers().check(job)
+    job.iterators.clear()
+
+
+class Fooling(Rows):
+    """Rows that are others in workers that begin later than the script's own, as nobody can foresee."""
+
+    late = False
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + (10.0 if os.environ.get("LATE") and index > 11 else 0.0)
+
+
+def test_batches_of_ours_are_compared_with_those_of_the_script_s_own_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rows(switched: bool) -> list[Any]:
+        monkeypatch.delenv("LATE", raising=False)
+        job = Job()
+        batches = begin(job, DataLoader(Fooling(), 4, num_workers=1))
+        switch = Switch(LoaderWorkers(), job)
+        found = [next(batches).tolist()]
+        if switched:
+            switch.prepare(2)
+            monkeypatch.setenv("LATE", "1")
+            (pool,) = switch.prepare(2)
+            pool.workers.stop()
+            pool.workers = pool._start(job.loaders[0], batches)
+            switch.on(2)
+        found += [batch.tolist() for batch in batches]
+        if switched:
+            assert "differs from the one that the script makes" in pool.refused
+        switch.close()
+        return found
+
+    assert rows(True) == rows(False)
+
+
+# -- what the script changes
+
+
+SIZES = {"add": 0.0}
+
+
+def add_of_module(row: torch.Tensor) -> torch.Tensor:
+    return row + SIZES["add"]
+
+
+class Made(Rows):
+    """Rows that are made from much that a script may change."""
+
+    of_class = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels: list[float] = [0.0] * 500
+        self.pairs = [("row", 0.0)] * 500
+        self.by_name = {str(i): [0.0] for i in range(100)}
+        self.array = np.zeros((300, 7))
+        self.nested = [{"deep": [0.0]}]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = add_of_module(super().__getitem__(index)) + Made.of_class + self.labels[index]
+        row = row + self.pairs[index][1] + self.by_name[str(index)][0] + self.array[index, 3]
+        return row + self.nested[0]["deep"][0]
+
+
+class Collating:
+    def __init__(self) -> None:
+        self.add = 0.0
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(samples) + self.add
+
+
+Change = Callable[[Made, Collating, float], None]
+
+
+def set_of_module(dataset: Made, collate: Collating, to: float) -> None:
+    SIZES["add"] = to
+
+
+def set_of_class(dataset: Made, collate: Collating, to: float) -> None:
+    Made.of_class = to
+
+
+def set_collate(dataset: Made, collate: Collating, to: float) -> None:
+    collate.add = to
+
+
+def set_label(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.labels[17] = to
+
+
+def set_pair(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.pairs[17] = ("row", to)
+
+
+def set_by_name(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.by_name["17"][0] = to
+
+
+def set_array(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.array[17, 3] = to
+
+
+def set_nested(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.nested[0]["deep"][0] = to
+
+
+CHANGES = [
+    set_of_module,
+    set_of_class,
+    set_collate,
+    set_label,
+    set_pair,
+    set_by_name,
+    set_array,
+    set_nested,
+]
+
+
+@pytest.fixture(params=CHANGES)
+def change(request: pytest.FixtureRequest) -> Iterator[Change]:
+    yield request.param
+    SIZES["add"] = Made.of_class = 0.0
+
+
+@pytest.mark.parametrize(
+    ("action", "num_workers"),
+    [(LoaderWorkers(), 0), (LoaderWorkers(), 1), (SecondEpoch(), 0), (PersistentWorkers(), 1)],
+    ids=["workers", "more workers", "cache", "kept"],
+)
+def test_what_the_script_changes_between_epochs_is_seen(
+    action: Action, num_workers: int, change: Change
+) -> None:
+    def rows(switched: bool) -> list[Any]:
+        job, dataset, collate, found = Job(), Made(), Collating(), []
+        change(dataset, collate, 0.0)
+        loader = DataLoader(dataset, 4, collate_fn=collate, num_workers=num_workers)
+        switch = Switch(action, job)
+        for epoch in range(5):
+            if epoch > 2:
+                change(dataset, collate, float(epoch))
+            batches = begin(job, loader)
+            if epoch == 1 and switched:
+                switch.on(2 if isinstance(action, LoaderWorkers) else None)
+            found += [batch.tolist() for batch in batches]
+        switch.close()
+        return found
+
+    assert rows(True) == rows(False)
+
+
+def test_what_the_script_changes_in_each_step_is_read_as_it_is(change: Change) -> None:
+    def rows(switched: bool) -> list[Any]:
+        job, dataset, collate, found = Job(), Made(), Collating(), []
+        change(dataset, collate, 0.0)
+        batches = begin(job, DataLoader(dataset, 4, collate_fn=collate))
+        switch = Switch(LoaderWorkers(), job)
+        for number, batch in enumerate(batches):
+            found.append(batch.tolist())
+            if switched and number == 0:
+                switch.on(2)
+            change(dataset, collate, float(number))
+        switch.close()
+        return found
+
+    assert rows(True) == rows(False)
+
+
+def test_what_nobody_changes_serves_on_without_being_made_anew() -> None:
+    job, dataset, collate = Job(), Made(), Collating()
+    loader = DataLoader(dataset, 4, collate_fn=collate, shuffle=True)
+    batches = begin(job, loader)
+    switch = Switch(LoaderWorkers(), job)
+    switch.on(2)
+    (pool,) = switch.prepare(2)
+    first = pool.workers
+    for _ in range(4):
+        list(batches)
+        batches = begin(job, loader)
+    assert pool.workers is first and not pool.broken
+    switch.close()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        list(range(2_000_000)),
+        {i: (str(i), [i]) for i in range(300_000)},
+        np.zeros((200, 1 << 20), np.uint8),
+        [list(range(300)) for _ in range(20_000)],
+        [b"x" * 1000] * 200_000,
+    ],
+    ids=["numbers", "tuples", "bytes", "lists", "texts"],
+)
+def test_a_look_at_a_long_table_takes_a_bounded_time(table: Any) -> None:
+    watch = Watch(table)
+    begun = time.process_time()
+    assert not watch.has_changed()
+    assert time.process_time() - begun < 1.0
+
+
+# -- samplers
+
+
+class Resumable(Sampler[int]):
+    """Goes on where it was left, epoch after epoch."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield self.place % 37
+            self.place += 1
+
+
+@pytest.mark.parametrize(
+    ("action", "num_workers"), [(LoaderWorkers(), 0), (LoaderWorkers(), 1), (LoaderPrefetch(), 1)]
+)
+@pytest.mark.parametrize("sampler", [Resumable, RandomPairs])
+def test_a_sampler_that_must_not_be_asked_ahead_is_refused(
+    action: Action, num_workers: int, sampler: Any
+) -> None:
+    job, asked = Job(), sampler()
+    kind = {"batch_sampler": asked} if sampler is RandomPairs else {"sampler": asked, "batch_size": 4}
+    begin(job, DataLoader(Rows(), num_workers=num_workers, **kind))
+    with pytest.raises(CannotApply, match=r"keeps its place in itself \(sampler.place\)|sampler draws"):
+        action.check(job)
+    job.iterators.clear()
+
+
+class TurnsAtTheEnd(Sampler[int]):
+    """Counts its epochs when the last index was taken, as accelerate's does."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 37
+
+    def __iter__(self) -> Iterator[int]:
+        yield from random.Random(self.epoch).sample(range(37), 37)
+        self.epoch += 1
+
+
+@pytest.mark.parametrize("stop_at", [-1, 8])
+def test_a_sampler_that_turns_with_its_last_index_turns_when_it_would_have(stop_at: int) -> None:
+    make = lambda: DataLoader(Rows(), 4, sampler=TurnsAtTheEnd())  # noqa: E731
+    ours = loop(make, LoaderWorkers(), {2: on(3)}, epochs=4, stop_at=stop_at)
+    assert equal(ours, loop(make, epochs=4, stop_at=stop_at))
+
+
+class Steered(Sampler[list[int]]):
+    """Takes its next batch from where the loop says."""
+
+    def __init__(self) -> None:
+        self.first = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(12):
+            yield [self.first, self.first + 1]
+
+
+class DrawsItself(Sampler[list[int]]):
+    """Draws each batch from a generator that it was given."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(4)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(12):
+            yield torch.randint(37, (2,), generator=self.generator).tolist()
+
+
+@pytest.mark.parametrize("sampler", [Steered, DrawsItself])
+def test_a_sampler_that_the_loop_moves_is_not_asked_ahead(sampler: Any) -> None:
+    def rows(switched: bool) -> list[Any]:
+        job, found, asked = Job(), [], sampler()
+        switch = Switch(LoaderWorkers(), job)
+        loader = DataLoader(Rows(), batch_sampler=asked)
+        for epoch in range(2):
+            for number, batch in enumerate(begin(job, loader)):
+                found.append(batch.tolist())
+                if switched and (epoch, number) == (0, 1):
+                    switch.on(2)
+                if sampler is Steered:
+                    asked.first = number
+                else:
+                    found.append(torch.rand(1, generator=asked.generator).item())
+        switch.close()
+        return found
+
+    assert rows(True) == rows(False)
+
+
+def test_a_generator_that_the_loop_draws_from_keeps_its_draws() -> None:
+    def rows(switched: bool) -> list[Any]:
+        job, found = Job(), []
+        shared = torch.Generator().manual_seed(5)
+        switch = Switch(LoaderWorkers(), job)
+        loader = DataLoader(Rows(), 4, shuffle=True, generator=shared)
+        for epoch in range(3):
+            for number, batch in enumerate(begin(job, loader)):
+                found += [batch.tolist(), torch.rand(1, generator=shared).item()]
+                if switched and (epoch, number) == (0, 1):
+                    switch.on(2)
+        switch.close()
+        return found
+
+    assert rows(True) == rows(False)
+
+
+# -- connections
+
+
+class Asking(Rows):
+    """Rows that come from a server, which must be asked by one process only.
+
+    Args:
+        first: The first row that the server has; others need no asking.
+    """
+
+    def __init__(self, server: socket.socket, first: int) -> None:
+        super().__init__()
+        self.server, self.first = server, first
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = super().__getitem__(index)
+        if index >= self.first:
+            self.server.sendall(f"{os.getpid():08d}".encode())
+            row = row + float(self.server.recv(8))
+        return row
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_no_forked_process_speaks_on_a_connection_of_the_script_s(first: int) -> None:
+    ours, theirs = socket.socketpair()
+    asked_by = []
+
+    def answer() -> None:
+        while question := theirs.recv(8):
+            asked_by.append(int(question))
+            theirs.sendall(b"00000005")
+
+    server = threading.Thread(target=answer, daemon=True)
+    server.start()
+    job, dataset = Job(), Asking(ours, first)
+    batches = begin(job, DataLoader(dataset, 4))
+    found = [next(batches)]
+    switch = Switch(LoaderWorkers(), job)
+    if first:
+        switch.on(2)
+    else:
+        with pytest.raises(CannotApply, match="no batch could be made in a forked process"):
+            switch.on(2)
+    found += list(batches)
+    switch.close()
+    alone = [row + 5.0 if row[0] >= first else row for row in (Rows()[i] for i in range(37))]
+    assert torch.equal(torch.cat(found), torch.stack(alone))
+    assert set(asked_by) == {os.getpid()}
+    ours.close()
+    server.join(5)
+    theirs.close()
