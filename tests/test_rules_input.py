@@ -18,6 +18,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, Profile
 from diagnose.core.program import Loader, Program
+from diagnose.core.settings import Settings
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
@@ -195,6 +196,17 @@ def test_a_quota_bounds_how_many_workers_are_asked_for():
         assert supply is not None
         asked.append(supply.enough_workers())
     assert asked == [13, 4]
+
+
+def test_ranks_of_one_machine_share_its_cpus():
+    def found(ranks: int) -> Finding:
+        run = fed_by(data_wait_ms=50, fetch_ms=200, cpus=8, settings=Settings(local_processes=ranks))
+        return first(diagnosed(run))
+
+    assert found(1).fix == "Give the DataLoader 6 workers instead of 2."
+    assert found(2).fix == "Give the DataLoader 4 workers instead of 2."
+    assert found(4).rule == "slow-transform"
+    assert any("There are 2 CPUs for the process" in words for words in found(4).evidence)
 
 
 def test_workers_hide_nothing_behind_an_evaluation():

@@ -359,6 +359,12 @@ class Profile:
         hosts = (self.host, *self.neighbours)
         return foreign_cpus(hosts) if len(hosts) >= self.settings.local_processes else None
 
+    @property
+    def own_cpus(self) -> float | None:
+        """CPUs whose time this process can have, if the training processes of its machine share equally."""
+        cpus = self.host.usable_cpus
+        return None if cpus is None else cpus / self.settings.local_processes
+
     def share(self, phase: Phase) -> float | None:
         """Returns the phase's part of the step, 0 to 1, or `None` when it was not measured."""
         if phase not in self.phase_time_ns or not self.step_time_ns:

@@ -49,7 +49,7 @@ class Supply:
         delay_share: Part of fetch and collate in which the worker had no CPU.
         worker_cpu_ns: Part of `busy_ns` that was spent on a CPU.
         own_cpu_ns: CPU time per step of the training process; 0 when it was not measured.
-        cpus: CPUs' time to be shared; `None` when unknown.
+        cpus: CPUs to be shared with the workers; `None` when unknown.
     """
 
     loader: Loader
@@ -146,7 +146,7 @@ def supply_of(profile: Profile) -> Supply | None:
         delay_share=workers.delay_share or 0.0,
         worker_cpu_ns=(making * workers.cpu_share + workers.send_ns) * batches,
         own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + stats.steady_wait_ns),
-        cpus=profile.host.usable_cpus,
+        cpus=profile.own_cpus,
     )
 
 

@@ -105,7 +105,7 @@ class SerialLoading(Rule):
         compute_ns = computing_ns(profile)
         training_ns = compute_ns + wait_ns
         workers = _workers_for(profile, wait_ns, compute_ns)
-        host, cpus = profile.host, profile.host.usable_cpus
+        host, cpus = profile.host, profile.own_cpus
         # The CPUs bound what workers win: all that the process computes now has to be done then too.
         least_ns = (host.process_cpus or 0.0) * training_ns / (cpus or 1)
         won_ns, by_one_ns = (
@@ -175,7 +175,8 @@ def _workers_for(profile: Profile, load_ns: float, compute_ns: float) -> int:
     """Returns how many workers keep up: at most one per CPU, or some where they only wait."""
     wanted = max(1, ceil(HEADROOM * load_ns / max(1.0, compute_ns)))
     waits = (_off_cpu(profile, load_ns) or 0.0) >= BLOCKED
-    return max(1, min(wanted, (profile.host.whole_cpus or wanted) * (WAITING_PER_CPU if waits else 1)))
+    cpus = max(1, int(profile.own_cpus or wanted))
+    return min(wanted, cpus * (WAITING_PER_CPU if waits else 1))
 
 
 def _taken_ns(profile: Profile, load_ns: float, workers: int) -> float:
@@ -186,9 +187,12 @@ def _taken_ns(profile: Profile, load_ns: float, workers: int) -> float:
     step of pytorch/examples mnist on two CPUs (`docs/case-studies.md`).
     """
     host, off_cpu = profile.host, _off_cpu(profile, load_ns)
-    if not host.cpus or off_cpu is None or (host.num_threads or 1) < host.cpus:
+    cpus = (
+        host.cpus or 0
+    ) / profile.settings.local_processes  # whatever the quota: threads take turns on them
+    if not cpus or off_cpu is None or (host.num_threads or 1) < cpus:
         return 0.0
-    return load_ns * (1 - min(1.0, max(0.0, off_cpu))) / min(workers, host.cpus)
+    return load_ns * (1 - min(1.0, max(0.0, off_cpu))) / min(workers, max(1.0, cpus))
 
 
 def _off_cpu(profile: Profile, load_ns: float) -> float | None:

@@ -66,7 +66,8 @@ class SlowTransform(Rule):
                 f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
                 " for"
                 f" one for {format_share(supply.delay_share)}.",
-                f"The process may use {supply.cpus:g} CPUs: more workers would not win half of the wait.",
+                f"There are {supply.cpus:g} CPUs for the process: more workers would not win half of the"
+                " wait.",
                 *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
             ),
             fix=f"Make preparing a sample cheaper{where}.",

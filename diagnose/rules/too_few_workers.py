@@ -84,7 +84,7 @@ class TooFewWorkers(Rule):
                 "The workers compute."
                 if supply.needs_cpu
                 else "The workers mostly wait for data themselves.",
-                *((f"The process may use {supply.cpus:g} CPUs.",) if supply.cpus else ()),
+                *((f"There are {supply.cpus:g} CPUs for the process.",) if supply.cpus else ()),
             ),
             fix=f"{DIVIDE if loader.iterable else 'Give'} the DataLoader {workers} workers instead of"
             f" {loader.num_workers}.",

@@ -82,14 +82,14 @@ class TooManyWorkers(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        cpus = profile.host.whole_cpus
+        cpus = profile.own_cpus
         return any(cpus is not None and loader.num_workers > cpus for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply, host = supply_of(profile), profile.host
-        whole, usable = host.whole_cpus, host.usable_cpus
-        if supply is None or host.runnable_share is None or not whole or not usable:
+        usable = profile.own_cpus
+        if supply is None or host.runnable_share is None or not usable:
             return None
         if supply.delay_share < MIN_DELAY or host.runnable_share < MIN_RUNNABLE:
             return None
@@ -103,9 +103,9 @@ class TooManyWorkers(Rule):
         # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
         others = max(0.0, (host.busy_cpus or 0.0) - used_ns / step_ns)
         left = max(used_ns / step_ns, min(usable, (host.cpus or usable) - others))
-        fewer = max(1, whole - 1)
+        fewer = max(1, int(usable) - 1)
         if supply.worker_cpu_ns / fewer > max(supply.own_cpu_ns, used_ns / left):
-            fewer = whole
+            fewer = max(1, int(usable))
         least_ns = max(supply.own_cpu_ns, supply.worker_cpu_ns / fewer, used_ns / left)
         delay_ns = min(host.runnable_share * profile.step_time_ns, own_ns)
         lost_ns = min(delay_ns, step_ns - least_ns)
@@ -123,7 +123,7 @@ class TooManyWorkers(Rule):
             high_ns=delay_ns,
             assumption=f"{fewer} workers make the batches, and the CPUs are shared with nobody else",
             evidence=(
-                f"num_workers={supply.loader.num_workers}, and the process may use {usable:g} CPUs.",
+                f"num_workers={supply.loader.num_workers}, and there are {usable:g} CPUs for the process.",
                 f"They and the training process use {used_ns / step_ns:.1f} CPUs,"
                 f" {format_share(supply.worker_cpu_ns / used_ns)} of that the workers.",
                 f"The workers want a CPU and have none for {format_share(supply.delay_share)} of their"
