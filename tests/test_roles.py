@@ -251,3 +251,10 @@ APPENDED = Script(
 def test_what_is_put_into_the_list_that_the_loss_is_made_of_is_computed_in_the_forward_pass():
     assert APPENDED.phase("losses.append", slot=AFTER_FORWARD) is Phase.FORWARD
     assert APPENDED.phase("history.append", slot=AFTER_FORWARD) is Phase.OTHER
+
+
+def test_a_line_is_counted_as_python_counts_it():
+    """A form feed, by which some divide a file into pages, does not end a line."""
+    sources = Sources({"a.py": "import x\n\x0c\ndef f():\n    a = '\x85\u2028'\n    b = 2\n"})
+    assert sources.line("a.py", 5) == "b = 2"
+    assert sources.line("a.py", 99) == ""

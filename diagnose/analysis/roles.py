@@ -194,7 +194,7 @@ class Sources:
 
     def line(self, file: str, line: int) -> str:
         """Returns one line without its indentation, or an empty text."""
-        lines = (self.text(file) or "").splitlines()
+        lines = (self.text(file) or "").split("\n")  # not `splitlines`, which ends one at a form feed
         return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
     def tree(self, file: str) -> ast.Module | None:
