@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from diagnose.actions.base import CannotApply, NotYet
 from diagnose.actions.ddp_bucket_size import DdpBucketSize
 from diagnose.actions.no_sync import NoSync
 from diagnose.core.job import Job
@@ -89,12 +96,130 @@ def test_one_average_a_step_gives_the_same_weights_but_for_rounding(scenarios, n
 
 
 def test_all_averages_but_the_last_of_each_step_are_left_out(scenarios):
-    # Prepared at the third step, it counts three more; the seventh is short and ends the epoch. In the next
-    # epoch two of three are left out in six steps, and none in the short one.
+    # Prepared at the third step, it looks at four more; the seventh is short and ends the epoch. In the
+    # next one two of three are left out in six steps, and none in the short one.
     assert scenarios["no-sync"]["not_averaged"] == 12
     # There, only the optimizer tells that the last step is short.
     assert scenarios["no-sync of unknown length"]["not_averaged"] >= 6
     assert scenarios["no-sync of one batch"]["not_averaged"] == 0
+
+
+def test_buffers_go_to_all_ranks_before_each_pass_as_ever(ranks):
+    """Each rank sees other data: what its own batch norm has counted is not what the first rank has."""
+    told = [rank["scenarios"]["no-sync with batch norm"] for rank in ranks]
+    assert all(each["not_averaged"] == 12 and each["buffers"] < 1e-6 for each in told), told
+
+
+def sam(step: int, number: int, model: nn.Module) -> None:
+    """Sharpness-aware minimization: the second pass is made where the gradient of the first leads."""
+    if number < PASSES:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.data.add_(0.05 * p.grad)
+        model.zero_grad()
+
+
+def climb(step: int, number: int, model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * p.grad)
+
+
+def clip_each(step: int, number: int, model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def clip_later(step: int, number: int, model: nn.Module) -> None:
+    if step > LATER:
+        clip_each(step, number, model)
+
+
+def replace(step: int, number: int, model: nn.Module) -> None:
+    for p in model.parameters():
+        p.grad = p.grad.clamp(-1, 1)
+
+
+def only_look(step: int, number: int, model: nn.Module) -> None:
+    sum(p.grad.norm() for p in model.parameters()).item()
+
+
+PASSES, LATER = 3, 8
+
+
+@pytest.fixture(scope="module")
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def accumulated(between: Callable[[int, int, nn.Module], None], steps: int) -> tuple[Any, int, str]:
+    """Trains on sums of passes; returns what was prepared, the passes that were not averaged, and why the
+    action was refused."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job, action, refusal = Job(models=[model], optimizers=[optimizer]), NoSync(), ""
+    not_averaged = 0
+
+    def call(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        nonlocal not_averaged
+        not_averaged += not model.require_backward_grad_sync
+        return model(rows)
+
+    with action.prepare(job, None) as prepared, ExitStack() as applied:
+        for step in range(1, steps + 1):
+            for number in range(1, PASSES + 1):
+                (route,) = job.routes[id(model)]
+                route(call, (model, torch.randn(3, 4)), {}).square().mean().backward()
+                between(step, number, model)
+            optimizer.step()
+            optimizer.zero_grad()
+            for ends in job.on_step:
+                ends()
+            if step == action.learning_steps:
+                try:
+                    applied.enter_context(action.apply(job, prepared))
+                except CannotApply as error:
+                    refusal = str(error)
+        return prepared, not_averaged, refusal
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    "between, reason",
+    [
+        (sam, "gradients are changed between two passes of a step, as by clipping"),
+        (climb, "parameters are changed between two passes of a step"),
+        (clip_each, "gradients are changed between two passes of a step, as by clipping"),
+        (replace, "gradients are changed between two passes of a step, as by clipping"),
+    ],
+)
+def test_passes_that_are_no_plain_sum_are_averaged_as_ever(between, reason):
+    _, not_averaged, refusal = accumulated(between, 6)
+    assert (refusal, not_averaged) == (reason, 0)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("between", [lambda *_: None, only_look])
+def test_passes_that_only_add_up_are_averaged_once_a_step(between):
+    prepared, not_averaged, refusal = accumulated(between, 6)
+    assert (refusal, not_averaged) == ("", 2 * (PASSES - 1))
+    assert NoSync().why_not_stay(prepared) == ""
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_loop_that_clips_each_batch_from_some_step_on_makes_it_go():
+    prepared, not_averaged, refusal = accumulated(clip_later, LATER + 1)
+    assert not refusal and not_averaged
+    assert "as by clipping" in NoSync().why_not_stay(prepared)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_it_is_not_in_force_before_it_has_seen_some_steps():
+    job = Job(models=[DistributedDataParallel(nn.Linear(2, 2))])
+    action = NoSync()
+    with action.prepare(job, None) as prepared, pytest.raises(NotYet), action.apply(job, prepared):
+        """Never entered."""
 
 
 def test_what_cannot_be_changed_is_refused_in_words(ranks):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from diagnose.actions._plain_sum import PlainSum
 from diagnose.core.job import Job
 
 SAME_STEPS = 3
@@ -18,7 +19,8 @@ class Accumulation:
     """Counts the calls of a DDP model in each step, and leaves out the averages before the last.
 
     A pass is averaged or not as its forward call was made inside of `no_sync` or outside. DDP averages
-    what has been accumulated, so that one average after the last pass is enough.
+    what has been accumulated, so that one average after the last pass is enough where the passes are summed
+    up and nothing else.
 
     Args:
         job: The job.
@@ -28,12 +30,14 @@ class Accumulation:
         leaves_out: Whether averages are left out, as far as the number of passes is known.
         passes: How many passes a step takes; 0 while that is not known.
         pending: Whether gradients have been accumulated that were not averaged.
+        sum: Whether the passes of a step are a plain sum.
     """
 
     def __init__(self, job: Job, model: Any) -> None:
         self.leaves_out = False
         self.passes = 0
         self.pending = False
+        self.sum = PlainSum(model)
         self._job = job
         self._model = model
         self._calls = 0
@@ -47,6 +51,12 @@ class Accumulation:
         if not torch.is_grad_enabled():
             return call(*args, **kwargs)
         self._calls += 1
+        self.sum.begins(first=self._calls == 1)
+        output = self._called(call, args, kwargs)
+        self.sum.called(output)
+        return output
+
+    def _called(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._batches_left is not None:
             self._batches_left -= 1
             if self._batches_left < 0:  # passes are no batches of the loader
@@ -56,7 +66,11 @@ class Accumulation:
             return call(*args, **kwargs)
         self.pending = True
         with self._model.no_sync():
-            return call(*args, **kwargs)
+            output = call(*args, **kwargs)
+        self._model.require_forward_param_sync = (
+            True  # buffers go to all ranks before the next one, as ever
+        )
+        return output
 
     def _another_comes(self) -> bool:
         """Whether this is surely not the step's last pass."""
@@ -75,7 +89,8 @@ class Accumulation:
         calls, self._calls, self.pending = self._calls, 0, False
         passes = self._job.backward_passes - self._seen_passes
         self._seen_passes += passes
-        if passes and passes != calls:  # a model that is called twice for one pass, or two models
+        # A model that is called twice for one pass, two models, or passes whose end nobody has seen.
+        if (passes and passes != calls) or self.sum.seen != calls - 1:
             self._same = (0, 0)
             self.passes = 0
             return

@@ -37,6 +37,7 @@ class Action:
         excludes: Names of actions that must not be in force at the same time.
         settle_steps: Steps after a change that show neither state: a queue drains, a cache warms. `prepare`
             may raise it to what its setting needs.
+        learning_steps: Steps that what is prepared looks at before it can be put in force.
         window_steps: The fewest steps that show what it does: more where they come in bursts.
         period_steps: Steps after which what it does begins anew: windows hold whole periods.
         resizes: Whether a step has another number of samples while it is in force: then it is the time per
@@ -52,6 +53,7 @@ class Action:
     order: ClassVar[int] = 30
     excludes: ClassVar[frozenset[str]] = frozenset()
     settle_steps: int = 1
+    learning_steps: ClassVar[int] = 0
     window_steps: int = 5
     period_steps: int = 1
     resizes: ClassVar[bool] = False

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from diagnose.actions._ddp import wrapped
-from diagnose.actions._ddp_accumulation import Accumulation
+from diagnose.actions._ddp_accumulation import SAME_STEPS, Accumulation
 from diagnose.actions._routes import routed
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -19,24 +19,30 @@ class NoSync(Action):
     ## What it does
     Where a script accumulates the gradients of several batches and DDP averages them after each, leaves out
     all averages but the last, as the script would with `model.no_sync()`. How many batches make a step
-    is learnt from three steps. A step that comes earlier is averaged just before the optimizer.
+    is learnt from three steps. A step that comes earlier is averaged just before the optimizer. Buffers,
+    such as those of batch norm, go to all ranks as often as ever.
 
     ## When it takes effect
-    With the fourth step.
+    With the fifth step after it was prepared.
 
     ## When it cannot help
-    A script that takes one batch per step, or that uses `no_sync` itself.
+    A script that takes one batch per step, or that uses `no_sync` itself. It is refused where parameters or
+    gradients are changed between two batches of a step, as by sharpness-aware minimization or by clipping
+    each batch: then the averages cannot wait.
 
     ## Hazards
     The sum of averages is rounded in another order than the average of sums. A script that reads gradients
-    between two batches sees its own rank's. Where a step comes earlier than usual in a loop of unknown
-    length, gradients are clipped before they are averaged, in that one step; the end of an epoch is known.
+    between two batches sees its own rank's. If it comes to change them later on, that is found out and the
+    fix undone within some hundred steps; those trained on what each rank had by itself. Where a step comes
+    earlier than usual in a loop of unknown length, gradients are clipped before they are averaged, in that
+    one step; the end of an epoch is known.
     """
 
     safety = Safety.ROUNDING
     order = 50
     excludes = frozenset({"static-graph"})
     touches = "ranks"
+    learning_steps = SAME_STEPS + 1
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -68,12 +74,20 @@ class NoSync(Action):
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
+        if prepared.sum.reason:
+            raise CannotApply(prepared.sum.reason)
+        if not prepared.passes:
+            raise NotYet("its last steps did not take the same number of passes")
         with ExitStack() as stack:
             for optimizer in job.optimizers:
                 stack.callback(optimizer.register_step_pre_hook(prepared.average).remove)
             stack.callback(setattr, prepared, "leaves_out", False)
             prepared.leaves_out = True
             yield
+
+    def why_not_stay(self, prepared: Any) -> str:
+        """See `Action.why_not_stay`."""
+        return str(prepared.sum.reason)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`. Counting is no part of it."""

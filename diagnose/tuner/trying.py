@@ -365,7 +365,10 @@ def prepared(
         begun = world.clock()
         choices = [changes.install(name, action, value) for value in values]
         spending.spent_ns += world.clock() - begun
-        return choices, _compared(world, choices[0], spending)
+        reason = _compared(world, choices[0], spending)
+    for _ in range(action.learning_steps):
+        yield 1
+    return choices, reason
 
 
 def numerics_allow(world: World, installed: Installed, spending: Spending) -> Plan[str]:

@@ -25,15 +25,17 @@ from diagnose.actions.find_unused_off import FindUnusedOff
 from diagnose.actions.no_sync import NoSync
 from diagnose.actions.static_graph import StaticGraph
 from diagnose.core.job import Job
-from tests.toggled import always, tuned
+from tests.toggled import WARMUP, tuned
 
 STEPS = 18
 WEIGHTS_MIB = 4
 
 
-def make_model(**options):
+def make_model(norm=False, **options):
     torch.manual_seed(0)
     layers = [nn.Linear(512, 512) for _ in range(WEIGHTS_MIB)]
+    if norm:
+        layers.insert(1, nn.BatchNorm1d(512))
     return DistributedDataParallel(nn.Sequential(nn.Linear(16, 512), *layers), **options)
 
 
@@ -110,9 +112,9 @@ def with_fresh_reducers(action, value=None, **options):
     return told_apart(alone, usual, model, said)
 
 
-def without_averages(**loop):
+def without_averages(norm=False, **loop):
     """Lets `NoSync` leave out what it can, with the hooks that find steps and passes."""
-    alone, model = make_model(), make_model()
+    alone, model = make_model(norm), make_model(norm)
     usual = train(alone, **loop)
     not_averaged = 0
     no_sync = DistributedDataParallel.no_sync
@@ -123,10 +125,13 @@ def without_averages(**loop):
         return no_sync(model)
 
     DistributedDataParallel.no_sync = counted
-    with tuned(NoSync(), on=always):
+    with tuned(NoSync(), on=lambda step: step >= WARMUP + NoSync.learning_steps):
         said = train(model, **loop)
     DistributedDataParallel.no_sync = no_sync
-    return {**told_apart(alone, usual, model, said), "not_averaged": not_averaged}
+    pairs = zip(model.buffers(), alone.buffers(), strict=True)
+    buffers = [(ours - own).abs().max().item() for ours, own in pairs]
+    told = {"not_averaged": not_averaged, "buffers": max(buffers, default=0.0)}
+    return {**told_apart(alone, usual, model, said), **told}
 
 
 def refusal(action, *models, **facts):
@@ -157,6 +162,7 @@ scenarios = {
         accumulate=3, batches_per_epoch=35, of_known_length=False
     ),
     "no-sync of one batch": without_averages(),
+    "no-sync with batch norm": without_averages(norm=True, accumulate=3, batches_per_epoch=20, epochs=2),
 }
 refusals = {
     "none wrapped": refusal(DdpBucketSize(), make_model().module),
