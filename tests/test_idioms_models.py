@@ -238,10 +238,31 @@ def test_inside_an_environment_everything_is_its_step():
         ("loss = optimizer.step(closure)", False),
         ("out, hidden = cell.step(x, hidden)", False),
         ("obs, reward, done, info = eval_env.step(action)", False),
+        ("loss, logits, accuracy = model.step(x, y)", False),
     ],
 )
 def test_an_environment_is_told_by_its_name_or_by_what_its_step_returns(statement, is_one):
     assert (ENVIRONMENT in of_marked(f"{statement}  # here")) is is_one
+
+
+def test_an_environment_that_a_package_steps_is_told_by_what_it_returns():
+    text = "def step(self, a):\n    x = f(a)  # here\n    return x, reward, False, {}\n"
+    assert of_marked(text, "Pole.step", "main", phase=Phase.EVALUATION) == (ENVIRONMENT,)
+    text = text.replace("reward, False, {}", "loss, hits")
+    assert of_marked(text, "Pole.step", "main", phase=Phase.EVALUATION) == ()
+
+
+@pytest.mark.parametrize(
+    ("via", "idioms"),
+    [
+        ("gymnasium/envs/classic_control/cartpole.py:170 CartPoleEnv.step", (ENVIRONMENT,)),
+        ("stable_baselines3/common/vec_env/dummy_vec_env.py:60 DummyVecEnv.step_wait", (ENVIRONMENT,)),
+        ("stable_baselines3/common/policies.py:640 ActorCriticPolicy.forward", (ROLLOUT,)),
+        ("timm/models/vit.py:120 VisionTransformer.forward", ()),
+    ],
+)
+def test_a_package_that_learns_by_acting_does_not_evaluate(via, idioms):
+    assert of_marked("model.learn(10_000)  # here", phase=Phase.EVALUATION, via=via) == idioms
 
 
 def test_a_gradient_free_call_in_a_loop_that_acts_is_a_rollout_and_elsewhere_an_evaluation():

@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.roles import Frame, Sources
-from diagnose.analysis.rollouts import EVALUATES, collects, steps_environment
+from diagnose.analysis.rollouts import (
+    ENVIRONMENT_PACKAGES,
+    EVALUATES,
+    LEARNER_PACKAGES,
+    collects,
+    is_environments,
+    steps_environment,
+)
 from diagnose.analysis.slices import is_chain, takes_slices
 from diagnose.analysis.statements import (
     Function,
@@ -193,7 +200,7 @@ class Idioms:
         """
         if not stack:
             return ()
-        acting = self._acts(stack, phase)
+        acting = self._acts(stack, via, phase)
         if acting == ENVIRONMENT:
             return (ENVIRONMENT,)
         within = _Within(phase in MODEL, phase is Phase.FORWARD, waits)
@@ -226,17 +233,21 @@ class Idioms:
             self._attention[file] = attention_lines(tree) if tree is not None else set()
         return self._files[file].get(line, [])
 
-    def _acts(self, stack: Sequence[Frame], phase: Phase) -> str:
+    def _acts(self, stack: Sequence[Frame], via: str, phase: Phase) -> str:
         """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing."""
         called = [words(function.rpartition(".")[2]) for _, _, function in stack]
         if any(name & EVALUATES and not name & TRAINING_WORDS for name in called):
             return ""
-        found = ""
+        if ENVIRONMENT_PACKAGES.match(via):
+            return ENVIRONMENT
+        found = ROLLOUT if phase in ACTING and LEARNER_PACKAGES.match(via) else ""
         for file, line, _ in stack:
             if (file, line) not in self._environments:
                 places = self._places(file, line)
                 place = innermost(places)
-                steps = any(steps_environment(each.statement) for each in places)
+                steps = any(
+                    steps_environment(each.statement) or is_environments(each.function) for each in places
+                )
                 self._environments[file, line] = steps, place is not None and collects(place)
             steps, acts = self._environments[file, line]
             if steps:

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 
-from diagnose.analysis.statements import Place, callee, nodes_of, reads, words, writes
+from diagnose.analysis.statements import (
+    Function,
+    Place,
+    callee,
+    names,
+    nodes_of,
+    reads,
+    words,
+    words_of,
+    writes,
+)
 
 ENVIRONMENTS = {
     "env",
@@ -29,7 +40,26 @@ LEARNS = {"backward", "learn", "train", "update", "optimize", "fit"}
 """Words of functions that learn from what was collected."""
 
 LEAST_RESULTS = 3
-"""An environment's step returns an observation, a reward and an end at least; no optimizer's does."""
+ANSWERS = {
+    "reward",
+    "rewards",
+    "rew",
+    "done",
+    "dones",
+    "terminated",
+    "truncated",
+    "terminations",
+    "terminal",
+}
+"""An environment's step returns an observation, a reward and an end at least. That of a trainer may return
+as many results, but of other names."""
+
+ENVIRONMENT_PACKAGES = re.compile(
+    r"^(gymnasium|gym|pettingzoo|ale_py|dm_control|dm_env|minigrid|procgen|vizdoom|envpool"
+    r"|stable_baselines3/common/(vec_env|monitor|envs|atari_wrappers))\b"
+)
+LEARNER_PACKAGES = re.compile(r"^(stable_baselines3|sb3_contrib|tianshou|torchrl|skrl|rl_games|rsl_rl)/")
+"""What such a package computes without gradients is how its learner acts, or is told how well it does."""
 
 
 def steps_environment(statement: ast.stmt) -> bool:
@@ -46,8 +76,8 @@ def steps_environment(statement: ast.stmt) -> bool:
             continue
         if of_base & ENVIRONMENTS and not of_base & {"opt", "optim", "optimizer", "scheduler", "scaler"}:
             return True
-        if name == "step" and node.args and _results(statement, node) >= LEAST_RESULTS:
-            return True
+        if isinstance(statement, ast.Assign) and statement.value is node and name == "step" and node.args:
+            return _answers(statement.targets[0])
     return False
 
 
@@ -76,9 +106,16 @@ def _learns(statement: ast.stmt) -> bool:
     return any(words(name) & LEARNS for name in called)
 
 
-def _results(statement: ast.stmt, call: ast.Call) -> int:
-    """Returns how many results of a call a statement takes apart."""
-    if not isinstance(statement, ast.Assign) or statement.value is not call:
-        return 0
-    target = statement.targets[0]
-    return len(target.elts) if isinstance(target, ast.Tuple) else 0
+def is_environments(function: Function | None) -> bool:
+    """Whether a function is the `step` of an environment: it returns what such a step does."""
+    if function is None or isinstance(function, ast.Lambda) or function.name not in ("step", "_step"):
+        return False
+    returned = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
+    return any(_answers(value) for value in returned if value is not None)
+
+
+def _answers(results: ast.expr) -> bool:
+    """Whether a tuple is what an environment answers: an observation, a reward, an end, perhaps more."""
+    if not isinstance(results, ast.Tuple) or len(results.elts) < LEAST_RESULTS:
+        return False
+    return bool(words_of(names(ast.walk(results))) & ANSWERS)

@@ -17,6 +17,7 @@ WON = 0.5
 """Two environments at once halve the wait for them. More win more, where there are CPUs for them."""
 
 MAX_LINES = 3
+VECTORIZED = "envs = gymnasium.vector.AsyncVectorEnv([make_env] * 8)"
 ENVIRONMENT, MODEL = "the environment", "choosing what to do"
 
 
@@ -88,7 +89,7 @@ class SlowRollout(Rule):
             ),
             fix="Step several environments at once, in processes of their own, and let the model choose"
             " for all of them in one call.",
-            code="envs = gymnasium.vector.AsyncVectorEnv([make_env] * 8)",
+            code=VECTORIZED if any(line.via.startswith("gymnasium/") for line in stepping) else "",
             file=stepping[0].file,
             line=stepping[0].line,
         )
