@@ -403,7 +403,7 @@ def table(trials: int, seed: int) -> tuple[str, bool]:
 
 def _cell(found: Rates) -> str:
     text = f"{100 * found.alarms:.1f}"
-    return text + (f" ({100 * found.cannot_tell:.1f})" if found.cannot_tell else "")
+    return text + (f" ({100 * found.cannot_tell:.1f})" if found.cannot_tell >= 0.0005 else "")
 
 
 def main() -> None:
