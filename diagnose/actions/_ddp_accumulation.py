@@ -67,9 +67,8 @@ class Accumulation:
         self.pending = True
         with self._model.no_sync():
             output = call(*args, **kwargs)
-        self._model.require_forward_param_sync = (
-            True  # buffers go to all ranks before the next one, as ever
-        )
+        # Buffers go to all ranks before the next pass, as ever.
+        self._model.require_forward_param_sync = True
         return output
 
     def _another_comes(self) -> bool:

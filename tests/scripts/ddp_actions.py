@@ -162,7 +162,7 @@ scenarios = {
         accumulate=3, batches_per_epoch=35, of_known_length=False
     ),
     "no-sync of one batch": without_averages(),
-    "no-sync with batch norm": without_averages(norm=True, accumulate=3, batches_per_epoch=20, epochs=2),
+    "no-sync with batch norm": without_averages(norm=True, accumulate=3, batches_per_epoch=21, epochs=2),
 }
 refusals = {
     "none wrapped": refusal(DdpBucketSize(), make_model().module),
