@@ -163,8 +163,8 @@ def main_loader(profile: Profile) -> Loader | None:
 
 
 DIVIDE = (
-    "Divide the stream by torch.utils.data.get_worker_info() first, unless it divides itself: else each"
-    " worker yields all of it, and every sample is seen several times. Then give"
+    "Divide the stream among workers by torch.utils.data.get_worker_info(), unless it does so itself: else"
+    " each yields every sample. Then give"
 )
 
 
