@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -22,16 +24,18 @@ from torch.utils.data import (
 
 from diagnose.actions import batch_growth
 from diagnose.actions._learning_rate import RAMP_STEPS
-from diagnose.actions.base import CannotApply
+from diagnose.actions.base import CannotApply, NotYet
 from diagnose.actions.batch_growth import BatchGrowth
 from diagnose.actions.loader_workers import LoaderWorkers
-from diagnose.core.job import Job
+from diagnose.core import job as jobs
 from diagnose.core.trial import Safety
 from diagnose.tuner.policy import Policy
+from tests.fakes import measured
 from tests.loops import Rows, Switch, begin
 from tests.running import DIAGNOSE, run, write
 from tests.test_tuner import Change, Machine, controller
 
+Job = functools.partial(jobs.Job, epochs_ended=1)
 Make = Callable[[], "DataLoader[Any]"]
 LOADERS: dict[str, Make] = {
     "shuffle": lambda: DataLoader(Rows(), 4, shuffle=True),
@@ -60,7 +64,7 @@ def epochs(
     plan: dict[int, Callable[[Switch], None]],
     *,
     step: Callable[[torch.Tensor], None] | None = None,
-    job: Job | None = None,
+    job: jobs.Job | None = None,
     action: BatchGrowth | None = None,
 ) -> Iterator[list[list[int]]]:
     """Trains on a loader; yields the samples of each batch, epoch by epoch.
@@ -130,6 +134,40 @@ def test_each_sample_comes_once_an_epoch_in_the_scripts_order(kind):
     assert [flat(epoch) for epoch in grown] == [flat(epoch) for epoch in plain]
     assert max(len(batch) for epoch in grown for batch in epoch) == 8
     assert len(grown[1]) < len(plain[1])
+
+
+def counting(job: jobs.Job) -> None:
+    batches = begin(job, DataLoader(Rows(80), 4))
+    for _ in range(20):
+        next(batches)
+
+
+def looping(job: jobs.Job) -> None:
+    list(begin(job, DataLoader(Rows(80), 4)))
+
+
+@pytest.mark.parametrize("loop, grows", [(counting, False), (looping, True)])
+def test_a_loop_that_may_count_its_batches_gets_as_many_as_it_counts(loop, grows):
+    model, optimizer = a_model()
+    with measured(perf_counter_ns) as recorder:
+        job = jobs.Job(models=[model], optimizers=[optimizer])
+        loop(job)
+        job.epochs_ended = recorder.epochs_ended
+        job.iterators.clear()
+        job.loaders.clear()
+        batches = begin(job, DataLoader(Rows(80), 4))
+        if grows:
+            BatchGrowth().check(job)
+        else:
+            with pytest.raises(NotYet, match="it may count"):
+                BatchGrowth().check(job)
+    del batches
+
+
+def test_an_evaluation_s_end_is_no_epoch_s():
+    with measured(perf_counter_ns) as recorder, torch.no_grad():
+        list(DataLoader(Rows(8), 4))
+    assert recorder.epochs_ended == 0
 
 
 def test_without_workers_the_very_next_batch_is_larger_and_the_last_has_what_is_left():

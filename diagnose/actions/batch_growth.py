@@ -14,7 +14,7 @@ from diagnose.actions._grown_batches import FEWEST_BATCHES, GrownBatches, refuse
 from diagnose.actions._learning_rate import Rate, refuse_without_rule
 from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions._schedules import Schedules
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.actions.gc_freeze import resident_bytes
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -41,8 +41,9 @@ class BatchGrowth(Action):
     as often as there are batches in one. One that goes by epochs is left alone.
 
     ## When it takes effect
-    With the next batch that is drawn. What workers have made by then comes first, and so it does on
-    leaving; the learning rate goes by the batch that was really taken.
+    After an epoch in which the loop has asked for one batch more than there are, as `for` does: a loop that
+    counts its batches would find too few. Then with the next batch that is drawn. What workers have made by
+    then comes first, and so it does on leaving; the learning rate goes by the batch that was really taken.
 
     ## How it is measured
     By the time per sample, as steps have more of them.
@@ -72,6 +73,8 @@ class BatchGrowth(Action):
     def check(self, job: Job) -> None:
         """See `Action.check`."""
         refuse_unfit(job)
+        if not job.epochs_ended:
+            raise NotYet("the loop has not asked for a batch beyond an epoch's last one yet: it may count")
         if not job.optimizers:
             raise CannotApply("no optimizer has stepped")
         for optimizer in job.optimizers:

@@ -35,6 +35,7 @@ class Job:
         backward_passes: Outermost backward passes so far; 0, as with `steps`, where nobody counts.
         epoch_steps: Steps of the last whole epoch; 0 before one has ended.
         epochs_begun: How often the loop has begun to iterate for training.
+        epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         steps_left: Returns about how many steps are still to come; `None` where nobody knows.
         unmeasured: Opens a context in which the hooks take no notice of model calls and optimizer steps:
             those of a numerics check are not the script's.
@@ -55,5 +56,6 @@ class Job:
     backward_passes: int = 0
     epoch_steps: int = 0
     epochs_begun: int = 0
+    epochs_ended: int = 0
     steps_left: Callable[[], int | None] = lambda: None
     unmeasured: Callable[[], AbstractContextManager[None]] = nullcontext

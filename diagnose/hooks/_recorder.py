@@ -103,6 +103,7 @@ class Recorder:
         on_pass: Called with the arguments of each outermost backward pass, before it.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
+        epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
         inputs: What each outermost training-mode call got last, by `id(model)`; see `core.job.Job`. `None`
@@ -127,6 +128,7 @@ class Recorder:
         "curious",
         "current",
         "device",
+        "epochs_ended",
         "evaluating",
         "events",
         "facts",
@@ -195,6 +197,7 @@ class Recorder:
         self.steps = 0
         self.samples = 0
         self.tokens = 0
+        self.epochs_ended = 0
         self.backward_passes = 0
         self.evaluating = False
         self.batch_use = TRAINED

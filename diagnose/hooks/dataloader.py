@@ -118,6 +118,7 @@ class DataLoaderHook(Hook):
                     try:
                         return asked(batches)
                     except BaseException as error:
+                        recorder.epochs_ended += latest() is batches and isinstance(error, StopIteration)
                         unseen(error)
                         raise
                 try:
@@ -130,6 +131,7 @@ class DataLoaderHook(Hook):
                     batch = original(batches)
                 except BaseException as error:
                     recorder.leave(DATA_WAIT, interrupted)
+                    recorder.epochs_ended += isinstance(error, StopIteration)
                     unseen(error)
                     raise
                 recorder.current = GAP

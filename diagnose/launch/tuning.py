@@ -160,6 +160,7 @@ class LiveTuning:
                 job.iterators.append(iterator)
         job.facts = recorder.facts
         job.steps, job.backward_passes = recorder.steps, recorder.backward_passes
+        job.epochs_ended = recorder.epochs_ended
         for model in job.models:
             parameter = next(model.parameters(), None)
             if parameter is not None:
