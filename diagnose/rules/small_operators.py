@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph, Work
 from diagnose.core.phases import Phase
@@ -42,7 +44,8 @@ recurrence: half of what a cell of an LSTM does, all of what a solver of differe
 loop over samples or columns it is one in several at most, of a sum."""
 
 SAVED_SEQUENTIAL = (0.1, 0.45, 0.9)
-"""What compiling saves of a recurrence: Python and torch's calls, but no operation becomes larger."""
+"""What compiling saves of a recurrence: Python and torch's calls, but no operation becomes larger.
+Cells win least, a module for the whole sequence most."""
 
 LOOPS = {"slices", "chain"}
 """Idioms of loops whose turns one operation on the whole tensor can do, or one kernel that is compiled."""
@@ -108,6 +111,10 @@ class SmallOperators(Rule):
             program=Program(graph=graph_of(400, tensors=1), models=(Model(kind="Net", num_tensors=200),)),
         ),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAYERS,)),
+        profile(
+            step_ms=20,
+            program=Program(graph=replace(graph_of(400), names={"PackPaddedSequence": 1})),
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -121,6 +128,8 @@ class SmallOperators(Rule):
     def _in_graph(self, profile: Profile) -> Finding | None:
         graph = profile.program.graph
         assert graph is not None
+        if "PackPaddedSequence" in graph.names:
+            return None  # torch loops over the steps of packed sequences itself
         small, total = graph.small_ops, graph.total
         passes_ns = model_ns(profile)
         if small.num_ops < MIN_OPS or small.num_ops < MIN_SMALL_SHARE * total.num_ops:
