@@ -71,13 +71,21 @@ def train_together(machines: Sequence[Machine], controls: Sequence[Controller], 
         assert not thread.is_alive()
 
 
-def ranks_of(meeting: Meeting, **odd: Any) -> tuple[list[Machine], list[Controller]]:
-    """Ranks whose machines differ; `odd` are properties of the good action on the last one."""
+def ranks_of(
+    meeting: Meeting, touches: str = "model", **odd: Any
+) -> tuple[list[Machine], list[Controller]]:
+    """Ranks whose machines differ.
+
+    Args:
+        meeting: Where they meet.
+        touches: What the bad action touches.
+        odd: Properties of the good action on the last one.
+    """
     machines = [Machine(seed=rank, base_ns=(60 + 30 * rank) * MS) for rank in range(meeting.num)]
     controls = []
     for rank, machine in enumerate(machines):
         good = Change(machine, "good", **{"factor": 0.6, **(odd if rank == meeting.num - 1 else {})})
-        bad = Change(machine, "bad", factor=1.3, touches="model")
+        bad = Change(machine, "bad", factor=1.3, touches=touches)
         leads = [lead("good", speedup=2.0), lead("bad")] if rank == 0 else []
         controls.append(controller(machine, [good, bad], leads, ranks=Simulated(meeting, rank)))
     return machines, controls
@@ -116,19 +124,22 @@ def test_a_better_fix_that_seems_too_dear_to_one_rank_waits_on_all():
     assert controls[0]._too_dear == controls[1]._too_dear == {"other"}
 
 
-def test_an_exchange_that_fails_leaves_all_ranks_with_the_same_in_force():
+@pytest.mark.parametrize("touches, stays", [("model", False), ("ranks", True)])
+def test_an_exchange_that_fails_leaves_all_ranks_with_the_same_in_force(touches, stays):
+    """What is kept stays, and of what is tried only what all ranks must have alike."""
     frozen_in_force = set()
     for fails_at in range(1, 60):
-        machines, controls = ranks_of(Meeting(2, fails_at))
+        machines, controls = ranks_of(Meeting(2, fails_at), touches)
         train_together(machines, controls, 400)
         assert [control.state for control in controls] == ["frozen", "frozen"], fails_at
         assert machines[0].factors == machines[1].factors, fails_at
         assert machines[0].last("frozen") == machines[1].last("frozen")
+        assert set(machines[0].last("frozen")["in_force"]) == set(machines[0].factors)
         frozen_in_force.add(tuple(machines[0].factors))
         for machine, control in zip(machines, controls, strict=True):
             control.finish()
             assert machine.factors == {}
-    assert frozen_in_force == {(), ("good",), ("good", "bad")}
+    assert frozen_in_force == {(), ("good",)} | ({("good", "bad")} if stays else set())
 
 
 @pytest.mark.parametrize("where", ["check", "prepare", "apply", "undo"])

@@ -64,6 +64,7 @@ class ZeroOne(Action):
     """
 
     safety = Safety.EXACT
+    touches = "ranks"
     order = 60
     excludes = frozenset({"autocast-fp16", "eight-bit-states", "fused-optimizer", "optimizer-in-backward"})
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 
 from diagnose.actions.base import Action, CannotApply
+from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.world import World
@@ -87,17 +89,32 @@ class Changes:
 
     def undo(self) -> list[str]:
         """Takes everything back and out on this rank, whatever fails; returns what did."""
+        return self._take_out([*self.kept, *self.tried])
+
+    def undo_trial(self) -> list[str]:
+        """Likewise what is only tried, where a rank may do that by itself."""
+        return self._take_out([each for each in self.tried if not needs_others(each.action)])
+
+    def _take_out(self, changes: Sequence[Installed]) -> list[str]:
         errors: list[str] = []
         interrupt: BaseException | None = None
-        for installed in reversed([*self.kept, *self.tried]):
+        for installed in reversed(changes):
             try:
                 installed.remove()
             except Exception:  # noqa: BLE001 (the others must still be undone)
                 errors.append(f"undoing {installed.name}: {traceback.format_exc(limit=-3).strip()}")
             except BaseException as error:  # noqa: BLE001 (likewise; it is raised in the end)
                 interrupt = error
-        self.kept.clear()
-        self.tried.clear()
+        self.kept = [each for each in self.kept if each not in changes]
+        self.tried = [each for each in self.tried if each not in changes]
         if interrupt is not None:
             raise interrupt
         return errors
+
+
+def needs_others(action: Action) -> bool:
+    """Whether all ranks must have an action in force, or none: else what they send each other does not fit,
+    or their weights, each updated in its own way, come to differ."""
+    if action.touches == "nothing":
+        return action.safety is not Safety.EXACT
+    return action.touches != "model"

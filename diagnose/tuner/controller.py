@@ -450,13 +450,14 @@ class Controller:
             self._world.stop()
 
     def _freeze(self, reason: str, error: str = "") -> None:
-        """Leaves everything in force as it is: no other rank would undo it at the same step."""
+        """Leaves in force what all ranks must have alike: no other would undo it at the same step. The rest
+        of what was only tried is undone."""
         self._world.ranks.leave(reason)
         self._cut_off("tuning stopped")
         self._plan = None
         self._close_diagnosis()
-        if error:
-            self._world.tell("tuning_error", {"error": error})
+        for text in filter(None, [error, *self._changes.undo_trial()]):
+            self._world.tell("tuning_error", {"error": text})
         self._world.tell("frozen", {"reason": reason, "in_force": self._changes.in_force()})
         self._enter("frozen")
         self._orders.refuse(f"tuning has stopped: {reason}")
