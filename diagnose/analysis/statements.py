@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 Loop = ast.For | ast.AsyncFor | ast.While
 APPENDS = {"append", "extend", "appendleft"}
@@ -68,9 +69,10 @@ def names(nodes: Iterable[ast.AST]) -> set[str]:
     return found
 
 
-def words(name: str) -> set[str]:
+@cache
+def words(name: str) -> frozenset[str]:
     """Returns the words of a name, in small letters: `logMetrics_v2` has log, metrics and v2."""
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
+    return frozenset(word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name))
 
 
 def words_of(all_names: Iterable[str]) -> set[str]:
