@@ -146,6 +146,65 @@ def test_it_trains_as_a_loop_that_accumulates_by_hand(kind, size):
     assert_alike(model, twin)
 
 
+def leave(job: Job) -> None:
+    """The loop over the last iterator has ended: nobody else has it."""
+    job.loaders.clear()
+    job.iterators.clear()
+
+
+@pytest.mark.parametrize("end", ["left", "begun", "saved"])
+def test_a_loop_that_leaves_its_epoch_early_finds_all_its_batches_trained_on(end):
+    model, loader = network(), DataLoader(rows(), 4)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    job, batches = Job(models=[model], optimizers=[optimizer]), list(loader)
+    kept = [begin(job, loader)]
+    with on(job, 4):
+        for batch in kept[0]:
+            plain(model, optimizer, batch)
+            if len(kept) == 6:
+                break
+            kept.append(batch)
+        twin = network()
+        by_hand(twin, OPTIMIZERS["sgd"](twin.parameters()), batches[:6], [4, 6])
+        before = [p.detach().clone() for p in model.parameters()]
+        mine = [p.grad for p in model.parameters()]
+        if end == "left":
+            leave(job)
+            kept.clear()
+        elif end == "begun":
+            begin(job, loader)
+        else:
+            optimizer.state_dict()
+        assert not all(map(torch.equal, before, model.parameters()))
+        assert_alike(model, twin)
+        assert all(p.grad is gradient for p, gradient in zip(model.parameters(), mine, strict=True))
+        assert optimizer.param_groups[0]["lr"] == 0.05
+        leave(job)
+        kept.clear()
+        assert_alike(model, twin)
+        plain(model, optimizer, batches[0])
+
+
+def test_batches_that_are_dropped_in_the_middle_of_a_step_wait_for_its_end():
+    """A script that takes `next(iter(loader))` drops them before it calls its model, another one after."""
+    model, loader = network(), DataLoader(rows(), 4)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    job = Job(models=[model], optimizers=[optimizer])
+    with on(job, 4) as (_, grouped):
+        taken = [begin(job, loader)]
+        batch = next(taken[0])
+        plain(model, optimizer, batch)
+        (route,) = job.routes[id(model)]
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(route(type(model).__call__, (model, batch[0]), {}), batch[1])
+        leave(job)
+        taken.clear()
+        assert grouped[0].pending == 1
+        loss.backward()
+        optimizer.step()
+        assert grouped[0].pending == 2
+
+
 def test_a_loop_that_clips_has_each_batch_clipped():
     model, loader = network(), DataLoader(rows(32), 4)
     optimizer = OPTIMIZERS["sgd"](model.parameters())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 from weakref import ref
 
@@ -15,6 +17,7 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import in_short
 from diagnose.actions._learning_rate import Rate
 from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._routes import routed
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 
@@ -33,6 +36,7 @@ class GroupedSteps:
     Args:
         optimizer: The optimizer.
         epoch_ends: Whether the batch that has been trained on is the last one of the epoch.
+        alone: Whether no other process steps together with this one.
 
     Attributes:
         refused: Why the script's steps are left alone after all; empty while they are not.
@@ -42,17 +46,21 @@ class GroupedSteps:
         CannotApply: If there is no memory for the sums.
     """
 
-    def __init__(self, optimizer: Optimizer, epoch_ends: Callable[[], bool]) -> None:
+    def __init__(self, optimizer: Optimizer, epoch_ends: Callable[[], bool], *, alone: bool = True) -> None:
         self.refused = ""
         self.pending = 0
         self._optimizer = optimizer
         self._epoch_ends = epoch_ends
+        self._alone = alone
         self._size = 1
         self._rate = Rate(optimizer)
         self._sums = _sums(optimizer)
         self._present: dict[torch.Tensor, None] = {}  # parameters that have a sum by now, in order
         self._theirs: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._stepping = False
+        self._stepping = self._finishing = False
+        self._thread = 0
+        self._is_between_steps = False
+        self._job: Job | None = None
 
     @contextmanager
     def installed(self, size: int, job: Job) -> Iterator[None]:
@@ -62,16 +70,21 @@ class GroupedSteps:
             size: How many of the script's steps make one.
             job: The job.
         """
-        self._size, self._rate = size, Rate(self._optimizer)
+        self._size, self._rate, self._job = size, Rate(self._optimizer), job
         with ExitStack() as stack:
-            stack.callback(self._finish, job)
+            stack.callback(self._finish)
+            if self._alone:  # a checkpoint, which one of several ranks may write
+                hook = self._optimizer.register_state_dict_pre_hook(lambda _: self.epoch_is_over())
+                stack.callback(hook.remove)
+            for model in job.models:
+                stack.enter_context(routed(job, model, self._forward))
             stack.callback(self._optimizer.register_step_pre_hook(self.before).remove)
             stack.callback(self._optimizer.register_step_post_hook(self.after).remove)
             yield
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The script steps."""
-        if is_dynamo_compiling() or optimizer is not self._optimizer:
+        if is_dynamo_compiling() or optimizer is not self._optimizer or self._finishing:
             return
         try:
             self._before(args, kwargs)
@@ -81,7 +94,22 @@ class GroupedSteps:
             self.after()
             self.refused = f"it failed in use: {in_short(error)}"
 
+    def _forward(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The loop calls a model in training: a step that it does not know of must wait for its own."""
+        self._is_between_steps = False
+        return call(*args, **kwargs)
+
+    def epoch_is_over(self) -> None:
+        """The loop has left its batches, or begins with others: what has been collected is stepped on, if
+        this is the moment between two steps that it seems to be."""
+        if self.pending and self._is_between_steps and not self.refused and get_ident() == self._thread:
+            try:
+                self._finish()
+            except Exception as error:  # noqa: BLE001 (ours: the script has asked for nothing)
+                self.refused = f"it failed in use: {in_short(error)}"
+
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._thread, self._is_between_steps = get_ident(), False
         self._recover()
         given = [(p, p.grad) for p in self._parameters() if p.grad is not None]
         self.refused = self.refused or self._why_not(args, kwargs, given)
@@ -101,6 +129,7 @@ class GroupedSteps:
             p.grad = gradient
         self._theirs = []
         self._rate.restore()
+        self._is_between_steps = True
         if self._stepping:
             self._begin_group()
 
@@ -141,15 +170,17 @@ class GroupedSteps:
         if self._stepping:
             self._begin_group()
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self) -> None:
         self._recover()
-        if not self.pending:
+        if not self.pending or self._job is None:
             return
         try:
+            self._finishing = True
             self._show_means()
-            with job.unmeasured():
+            with self._job.unmeasured():
                 self._optimizer.step()
         finally:
+            self._finishing = False
             self.after()
 
     def _why_not(
@@ -183,25 +214,37 @@ def _sums(optimizer: Optimizer) -> dict[torch.Tensor, torch.Tensor]:
 
 
 class Epoch:
-    """Tells when the loop has taken the last batch of an epoch.
+    """Tells when the loop has taken the last batch of an epoch, or has left it.
 
     Args:
         job: The job, between two steps.
+        is_over: Called when it has left it, or begins another.
+        left: Whether leaving it is noticed at once: else when another one begins.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, is_over: Callable[[], None], *, left: bool) -> None:
+        self._is_over, self._left = is_over, left
         self._batches: Callable[[], Any] = lambda: None
         self._length: int | None = None
         if job.iterators:
-            self.begins(job.loaders[-1], job.iterators[-1])
+            self._follow(job.loaders[-1], job.iterators[-1])
 
     def begins(self, loader: Any, batches: Any) -> None:
         """The loop begins to iterate for training."""
-        self._batches = ref(batches)
+        self._is_over()
+        self._follow(loader, batches)
+
+    def _follow(self, loader: Any, batches: Any) -> None:
+        self._batches = ref(batches, self._gone if self._left else None)
         try:
             self._length = len(loader)
         except TypeError:
             self._length = None
+
+    def _gone(self, batches: ref[Any]) -> None:
+        """CPython drops an iterator when the loop over it is left."""
+        if not sys.is_finalizing():
+            self._is_over()
 
     def ends(self) -> bool:
         """Whether there is no other batch, as far as anybody knows."""

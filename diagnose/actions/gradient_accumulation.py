@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diagnose.actions._grouped_steps import Epoch, GroupedSteps
 from diagnose.actions._learning_rate import refuse_without_rule
+from diagnose.actions._routes import routes_in_force
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -25,7 +26,8 @@ class GradientAccumulation(Action):
     Lets the optimizer step once for two or four of the script's batches, on the mean of their gradients:
     for models whose optimizer step costs much. The loop stays as it is: it clears, unscales and clips the
     gradients of each batch and calls `step()`, which only collects them until the group is whole. A group
-    ends with its epoch, however many batches it has, except under DDP.
+    ends with its epoch, however many batches it has, also where the loop leaves it early; under DDP when
+    the next one begins.
 
     The learning rate grows with the group: k times with SGD, the root of k times with Adam and its kind, in
     a ramp of 100 steps. It does so during the step alone: schedulers go on as before, by the script's
@@ -72,11 +74,12 @@ class GradientAccumulation(Action):
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`: makes room for the sums."""
         self.check(job)
-        epoch = Epoch(job)
         # Ranks may have different numbers of batches, and must step together.
         together = any(isinstance(model, DistributedDataParallel) for model in job.models)
+        grouped: list[GroupedSteps] = []
+        epoch = Epoch(job, lambda: _epoch_is_over(grouped), left=not together)
         ends = _never if together else epoch.ends
-        grouped = [GroupedSteps(optimizer, ends) for optimizer in job.optimizers]
+        grouped += [GroupedSteps(optimizer, ends, alone=not together) for optimizer in job.optimizers]
         job.on_iterator.append(epoch.begins)
         try:
             yield value or SIZES[0], grouped
@@ -101,10 +104,16 @@ class GradientAccumulation(Action):
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
-        return [
-            (tuple(optimizer._optimizer_step_pre_hooks), tuple(optimizer._optimizer_step_post_hooks))
-            for optimizer in job.optimizers
+        names = ("step_pre", "step_post", "state_dict_pre")
+        hooks = [
+            tuple(getattr(each, f"_optimizer_{name}_hooks")) for each in job.optimizers for name in names
         ]
+        return hooks, routes_in_force(job)
+
+
+def _epoch_is_over(grouped: list[GroupedSteps]) -> None:
+    for steps in grouped:
+        steps.epoch_is_over()
 
 
 def _never() -> bool:
