@@ -309,5 +309,11 @@ def test_a_rank_that_leaves_says_why_and_keeps_nobody_waiting(exchanges):
     assert all(rank["leaves"]["took_s"] < 10 for rank in exchanges)
 
 
+def test_a_rank_is_waited_for_longer_where_one_was_late_before_and_where_an_epoch_begins(exchanges):
+    for rank in exchanges:
+        assert rank["late"]["told"] == [[1] * 3, [2] * 3]
+        assert rank["late where an epoch begins"]["told"] == [[1] * 3]
+
+
 def test_the_end_of_the_group_is_told_before_it_is_gone(exchanges):
     assert exchanges[0]["values"]["ended"] == ["values"]

@@ -21,7 +21,11 @@ PATIENCE_S = 30.0
 """A rank that comes this much later than another is not waited for. Tests set `DIAGNOSE_RANKS_WAIT_S`."""
 
 DEAR = 10
-"""Times longer it may take where each rank has done something long of its own, such as compiling."""
+"""Times longer it may take where each rank has done something long of its own, such as compiling; and where
+an epoch begins, as one rank may have evaluated or saved while the others go on."""
+
+LONGEST = 3
+"""A rank is waited for so many times as long as one has been before: what it does, it does again."""
 
 COMMIT_S = 5.0
 """Once all have come, they are within a millisecond of each other."""
@@ -51,15 +55,18 @@ class GlooRanks:
     Attributes:
         rank: See `Ranks`; and `num`.
         interrupted: Not empty once Ctrl-C was pressed: then nobody is waited for.
+        an_epoch_begins: Whether a rank may have done something long that is no part of a step.
     """
 
     def __init__(self, steps: Callable[[], int], ends: Callable[[], None]) -> None:
         self.rank = 0
         self.num = 1
         self.interrupted: Sequence[object] = ()
+        self.an_epoch_begins = False
         self._steps = steps
         self._ends = ends
         self._patience_s = float(os.environ.get("DIAGNOSE_RANKS_WAIT_S") or PATIENCE_S)
+        self._longest_s = {False: 0.0, True: 0.0}
         self._group: Any = None
         self._store: Any = None
         self._round = 0
@@ -122,9 +129,10 @@ class GlooRanks:
             raise RanksLost(self._lost)
         self._round += 1
         mine = {"about": about, "step": self._steps(), "value": value}
+        dear, begun = dear or self.an_epoch_begins, time.monotonic()
         try:
-            patience_s = self._patience_s * (DEAR if dear else 1)
-            told = [json.loads(text) for text in self._gathered(mine, patience_s)]
+            told = [json.loads(text) for text in self._gathered(mine, self.patience_s(dear))]
+            self._longest_s[dear] = max(self._longest_s[dear], time.monotonic() - begun)
             self._compare(mine, told)
             self._commit(COMMIT_S)
         except RanksLost as lost:
@@ -134,6 +142,10 @@ class GlooRanks:
             self._lost = f"the ranks did not meet for {about}: {_first_line(error)}"
             raise RanksLost(self._lost) from error
         return [each["value"] for each in told]
+
+    def patience_s(self, dear: bool) -> float:
+        """Returns how many seconds the others are waited for."""
+        return max(self._patience_s * (DEAR if dear else 1), LONGEST * self._longest_s[dear])
 
     def leave(self, reason: str) -> None:
         """See `Ranks`."""

@@ -59,7 +59,7 @@ class LiveTuning:
         self.window: Callable[[bool], bool] = lambda calm: False
         self._in_window = False
         self._asides = self._samples = 0
-        self._began_at, self._begun = 0, False
+        self._began_at, self._begun, self._epoch_began = 0, False, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
         self._losses: Losses | None = None
         self.loss = LossCurve()
@@ -139,6 +139,8 @@ class LiveTuning:
         self._asides = self._recorder.asides
         num_samples = max(0, self._recorder.samples - self._samples)
         self._samples = self._recorder.samples
+        # A step that was not seen to end is ended by the next one.
+        self._ranks.an_epoch_begins, self._epoch_began = self._begun or self._epoch_began, self._begun
         with interrupts_wait() as self._ranks.interrupted:
             self._controller.boundary(self._recorder.steps, aside, self._begun, num_samples)
         self._begun = False
