@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from tests.conftest import torch_attributes
@@ -61,6 +62,20 @@ def test_a_model_switched_to_evaluation_and_back_was_evaluated_in_between(clock)
     with measured(clock, "evaluation", "forward") as recorder, one_step(recorder) as step:
         switches_to_evaluation_and_back(clock)
     assert step.times == {"forward": 4, "gap_after_forward": 1, "evaluation": 50, "gap_after_rest": 5}
+
+
+@pytest.mark.parametrize(("trained", "phase"), [(True, "forward"), (False, "evaluation")])
+def test_a_model_called_in_a_reentrant_checkpoint_is_trained_where_a_gradient_goes_through(
+    clock, trained: bool, phase: str
+):
+    model, x = SlowModel(clock, forward_ns=4), torch.ones(2, 4, requires_grad=True)
+    with (
+        measured(clock, "forward") as recorder,
+        one_step(recorder) as step,
+        torch.set_grad_enabled(trained),
+    ):
+        checkpoint(lambda inputs: model(inputs), x, use_reentrant=True)
+    assert step.times == {phase: 4}
 
 
 def test_a_build_of_torch_for_the_cpu_alone_has_no_copies_to_measure(clock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
@@ -193,7 +194,8 @@ class _Search:
         module = args[0]
         if recorder.on_forward is not None:
             recorder.guarded(recorder.on_forward, module, args[1:], kwargs)
-        if not self._is_grad_enabled() or (recorder.evaluating and not module.training):
+        without_grad = not self._is_grad_enabled() and not is_checkpointed()
+        if without_grad or (recorder.evaluating and not module.training):
             recorder.evaluation_begins()
             return EVALUATION + THEN
         if recorder.curious:
@@ -208,6 +210,22 @@ class _Search:
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
         self._listen()
+
+
+def is_checkpointed() -> bool:
+    """Whether the caller is inside a checkpointed region of the reentrant kind that is trained.
+
+    There gradients are off; in the backward pass it is computed again with them. The region of an
+    evaluation leads to no node of a graph.
+    """
+    checkpoint = sys.modules.get("torch.utils.checkpoint")
+    if checkpoint is None:
+        return False
+    code = checkpoint.CheckpointFunction.forward.__code__
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and bool(frame.f_locals["ctx"].next_functions)
 
 
 def _through(route: Route, call: Any, *args: Any, **kwargs: Any) -> Any:
