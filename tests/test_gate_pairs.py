@@ -122,7 +122,7 @@ def test_a_budget_that_ends_before_a_run_could_is_no_hang() -> None:
 
     paired = run_pairs(measure, Asked(budget_s=120.0), clock=lambda: 0.0)
     assert paired.judgement.verdict is Verdict.INCONCLUSIVE
-    assert paired.stopped == "the budget of 2 min was used up by 1 runs"
+    assert paired.stopped == "the budget of 2 min was used up by 1 run"
 
 
 def test_a_loss_that_may_be_chance_is_said_to_be_one() -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WIDEST = 100
 EXIT_CODES = (
     "Exit codes: 0 pass; 1 regression; 2 wrong call; 3 cannot tell (too noisy, too few steps); "
-    "4 no baseline, or one of another machine; 5 the training command failed; "
+    "4 no baseline, or one of another machine; 5 the training command failed, or hangs; "
     "70 an error of diagnose itself."
 )
 

@@ -17,7 +17,7 @@ from diagnose.gate.fingerprint import Fingerprint, fingerprint_of
 from diagnose.gate.history_why import explain_by_history
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes
-from diagnose.gate.pairs import STEPS, Asked, drop_of, fitted, log_of, run_s, why_useless
+from diagnose.gate.pairs import STEPS, Asked, drop_of, fitted, log_of, run_s, used_up, why_useless
 from diagnose.gate.patience import hang, time_limit
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
 from diagnose.gate.result import (
@@ -134,7 +134,7 @@ def measure_job(
             if failure is not None:
                 raise failure from late
             assert asked.budget_s is not None
-            return f"the budget of {asked.budget_s / 60:g} min was used up by {number} runs"
+            return used_up(asked.budget_s, number)
         useless = why_useless(run) or why_other_ranks(first or run, run)
         if useless:
             return useless

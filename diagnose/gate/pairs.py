@@ -158,7 +158,13 @@ class _Job:
 
     def _out_of_budget(self) -> str:
         assert self.asked.budget_s is not None
-        return f"the budget of {self.asked.budget_s / 60:g} min was used up by {len(self.runs)} runs"
+        return used_up(self.asked.budget_s, len(self.runs))
+
+
+def used_up(budget_s: float, num_runs: int) -> str:
+    """Says that the budget is over, and after how many runs."""
+    runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
+    return f"the budget of {budget_s / 60:g} min was used up by {runs}"
 
 
 def judge(pairs: Sequence[Pair], metric: Metric, max_drop: float, *, last: bool) -> Judgement | None:
