@@ -67,7 +67,9 @@ def test_the_same_processes_serve_the_next_epoch_and_end_after_leaving() -> None
     batches = begin(job, loader)
     switch = Switch(PersistentWorkers(), job)
     switch.on(None)
-    first = makers(batches)
+    unseen = makers(batches)
+    first = makers(begin(job, loader))
+    assert first.isdisjoint(unseen), "nobody knows what those were made from"
     kept = makers(begin(job, loader))
     assert kept == first
     switch.off()
@@ -96,11 +98,31 @@ def test_a_dataset_that_the_script_has_changed_gets_new_workers() -> None:
     batches = begin(job, loader)
     switch = Switch(PersistentWorkers(), job)
     switch.on(None)
-    first = makers(batches)
+    list(batches)
+    first = makers(begin(job, loader))
     dataset.level = 3
     rows = torch.cat(list(begin(job, loader)))
     assert rows[:, 1].unique().tolist() == [3]
     assert int(rows[0, 0]) not in first
+    switch.close()
+
+
+def test_a_dataset_that_was_changed_while_it_was_off_gets_new_workers() -> None:
+    """The epoch's own workers have it as it was when they began; those of the next must not."""
+    job, dataset = Job(), Whose()
+    loader = DataLoader(dataset, 4, num_workers=1)
+    switch = Switch(PersistentWorkers(), job)
+    begin(job, loader)
+    switch.prepare(None)
+    for epoch in range(3):
+        batches = begin(job, loader)
+        next(batches)
+        dataset.level += 1
+        switch.on(None)
+        list(batches)
+        rows = torch.cat(list(begin(job, loader)))
+        assert rows[:, 1].unique().tolist() == [epoch + 1]
+        switch.off()
     switch.close()
 
 

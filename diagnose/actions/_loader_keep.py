@@ -88,14 +88,14 @@ class Keeper:
     Args:
         loader: The script's loader.
         batches: Its iterator.
+        watch: Tells whether the script has changed what workers are made from since they began.
+        known: Whether it has been watched since those of this iterator began: else they end with it.
     """
 
-    def __init__(self, loader: Any, batches: Any) -> None:
+    def __init__(self, loader: Any, batches: Any, watch: Watch, *, known: bool) -> None:
         self._loader: Callable[[], Any] = ref(loader)
-        self._watch = Watch(
-            loader.dataset, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn
-        )
-        self._keep(batches)
+        self._watch = watch
+        self._keep(batches, known)
         vars(loader)["_get_iterator"] = self._get_iterator
 
     def end(self) -> None:
@@ -105,12 +105,12 @@ class Keeper:
             vars(loader).pop("_get_iterator", None)
         self._give_back()
 
-    def _keep(self, batches: Any) -> None:
+    def _keep(self, batches: Any, known: bool = True) -> None:
         """Takes note of an iterator's workers: its end is not theirs."""
         self._batches: Callable[[], Any] = ref(batches)
         self._workers: dict[str, Any] = {}
         self._end = End(id(batches))
-        if not batches._shutdown:
+        if known and not batches._shutdown:
             self._workers = {name: vars(batches)[name] for name in OF_WORKERS if name in vars(batches)}
             vars(batches)["_shutdown_workers"] = self._end
 

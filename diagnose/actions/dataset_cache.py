@@ -37,7 +37,8 @@ class DatasetCache(Action):
     ## When it is refused
     Where `loader-workers` is, for the same reasons: random samples, a dataset that changes itself. Where
     all samples would not fit into a quarter of the memory that is available. Where a sample holds other
-    things than tensors, arrays, numbers and text. A dataset that the script changes is read anew.
+    things than tensors, arrays, numbers and text. A dataset that the script changes is read anew
+    (`loader-workers` says what is seen), and in each epoch one sample is made again and compared.
 
     ## What it does not make permanent
     No setting of torch's does this. In the script, keep what the dataset returns, or write it to disk once.

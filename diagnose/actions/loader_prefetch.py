@@ -43,6 +43,9 @@ class LoaderPrefetch(Action):
     Where workers are too slow on average: a longer queue runs empty just as well. Without workers nothing
     is ready beforehand.
 
+    ## When it is refused
+    For a sampler that draws from the process's generators for each batch, or keeps its place in itself.
+
     ## What was measured
     That order, samples and random numbers stay the same, also where a loop leaves its epochs early. What it
     wins depends on how far apart slow samples are: the tuner measures it in windows of 20 steps.

@@ -24,22 +24,36 @@ class LoaderWorkers(LoaderServing):
     only one process can have at a time.
 
     ## When it is refused
-    Two batches are first made in a forked child, which the training process does not feel. Refused are:
+    Batches are first made in forked children, which the training process does not feel. Refused are:
     an `IterableDataset`; a dataset whose samples are random (see `loader-workers-reseeded`), that changes
-    itself, or that reads through an open file; a sampler that draws from the process's generators for each
-    batch; loaders that ask for `spawn`. On a GPU, workers are forked as torch itself forks them: the
-    dataset must make its batches on the CPU.
+    itself or a global of the script's, that reads through an open file or asks over a connection of the
+    training process's, or whose samples depend on the worker that makes them, by its number or its seed; a
+    sampler that draws from the process's generators for each batch, or that keeps its place in itself;
+    loaders that ask for `spawn`. On a GPU, workers are forked as torch itself forks them: the dataset must
+    make its batches on the CPU.
 
     ## What watches it
-    The first batch is made in the training process, too, and compared bit for bit. Each worker compares
-    its random number generators before and after each batch. Should anything differ, or a worker die, hang
-    or raise, the batch is made in the training process, and the workers are not asked again. A dataset
-    whose attributes the script sets between epochs is given to new workers; one that it changes between
-    two batches is read in the training process from then on.
+    The first batch, and one of each later epoch, is compared bit for bit: with one made in the training
+    process, or, beside workers of the script's, with theirs. That takes 2 % of the time at most. Each
+    worker compares its random number generators before and after each batch. Should anything differ, or a
+    worker die, hang or raise, the script gets its own batch, and the workers are not asked again.
+
+    What batches are made from is looked at when an epoch begins: attributes of the dataset and of
+    `collate_fn` and all that they hold, elements of lists and bytes of NumPy's arrays, globals that the
+    script's functions read, attributes of its classes. If it has changed, new workers get it as it is now.
+    Without workers of the script's, a change counts from the next batch on: names are looked at before each
+    batch, everything before the first ones and then for 1 % of the time. Batches of a dataset that changes
+    between two of them are made in the training process from then on.
+
+    A sampler of the script's own is asked ahead only when it was seen for three batches that nobody else
+    changes it, and for the last index of an epoch not at all.
 
     ## What is not seen
-    Numbers drawn from generators that are none of the process's and no part of the dataset; elements of
-    arrays that the script writes in place; files that a dataset writes.
+    Of tables of more than a million elements or 32 MiB, all but evenly spaced ones; what is written to a
+    file, to mapped memory, or to a tensor's memory through NumPy; globals that only code of installed
+    packages reads; the environment. Numbers drawn from generators that are none of the process's and no
+    part of the dataset. Of a change deep in the dataset that comes for the first time in the middle of a
+    long epoch, the batches made by then.
     """
 
     safety = Safety.EXACT

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from diagnose.actions._loader_choice import obstacle, probed_once
 from diagnose.actions._loader_keep import OF_WORKERS, Keeper
+from diagnose.actions._loader_parts import Watch
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -25,7 +27,8 @@ class PersistentWorkers(Action):
     always: order, samples, augmentation and the random numbers of the training process stay what they were.
 
     ## When it takes effect
-    At the beginning of the next epoch.
+    With the second epoch that begins after its trial has: what the workers of an earlier one were made
+    from, nobody has seen.
 
     ## When it cannot help
     Where epochs are long: only their beginnings become shorter. In epochs of more than 100 steps no
@@ -34,8 +37,8 @@ class PersistentWorkers(Action):
     ## When it is refused
     Where the dataset changes itself: a new worker begins with it as the training process has it, a kept one
     as it has left it. Where its samples are random and the script sets up its workers by a function of its
-    own. A dataset that the script has changed is given to new workers, and an epoch that is begun while
-    another one is under way gets new ones, too.
+    own. Where the script has changed what batches are made from, new workers get it (`loader-workers` says
+    what is seen); an epoch that is begun while another one is under way gets new ones, too.
     """
 
     safety = Safety.EXACT
@@ -51,14 +54,20 @@ class PersistentWorkers(Action):
         epochs = [len(batches) for _, batches in _candidates(job)]
         # So that there is a beginning in each window.
         self.window_steps = max(self.window_steps, *epochs)
-        yield value
+        beginnings = Beginnings()
+        job.on_iterator.append(beginnings.begins)
+        try:
+            yield beginnings
+        finally:
+            if beginnings.begins in job.on_iterator:
+                job.on_iterator.remove(beginnings.begins)
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         keepers: list[Keeper] = []
         try:
-            _keep(job, keepers)
+            _keep(job, keepers, prepared)
             yield
         finally:
             for keeper in keepers:
@@ -74,9 +83,43 @@ class PersistentWorkers(Action):
         return {"DataLoader.persistent_workers": "True"}
 
 
-def _keep(job: Job, keepers: list[Keeper]) -> None:
+class Beginnings:
+    """Knows what batches were made from when workers of the script's began."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, tuple[Callable[[], Any], Watch]] = WeakKeyDictionary()
+
+    def begins(self, loader: Any, batches: Any) -> None:
+        """An epoch begins."""
+        if loader in self._known:
+            watch = self._known[loader][1]
+            if "_get_iterator" not in vars(loader):  # else the keeper has looked
+                watch.renew()
+        else:
+            watch = _watch(loader)
+        self._known[loader] = ref(batches), watch
+
+    def keeper(self, loader: Any, batches: Any) -> Keeper:
+        """Returns what keeps the workers of a loader from now on."""
+        begun, watch = self._known.get(loader, (_nothing, None))
+        if watch is None:
+            watch = _watch(loader)
+            self._known[loader] = _nothing, watch
+        known = begun() is batches and not watch.has_changed()
+        return Keeper(loader, batches, watch, known=known)
+
+
+def _nothing() -> None:
+    """Stands for a reference to no iterator."""
+
+
+def _watch(loader: Any) -> Watch:
+    return Watch(loader.dataset, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn)
+
+
+def _keep(job: Job, keepers: list[Keeper], beginnings: Beginnings) -> None:
     for loader, batches in _candidates(job):
-        keepers.append(Keeper(loader, batches))
+        keepers.append(beginnings.keeper(loader, batches))
 
 
 def _candidates(job: Job) -> list[tuple[Any, Any]]:
