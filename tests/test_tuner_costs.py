@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,83 @@ def test_a_question_tells_what_its_answer_took(source, found, tmp_path: Path, mo
         time.sleep(0.02)
     assert told == found
     assert question.cpu_s >= 0.3
+
+
+@dataclass
+class Slow(Change):
+    """Notes the steps that are made with each of its settings."""
+
+    steps: dict[int | None, int] = field(default_factory=dict)
+    look_ns: int = 0
+    choose_ns: int = 0
+
+    @contextmanager
+    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+        with super().apply(job, prepared):
+            begun = self.machine.steps
+            yield
+            self.steps[prepared] = self.steps.get(prepared, 0) + self.machine.steps - begun
+
+    def check(self, job: Job) -> None:
+        super().check(job)
+        self.machine.now += self.look_ns
+
+    def values(self, job: Job) -> Sequence[int | None]:
+        self.machine.now += self.choose_ns
+        return super().values(job)
+
+
+def test_a_setting_with_which_steps_take_seconds_longer_is_dropped_after_one_of_them():
+    """Steps of two seconds: a tenth of the threads makes twenty of them."""
+    machine = Machine(base_ns=2000 * MS, spread=0.02, memory=0.0)
+    knob = Slow(machine, "knob", choices=(1, 2, 4), factor_of={1: 10.0, 2: 0.5, 4: 0.9})
+    control = controller(machine, [knob])
+    while not machine.trials():
+        train(machine, control, 1)
+    assert (machine.outcomes(), machine.trials()[0]["value"]) == ({"knob": "kept"}, 2)
+    assert knob.steps[1] == 2, "one to settle, and one that is looked at"
+    assert control._spending.spent_ns > 2 * 18_000 * MS
+
+
+def test_where_that_is_so_with_every_setting_none_is_tried_further():
+    machine = Machine(base_ns=2000 * MS, spread=0.02, memory=0.0)
+    knob = Slow(machine, "knob", choices=(1, 2), factor=10.0)
+    train(machine, controller(machine, [knob]), 100)
+    assert machine.trials()[0]["reason"] == "with each setting a step takes more than twice as long"
+    assert knob.steps == {1: 2, 2: 2}
+
+
+def test_an_action_of_one_setting_is_given_up_as_soon():
+    machine = Machine(base_ns=2000 * MS, spread=0.02, memory=0.0)
+    slow = Slow(machine, "slow", factor=10.0)
+    train(machine, controller(machine, [slow]), 100)
+    assert machine.outcomes() == {"slow": "reverted"}
+    assert slow.steps == {None: 2}
+
+
+def test_a_short_pause_in_its_first_step_is_no_reason_to_give_an_action_up():
+    machine = Machine(base_ns=20 * MS, spread=0.02, memory=0.0)
+    pausing = Slow(machine, "pausing", factor=0.5)
+    step_ns, paused = machine.step_ns, []
+
+    def step() -> int:
+        if "pausing" in machine.factors and not paused:
+            paused.append(machine.steps)
+            return 500 * MS
+        return step_ns()
+
+    object.__setattr__(machine, "step_ns", step)
+    train(machine, controller(machine, [pausing]), 400)
+    assert paused and machine.outcomes() == {"pausing": "kept"}
+
+
+def test_looks_at_an_action_and_the_choice_of_its_settings_are_paid_for():
+    machine = Machine(spread=0.02, memory=0.0)
+    dear = Slow(machine, "dear", factor=2.5, look_ns=1500 * MS, choose_ns=2000 * MS)
+    control = controller(machine, [dear])
+    train(machine, control, 300)
+    assert machine.outcomes() == {"dear": "reverted"}
+    assert control._spending.spent_ns >= 3500 * MS
 
 
 def test_where_no_trial_came_of_what_was_begun_it_is_not_said_to_be_tried():

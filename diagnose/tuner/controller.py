@@ -346,8 +346,14 @@ class Controller:
     def _try(self, candidate: Candidate) -> Plan[Trial]:
         """Tries one action."""
         self._done.add(candidate.name)
+        measured = [each.measured.with_ns for each in self._changes.kept if each.measured is not None]
         self._attempt = Attempt(
-            self._world, self._orders.policy, self._changes, self._spending, lambda: self._step.number
+            self._world,
+            self._orders.policy,
+            self._changes,
+            self._spending,
+            lambda: self._step.number,
+            min([self._step_ns, *measured]),
         )
         trial = yield from self._attempt.run(candidate, lambda: self._enter("trying"))
         if self._attempt.too_dear:
@@ -419,7 +425,8 @@ class Controller:
     def _come(self) -> bool:
         """Whether actions have come to be possible that it was too early for; they may be tried now."""
         waiting = [name for name in self._postponed if name not in self._too_dear]
-        come = [name for name in waiting if not is_early(self._world, name)]
+        with self._spending.charged(self._world.clock):
+            come = [name for name in waiting if not is_early(self._world, name)]
         for name in come:
             del self._postponed[name]
         self._done -= set(come)

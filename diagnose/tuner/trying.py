@@ -43,18 +43,27 @@ class Attempt:
         spending: Gets what the trial costs.
         step: Returns the number of finished steps.
 
+        usual_ns: What a step takes now.
+
     Attributes:
         too_dear: Whether it is only too early because the run would have to be longer for it to pay.
     """
 
     def __init__(
-        self, world: World, policy: Policy, changes: Changes, spending: Spending, step: Callable[[], int]
+        self,
+        world: World,
+        policy: Policy,
+        changes: Changes,
+        spending: Spending,
+        step: Callable[[], int],
+        usual_ns: float = 0.0,
     ) -> None:
         self._world = world
         self._policy = policy
         self._changes = changes
         self._spending = spending
         self._step = step
+        self._usual_ns = usual_ns
         self.too_dear = False
         self._without: tuple[int, int, float] | None = None
         self._first = step()
@@ -97,18 +106,20 @@ class Attempt:
         try:
             if instead:
                 yield from self._make_way(candidate, instead, begins)
-            together(world, f"looking at {name}", lambda: self._look(candidate))
+            with self._spending.charged(world.clock):  # a loader's look makes some batches
+                together(world, f"looking at {name}", lambda: self._look(candidate))
             if self._policy.dry_run:
                 return self._trial(candidate, Outcome.NOT_TRIED, "a dry run changes nothing")
             begins()
-            values = self._values(candidate)
+            with self._spending.charged(world.clock):
+                values = self._values(candidate)
             choices, reason = yield from prepared(
                 world, self._changes, name, action, values, self._spending
             )
             self._candidate, self._test = candidate, test
             if action.safety in ASKED_FOR:
                 reason = self._keep_snapshot(reason)
-            best = yield from best_of(world, choices)
+            best = yield from best_of(world, choices, self._spending, self._step, self._usual_ns)
             self._changes.remove(*[choice for choice in choices if choice is not best])
             if instead:
                 reason = yield from self._set_against(candidate, best, instead, reason)
@@ -235,17 +246,15 @@ class Attempt:
 
     def _keep_snapshot(self, reason: str) -> str:
         """Keeps what training has come to on every rank; adds to the reason why, if it cannot be kept."""
-        world, begun = self._world, self._world.clock()
-        made: list[Snapshot] = []
+        world, made = self._world, []
+        keep = lambda: made.append(world.snapshot(world.job))  # noqa: E731
         try:
-            together(
-                world, "keeping the weights", lambda: made.append(world.snapshot(world.job)), dear=True
-            )
+            with self._spending.charged(world.clock):
+                together(world, "keeping the weights", keep, dear=True)
             self._snapshot, self._snapshot_at = made[0], self._step()
         except CannotApply as refusal:
             without = f"tried without a way back for the weights: {refusal}"
             reason = "; ".join(filter(None, [reason, without]))
-        self._spending.spent_ns += world.clock() - begun
         return reason
 
     def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Plan[Trial]:
@@ -362,9 +371,8 @@ def prepared(
     with _watched(world, action):
         if action.touches not in UNCHECKED:
             yield 1
-        begun = world.clock()
-        choices = [changes.install(name, action, value) for value in values]
-        spending.spent_ns += world.clock() - begun
+        with spending.charged(world.clock):
+            choices = [changes.install(name, action, value) for value in values]
         reason = _compared(world, choices[0], spending)
     for _ in range(action.learning_steps):
         yield 1
@@ -390,7 +398,6 @@ def _watched(world: World, action: Action) -> AbstractContextManager[None]:
 def _compared(world: World, installed: Installed, spending: Spending) -> str:
     if installed.action.touches in UNCHECKED:
         return ""
-    begun = world.clock()
 
     def check() -> dict[str, Any]:
         numerics: Numerics = world.check_numerics(world.job, installed)
@@ -398,10 +405,8 @@ def _compared(world: World, installed: Installed, spending: Spending) -> str:
             raise CannotApply(numerics.reason)
         return {"reason": numerics.reason}
 
-    try:
+    with spending.charged(world.clock):
         return str(together(world, f"numerics of {installed.name}", check, dear=True)[0]["reason"])
-    finally:
-        spending.spent_ns += world.clock() - begun
 
 
 def refuse_to_stay(world: World, changes: Sequence[Installed]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from diagnose.actions.base import CannotApply
@@ -17,6 +17,11 @@ WINDOW_STEPS = 5
 WINDOW_NS = 50 * NS_PER_MS
 MAX_WINDOW_STEPS = 100
 """A window is so many steps or so much time, whichever is more: pairs of longer ones spread no less."""
+
+HOPELESS_TIMES = 2
+HOPELESS_NS = 1_000 * NS_PER_MS
+"""Where the first step of a window takes so many times as long as steps do, and so much longer, the window
+is over: the rest of it would tell the same, at that price."""
 
 MAX_ASIDES = 20
 """A window leaves out so many steps that also evaluate, save or compile. A job in which every step does is
@@ -48,7 +53,7 @@ class Window:
         return self.mean_ns * samples / self.samples
 
 
-def window(world: World, least: int, period: int = 1) -> Plan[Window]:
+def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> Plan[Window]:
     """Runs a window of steps, as long on every rank.
 
     Where epochs are short it spans whole ones: their beginnings take long, and a window with one more of
@@ -58,6 +63,8 @@ def window(world: World, least: int, period: int = 1) -> Plan[Window]:
         world: The process.
         least: The fewest steps.
         period: Steps after which what is measured begins anew.
+        usual_ns: What a step takes otherwise, the same on every rank; 0 where a window must not be broken
+            off.
 
     Raises:
         LossAlarm: See `heed_loss`.
@@ -68,7 +75,7 @@ def window(world: World, least: int, period: int = 1) -> Plan[Window]:
     epoch, asides, num_samples, missing = 1, 0, 0, least
     while missing > 0:
         mine = []
-        for _ in range(missing):
+        for _ in range(1 if usual_ns and not times[0] else missing):
             step = yield 1
             mine.append((step.time_ns, step.aside, step.begins, step.num_samples))
         told = world.ranks.exchange("a window", [world.job.epoch_steps, mine, loss_now(world)])
@@ -86,6 +93,9 @@ def window(world: World, least: int, period: int = 1) -> Plan[Window]:
             for own, (time_ns, *_) in zip(times, each, strict=True):
                 own.append(time_ns)
         count, longest_ns = len(times[0]), max(map(sum, times))
+        begins = any(begins for _, steps, _ in told for *_, begins, _ in steps)
+        if usual_ns and count == 1 and not begins and is_hopeless(longest_ns, usual_ns):
+            break
         wanted = least
         if count >= least and longest_ns < WINDOW_NS:
             wanted = min(math.ceil(count * WINDOW_NS / max(longest_ns, 1)), MAX_WINDOW_STEPS)
@@ -105,21 +115,52 @@ def _settle_steps(changes: Sequence[Installed]) -> int:
     return max((action.settle_steps for change in changes for action in change.actions), default=0)
 
 
-def best_of(world: World, choices: list[Installed]) -> Plan[Installed]:
-    """Halves the settings by windows in turn until one is left. All are off in the end."""
-    left = choices
+def is_hopeless(step_ns: float, usual_ns: float) -> bool:
+    """Whether a step takes so much longer than others that no more of its kind should be made."""
+    return step_ns > max(HOPELESS_TIMES * usual_ns, usual_ns + HOPELESS_NS)
+
+
+def best_of(
+    world: World, choices: list[Installed], spending: Spending, step: Callable[[], int], usual_ns: float
+) -> Plan[Installed]:
+    """Halves the settings by windows in turn until one is left. All are off in the end.
+
+    Args:
+        world: The process.
+        choices: The settings.
+        spending: Gets what they cost: what steps take longer than the fastest ones seen.
+        step: Returns the number of finished steps.
+        usual_ns: What a step takes with none of them.
+
+    Raises:
+        CannotApply: If no setting is left with which steps do not take much longer than without.
+    """
+    if len(choices) == 1:
+        return choices[0]
+    usual_ns = max(world.ranks.exchange("what a step takes", usual_ns))
+    left, fastest_ns, may_end = choices, usual_ns, not choices[0].action.resizes
     while len(left) > 1:
-        totals = dict.fromkeys(range(len(left)), 0.0)
-        for order in (range(len(left)), reversed(range(len(left)))):
-            for index in order:
-                switch(world, [left[index]], True)
-                yield from settle([left[index]])
-                action = left[index].action
-                seen = yield from window(world, action.window_steps, action.period_steps)
-                totals[index] += seen.ns_for(1) if action.resizes else seen.mean_ns
-                switch(world, [left[index]], False)
-        best = sorted(totals, key=totals.__getitem__)[: len(left) // 2]
-        left = [left[index] for index in sorted(best)]
+        totals = dict.fromkeys(left, 0.0)
+        for order in (left, left[::-1]):
+            for choice in order:
+                if choice not in totals:
+                    continue
+                action, begun_ns, begun = choice.action, world.clock(), step()
+                switch(world, [choice], True)
+                yield from settle([choice])
+                length, period = action.window_steps, action.period_steps
+                seen = yield from window(world, length, period, usual_ns if may_end else 0.0)
+                switch(world, [choice], False)
+                fastest_ns = min(fastest_ns, seen.mean_ns) if fastest_ns else seen.mean_ns
+                took_ns = world.clock() - begun_ns - (step() - begun) * fastest_ns
+                spending.spent_ns += max(0.0, took_ns)
+                totals[choice] += seen.ns_for(1) if action.resizes else seen.mean_ns
+                if seen.steps < WINDOW_STEPS:
+                    del totals[choice]
+        if not totals:
+            raise CannotApply("with each setting a step takes more than twice as long")
+        best = sorted(totals, key=totals.__getitem__)[: max(1, len(left) // 2)]
+        left = [choice for choice in left if choice in best]
     return left[0]
 
 
@@ -143,18 +184,24 @@ def measure(
     period = math.lcm(*(action.period_steps for action in actions))
     resizes = any(change.action.resizes for change in changes)
     state: bool | None = None
+    usual_ns = 0.0
     while True:
+        may_end = not (pairs or test.logs or resizes)  # a verdict may follow from the first pair alone
         seen: dict[bool, Window] = {}
         # Off, on, on, off: a drift hits both alike, and every second change of state is saved.
         for on in (False, True) if len(test.logs) % 2 == 0 else (True, False):
             if on is not state:
+                with spending.charged(world.clock):
+                    switch(world, changes, on)
                 begun = world.clock()
-                switch(world, changes, on)
-                spending.spent_ns += world.clock() - begun
                 yield from settle(changes)
+                if usual_ns:
+                    took_ns = world.clock() - begun - _settle_steps(changes) * usual_ns
+                    spending.spent_ns += max(0.0, took_ns)
                 state = on
-            seen[on] = yield from window(world, length[on], period)
+            seen[on] = yield from window(world, length[on], period, usual_ns if on and may_end else 0.0)
             length[on] = seen[on].steps
+            usual_ns = min(usual_ns, seen[on].mean_ns) if usual_ns else seen[on].mean_ns
         without_ns = seen[False].mean_ns
         with_ns = seen[True].ns_for(seen[False].samples) if resizes else seen[True].mean_ns
         test.add(without_ns, with_ns, length[False] + _settle_steps(changes))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol, TypeVar
@@ -139,6 +139,15 @@ class Spending:
     spent_ns: float = 0.0
     diagnosis_ns: float = 0.0
     more_diagnoses_ns: float = 0.0
+
+    @contextmanager
+    def charged(self, clock: Callable[[], int]) -> Iterator[None]:
+        """All that is done inside counts as spent; no step passes there."""
+        begun = clock()
+        try:
+            yield
+        finally:
+            self.spent_ns += clock() - begun
 
     def affordable(self, now_ns: int) -> bool:
         """Whether another trial may be begun."""
