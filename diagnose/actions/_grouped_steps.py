@@ -20,6 +20,7 @@ from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions._routes import routed
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
+from diagnose.hooks._recorder import from_signal_handler
 
 MEMORY_SHARE = 0.25
 """Of the memory that is available, sums of gradients may take so much."""
@@ -74,8 +75,7 @@ class GroupedSteps:
         with ExitStack() as stack:
             stack.callback(self._finish)
             if self._alone:  # a checkpoint, which one of several ranks may write
-                hook = self._optimizer.register_state_dict_pre_hook(lambda _: self.epoch_is_over())
-                stack.callback(hook.remove)
+                stack.callback(self._optimizer.register_state_dict_pre_hook(self.epoch_is_over).remove)
             for model in job.models:
                 stack.enter_context(routed(job, model, self._forward))
             stack.callback(self._optimizer.register_step_pre_hook(self.before).remove)
@@ -99,13 +99,15 @@ class GroupedSteps:
         self._is_between_steps = False
         return call(*args, **kwargs)
 
-    def epoch_is_over(self) -> None:
-        """The loop has left its batches, or begins with others: what has been collected is stepped on, if
-        this is the moment between two steps that it seems to be."""
+    def epoch_is_over(self, *_: Any) -> None:
+        """The loop has left its batches, begins with others, or saves: what has been collected is stepped
+        on, if this is the moment between two steps that it seems to be."""
         if self.pending and self._is_between_steps and not self.refused and get_ident() == self._thread:
             try:
                 self._finish()
-            except Exception as error:  # noqa: BLE001 (ours: the script has asked for nothing)
+            except Exception as error:
+                if from_signal_handler(error.__traceback__):
+                    raise  # the script's own
                 self.refused = f"it failed in use: {in_short(error)}"
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
