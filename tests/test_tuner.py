@@ -244,6 +244,41 @@ def test_the_best_of_several_settings_is_kept():
     assert machine.factors == {"knob": 0.5}
 
 
+AHEAD, LAUNCH_NS = 17, MS
+"""A loop that reads nothing from its GPU was so many steps ahead of it."""
+
+
+@dataclass
+class Device(Machine):
+    """A machine whose steps only give a device work, until too much of it waits."""
+
+    done: list[int] = field(default_factory=lambda: [0] * AHEAD)
+    synchronized: list[tuple[int, ...]] = field(default_factory=list)
+
+    def step_ns(self) -> int:
+        begins = max(self.done[-1], self.now + LAUNCH_NS)
+        self.done.append(begins + super().step_ns())
+        return max(LAUNCH_NS, self.done[-AHEAD] - self.now)
+
+    def synchronize(self) -> None:
+        self.synchronized.append(tuple(self.factors))
+        self.now = max(self.now, self.done[-1])
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.4])
+def test_the_time_of_a_window_is_that_of_its_own_work_on_the_device(factor):
+    machine = Device(seed=1, spread=0.03, memory=0.05)
+    control = controller(machine, [Change(machine, "one", factor)], synchronize=machine.synchronize)
+    while not machine.trials():
+        train(machine, control, 1)
+    (trial,) = machine.trials()
+    measured = trial["measured"]
+    assert measured["speedup"] == pytest.approx(1 / factor, rel=0.1)
+    assert trial["outcome"] == ("kept" if factor < 1 else "reverted")
+    on, off = (machine.synchronized.count(each) for each in (("one",), ()))
+    assert on == off == 2 * measured["pairs"] + 1, "it costs the same in either state"
+
+
 @pytest.mark.parametrize("settings", [{}, {"choices": (1, 2, 3)}])
 def test_the_end_of_the_script_undoes_everything_wherever_it_comes(settings):
     for steps in range(60, 400, 7):

@@ -85,6 +85,7 @@ class LiveTuning:
             ranks=self._ranks,
             commands=self._commands,
             losses=self._latest_losses,
+            synchronize=self._synchronize,
             snapshot=self._snapshot,
         )
         policy = Policy(
@@ -206,6 +207,12 @@ class LiveTuning:
             with suppress(TypeError, ZeroDivisionError):  # of a stream nobody knows the length
                 within = min(1.0, getattr(iterator, "_num_yielded", 0) / len(loader))
         return steps_left(sys._getframe(), recorder.steps, within)
+
+    def _synchronize(self) -> None:
+        if self._job.device != "cpu":
+            import torch
+
+            torch.get_device_module(self._job.device).synchronize()
 
     def _latest_losses(self) -> Sequence[float]:
         if self._losses is None:

@@ -56,6 +56,9 @@ class Window:
 def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> Plan[Window]:
     """Runs a window of steps, as long on every rank.
 
+    A loop may be many steps ahead of its device. So the device has nothing to do when the window begins,
+    and what it has still to do when the window ends counts, in either state.
+
     Where epochs are short it spans whole ones: their beginnings take long, and a window with one more of
     them than the next would look slower for it.
 
@@ -72,18 +75,24 @@ def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> 
     least = max(least, WINDOW_STEPS)
     times: list[list[int]] = [[] for _ in range(world.ranks.num)]
     beginnings: list[int] = []
+    behind: list[int] = [0] * world.ranks.num
     epoch, asides, num_samples, missing = 1, 0, 0, least
+    world.synchronize()
     while missing > 0:
         mine = []
         for _ in range(1 if usual_ns and not times[0] else missing):
             step = yield 1
             mine.append((step.time_ns, step.aside, step.begins, step.num_samples))
-        told = world.ranks.exchange("a window", [world.job.epoch_steps, mine, loss_now(world)])
-        heed_loss([loss for _, _, loss in told])
+        begun = world.clock()
+        world.synchronize()
+        left_ns = world.clock() - begun
+        told = world.ranks.exchange("a window", [world.job.epoch_steps, mine, loss_now(world), left_ns])
+        heed_loss([loss for _, _, loss, _ in told])
+        behind = [sum(each) for each in zip(behind, (ns for *_, ns in told), strict=True)]
         if not times[0]:
-            epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, _, _ in told) or 1
+            epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, *_ in told) or 1
         # What one rank does beside training, the others wait for.
-        for each in zip(*(steps for _, steps, _ in told), strict=True):
+        for each in zip(*(steps for _, steps, *_ in told), strict=True):
             if any(aside for _, aside, *_ in each) and asides < MAX_ASIDES:
                 asides += 1
                 continue
@@ -92,8 +101,9 @@ def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> 
             num_samples += sum(counted for *_, counted in each)
             for own, (time_ns, *_) in zip(times, each, strict=True):
                 own.append(time_ns)
-        count, longest_ns = len(times[0]), max(map(sum, times))
-        begins = any(begins for _, steps, _ in told for *_, begins, _ in steps)
+        count = len(times[0])
+        longest_ns = max(sum(own) + late_ns for own, late_ns in zip(times, behind, strict=True))
+        begins = any(begins for _, steps, *_ in told for *_, begins, _ in steps)
         if usual_ns and count == 1 and not begins and is_hopeless(longest_ns, usual_ns):
             break
         wanted = least
@@ -101,7 +111,9 @@ def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> 
             wanted = min(math.ceil(count * WINDOW_NS / max(longest_ns, 1)), MAX_WINDOW_STEPS)
         whole = epoch if epoch > 1 else period
         missing = math.ceil(max(wanted, count) / whole) * whole - count
-    mean_ns = max(window_mean(own, beginnings) for own in times)
+    mean_ns = max(
+        window_mean(own, beginnings) + late_ns / count for own, late_ns in zip(times, behind, strict=True)
+    )
     return Window(mean_ns=mean_ns, steps=count, samples=num_samples / count)
 
 
@@ -199,7 +211,8 @@ def measure(
                     took_ns = world.clock() - begun - _settle_steps(changes) * usual_ns
                     spending.spent_ns += max(0.0, took_ns)
                 state = on
-            seen[on] = yield from window(world, length[on], period, usual_ns if on and may_end else 0.0)
+            limit_ns = (usual_ns if on else math.inf) if may_end else 0.0  # both are looked at after a step
+            seen[on] = yield from window(world, length[on], period, limit_ns)
             length[on] = seen[on].steps
             usual_ns = min(usual_ns, seen[on].mean_ns) if usual_ns else seen[on].mean_ns
         without_ns = seen[False].mean_ns

@@ -101,6 +101,7 @@ class World:
         tell: Writes down what happened: kind and details, JSON's types only.
         stop: Called when nothing is left to be done at step ends.
         clock: Nanoseconds.
+        synchronize: Waits until the device has done what it was given; nothing on a CPU.
         ranks: The processes that train together, this one among them.
         commands: What a person has asked this process for since. Another thread adds to it.
         losses: Returns the training loss of steps that is known by now and was not told before. From the
@@ -117,6 +118,7 @@ class World:
     tell: Callable[[str, dict[str, Any]], None]
     stop: Callable[[], None]
     clock: Callable[[], int] = perf_counter_ns
+    synchronize: Callable[[], None] = lambda: None
     ranks: Ranks = field(default_factory=Alone)
     commands: deque[Command] = field(default_factory=deque)
     losses: Callable[[], Sequence[float]] = tuple
