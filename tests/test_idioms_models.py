@@ -22,7 +22,7 @@ FILE = "/train.py"
 PURPOSES = {LOG, CLIP, EMA, METRIC}
 
 
-def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str = "", waits: bool = True):
+def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str = "", **options: bool):
     """The idioms of the line that ends in `# here`, in functions of these names, innermost first.
 
     Each function's line is the one with its name in it and `# by`, where there is one.
@@ -33,7 +33,7 @@ def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str =
     for function in functions[1:]:
         called = [i for i, row in enumerate(rows) if row.endswith(f"# by {function}")]
         stack.append((FILE, 1 + called[0] if called else 1, function))
-    return Idioms(Sources({FILE: text})).of(stack, via, phase, waits=waits)
+    return Idioms(Sources({FILE: text})).of(stack, via, phase, **options)
 
 
 # -- models and losses
@@ -66,6 +66,28 @@ def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str =
 def test_what_a_model_or_a_loss_computes_is_none_of_the_loops_business(functions, statement):
     text = f"def f(self):\n    {statement}  # here\n"
     assert not PURPOSES & set(of_marked(text, *functions, phase=Phase.FORWARD))
+
+
+@pytest.mark.parametrize(
+    ("functions", "statement"),
+    [
+        (("Trainer.training_step", "main"), "accuracy = accuracy_of(out, y)"),
+        (("compute_accuracy", "training_step", "main"), "_, best = out.topk(5)"),
+        (("training_step", "main"), "hits = (out.argmax(1) == y).float().mean()"),
+    ],
+)
+def test_a_metric_that_is_returned_beside_the_loss_is_one(functions, statement):
+    text = f"def f(self):\n    {statement}  # here\n"
+    assert METRIC in of_marked(text, *functions, phase=Phase.FORWARD)
+
+
+@pytest.mark.parametrize(
+    "statement", ["print(model(x))", "meter.update(model(x).item())", "accuracy = score_accuracy(model(x))"]
+)
+def test_the_time_of_a_model_is_not_that_of_what_its_line_does_with_the_result(statement):
+    text = f"{statement}  # here"
+    assert of_marked(text, phase=Phase.FORWARD, called=True) == ()
+    assert of_marked(text, phase=Phase.FORWARD) != ()
 
 
 @pytest.mark.parametrize(

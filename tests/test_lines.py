@@ -110,3 +110,18 @@ def test_a_line_that_leaves_training_to_a_package_is_there_for_nothing_else(tmp_
 
     assert (of_line(1, package).trains, of_line(1, package).idiom) == (True, ())
     assert (of_line(2, NOBODY).trains, of_line(2, NOBODY).idiom) == (False, (LOG,))
+
+
+@pytest.mark.parametrize(("slot", "idiom"), [("forward", ()), ("gap_after_forward", (LOG,))])
+def test_the_time_of_a_model_is_not_that_of_printing_what_it_returns(tmp_path, slot, idiom):
+    path = tmp_path / "train.py"
+    path.write_text("print(model(x))\nloss.backward()\n", encoding="utf-8")
+    file = str(path)
+    log = log_of(
+        steps_of(60, **{slot: 50}),
+        samples=[(1, SLOT_OF[slot], (NOBODY, (file, 1, "<module>")), 30)],
+        sites=[("forward", file, 1, "<module>", 9), ("backward", file, 2, "<module>", 9)],
+        meta={"samples": 30},
+    )
+    (line,) = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    assert line.idiom == idiom

@@ -141,6 +141,9 @@ ACTING = (Phase.EVALUATION, Phase.DATA_WAIT)
 NAMELESS = (*MODEL, Phase.DATA_WAIT)
 """Phases in which names are of what is computed: `log_mel`, `clip_frames`."""
 
+OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
+"""What may be said of a line whose time is that of a module which it calls: `print(model(x))`."""
+
 PURPOSES = frozenset((LOG, EMA, CLIP, METRIC, SAVE))
 """What a whole function may be there for. Its other lines, which build a record, serve that."""
 
@@ -162,12 +165,14 @@ class _Within(NamedTuple):
 
     Attributes:
         model: In the forward or backward pass.
-        loss: In the forward pass, so that the loss depends on it.
+        loss: In the forward pass, so that the loss may depend on it.
+        module: In the `forward` of a module.
         waits: On a device, for which a value that is read is waited for.
     """
 
     model: bool = False
     loss: bool = False
+    module: bool = False
     waits: bool = True
 
 
@@ -187,7 +192,13 @@ class Idioms:
         self._words: dict[Function, set[str]] = {}
 
     def of(
-        self, stack: Sequence[Frame], via: str = "", phase: Phase = Phase.OTHER, *, waits: bool = True
+        self,
+        stack: Sequence[Frame],
+        via: str = "",
+        phase: Phase = Phase.OTHER,
+        *,
+        waits: bool = True,
+        called: bool = False,
     ) -> tuple[str, ...]:
         """Returns the idioms of a stack: those of its innermost line, then what the functions are called.
 
@@ -197,20 +208,24 @@ class Idioms:
             phase: What the time is part of. A model's own names and lines are no logging or clipping.
             waits: Whether reading a tensor's value waits for a device. Else it costs next to nothing, and
                 counts only where a statement does nothing else.
+            called: Whether the time is that of a module which the line calls, not of what else it does.
         """
         if not stack:
             return ()
         acting = self._acts(stack, via, phase)
         if acting == ENVIRONMENT:
             return (ENVIRONMENT,)
-        within = _Within(phase in MODEL, phase is Phase.FORWARD, waits)
+        in_module = any(function.rpartition(".")[2] == "forward" for _, _, function in stack)
+        within = _Within(phase in MODEL, phase is Phase.FORWARD, in_module, waits)
         found = [] if is_training(via) else list(self.of_line(*stack[0][:2], within))
+        if called:
+            found = [idiom for idiom in found if idiom in OF_A_CALL]
         if METRIC_PACKAGES.match(via) and METRIC not in found:
             found.insert(0, METRIC)
         if BARS.match(via) and LOG not in found:
             found.insert(0, LOG)
-        named = "" if phase in NAMELESS else self._named(stack)
-        if named:
+        named = self._named(stack)
+        if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
             # Reading a value or looping is how a thing is done; the name says what it is done for.
             found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
         return (*found, acting) if acting else tuple(found)
@@ -344,7 +359,9 @@ def _idioms(place: Place, within: _Within) -> Iterator[str]:
             inside = Place(inner, (place.statement, *place.loops), place.function)
             found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA))
     if within.loss:
-        found -= {METRIC, CLIP}  # scores that the loss needs; norms that it punishes
+        found.discard(CLIP)  # of norms that the loss punishes
+    if within.module:
+        found.discard(METRIC)
     if not within.waits and not _only_reads(nodes):
         found.discard(SYNC)
     for idiom in (LOG, CLIP, EMA, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
@@ -409,7 +426,9 @@ def _of_call(call: ast.Call, within: _Within, *, in_comprehension: bool) -> Iter
     if name == "step" and "sched" in base.lower():
         yield SCHEDULE
     called = words(name) | (words(owner) if name in ("update", "compute", "add") else set())
-    if called & METRIC_WORDS and name != "topk":  # the largest values of a tensor are no score
+    scores = METRIC_WORDS - ALSO_OF_MODELS if within.loss else METRIC_WORDS
+    # The largest values of a tensor are no score.
+    if called & scores and name != "topk" and not called & LEARNING_WORDS:
         yield METRIC
 
 

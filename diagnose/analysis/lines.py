@@ -12,7 +12,7 @@ import numpy.typing as npt
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, PYTHON_LOOP, SYNC, WAIT, Idioms
 from diagnose.analysis.roles import Roles, Sources
-from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED
+from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 from diagnose.store.reader import Frame, RankLog
@@ -28,6 +28,8 @@ NO_HELPER = ("", "")
 
 TRAINED = (Phase.BACKWARD, Phase.OPTIMIZER)
 """A line in which a package does both leaves training to it."""
+
+FORWARD = SLOT_OF["forward"]
 
 MOST = 0.5
 """A helper of which a larger part has one purpose is for that as a whole."""
@@ -64,7 +66,9 @@ def source_lines(
         sampled[slot] += weight_ns
         if stack:
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
-            key, idiom = (phase, stack[0]), idioms.of(stack, named(library), phase, waits=waits)
+            called = slot == FORWARD and roles.calls_model(stack[0])
+            idiom = idioms.of(stack, named(library), phase, waits=waits, called=called)
+            key = (phase, stack[0])
             weights[key][slot] += weight_ns
             purposes[key][idiom] += weight_ns
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None

@@ -92,6 +92,10 @@ class Roles:
                 return self._roles.get((file, line), Phase.OTHER)
         return Phase.OTHER
 
+    def calls_model(self, frame: Frame) -> bool:
+        """Whether a model was called straight from the statement on a frame's line."""
+        return "forward" in self._kinds.get(frame[:2], ())
+
     def helper(self, stack: Sequence[Frame]) -> tuple[str, str] | None:
         """Returns file and name of the function in which a stack left the loop; `None` if it did not.
 
