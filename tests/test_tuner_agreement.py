@@ -128,7 +128,7 @@ def test_a_better_fix_that_seems_too_dear_to_one_rank_waits_on_all():
 def test_an_exchange_that_fails_leaves_all_ranks_with_the_same_in_force(touches, stays):
     """What is kept stays, and of what is tried only what all ranks must have alike."""
     frozen_in_force = set()
-    for fails_at in range(1, 60):
+    for fails_at in range(1, 72):
         machines, controls = ranks_of(Meeting(2, fails_at), touches)
         train_together(machines, controls, 400)
         assert [control.state for control in controls] == ["frozen", "frozen"], fails_at
