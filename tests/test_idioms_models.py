@@ -61,6 +61,7 @@ def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str =
         (("adapt", "main"), "fast = [p - lr * g for p, g in zip(params, grads)]"),
         (("penalty", "main"), "total = sum(g.norm() ** 2 for g in grads)"),
         (("Memory.forward", "main"), "self.memory.write(key, value)"),
+        (("Quantizer.forward", "main"), "self.code_ema.update(codes)"),
     ],
 )
 def test_what_a_model_or_a_loss_computes_is_none_of_the_loops_business(functions, statement):
@@ -173,6 +174,7 @@ PAIRS = "for a, b in zip(old.parameters(), new.parameters()):\n        "
         ("update_ema", "decay = min(d, (1 + n) / (10 + n))  # here", EMA),
         ("ModelEMA.update", "own = model.state_dict()\n    d = self.d(n)  # here", EMA),
         ("Trainer._average", PAIRS + "a.lerp_(b, w)  # here", EMA),
+        ("Trainer._after", "self.model_ema.update(self.model)  # here", EMA),
         ("soft_update", PAIRS + "a.data.copy_(tau * b)  # here", EMA),
         ("Trainer._score", "hits = (out.argmax(1) == labels).float().mean()  # here", METRIC),
         ("compute_accuracy", "_, best = out.topk(5)  # here", METRIC),

@@ -421,7 +421,7 @@ def _of_call(call: ast.Call, within: _Within, *, in_comprehension: bool) -> Iter
         yield SAVE
     if name.startswith("clip_grad") and _keyword(call, "foreach") is False:
         yield CLIP
-    if name == "update_parameters":
+    if name == "update_parameters" or (name == "update" and "ema" in words(owner) and not within.model):
         yield EMA
     if name == "step" and "sched" in base.lower():
         yield SCHEDULE
