@@ -298,6 +298,23 @@ def test_a_look_at_a_long_table_takes_a_bounded_time(table: Any) -> None:
     assert time.process_time() - begun < 1.0
 
 
+class Shy:
+    """Refuses to be looked at, as a proxy without its object does."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("working outside of application context")
+
+
+def test_what_does_not_let_itself_be_looked_at_is_let_be() -> None:
+    dataset = Made()
+    dataset.shy = Shy()
+    watch = Watch(dataset)
+    assert not watch.has_changed_now()
+    dataset.labels[0] = 1.0
+    assert watch.has_changed()
+
+
 # -- samplers
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ from diagnose.actions._loader_contents import (
     contents_of_items,
 )
 from diagnose.hooks._frames import USER, file_owner, owner
+from diagnose.hooks._recorder import from_signal_handler
 
 MAX_DEPTH = 10
 MAX_PARTS = 2000
@@ -85,7 +86,7 @@ class Look:
             if id(value) in known:
                 self.seen[path] = known[id(value)][1]
                 continue
-            state, parts = _part(value, room)
+            state, parts = _seen_part(value, room)
             known[id(value)] = value, state
             self.seen[path] = state
             for name, part, holder in parts if len(path) < MAX_DEPTH else NOTHING:
@@ -150,6 +151,16 @@ class Watch:
 def without_streams(seen: Signature) -> Signature:
     """Returns a signature without the states of generators of torch's."""
     return {path: state for path, state in seen.items() if not isinstance(state, Stream)}
+
+
+def _seen_part(value: Any, room: Room | None) -> tuple[Any, Iterable[Part]]:
+    try:
+        state, parts = _part(value, room)
+        return state, tuple(parts)
+    except Exception as error:
+        if from_signal_handler(error.__traceback__):
+            raise  # the script's own
+        return id(value), NOTHING  # an object that does not let itself be looked at
 
 
 def _part(value: Any, room: Room | None) -> tuple[Any, Iterator[Part] | tuple[Part, ...]]:

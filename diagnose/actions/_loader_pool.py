@@ -32,7 +32,7 @@ LEAST_PATIENCE_S = 30.0
 """Workers that make nothing for so many times what a batch takes, and for so long, hang."""
 
 
-PROOF_SHARE = 0.02
+PROOF_SHARE = 0.005
 """Making a batch a second time, to compare it, may take this part of the time between two comparisons."""
 
 MAX_FILES_SHARE = 0.5
