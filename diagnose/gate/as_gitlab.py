@@ -22,9 +22,7 @@ def to_gitlab(result: GateResult) -> str:
     severity = SEVERITY[result.verdict]
     issues = [_issue("verdict", words.headline(result), _script(result), 1, severity)]
     issues += [
-        _issue(
-            reason.kind, reason.text, reason.file, reason.line, "minor" if reason.is_blamed else "info"
-        )
+        _issue(reason.kind, reason.text, reason.file, reason.line, "minor" if reason.is_blamed else "info")
         for reason in result.why
         if reason.file and reason.line > 0
     ]
