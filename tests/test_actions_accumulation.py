@@ -484,7 +484,14 @@ def test_windows_hold_whole_groups(least, epoch, counted):
     which groups end, come first."""
     job = Job(epoch_steps=epoch)
     world = World(
-        job=job, actions={}, diagnose=_none, watch=_none, check_numerics=_none, tell=_none, stop=_none
+        job=job,
+        actions={},
+        diagnose=_none,
+        watch=_none,
+        check_numerics=_none,
+        tell=_none,
+        stop=_none,
+        clock=lambda: 0,
     )
     plan = window(world, least, 4)
     next(plan)
