@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -346,6 +347,16 @@ def test_arm_machines_are_told_apart() -> None:
     assert cores("0xd40", "0xd40") != cores("0xd0c", "0xd0c")
     assert cores("0xd40", "0xd0c") == "ARM 0x41 0x3 0xd0c + 0x41 0x3 0xd40"
     assert _arm_cores("processor\t: 0\nmodel name\t: AMD EPYC\n") == ""
+
+
+def test_a_driver_that_does_not_count_its_devices_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses() -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in ("nvmlInit", "nvmlShutdown"):
+        monkeypatch.setattr(pynvml, name, lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", refuses)
+    assert machine_facts()["gpus"] == []
 
 
 def test_what_a_run_says_of_itself_is_in_its_fingerprint(

@@ -200,6 +200,7 @@ TEACHES = (
 )
 @example((TEACHES, ("spend", 1), *TRAINS * 2, EVALUATES, *TRAINS * 2))
 @example((*TRAINS, ("mark",), *TRAINS, ("mark",), *TRAINS))
+@example((TRAINS[0], ("without_gradients", (TRAINS[1],)), TRAINS[3], TRAINS[3], TRAINS[0]))
 @example((*TRAINS, ("step_with_closure", 0, (("spend", 2), ("fail",))), ("spend", 4), *TRAINS * 2))
 def test_the_slots_of_every_step_add_up_to_the_time_since_the_step_before(program):
     clock = FakeClock()

@@ -245,7 +245,8 @@ def test_ranks_that_join_with_different_numbers_of_batches_are_left_alone(tmp_pa
 def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply, wrong):
     job = train(tmp_path, apply, wrong=wrong, patience_s=300)  # `train` waits for less
     assert job.lines == ["rank 0 lost its peer", "killed"]
-    assert job.codes == [7, -signal.SIGKILL]
+    # Without us, too, a thread of torch's may abort the process when it ends.
+    assert job.codes in ([7, -signal.SIGKILL], [-signal.SIGABRT, -signal.SIGKILL])
     if wrong == "dies at an exchange":
         assert "did not meet" in job.told("frozen")[0]["reason"]
 

@@ -223,12 +223,13 @@ def _gpus(what: str) -> list[Any]:
     try:
         facts = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             try:
-                facts.append(_gpu(pynvml, handle, what))
+                facts.append(_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index), what))
             except pynvml.NVMLError:
                 facts.append("unknown")
         return facts
+    except pynvml.NVMLError:
+        return []  # a driver that does not count its devices
     finally:
         pynvml.nvmlShutdown()
 

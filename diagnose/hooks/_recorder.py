@@ -363,6 +363,7 @@ class Recorder:
             self.current = slot
         self.log.append(self.clock() * WIDTH + self.current + STEPPED)
         self.finder.optimizer_stepped(optimizer)
+        self.batch_use = TRAINED  # whatever its models were called with
         self.calm = 0
         if self.stop_after:
             self._stop_if_done()

@@ -66,8 +66,9 @@ def _header(finding: Finding, profile: Profile, terminal: Terminal) -> str:
     rule = terminal.shortened(rule, room)
     left_over = room - display_width(rule) - 1
     where = terminal.shortened(where, left_over) if left_over > len("...") else ""
-    blanks = " " * (room - display_width(f"{rule} {where}".rstrip()))
-    return f"  {terminal.paint(rule, 'alarm')}{' ' + where if where else ''}{blanks}  {right}"
+    where = " " + where if where else ""
+    blanks = " " * (room - display_width(rule + where))
+    return f"  {terminal.paint(rule, 'alarm')}{where}{blanks}  {right}"
 
 
 def _fix(finding: Finding, max_lines: int, terminal: Terminal) -> list[str]:
