@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,15 @@ def test_what_cannot_be_written_is_refused_before_training(tmp_path):
         Wanted(name="../up")
 
 
+def test_a_rank_that_nobody_tells_the_folder_records_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    training = Training(Wanted(run_dir=tmp_path / "runs"))
+    training.begin(1, 2)
+    assert not session.is_measured() and training.folder is None
+    training.end()
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
+
+
 RANK = """
 import os
 import sys
@@ -156,6 +166,13 @@ from diagnose.callbacks._training import Training, Wanted
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 training = Training(Wanted(run_dir=folder / "runs"))
+if sys.argv[3] == f"rank {rank} is measured":
+    import diagnose
+    diagnose.attach(folder / f"theirs{rank}")
+if sys.argv[3] == "no folder":
+    import tempfile
+    (folder / "runs").write_text("")
+    tempfile.gettempdir = lambda: str(folder / "runs")
 training.begin(rank, 2)
 assert "RANK" not in os.environ, "a loader of the script's may go by it"
 model = torch.nn.Linear(2, 1)
@@ -168,20 +185,43 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.extended
-def test_all_ranks_record_into_one_folder_and_the_first_speaks(tmp_path):
-    script = write(tmp_path / "rank.py", RANK)
+def of_two_ranks(folder: Path, what: str = "") -> list[str]:
+    """Trains on two ranks; returns what each said."""
+    script = write(folder / "rank.py", RANK)
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path)],
+            [sys.executable, str(script), str(rank), str(folder), what],
             env=environment(),
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    try:
+        said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], said
+    return said
+
+
+@pytest.mark.parametrize("what, recorded", [("rank 0 is measured", []), ("rank 1 is measured", [0])])
+def test_a_rank_that_is_measured_already_keeps_no_other_waiting(what, recorded, tmp_path):
+    of_two_ranks(tmp_path, what)
+    folders = list((tmp_path / "runs").glob("*"))
+    assert [read_rank(file).meta["rank"] for run in folders for file in rank_files(run)] == recorded
+
+
+def test_a_folder_that_the_first_rank_cannot_make_keeps_no_other_waiting(tmp_path):
+    said = of_two_ranks(tmp_path, "no folder")
+    assert said[0].startswith("diagnose: this training is not measured, or not reported: ")
+    assert said[1] == ""
+
+
+@pytest.mark.extended
+def test_all_ranks_record_into_one_folder_and_the_first_speaks(tmp_path):
+    said = of_two_ranks(tmp_path)
     assert "diagnose: 30 steps" in said[0] and said[1] == ""
     [folder] = (tmp_path / "runs").iterdir()
     assert [read_rank(path).meta["rank"] for path in rank_files(folder)] == [0, 1]

@@ -95,14 +95,19 @@ class Training:
         self.end()
         self._rank = rank
         with self._going_on():
-            if session.is_measured():
+            is_measured = session.is_measured()
+            folder = self._folder_of_all(world_size, wanted=not is_measured)
+            if is_measured:
                 self._say_once(
                     "diagnose: this process is measured already, by diagnose run or diagnose.attach(); "
                     "DiagnoseCallback does nothing."
                 )
                 return
-            self.profile = None
-            self.folder = self._make_folder(world_size)
+            self.profile = self.folder = None
+            if not folder:
+                return  # the first rank has said why, unless no group of processes leads to it
+            self.folder = Path(folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._ranks = RanksAtWork(self.folder) if world_size > 1 else None
             session.attach(self.folder, warmup=self._wanted.warmup)
             self._is_on = True
@@ -125,12 +130,18 @@ class Training:
             if self._rank == FIRST_RANK:
                 self._report()
 
-    def _make_folder(self, world_size: int) -> Path:
-        """Makes the folder, on the first rank; the others get its name."""
-        folder = self._new_folder() if self._rank == FIRST_RANK else Path()
-        if world_size > 1:
-            folder = Path(_from_first_rank(str(folder)))
-            folder.mkdir(parents=True, exist_ok=True)
+    def _folder_of_all(self, world_size: int, *, wanted: bool) -> str:
+        """Returns the folder that the first rank makes, if it is wanted there; empty if there is none.
+
+        All ranks are told once, whatever becomes of one of them: the others wait for it.
+        """
+        folder = ""
+        try:
+            if wanted and self._rank == FIRST_RANK:
+                folder = str(self._new_folder())
+        finally:
+            if world_size > 1:
+                folder = _from_first_rank(folder)
         return folder
 
     def _new_folder(self) -> Path:
