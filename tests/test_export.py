@@ -8,7 +8,9 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.phases import Phase
+from diagnose.core.profile import RunInfo
 from diagnose.export import _follower, _live, _trace, otel
 from diagnose.export._follower import Follower
 from diagnose.export._live import export_once, follow_run
 from diagnose.export._metrics import Metric, metrics_of
 from diagnose.export._reading import Reading
-from diagnose.export.base import Destination, exporter_names
+from diagnose.export.base import Destination, Exporter, Write, exporter_names
 from diagnose.export.perfetto import Perfetto, trace_of
 from diagnose.export.prometheus import to_text
+from diagnose.store.tail import Chunk, Look
 from tests.recorded import BATCH, MS, manifest, record, steps, writer
 from tests.running import DIAGNOSE, run, write
 
@@ -442,6 +446,119 @@ def test_one_destination_that_fails_is_said_once_and_the_others_go_on(tmp_path, 
         f"prometheus: wrote {good}",
     ]
     assert parsed(good.read_text())["diagnose_run_active"] == {(("run", "run"),): 0.0}
+
+
+class Memory(Exporter):
+    """Takes points, but not at every call.
+
+    Args:
+        fails_at: The calls of `write` that raise.
+    """
+
+    target = "NOWHERE"
+
+    def __init__(self, *fails_at: int) -> None:
+        self.steps: list[int] = []
+        self.is_complete = False
+        self._fails_at, self._calls = fails_at, 0
+
+    def default_target(self, run: RunInfo) -> str:
+        return ""
+
+    @contextmanager
+    def open(self, target: str, run: RunInfo) -> Iterator[Write]:
+        yield self.write
+        self.is_complete = True  # which it is not where the garbage collector closes it
+
+    def write(self, reading: Reading) -> str:
+        self._calls += 1
+        if self._calls in self._fails_at:
+            raise ConnectionError("no route to the host")
+        self.steps += [point.step for point in reading.points]
+        return "taken"
+
+
+def followed(folder: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports a run of a hundred steps that grows by a quarter before each look."""
+    file, quarters = writer(manifest(folder, ended_unix=None)), iter(range(0, 100, 25))
+
+    def over(seconds: float) -> bool:
+        first = next(quarters)
+        file.add_steps(steps(first, 25))
+        file.commit()
+        return first == 75
+
+    monkeypatch.setattr(_live, "_ends_within", lambda folder: over)
+    monkeypatch.setattr(os, "nice", lambda by: 0)
+    monkeypatch.setattr(Destination, "exporter", lambda self: memory)
+    try:
+        follow_run(folder, [Destination(name="memory")], till_stdin_closes=False)
+    finally:
+        file.close()
+
+
+@pytest.mark.parametrize("fails_at", [(), (1,), (2, 3)])
+def test_points_that_were_not_taken_come_before_the_next(fails_at, tmp_path, monkeypatch, capsys):
+    memory = Memory(*fails_at)
+    followed(tmp_path / "run", memory, monkeypatch)
+    assert memory.steps == list(range(100)) and memory.is_complete
+    assert capsys.readouterr().err.splitlines()[-1] == "memory: taken"
+
+
+def test_of_points_that_nobody_takes_the_latest_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(_live, "MAX_KEPT", 30)
+    memory = Memory(1, 2, 3)
+    followed(tmp_path / "run", memory, monkeypatch)
+    assert memory.steps == list(range(70, 100))
+
+
+def test_what_fails_at_the_end_is_closed_all_the_same(tmp_path, monkeypatch, capsys):
+    memory = Memory(4)
+    followed(tmp_path / "run", memory, monkeypatch)
+    assert memory.steps == list(range(75)) and memory.is_complete
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "export: memory failed: ConnectionError: no route to the host"
+    )
+
+
+def test_a_run_that_cannot_be_read_at_the_end_is_closed_all_the_same(tmp_path, monkeypatch, capsys):
+    look = Follower.look
+
+    def torn(follower: Follower, *, is_last: bool) -> Reading:
+        if is_last:
+            raise OSError("the disk is gone")
+        return look(follower, is_last=is_last)
+
+    monkeypatch.setattr(Follower, "look", torn)
+    memory = Memory()
+    followed(tmp_path / "run", memory, monkeypatch)
+    assert memory.steps == list(range(75)) and memory.is_complete
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "export: the run could not be read: OSError: the disk is gone"
+    )
+
+
+def test_a_look_that_breaks_off_counts_what_it_has_read(tmp_path, monkeypatch):
+    chunks_after, calls = Look.chunks_after, []
+
+    def breaks_off(file: Look, step: int) -> list[Chunk]:
+        calls.append(step)
+        if len(calls) == 2:
+            raise sqlite3.OperationalError("disk I/O error")
+        return chunks_after(file, step, 2)
+
+    monkeypatch.setattr(_follower, "MAX_CHUNKS", 2)
+    monkeypatch.setattr(Look, "chunks_after", breaks_off)
+    follower = Follower(recorded_run(tmp_path / "run", 100, per_flush=20))
+    seen: list[int] = []
+    for count in (40, 100):
+        reading = follower.look(is_last=False)
+        [rank] = reading.ranks
+        seen += [point.step for point in reading.points]
+        assert (rank.num_steps, rank.samples) == (count, count * BATCH)
+    assert seen == list(range(100))
+    recorded_ns = sum(sum(row[5:]) for first in range(0, 100, 20) for row in steps(first, 20))
+    assert sum(rank.phase_ns.values()) == pytest.approx(recorded_ns)
 
 
 TRAINS = """

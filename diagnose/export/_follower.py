@@ -7,9 +7,10 @@ between hooks divides among the phases.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -135,18 +136,15 @@ class _Rank:
     def read(self, *, want_points: bool) -> list[Point]:
         """Reads what is new; a file that cannot be read now may be readable at the next look."""
         self._new, self._num_new = np.zeros(len(COLUMNS), dtype=np.int64), 0
-        points: list[Point] = []
-        try:
-            with look(self.path) as file:
-                self._meta = file.meta() or self._meta
-                chunks = self._read_chunks(file)
-                if want_points:
-                    points = points_of(chunks, self.weights, unix_minus_clock_ns(self._meta))
-                self._read_events(file)
-                self._read_memory(file)
-        except UNREADABLE:
-            pass
-        return points
+        chunks: list[Chunk] = []
+        with contextlib.suppress(*UNREADABLE), look(self.path) as file:
+            self._meta = file.meta() or self._meta
+            for chunk in self._new_chunks(file):
+                self._add(chunk)
+                chunks.append(chunk)
+            self._read_events(file)
+            self._read_memory(file)
+        return points_of(chunks, self.weights, unix_minus_clock_ns(self._meta)) if want_points else []
 
     def reading(self) -> RankReading:
         """Returns the sums so far."""
@@ -166,21 +164,20 @@ class _Rank:
             last_unix=last_ns / NS_PER_S if self.num_steps else None,
         )
 
-    def _read_chunks(self, file: Look) -> list[Chunk]:
-        all_chunks: list[Chunk] = []
-        while chunks := file.chunks_from(self.num_steps):
-            for chunk in chunks:
-                totals = np.array(chunk.totals, dtype=np.int64)
-                self._new[1:] += totals[1:]
-                self._totals[0] = totals[0]
-                self._num_new += chunk.num_steps
-                self.num_steps = chunk.first + chunk.num_steps
-            all_chunks += chunks
+    def _new_chunks(self, file: Look) -> Iterator[Chunk]:
+        while chunks := file.chunks_after(self.num_steps):
+            yield from chunks
             if len(chunks) < MAX_CHUNKS:
                 break
-        self._totals[1:] += self._new[1:]
-        self._phase_ns += self._new[len(COUNTS) :] @ self.weights
-        return all_chunks
+
+    def _add(self, chunk: Chunk) -> None:
+        totals = np.array(chunk.totals, dtype=np.int64)
+        self._new[1:] += totals[1:]
+        self._totals[0] = totals[0]
+        self._totals[1:] += totals[1:]
+        self._phase_ns += totals[len(COUNTS) :] @ self.weights
+        self._num_new += chunk.num_steps
+        self.num_steps = chunk.first + chunk.num_steps
 
     def _read_events(self, file: Look) -> None:
         while events := file.events_after(self._last_event, SCRIPT_EVENTS, EVENTS_AT_A_TIME):

@@ -10,17 +10,21 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State
 from diagnose.core.profile import RunInfo
-from diagnose.export._reading import Reading
+from diagnose.export._reading import Point, Reading
 from diagnose.export.base import Destination, Exporter, Write
 from diagnose.store.liveness import liveness
 
 EVERY_S = 15.0
 """Four times a minute: what scrapes or draws is no faster, and the script's machine has better to do."""
+
+MAX_KEPT = 10_000
+"""Points that wait for a destination that takes none: of ten looks at least."""
 
 NICENESS = 10
 """Training goes first."""
@@ -63,15 +67,19 @@ def follow_run(folder: Path, destinations: Sequence[Destination], *, till_stdin_
     over = _stdin_closes_within if till_stdin_closes else _ends_within(folder)
     kept = [_Kept(destination) for destination in destinations]
     is_last = False
-    while not is_last:
-        is_last = over(EVERY_S)
-        try:
-            reading = follower.look(is_last=is_last)
-        except Exception as error:  # noqa: BLE001 (a fault of ours, or a torn file: the next look may do)
-            _say(f"export: the run could not be read: {_words(error)}")
-            continue
+    try:
+        while not is_last:
+            is_last = over(EVERY_S)
+            try:
+                reading = follower.look(is_last=is_last)
+            except Exception as error:  # noqa: BLE001 (a fault of ours, or a torn file: the next look may do)
+                _say(f"export: the run could not be read: {_words(error)}")
+                continue
+            for each in kept:
+                each.take(reading)
+    finally:
         for each in kept:
-            each.take(reading)
+            each.close()
 
 
 class _Kept:
@@ -82,10 +90,13 @@ class _Kept:
         self._destination = destination
         self._open = ExitStack()
         self._write: Write | None = None
+        self._not_taken: tuple[Point, ...] = ()
+        self._words = ""
         self._failed = ""
 
     def take(self, reading: Reading) -> None:
         """Gives it a reading; what goes wrong is said, and tried anew with the next reading."""
+        reading = replace(reading, points=(*self._not_taken, *reading.points)[-MAX_KEPT:])
         try:
             exporter = self._destination.exporter()
             if not (exporter.live or reading.is_last):
@@ -95,14 +106,23 @@ class _Kept:
                 target = _target(self._destination, exporter, run)
                 self._write = self._open.enter_context(exporter.open(target, run))
             words = self._write(reading)
-            if reading.is_last:
-                self._open.close()
         except Exception as error:  # noqa: BLE001 (the library's fault or ours: the others go on)
+            self._not_taken = reading.points
             self._tell(error)
         else:
+            self._not_taken = ()
             self._failed = ""
-            if reading.is_last:
-                _say(f"{self._name}: {words}")
+            self._words = words if reading.is_last else ""
+
+    def close(self) -> None:
+        """Makes what it was given complete, whatever went wrong; says where the whole run went."""
+        try:
+            self._open.close()
+        except Exception as error:  # noqa: BLE001 (likewise)
+            self._tell(error)
+        else:
+            if self._words:
+                _say(f"{self._name}: {self._words}")
 
     def _tell(self, error: Exception) -> None:
         words = _words(error)
