@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from diagnose.actions.base import CannotApply
+from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import RanksLost
 from diagnose.tuner.controller import Controller
@@ -159,6 +161,65 @@ def test_a_refusal_on_one_rank_names_it():
     for machine in machines:
         assert machine.trials()[0]["reason"] == "rank 1: there is no GPU"
         assert machine.outcomes()["good"] == "refused"
+
+
+@dataclass
+class Reluctant(Change):
+    """Finds only while it is prepared that one of its settings cannot be applied."""
+
+    not_with: int | None = None
+
+    def prepare(self, job: Job, value: int | None) -> Any:
+        if value == self.not_with:
+            raise CannotApply("there is no room for it")
+        return super().prepare(job, value)
+
+
+@pytest.mark.parametrize("choices, not_with", [((None,), None), ((1, 2), 2)])
+def test_a_refusal_of_one_rank_while_it_prepares_refuses_for_all_and_the_next_is_tried(choices, not_with):
+    meeting, machines, controls, actions = Meeting(2), [], [], []
+    for rank, kind in enumerate((Change, Reluctant)):
+        machine = Machine(seed=rank)
+        first = kind(machine, "first", factor=0.6, choices=choices)
+        if isinstance(first, Reluctant):
+            first.not_with = not_with
+        leads = [lead("first", speedup=2.0), lead("next")] if rank == 0 else []
+        second = Change(machine, "next", factor=0.8)
+        controls.append(controller(machine, [first, second], leads, ranks=Simulated(meeting, rank)))
+        machines.append(machine)
+        actions.append(first)
+    train_together(machines, controls, 600)
+    for machine, control, action in zip(machines, controls, actions, strict=True):
+        assert machine.outcomes() == {"first": "refused", "next": "kept"}
+        assert machine.trials()[0]["reason"] == "rank 1: there is no room for it"
+        assert machine.factors == {"next": 0.8}
+        assert control.state == "holding"
+        assert action.calls.count("prepare") == action.calls.count("unprepare")
+
+
+@dataclass
+class Even(Change):
+    """An action that needs all ranks to have the same number of something."""
+
+    number: int = 0
+
+    def alike(self, prepared: Any) -> str:
+        return f"{self.number} of them"
+
+
+@pytest.mark.parametrize("numbers, outcome", [((7, 7, 7), "kept"), ((7, 7, 8), "refused")])
+def test_what_needs_the_ranks_to_be_alike_is_refused_where_they_differ(numbers, outcome):
+    meeting, machines, controls = Meeting(len(numbers)), [], []
+    for rank, number in enumerate(numbers):
+        machines.append(Machine(seed=rank))
+        even = Even(machines[-1], "even", factor=0.6, number=number)
+        leads = [lead("even")] if rank == 0 else []
+        controls.append(controller(machines[-1], [even], leads, ranks=Simulated(meeting, rank)))
+    train_together(machines, controls, 600)
+    for machine in machines:
+        (trial,) = machine.trials()
+        assert trial["outcome"] == outcome
+        assert outcome == "kept" or trial["reason"] == "ranks differ: rank 0: 7 of them; rank 2: 8 of them"
 
 
 def test_only_settings_that_every_rank_can_use_are_tried():

@@ -105,6 +105,10 @@ class Action:
         in its trial and now and again while it is kept."""
         return ""
 
+    def alike(self, prepared: Any) -> str:
+        """Returns in words what has to be the same on every rank, or all refuse it."""
+        return ""
+
     def state(self, job: Job) -> Any:
         """Returns everything that `apply` changes, comparably: flags, identities of objects."""
         raise NotImplementedError

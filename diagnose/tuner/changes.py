@@ -35,12 +35,22 @@ class Changes:
             CannotApply, RankFailed, RanksLost: See `agreement.together`.
         """
 
-        def work() -> tuple[int, int]:
-            self.tried.append(Installed(name, action, self._world.job, value, self._on))
-            return action.settle_steps, action.window_steps
+        before = list(self.tried)
 
-        needed = together(self._world, f"preparing {name}", work, dear=True)
-        action.settle_steps, action.window_steps = map(max, zip(*needed, strict=True))
+        def work() -> tuple[int, int, str]:
+            self.tried.append(Installed(name, action, self._world.job, value, self._on))
+            return action.settle_steps, action.window_steps, self.tried[-1].alike()
+
+        try:
+            *needed, alike = zip(*together(self._world, f"preparing {name}", work, dear=True), strict=True)
+            for rank, words in enumerate(alike):
+                if words != alike[0]:
+                    raise CannotApply(f"ranks differ: rank 0: {alike[0]}; rank {rank}: {words}")
+        except CannotApply:
+            # Also on the ranks that refused, and have nothing to undo: all make the same exchanges.
+            self._undo(name, [each for each in self.tried if each not in before])
+            raise
+        action.settle_steps, action.window_steps = map(max, needed)
         return self.tried[-1]
 
     def keep(self, installed: Installed) -> None:
@@ -55,7 +65,10 @@ class Changes:
             RankFailed, RanksLost: See `agreement.together`.
             RuntimeError: If a job of one process is not as it was before.
         """
+        if changes:
+            self._undo(", ".join(each.name for each in changes), changes)
 
+    def _undo(self, names: str, changes: Sequence[Installed]) -> None:
         def work() -> None:
             for installed in reversed(changes):
                 for own in (self.kept, self.tried):
@@ -63,8 +76,7 @@ class Changes:
                         own.remove(installed)
                 installed.remove()
 
-        if changes:
-            together(self._world, f"undoing {', '.join(each.name for each in changes)}", work, dear=True)
+        together(self._world, f"undoing {names}", work, dear=True, back=True)
 
     def put_back(self) -> None:
         """Puts what is kept in force again; drops what gives itself up."""

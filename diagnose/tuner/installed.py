@@ -90,6 +90,10 @@ class Installed:
         """See `Action.why_not_stay`."""
         return self.action.why_not_stay(self._prepared)
 
+    def alike(self) -> str:
+        """See `Action.alike`."""
+        return self.action.alike(self._prepared)
+
     def remove(self) -> None:
         """Takes the action back and out. What has made way for it is not put in force again.
 
