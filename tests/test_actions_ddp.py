@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from diagnose.actions.base import CannotApply, NotYet
 from diagnose.actions.ddp_bucket_size import DdpBucketSize
 from diagnose.actions.no_sync import NoSync
 from diagnose.core.job import Job
+from tests.loops import begin
 from tests.running import PLAIN, REPOSITORY, environment
 from tests.test_tuner_ranks import free_port
 
@@ -90,7 +92,9 @@ def test_bfloat16_changes_the_weights_a_little(scenarios):
     assert 0 < scenarios["ddp-bf16-hook"]["distance"] < 1e-3
 
 
-@pytest.mark.parametrize("name", ["no-sync", "no-sync of unknown length"])
+@pytest.mark.parametrize(
+    "name", ["no-sync", "no-sync of unknown length", "no-sync with a look on one rank"]
+)
 def test_one_average_a_step_gives_the_same_weights_but_for_rounding(scenarios, name):
     assert 0 < scenarios[name]["distance"] < 1e-6
 
@@ -102,6 +106,11 @@ def test_all_averages_but_the_last_of_each_step_are_left_out(scenarios):
     # There, only the optimizer tells that the last step is short.
     assert scenarios["no-sync of unknown length"]["not_averaged"] >= 6
     assert scenarios["no-sync of one batch"]["not_averaged"] == 0
+
+
+def test_a_call_without_a_pass_on_one_rank_changes_nothing_of_what_is_averaged(ranks):
+    told = [rank["scenarios"]["no-sync with a look on one rank"]["not_averaged"] for rank in ranks]
+    assert told == [14 + 7, 14], "seven looks"
 
 
 def test_buffers_go_to_all_ranks_before_each_pass_as_ever(ranks):
@@ -220,6 +229,25 @@ def test_it_is_not_in_force_before_it_has_seen_some_steps():
     action = NoSync()
     with action.prepare(job, None) as prepared, pytest.raises(NotYet), action.apply(job, prepared):
         """Never entered."""
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_epochs_of_another_length_make_it_go_and_a_look_at_another_loader_does_not():
+    job, action = Job(models=[DistributedDataParallel(nn.Linear(2, 2))]), NoSync()
+
+    def epoch(num_batches: int) -> Any:
+        return begin(job, DataLoader(range(num_batches), batch_size=None))
+
+    batches = epoch(12)
+    next(batches)
+    with action.prepare(job, None) as prepared:
+        assert action.alike(prepared) == "11 of 12 batches are left"
+        epoch(9)  # a look; the epoch goes on
+        list(batches)
+        list(epoch(12))
+        assert action.why_not_stay(prepared) == ""
+        epoch(9)
+        assert action.why_not_stay(prepared) == "epochs do not all have the same number of batches"
 
 
 def test_what_cannot_be_changed_is_refused_in_words(ranks):

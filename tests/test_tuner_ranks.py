@@ -66,6 +66,7 @@ def start(
     patience_s: float = 30,
     wrong: str = "",
     allow: Sequence[str] = (),
+    script: Path = SCRIPT,
 ) -> list[subprocess.Popen[str]]:
     """Starts every rank by hand, so that nobody ends one because another has died.
 
@@ -79,6 +80,7 @@ def start(
         patience_s: How long a rank is waited for.
         wrong: What goes wrong, as the script knows it.
         allow: Classes of actions.
+        script: What trains.
     """
     folder.mkdir(exist_ok=True)
     place = environment(
@@ -96,7 +98,7 @@ def start(
         place = recorded(place, Settings(apply=settings, allow=tuple(allow)), folder)
     return [
         subprocess.Popen(
-            [*PLAIN, SCRIPT, str(steps)],
+            [*PLAIN, script, str(steps)],
             cwd=folder,
             env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
@@ -110,7 +112,11 @@ def start(
 def train(folder: Path, apply: str = APPLY, **options: Any) -> Job:
     """Runs a job to its end; the options are those of `start`."""
     processes = start(folder, apply, **options)
-    printed = [process.communicate(timeout=90) for process in processes]
+    try:
+        printed = [process.communicate(timeout=90) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return Job(
         codes=[process.returncode for process in processes],
         lines=[stdout.strip() for stdout, _ in printed],
@@ -164,6 +170,17 @@ def test_a_refusal_of_one_rank_refuses_for_all(tmp_path, plain):
     for rank in (0, 1):
         (trial,) = job.told("trial", rank)
         assert (trial["outcome"], trial["reason"]) == ("refused", "rank 1: not on this machine")
+
+
+def test_averages_are_left_out_nowhere_if_ranks_have_different_numbers_of_batches(tmp_path):
+    apply = '[[action]]\nname = "no-sync"\n'
+    job = train(tmp_path, apply, script=SCRIPTS / "uneven_ranks.py", steps=60)
+    assert job.codes == [0, 0]
+    assert job.weights[0] == job.weights[1]
+    for rank in (0, 1):
+        (trial,) = job.told("trial", rank)
+        assert trial["outcome"] == "refused"
+        assert trial["reason"].startswith("ranks differ: rank 0: ") and "of 50 batches" in trial["reason"]
 
 
 def test_an_exception_on_one_rank_undoes_everything_on_all(tmp_path, plain):

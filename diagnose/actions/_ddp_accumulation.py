@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,15 @@ SAME_STEPS = 3
 
 
 class Accumulation:
-    """Counts the calls of a DDP model in each step, and leaves out the averages before the last.
+    """Counts the backward passes of a DDP model in each step, and leaves out the averages before the last.
 
     A pass is averaged or not as its forward call was made inside of `no_sync` or outside. DDP averages
     what has been accumulated, so that one average after the last pass is enough where the passes are summed
     up and nothing else.
+
+    A pass that one rank averages and another does not hangs the job, or spoils its weights. So that goes by
+    what is the same on every rank: backward passes of the model, steps, and epochs of a length that all
+    ranks have (see `alike`). What a rank sees alone makes it ask all of them to stop.
 
     Args:
         job: The job.
@@ -29,73 +34,99 @@ class Accumulation:
     Attributes:
         leaves_out: Whether averages are left out, as far as the number of passes is known.
         passes: How many passes a step takes; 0 while that is not known.
+        unclear: So many steps have to be seen yet before `passes` is to be relied on.
         pending: Whether gradients have been accumulated that were not averaged.
-        sum: Whether the passes of a step are a plain sum.
+        alike: What has to be the same on every rank.
     """
 
     def __init__(self, job: Job, model: Any) -> None:
         self.leaves_out = False
         self.passes = 0
+        self.unclear = SAME_STEPS
         self.pending = False
-        self.sum = PlainSum(model)
+        self._sum = PlainSum(model, self._goes_back)
         self._job = job
         self._model = model
-        self._calls = 0
-        self._same = (0, 0)  # calls of the last steps, and how many steps in a row took so many
+        self._in_step = 0  # passes of this step so far
+        self._is_left_out = False  # the latest call
+        self._same = (0, 0)  # passes of the last steps, and how many steps in a row took so many
         self._seen_passes = job.backward_passes
-        self._batches_left = _batches_left(job)
-        self._counts_batches = True
+        self._length = _length(job.loaders[-1]) if job.loaders else None  # of an epoch, in batches
+        self._batches_left = self._length
+        self._feeds = weakref.ref(job.iterators[-1]) if self._length else None
+        self._reason = ""
+        if self._length:
+            taken: int = getattr(job.iterators[-1], "_num_yielded", 0)
+            self._batches_left = self._length - taken % self._length
+        self.alike = f"{self._batches_left or 'unknown'} of {self._length or 'unknown'} batches are left"
+
+    @property
+    def reason(self) -> str:
+        """Why averages must not be left out; empty as long as nothing speaks against it."""
+        return self._sum.reason or self._reason
 
     def route(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `core.job.Route`."""
         if not torch.is_grad_enabled():
             return call(*args, **kwargs)
-        self._calls += 1
-        self.sum.begins(first=self._calls == 1)
-        output = self._called(call, args, kwargs)
-        self.sum.called(output)
-        return output
-
-    def _called(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._batches_left is not None:
-            self._batches_left -= 1
-            if self._batches_left < 0:  # passes are no batches of the loader
-                self._batches_left, self._counts_batches = None, False
-        if not (self.leaves_out and self._another_comes()):
-            self.pending = False
-            return call(*args, **kwargs)
-        self.pending = True
-        with self._model.no_sync():
+        self._sum.begins(first=not self._in_step)
+        self._is_left_out = self.leaves_out and self._another_comes()
+        if self._is_left_out:
+            with self._model.no_sync():
+                output = call(*args, **kwargs)
+            # Buffers go to all ranks before the next pass, as ever.
+            self._model.require_forward_param_sync = True
+        else:
             output = call(*args, **kwargs)
-        # Buffers go to all ranks before the next pass, as ever.
-        self._model.require_forward_param_sync = True
+        if not self._sum.called(output):
+            self.pending = self._is_left_out  # its backward pass, if there is one, will not be seen
         return output
 
     def _another_comes(self) -> bool:
         """Whether this is surely not the step's last pass."""
-        if self._calls >= self.passes or _scaled():
+        left = self.passes - self._in_step
+        if left <= 1 or _scaled():
             return False
         # The last step of an epoch may have to do with fewer.
-        return self._batches_left is None or self._batches_left >= self.passes - self._calls
+        return self._batches_left is None or self._batches_left >= left
+
+    def _goes_back(self) -> None:
+        """A backward pass goes through the model: of calls alone, one rank may make some more."""
+        self._in_step += 1
+        self.pending = self._is_left_out
+        if self._batches_left is not None:
+            # Where passes are no batches this is no end of an epoch, and averages once too often.
+            self._batches_left = self._batches_left - 1 or self._length
 
     def begins(self, loader: Any, iterator: Any) -> None:
-        """The loop begins to iterate for training."""
-        if self._counts_batches:
-            self._batches_left = _length(loader)
+        """The loop begins to iterate for training: a new epoch, if that before is over.
+
+        A rank may also take a look at some batches by itself.
+        """
+        if self._feeds is None:
+            return
+        before = self._feeds()
+        if before not in (None, iterator) and getattr(before, "_num_yielded", 0) < (self._length or 0):
+            return
+        self._batches_left = self._length
+        self._feeds = weakref.ref(iterator)
+        if _length(loader) != self._length:
+            self._reason = "epochs do not all have the same number of batches"
+            self._feeds = None  # until all ranks stop, those that were agreed upon count
 
     def stepped(self) -> None:
         """A step has ended."""
-        calls, self._calls, self.pending = self._calls, 0, False
-        passes = self._job.backward_passes - self._seen_passes
-        self._seen_passes += passes
-        # A model that is called twice for one pass, two models, or passes whose end nobody has seen.
-        if (passes and passes != calls) or self.sum.seen != calls - 1:
-            self._same = (0, 0)
-            self.passes = 0
-            return
-        self._same = (calls, self._same[1] + 1 if calls == self._same[0] else 1)
+        passes, self._in_step, self.pending = self._in_step, 0, False
+        counted = self._job.backward_passes - self._seen_passes
+        self._seen_passes += counted
+        # Two models, or passes whose end nobody has seen.
+        if (counted and counted != passes) or self._sum.seen != passes - 1:
+            self.unclear = SAME_STEPS
+        else:
+            self.unclear = max(0, self.unclear - 1)
+        self._same = (passes, self._same[1] + 1 if passes == self._same[0] else 1)
         if self._same[1] >= SAME_STEPS:
-            self.passes = calls
+            self.passes = passes
 
     def average(self, *args: Any) -> None:
         """Before an optimizer steps: the step has ended before its usual time, and nothing is averaged."""
@@ -110,19 +141,11 @@ class Accumulation:
                     distributed.all_reduce(parameter.grad, group=model.process_group)
 
 
-def _batches_left(job: Job) -> int | None:
-    """How many batches the present epoch still has; `None` where that cannot be known."""
-    if not job.loaders:
-        return None
-    length = _length(job.loaders[-1])
-    taken = getattr(job.iterators[-1], "_num_yielded", None)
-    return None if length is None or taken is None else length - taken
-
-
 def _length(loader: Any) -> int | None:
+    """Returns how many batches a loader has; `None` where it does not tell."""
     try:
-        return len(loader)
-    except TypeError:
+        return len(loader) or None
+    except (TypeError, NotImplementedError):
         return None
 
 

@@ -23,25 +23,27 @@ class PlainSum:
 
     Args:
         model: The model.
+        goes_back: Called as a pass begins.
 
     Attributes:
         reason: Why it is no plain sum; empty as long as nothing speaks against it.
         seen: Passes of this step that left what the next one found.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, goes_back: Callable[[], None]) -> None:
         self.reason = ""
         self.seen = 0
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._versions: list[int] = []
         self._left: list[tuple[int, int]] | None = None
         self._asked = False
+        self._tell = goes_back
 
     def begins(self, first: bool) -> None:
         """The model is going to be called.
 
         Args:
-            first: Whether for the first time in this step.
+            first: Whether before the first pass of this step.
         """
         versions = [p._version for p in self._parameters]
         if first:
@@ -54,22 +56,25 @@ class PlainSum:
                 self.reason = "gradients are changed between two passes of a step, as by clipping"
         self._left, self._asked = None, False
 
-    def called(self, output: Any) -> None:
-        """The model was called."""
+    def called(self, output: Any) -> bool:
+        """The model was called; returns whether a pass through what it has returned will be seen."""
         if is_autograd_compiled():
-            return
+            return False
         try:
-            for end in differentiable(output):
-                if not end.is_leaf:
-                    end.register_hook(self._goes_back)
+            ends = [end for end in differentiable(output) if not end.is_leaf]
+            for end in ends:
+                end.register_hook(self._goes_back)
         except Exception as error:
             if from_signal_handler(error.__traceback__):
                 raise  # the script's own
             self.reason = f"what its passes leave cannot be seen: {in_short(error)}"
+            return False
+        return bool(ends)
 
     def _goes_back(self, gradient: torch.Tensor) -> None:
         if not self._asked:
             self._asked = True
+            self._tell()
             _at_the_end(lambda: _at_the_end(self._ended))
 
     def _ended(self) -> None:

@@ -28,7 +28,7 @@ class NoSync(Action):
     ## When it cannot help
     A script that takes one batch per step, or that uses `no_sync` itself. It is refused where parameters or
     gradients are changed between two batches of a step, as by sharpness-aware minimization or by clipping
-    each batch: then the averages cannot wait.
+    each batch: then the averages cannot wait. And where ranks have different numbers of batches.
 
     ## Hazards
     The sum of averages is rounded in another order than the average of sums. A script that reads gradients
@@ -74,9 +74,9 @@ class NoSync(Action):
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
-        if prepared.sum.reason:
-            raise CannotApply(prepared.sum.reason)
-        if not prepared.passes:
+        if prepared.reason:
+            raise CannotApply(prepared.reason)
+        if not prepared.passes or prepared.unclear:
             raise NotYet("its last steps did not take the same number of passes")
         with ExitStack() as stack:
             for optimizer in job.optimizers:
@@ -87,7 +87,11 @@ class NoSync(Action):
 
     def why_not_stay(self, prepared: Any) -> str:
         """See `Action.why_not_stay`."""
-        return str(prepared.sum.reason)
+        return str(prepared.reason)
+
+    def alike(self, prepared: Any) -> str:
+        """See `Action.alike`: where an epoch ends, all averages are made."""
+        return str(prepared.alike)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`. Counting is no part of it."""

@@ -44,15 +44,20 @@ def batches(steps):
     return DataLoader(TensorDataset(torch.randn(4 * steps, 16, generator=generator)), batch_size=4)
 
 
-def train(model, accumulate=1, batches_per_epoch=STEPS, epochs=1, of_known_length=True, each=None):
-    """Returns what the reducer said of itself after each step."""
+def train(model, accumulate=1, batches_per_epoch=STEPS, epochs=1, of_known_length=True, look=0, each=None):
+    """Returns what the reducer said of itself after each step.
+
+    From epoch `look` on the first rank calls its model once more in each step.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     said = []
-    for _ in range(epochs):
+    for epoch in range(epochs):
         loader = batches(batches_per_epoch)
         if not of_known_length:
             loader = list(loader)
         for index, (input_BF,) in enumerate(loader, 1):
+            if look and epoch >= look and dist.get_rank() == 0 and index % accumulate == 2:
+                model(input_BF)
             (model(input_BF).square().mean() / accumulate).backward()
             if index % accumulate == 0 or index == len(loader):
                 if of_known_length:
@@ -160,6 +165,9 @@ scenarios = {
     "no-sync": without_averages(accumulate=3, batches_per_epoch=20, epochs=2),
     "no-sync of unknown length": without_averages(
         accumulate=3, batches_per_epoch=35, of_known_length=False
+    ),
+    "no-sync with a look on one rank": without_averages(
+        look=1, accumulate=3, batches_per_epoch=21, epochs=2
     ),
     "no-sync of one batch": without_averages(),
     "no-sync with batch norm": without_averages(norm=True, accumulate=3, batches_per_epoch=21, epochs=2),
