@@ -8,6 +8,7 @@ import numpy as np
 
 from diagnose.analysis.deep_window import without_steps
 from diagnose.analysis.loading import input_stats
+from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.spans import part_of
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
@@ -44,6 +45,17 @@ def test_they_are_found_where_steps_are_left_out():
     stats = input_stats(log, 0)
     assert stats.epoch_starts == 19, "one began in what is left out"
     assert stats.steady_wait_ns == 1_000_000
+
+
+def test_a_meeting_of_a_step_that_is_left_out_is_none_of_the_next_step():
+    ends = 10_000_000 * np.arange(1, 101)
+    steps = np.zeros((100, len(COLUMNS)), dtype=np.int64)
+    steps[:, COLUMNS.index("end_ns")] = ends
+    steps[:, COLUMNS.index(Phase.FORWARD.value)] = 8_000_000
+    steps[:, COLUMNS.index(Phase.COMMUNICATION.value)] = 2_000_000
+    log = RankLog(path=Path(), steps=steps, meetings=np.stack([ends - 2_000_000, ends], axis=1))
+    assert waits_of(without_steps(log, ((40, 60),)), 0).tolist() == [2_000_000] * 79
+    assert waits_of(log, 10).tolist() == [2_000_000] * 90
 
 
 def test_the_whole_log_keeps_its_own():

@@ -45,16 +45,17 @@ def waits_in(rows: Rows, meetings: Rows) -> Vector:
     """Returns how long each of some steps waited for the gradients of other ranks, in nanoseconds.
 
     Args:
-        rows: The steps, which follow each other.
+        rows: The steps, in order; some may be missing, as those that a deep window slowed down.
         meetings: As in `RankLog`; what lies outside of the steps is left out.
     """
     waits_S = np.zeros(len(rows))
     if not len(rows) or not len(meetings):
         return waits_S
-    begun_ns = int(rows[0, END]) - int(rows[0, len(COUNTS) :].sum())
+    begun_S = rows[:, END] - rows[:, len(COUNTS) :].sum(axis=1)
     arrived, met = meetings[:, 0], meetings[:, 1]
     step = np.searchsorted(rows[:, END], arrived)
-    inside = (arrived >= begun_ns) & (step < len(rows))
+    inside = step < len(rows)
+    inside[inside] = arrived[inside] >= begun_S[step[inside]]
     np.add.at(waits_S, step[inside], (met - arrived)[inside])
     return waits_S
 
