@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +24,7 @@ from diagnose.actions.autocast_bf16 import AutocastBf16
 from diagnose.actions.autocast_fp16 import AutocastFp16
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
+from tests.running import SCRIPTS, TIMEOUT_S, environment
 from tests.toggled import ConvNet, always, assert_equal, images, train, tuned, weights
 
 
@@ -272,6 +278,46 @@ def test_an_overflow_that_clipping_hides_still_skips_the_step() -> None:
         nn.utils.clip_grad_value_(model.parameters(), 1.0)
         loop.optimizer.step()
     assert_equal(weights(model), before)
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
+    script = SCRIPTS / "overflow_on_one_rank.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "store")],
+            env=environment(WORLD_SIZE="2", RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    told, other = map(json.loads, outputs)
+    start, overflow, fine, clipped = told["weights"]
+    assert other["weights"] == told["weights"]
+    assert overflow == start != fine != clipped
+    assert (told["skipped"], other["skipped"]) == ([0, 1, 1, 1],) * 2
+    assert told["scales"][:3] == other["scales"][:3] == [FIRST_SCALE, FIRST_SCALE / 2, FIRST_SCALE / 2]
+    assert told["scales"][3] == FIRST_SCALE / 4, "clipping hides it from the others, not from its own rank"
+
+
+@pytest.mark.parametrize(
+    "look", [lambda job, loop: AutocastFp16().check(job), lambda job, loop: enter(loop)]
+)
+def test_hooks_of_the_scripts_own_on_parameters_are_refused(look: Callable[[Job, Scaled], object]) -> None:
+    """They run before ours, so they would clip multiplied gradients."""
+    model = nn.Linear(2, 1)
+    loop = Scaled(model)
+    model.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    with pytest.raises(CannotApply, match="hooks on parameters"):
+        look(Job(models=[model], device="cuda"), loop)
+    assert len(model.weight._backward_hooks or ()) == 1 and not model.bias._backward_hooks
+
+
+def enter(loop: Scaled) -> None:
+    with loop.installed:
+        pass
 
 
 def test_the_scale_doubles_after_many_good_steps_and_sooner_before_the_first_bad_one() -> None:

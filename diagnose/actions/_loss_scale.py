@@ -6,14 +6,17 @@ inputs are divided by on their way out. So everything that the script sees is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import distributed
 
 from diagnose.actions._careful import Failure
 from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._untouched import is_ours
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Route
 from diagnose.hooks.base import replaced
 
@@ -53,14 +56,19 @@ class LossScale:
 
     @contextmanager
     def installed(self, models: list[Any], optimizers: list[Any]) -> Iterator[None]:
-        """Unscales the gradients of the models' parameters while open, and skips bad steps."""
+        """Unscales the gradients of the models' parameters while open, and skips bad steps.
+
+        Raises:
+            CannotApply: See `refuse_hooked`.
+        """
+        params = {id(p): p for model in models for p in model.parameters() if p.requires_grad}
+        refuse_hooked(params.values())
         by_param = {}
         for optimizer in optimizers:
             self._overflows[id(optimizer)] = torch.zeros_like(self._inverse)
             for group in optimizer.param_groups:
                 by_param.update({id(p): id(optimizer) for p in group["params"]})
         unowned = torch.zeros_like(self._inverse)
-        params = {id(p): p for model in models for p in model.parameters() if p.requires_grad}
         with ExitStack() as stack:
             for param in params.values():
                 overflow = self._overflows.get(by_param.get(id(param), 0), unowned)
@@ -99,11 +107,22 @@ class LossScale:
 
         return scaled
 
-    def overflowed(self, optimizer: Any) -> bool:
-        """Whether a gradient of this optimizer's was not finite since its last step. Waits for the
-        device."""
+    def overflowed(self, optimizer: Any) -> tuple[bool, bool]:
+        """Returns whether a step must be left out, and whether the scale was too large since the last one.
+        Waits for the device.
+
+        With several ranks what has overflowed on one goes into the average that all step with. So they
+        decide by what is in `.grad` now, which is the same for all of them. Their scales need not be:
+        nobody sees those.
+        """
         overflow = self._overflows.get(id(optimizer))
-        return overflow is not None and bool(overflow.item())
+        if overflow is None:
+            return False, False
+        if not _are_several():
+            found = bool(overflow.item())
+            return found, found
+        step, own = torch.stack([_is_not_finite(optimizer, overflow), overflow]).tolist()
+        return bool(step), bool(step or own)
 
     def adapt(self, optimizer: Any, overflowed: bool) -> None:
         """Chooses the next scale after a step."""
@@ -111,7 +130,6 @@ class LossScale:
             return  # a numerics check steps with a copy
         if overflowed:
             self._overflows[id(optimizer)].zero_()
-            self.num_skipped += 1
             self._good_steps = 0
             self._growth_steps = GROWTH_STEPS
             self.scale /= GROWTH
@@ -173,6 +191,28 @@ class LossScale:
         return False
 
 
+def refuse_hooked(params: Iterable[torch.Tensor]) -> None:
+    """Raises `CannotApply` if the script has hooks on a parameter: they run before ours, on gradients that
+    are still multiplied, and one that clips them clips others than it should."""
+    for p in params:
+        if not all(map(is_ours, (p._backward_hooks or {}).values())):
+            raise CannotApply("the script has hooks on parameters: they would get multiplied gradients")
+
+
+def _are_several() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _is_not_finite(optimizer: Any, like: torch.Tensor) -> torch.Tensor:
+    """1 if the gradients that an optimizer steps with are not all finite, else 0; on the device."""
+    held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    dense = [grad.detach() for grad in held if grad.layout is torch.strided and grad.numel()]
+    if not dense:
+        return torch.zeros_like(like)
+    largest = torch._foreach_norm(dense, float("inf"))
+    return torch.stack([each.to(like) for each in largest]).isfinite().all().logical_not().to(like)
+
+
 def _metadata(node: Any) -> dict[Any, Any]:
     """What Python can note on a node of the graph; it lives as long as the node."""
     return node.metadata  # type: ignore[no-any-return]
@@ -192,8 +232,9 @@ class _SkippedStep:
         self.restore()
         if len(args) > 1 or kwargs:
             self._scale.give_up("the loop steps with a closure, which cannot be skipped")
-        self._overflowed = self._scale.overflowed(optimizer)
-        if self._overflowed:
+        skips, self._overflowed = self._scale.overflowed(optimizer)
+        if skips:
+            self._scale.num_skipped += 1
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     if p.grad is not None:

@@ -10,7 +10,7 @@ import torch
 
 from diagnose.actions._autocast import refuse_lower_precision, refuse_slower, under_autocast
 from diagnose.actions._careful import Careful, Failure
-from diagnose.actions._loss_scale import LossScale
+from diagnose.actions._loss_scale import LossScale, refuse_hooked
 from diagnose.actions._routes import (
     models_with_weights,
     refuse_compiled,
@@ -28,19 +28,22 @@ class AutocastFp16(Action):
     Runs the model's forward pass in training under `torch.autocast` with fp16, and hands its outputs back
     as float32. Small gradients would vanish in fp16, so they are multiplied on their way into the model and
     divided on their way out: every gradient that the script sees, clips or logs is the true one. A step
-    with a gradient that is not finite is left out, and the factor halved, as `GradScaler` does.
+    with a gradient that is not finite is left out, on all ranks alike, and the factor halved, as
+    `GradScaler` does.
 
     ## When it takes effect
     At the next call of the model.
 
     ## When it cannot help
     A model that is not bound by products of matrices or convolutions; a script that uses autocast, a
-    scaler, low-precision weights or quantization already; a CPU.
+    scaler, low-precision weights or quantization already, or has hooks on parameters, which would get the
+    multiplied gradients; a CPU.
 
     ## Hazards
     A loop that steps with a closure cannot skip the step, and one that uses parameters outside the model,
     as a penalty on weights does, gets gradients that were never multiplied: both are noticed when they
-    happen, gradients are then computed without the factor, and the action is off for good.
+    happen, gradients are then computed without the factor, and the action is off for good. With several
+    ranks a step is made whose overflow the script has hidden by clipping values.
     """
 
     safety = Safety.PRECISION
@@ -98,6 +101,7 @@ def check_loop(job: Job) -> None:
     """
     refuse_lower_precision(job)
     refuse_compiled(job)
+    refuse_hooked(p for model in job.models for p in model.parameters())
     if not hasattr(torch, "_amp_foreach_non_finite_check_and_unscale_"):
         raise CannotApply("this torch has no torch._amp_foreach_non_finite_check_and_unscale_")
     for optimizer in job.optimizers:
