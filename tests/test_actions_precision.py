@@ -168,6 +168,52 @@ def test_the_probe_refuses_by_the_measured_rate(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class FastGpu:
+    """A device on a clock of the test's own: to begin and to wait takes 15 us beside the products.
+
+    Attributes:
+        us: What a product takes, by the size and the type.
+    """
+
+    us: ClassVar = {
+        (256, torch.float32): 0.5,
+        (256, torch.bfloat16): 0.5,
+        (1024, torch.float32): 8,
+        (1024, torch.bfloat16): 6,
+        (4096, torch.float32): 512,
+        (4096, torch.bfloat16): 256,
+    }
+
+    def __init__(self, patch: pytest.MonkeyPatch, min_rate: float) -> None:
+        self.now_us = 0.0
+        patch.setattr(_autocast.time, "perf_counter", lambda: self.now_us / 1e6)
+        patch.setattr(torch.cuda, "synchronize", self.synchronize)
+        patch.setattr(_autocast, "_operands", self.operands)
+        patch.setattr(_autocast, "PROBE_SIZES", (256, 1024))
+        patch.setattr(_autocast, "MIN_RATE", min_rate)
+
+    def synchronize(self) -> None:
+        self.now_us += 15
+
+    def operands(self, size: int, layout: str, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
+        class Left:
+            def __matmul__(left, right: object) -> None:
+                self.now_us += self.us[size, dtype]
+
+        return Left(), None
+
+
+@pytest.mark.parametrize("rate, measured", [(1.1, "fast enough"), (1.6, "fast enough"), (1.7, "too slow")])
+def test_the_probe_of_a_fast_gpu_times_products_and_not_how_they_are_begun(
+    rate: float, measured: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In truth they run at 1.63 times the rate."""
+    FastGpu(monkeypatch, rate)
+    refuses = pytest.raises(CannotApply, match=r"1\.61 times")
+    with refuses if measured == "too slow" else nullcontext():
+        _autocast.refuse_slower("cuda", torch.bfloat16)
+
+
 class Pair(NamedTuple):
     left: torch.Tensor
     right: torch.Tensor

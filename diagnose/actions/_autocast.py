@@ -17,6 +17,10 @@ from diagnose.core.job import Job, Route
 PROBE_SIZES = (256, 1024)
 """Sides of the square matrices that are multiplied for the probe: small layers and large ones."""
 
+CUDA_SIZES, CUDA_PRODUCTS = (1024, 4096), 20
+"""Likewise on a GPU, and how many products it is waited for: to begin one, and to wait, takes longer than a
+smaller one does."""
+
 MIN_RATE = 1.1
 """Products must become so much faster at least: casting weights and activations takes time, too."""
 
@@ -63,12 +67,13 @@ def _to_float(tensor: torch.Tensor) -> torch.Tensor:
 def refuse_slower(device: str, dtype: torch.dtype) -> None:
     """Raises `CannotApply` if products of matrices are hardly faster in `dtype` on this device."""
     rates: list[float] = []
-    for size in PROBE_SIZES:
+    sizes = CUDA_SIZES if device == "cuda" else PROBE_SIZES
+    for size in sizes:
         for layout in ("nn", "nt", "tn"):
             single, low = (_seconds(size, layout, device, each) for each in (torch.float32, dtype))
             rates.append(single / low)
         rate = statistics.geometric_mean(rates)
-        if rate < (MIN_RATE if size == PROBE_SIZES[-1] else HOPELESS_RATE):
+        if rate < (MIN_RATE if size == sizes[-1] else HOPELESS_RATE):
             name = str(dtype).removeprefix("torch.")
             raise CannotApply(
                 f"products of matrices in {name} run at {rate:.2f} times the rate of float32 here"
@@ -77,16 +82,24 @@ def refuse_slower(device: str, dtype: torch.dtype) -> None:
 
 def _seconds(size: int, layout: str, device: str, dtype: torch.dtype) -> float:
     """Returns the time of one product: forward, of a gradient of the input, or of one of the weight."""
-    generator = torch.Generator().manual_seed(0)  # the script's own must not move
-    left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
-    left = left.t() if layout[0] == "t" else left
-    right = right.t() if layout[1] == "t" else right
-    times = []
-    with torch.no_grad():
-        for _ in range(3):
-            begun = time.perf_counter()
-            left @ right
-            if device == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - begun)
+    try:
+        left, right = _operands(size, layout, device, dtype)
+        num = CUDA_PRODUCTS if device == "cuda" else 1
+        times = []
+        with torch.no_grad():
+            for products in (1, num, num):
+                begun = time.perf_counter()
+                for _ in range(products):
+                    left @ right
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                times.append((time.perf_counter() - begun) / products)
+    except torch.OutOfMemoryError as error:
+        raise CannotApply("there is no memory to time products in") from error
     return min(times[1:])
+
+
+def _operands(size: int, layout: str, device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(device).manual_seed(0)  # the script's own must not move
+    left, right = (torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2))
+    return left.t() if layout[0] == "t" else left, right.t() if layout[1] == "t" else right
