@@ -52,6 +52,19 @@ def test_each_pass_that_averages_gradients_is_a_meeting_and_those_under_no_sync_
     assert arrived < met
 
 
+def test_whether_a_pass_is_a_meeting_is_decided_where_the_model_is_called(recorder):
+    """As DDP does: `no_sync` around the pass alone leaves no average out."""
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    loss = model(torch.ones(1, 4)).sum()
+    with model.no_sync():
+        loss.backward()
+    assert meetings(recorder) == 1
+    with model.no_sync():
+        loss = model(torch.ones(1, 4)).sum()
+    loss.backward()
+    assert meetings(recorder) == 1
+
+
 def test_a_pass_without_ddp_is_no_meeting(recorder):
     DistributedDataParallel(nn.Linear(4, 2)).module(torch.ones(1, 4)).sum().backward()
     nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()
@@ -65,7 +78,8 @@ def test_the_loss_keeps_no_hook_and_a_graph_can_be_walked_twice(recorder):
     loss.register_hook(called.append)
     loss.backward(retain_graph=True)
     assert meetings(recorder) == 1
-    model.require_backward_grad_sync = False
+    with model.no_sync():
+        model(torch.ones(1, 4))
     loss.backward()
     assert len(called) == 2, "the script's own hook is called once a pass"
     assert meetings(recorder) == 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
+from diagnose.hooks.ddp_waits import averages
 
 TIMES = {
     "backward_compute_time": "compute_ns",
@@ -25,6 +27,8 @@ class DdpFactsHook(Hook):
 
     DDP times each of the first ten backward passes and every hundredth; nothing is added to it, no
     communication hook above all, which would change what is computed.
+
+    What tuning makes of a model is none of the script's: with another reducer it is looked at no more.
     """
 
     requires = "torch.nn.parallel.distributed"
@@ -34,37 +38,38 @@ class DdpFactsHook(Hook):
         """See `Hook.install`."""
         from torch.nn.parallel import DistributedDataParallel
 
-        wrapped: list[Any] = []  # weak references
-        timed: dict[int, tuple[int, int, int]] = {}  # by iteration: those of `TIMES`
-
+        # Of each model and of its first reducer, which its logger stands for, weak references; then by
+        # iteration what that one timed: those of `TIMES`.
+        wrapped: list[tuple[Any, Any, dict[int, tuple[int, ...]]]] = []
         synced: list[bool] = []
 
         def look() -> None:
-            for reference in wrapped:
+            for reference, logger, timed in wrapped:
                 model = reference()
-                if model is not None:
-                    facts = describe(model)
-                    facts["synced_share"] = sum(synced) / len(synced) if synced else None
-                    data = facts.pop("times")
-                    timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
-                    while len(timed) > MAX_TIMED:
-                        del timed[min(timed)]
-                    facts["timed"] = [[iteration, *times] for iteration, times in timed.items()]
-                    recorder.facts["ddp"] = facts
+                if model is None or model.logger is not logger():
+                    continue
+                synced.append(averages(model))
+                facts = describe(model)
+                facts["synced_share"] = sum(synced) / len(synced)
+                data = facts.pop("times")
+                timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
+                while len(timed) > MAX_TIMED:
+                    del timed[min(timed)]
+                facts["timed"] = [[iteration, *times] for iteration, times in timed.items()]
+                recorder.facts["ddp"] = facts
 
         def on_backward(args: tuple[Any, ...]) -> None:
             if chained is not None:
                 chained(args)
             if not wrapped:
                 find()
-            for reference in wrapped:
-                model = reference()
-                if model is not None:
-                    synced.append(bool(model.require_backward_grad_sync))
             look()
 
         def find() -> None:
-            wrapped.extend(r for r in recorder.modules if isinstance(r(), DistributedDataParallel))
+            for reference in recorder.modules:
+                model = reference()
+                if isinstance(model, DistributedDataParallel):
+                    wrapped.append((reference, weakref.ref(model.logger), {}))
 
         chained = recorder.on_backward
         recorder.on_backward = on_backward
@@ -78,11 +83,13 @@ class DdpFactsHook(Hook):
 
 def describe(model: Any) -> dict[str, Any]:
     """Returns the facts of `core.parallel.Ddp`, and its timers' last readings under `times`."""
+    from torch.distributed import get_process_group_ranks
+
     data = model._get_ddp_logging_data()
     sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     unused = data.get("unused_parameter_size")
     return {
-        "rank": data.get("rank", 0),
+        "ranks": get_process_group_ranks(model.process_group),
         "world_size": data.get("world_size", 1),
         "backend": data.get("backend_name", ""),
         "on_cuda": model.device_type == "cuda",

@@ -120,6 +120,17 @@ def any_reduces(models: Sequence[weakref.ref[Any]]) -> bool:
     """Whether the gradients of a pass are averaged now: not under `no_sync`, and on CPUs."""
     for reference in models:
         model = reference()
-        if model is not None and model.require_backward_grad_sync and model.device_type == "cpu":
+        if model is not None and model.device_type == "cpu" and averages(model):
             return True
     return False
+
+
+def averages(model: Any) -> bool:
+    """Whether a backward pass that begins or ends now averages the gradients of a model wrapped in DDP.
+
+    DDP decides that in its last forward call, whatever `no_sync` is around the pass itself, and has the
+    next call send buffers if it did. Where compiled autograd reduces, it is decided in the pass.
+    """
+    if vars(model).get("_use_python_reducer"):
+        return bool(model.require_backward_grad_sync)
+    return bool(model.require_forward_param_sync)
