@@ -98,6 +98,8 @@ def _headline(snap: Snapshot, late: Lateness) -> list[Fact]:
         )
     elif snap.left_out:
         facts.append(Fact(label="straggler", value="not known", detail="the first rank alone was analysed"))
+    elif snap.profile.ranks_comparable is None:
+        facts.append(Fact(label="straggler", value="not known", detail="the ranks' times do not compare"))
     else:
         found = straggler(snap.profile.ranks)
         if found is None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from diagnose.analysis.profile import load_profile
+from diagnose.analysis.program import fsdp_of
 from diagnose.analysis.rank_clocks import clock_offset, kept
+from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.launch.place import doubt_about, place_of, rank_of
 from diagnose.rules import diagnosed
+from diagnose.rules.frequent_collectives import FrequentCollectives
+from diagnose.store.reader import RankLog
 from tests.running import DIAGNOSE, REPOSITORY, only_run, run, write
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
@@ -120,6 +125,58 @@ def test_what_sharded_parameters_are_waited_for_is_communication_and_none_of_the
     assert (fsdp.world_size, fsdp.reshards, fsdp.unsharded_bytes) == (2, True, 2 * (32 * 32 + 32) * 4)
     assert profile.phase_time_ns[Phase.COMMUNICATION] > 0.5 * (fsdp.gather_ns + fsdp.scatter_ns)
     assert "frequent-collectives" not in {finding.rule for finding in profile.findings}
+
+
+@pytest.mark.parametrize(("on_cpu", "waits"), [(True, (100.0, 200.0)), (False, (None, None))])
+def test_what_sharded_parameters_are_waited_for_is_not_told_of_gpus(
+    on_cpu: bool, waits: tuple[float | None, float | None]
+):
+    """There the host only launches, and half of it in a thread of autograd's."""
+    fact = {"world_size": 2, "on_cpu": on_cpu, "gathered_ns": 300, "scattered_ns": 600}
+    steps = np.zeros((3, len(COLUMNS)), dtype=np.int64)
+    fsdp = fsdp_of(RankLog(path=Path(), meta={"facts": {"fsdp": fact}}, steps=steps))
+    assert fsdp is not None and (fsdp.gather_ns, fsdp.scatter_ns) == waits
+
+
+EXCHANGING = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+rows = torch.zeros(4, 8)
+for step in range(40):
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        time.sleep(0.02)
+        dist.isend(rows, 1).wait()
+        (work,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, rows, 1)])
+        work.wait()
+    else:
+        dist.recv(rows, 0)
+        time.sleep(0.02)
+        dist.send(rows, 0)
+    model(rows).sum().backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.extended
+def test_what_a_rank_waits_for_one_other_is_no_collective(tmp_path: Path):
+    script = write(tmp_path / "train.py", EXCHANGING)
+    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    profile = load_profile(only_run(tmp_path))
+    for rank in profile.ranks:
+        waited_ns = rank.phase_time_ns[Phase.COMMUNICATION]
+        assert waited_ns > 10e6
+        assert rank.exchanged_ns is not None and rank.exchanged_ns > 0.8 * waited_ns
+    assert FrequentCollectives().check(profile) is None
+    together = replace(profile, ranks=tuple(replace(rank, exchanged_ns=0.0) for rank in profile.ranks))
+    assert FrequentCollectives().check(together) is not None, "had they not been told apart"
 
 
 @pytest.mark.alone

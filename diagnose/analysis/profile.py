@@ -32,7 +32,7 @@ from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
 from diagnose.analysis.rank_clocks import clock_offset
-from diagnose.analysis.rank_summary import Window
+from diagnose.analysis.rank_summary import Window, why_incomparable
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.roles import Roles, Sources
@@ -225,7 +225,10 @@ def composed(
         status = Status.TOO_FEW_STEPS
     meetings = across.waits.meetings(numbered)
     names = [index if len(numbers) < len(ranks) else rank.rank for index, rank in enumerate(ranks)]
-    late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings)
+    untold = why_incomparable(ranks, by_meetings=meetings is not None)
+    late_ns: list[float | None] = [None] * len(ranks)
+    if not untold:
+        late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings)
     deep = deep_window_of(whole)
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
@@ -250,6 +253,7 @@ def composed(
                 host=rank.host,
                 phase_time_ns=rank.phase_time_ns,
                 standing_ns=rank.standing_ns,
+                exchanged_ns=rank.exchanged_ns,
                 late_ns_per_step=late_ns[index],
                 late_share=late,
                 stats=rank.stats,
@@ -260,7 +264,9 @@ def composed(
         history=history_of(
             whole,
             parts,
-            late_ranks(
+            None
+            if untold
+            else late_ranks(
                 names,
                 [rank.waits_ns for rank in ranks],
                 across.waits if meetings is not None else None,
@@ -273,7 +279,9 @@ def composed(
         program=replace(
             program_of(main, warmup),
             ddp=tuple(
-                sorted((rank.ddp for rank in ranks if rank.ddp is not None), key=lambda ddp: ddp.rank)
+                replace(rank.ddp, rank=name)
+                for name, rank in sorted(zip(names, ranks, strict=True), key=lambda pair: pair[0])
+                if rank.ddp is not None
             ),
             loaders=loaders_of(main, sources),
             imbalance=imbalance_of(across, numbered),
@@ -287,11 +295,13 @@ def composed(
         copies=copies_of(main, warmup),
         events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
         tuning=_tuning(whole),
+        ranks_comparable=None if untold else True,
         notes=tuple(
             dict.fromkeys(
                 [
                     *notes,
                     *notes_of(manifest, ranks, only_first=only_first),
+                    *([f"Which rank is late is not told: {untold}."] if untold else []),
                     *untold_window(whole, is_over=bool(manifest.get("ended_unix"))),
                 ]
             )

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from diagnose.analysis.spans import whole_steps
+from diagnose.analysis.device_ledger import BY_DEVICE
+from diagnose.analysis.spans import rank_of, whole_steps
 from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import Ddp, Fsdp
@@ -47,11 +48,16 @@ def program_of(log: RankLog, warmup: int) -> Program:
 def ddp_of(log: RankLog) -> Ddp | None:
     """Reads what one rank's `DistributedDataParallel` told; `None` without one."""
     fact = _facts(log).get("ddp")
-    return next(iter(_made(Ddp, [{**_ddp(fact), "passes_per_step": _passes(log)}]))) if fact else None
+    if not fact:
+        return None
+    own = {"rank": rank_of(log), "passes_per_step": _passes(log)}
+    ddp: Ddp = next(_made(Ddp, [{**_ddp(fact), **own}]))
+    return ddp
 
 
 def fsdp_of(log: RankLog) -> Fsdp | None:
-    """Reads what one rank's sharded parameters told; `None` without any. The waits are of all steps."""
+    """Reads what one rank's sharded parameters told; `None` without any. The waits are of all steps, and
+    those of GPUs unknown: see `core.parallel.Fsdp`."""
     fact = _facts(log).get("fsdp")
     steps = whole_steps(log)
     if not fact or not steps:
@@ -59,10 +65,21 @@ def fsdp_of(log: RankLog) -> Fsdp | None:
     means = {
         ours: float(fact[total]) / steps
         for ours, total in (("gather_ns", "gathered_ns"), ("scatter_ns", "scattered_ns"))
-        if total in fact
+        if total in fact and fact.get("on_cpu")
     }
     fsdp: Fsdp = next(_made(Fsdp, [{**fact, **means}]))
     return fsdp
+
+
+def exchanged_ns(log: RankLog) -> float | None:
+    """Returns nanoseconds per step that a rank waited for one other: of all steps, as of `fsdp_of`.
+
+    `None` where it does so and its steps are by the device's clock, which does not tell what is waited for.
+    """
+    fact = _facts(log).get("exchanges")
+    if not fact:
+        return 0.0
+    return None if log.meta.get(BY_DEVICE) else float(fact["waited_ns"]) / max(1, whole_steps(log))
 
 
 def memory_of(log: RankLog, warmup: int) -> Memory:

@@ -7,21 +7,22 @@ of a thousand ranks fits into memory as a thousand summaries.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from diagnose.analysis.across import Across
 from diagnose.analysis.deep_window import Spoilt, without_steps
+from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.late_bins import waits_in_bins
 from diagnose.analysis.lines import standing_ns
 from diagnose.analysis.meetings import waits_of
-from diagnose.analysis.program import ddp_of
+from diagnose.analysis.program import ddp_of, exchanged_ns
 from diagnose.analysis.rank_clocks import kept
 from diagnose.analysis.script import Script
 from diagnose.analysis.signals import host_stats
-from diagnose.analysis.spans import part_of
+from diagnose.analysis.spans import part_of, rank_of
 from diagnose.analysis.steps import GapParts, divided
 from diagnose.analysis.throughput import rate
 from diagnose.analysis.tuning import KINDS
@@ -30,6 +31,10 @@ from diagnose.core.host import HostStats
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.store.reader import RankLog
+
+HOST, LAUNCHES, DEVICE = "host", "launches", "device"
+"""Whose clock a rank's steps are by: the host's, which computes; the host's, which launches what a device
+computes; the device's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,8 @@ class RankSummary:
         phase_time_ns: Mean nanoseconds of each phase in a measured step.
         waits_ns: What it waits in each bin, see `analysis.late_bins`.
         standing_ns: See `core.profile.RankProfile`.
+        exchanged_ns: Likewise.
+        clock: `HOST`, `LAUNCHES` or `DEVICE`.
         samples_per_s: 0 when no batch size could be read.
         tokens_per_s: Likewise.
         gap_parts: How its gaps divide among the phases.
@@ -93,6 +100,8 @@ class RankSummary:
     phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
     waits_ns: tuple[float, ...] = ()
     standing_ns: float = 0.0
+    exchanged_ns: float | None = 0.0
+    clock: str = HOST
     samples_per_s: float = 0.0
     tokens_per_s: float = 0.0
     gap_parts: GapParts = field(default_factory=dict)
@@ -135,6 +144,8 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         },
         waits_ns=waits_in_bins(series, window.bin_width),
         standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
+        exchanged_ns=exchanged_ns(log),
+        clock=_clock(log),
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),
         gap_parts=parts,
@@ -146,9 +157,30 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
     return summary, Across.of(place, series, waits_of(log, warmup), rows, window.stride)
 
 
-def rank_of(log: RankLog) -> int:
-    """Returns a rank's number."""
-    return int(log.meta.get("rank", 0))
+def _clock(log: RankLog) -> str:
+    if log.meta.get(BY_DEVICE):
+        return DEVICE
+    return HOST if log.meta.get("device", "cpu") == "cpu" else LAUNCHES
+
+
+def why_incomparable(ranks: Sequence[RankSummary], *, by_meetings: bool) -> str:
+    """Returns why the ranks' times do not tell which of them the others wait for; empty where they do.
+
+    Args:
+        ranks: All of them.
+        by_meetings: Whether it was measured in each step what they wait for each other, on the host.
+    """
+    groups = {rank.ddp.ranks for rank in ranks if rank.ddp is not None and rank.ddp.ranks}
+    clocks = {rank.clock for rank in ranks}
+    if len(ranks) < 2:
+        return ""
+    if len(groups) > 1:
+        return f"gradients are averaged in {len(groups)} groups of ranks"
+    if by_meetings or clocks in ({HOST}, {DEVICE}):
+        return ""
+    if len(clocks) > 1:
+        return "the steps of some ranks are by the clock of their device, those of others by the host's"
+    return "the ranks train on devices, whose clock was not heard"
 
 
 def count_events(events: Iterable[tuple[int, int, str, dict[str, Any]]]) -> dict[str, int]:

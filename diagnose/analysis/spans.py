@@ -11,6 +11,11 @@ from diagnose.store.reader import RankLog
 WHOLE_STEPS = "whole_steps"
 
 
+def rank_of(log: RankLog) -> int:
+    """Returns a rank's number in its job."""
+    return int(log.meta.get("rank", 0))
+
+
 def whole_steps(log: RankLog) -> int:
     """Returns of how many steps a log's running totals are: also of a part of it."""
     return int(log.meta.get(WHOLE_STEPS, len(log.steps)))

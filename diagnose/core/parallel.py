@@ -11,8 +11,9 @@ class Ddp:
     """`DistributedDataParallel` on one rank: its settings, and its own timers' averages.
 
     Attributes:
-        rank: Whose.
-        world_size: Number of ranks.
+        rank: Whose, by its number in the job.
+        ranks: The job's ranks that its gradients are averaged over; empty where that is not known.
+        world_size: Number of these ranks.
         backend: What carries the gradients: `nccl`, `gloo`.
         on_cuda: Whether the parameters are on CUDA devices.
         bucket_cap_bytes: Most that a bucket may hold.
@@ -34,6 +35,7 @@ class Ddp:
     """
 
     rank: int = 0
+    ranks: tuple[int, ...] = ()
     world_size: int = 1
     backend: str = ""
     on_cuda: bool = False
@@ -69,7 +71,8 @@ class Fsdp:
     Attributes:
         world_size: Number of ranks that share each parameter.
         reshards: Whether parameters are given up after the forward and gathered again for the backward.
-        gather_ns: Nanoseconds per step that the step waited for parameters to be gathered.
+        gather_ns: Nanoseconds per step that the step waited for parameters to be gathered. It is not known
+            of GPUs: there the host only launches, half of it in a thread of autograd's.
         scatter_ns: Likewise, for gradients to be added up and scattered.
         peak_bytes: Most memory ever held on a device.
         unsharded_bytes: What the parameters would take if they stayed gathered.

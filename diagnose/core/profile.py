@@ -273,6 +273,8 @@ class RankProfile:
 
     Attributes:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
+        exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all; `None`
+            where that is not known.
         late_share: Part of the steps, by phase, in which this rank took longest of all; empty where that is
             not known.
         stats: What the operating system says of its process and machine.
@@ -284,6 +286,7 @@ class RankProfile:
     phase_time_ns: Mapping[Phase, float]
     late_ns_per_step: float | None = None
     standing_ns: float = 0.0
+    exchanged_ns: float | None = 0.0
     late_share: Mapping[Phase, float] = field(default_factory=dict)
     stats: HostStats = field(default_factory=HostStats)
     clock: ClockOffset | None = None
@@ -314,6 +317,8 @@ class Profile:
         num_rules: How many rules there were to ask, those that abstained included; `None` until then.
         tuning: What tuning did; `None` in a run that was not tuned. Of a run that was, every other figure
             is of the steps before anything was changed, save those that are of the whole run.
+        ranks_comparable: Whether the ranks' times tell which of them the others wait for; `None` where they
+            do not.
         notes: What the reader must know: hooks that were switched off, records that were lost.
     """
 
@@ -340,6 +345,7 @@ class Profile:
     abstained: tuple[Abstention, ...] = ()
     num_rules: int | None = None
     tuning: Tuning | None = None
+    ranks_comparable: bool | None = True
     notes: tuple[str, ...] = ()
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
+from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 COMMUNICATION = SLOT_OF["communication"]
 
@@ -25,14 +26,19 @@ COLLECTIVES = (
     "gather",
     "gather_object",
     "monitored_barrier",
-    "recv",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
-    "send",
 )
+
+EXCHANGES = ("recv", "send")
+"""What waits for one other rank. It is charged alike, and its time told apart."""
+
+MADE_BY = ("recv", "recv_anysource", "send")
+"""Methods of a process group that begin an exchange. `isend` and `irecv`, which call them, are not wrapped:
+`P2POp` refuses any other function."""
 
 
 class CollectivesHook(Hook):
@@ -40,7 +46,8 @@ class CollectivesHook(Hook):
 
     With NCCL a wait only makes the stream wait, and takes the host no time.
 
-    What DDP launches from C++ during the backward pass is not seen here: see `ddp_waits`.
+    What DDP launches from C++ during the backward pass is not seen here: see `ddp_waits`. What a rank waits
+    for one other, as the stages of a pipeline do, is no collective; `facts` tells how long that was.
     """
 
     requires = "torch.distributed"
@@ -55,16 +62,71 @@ class CollectivesHook(Hook):
             return
         from torch.distributed import distributed_c10d
 
+        exchanges: weakref.WeakSet[Any] = weakref.WeakSet()  # works under way
+        begun_ns = waited_ns = 0
+
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             return -1 if recorder.current == COMMUNICATION else COMMUNICATION
+
+        def before_exchange(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            nonlocal begun_ns
+            if recorder.current == COMMUNICATION:
+                return -1
+            begun_ns = recorder.clock()
+            return COMMUNICATION + THEN
+
+        def before_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            return (before_exchange if args[0] in exchanges else before)(args, kwargs)
+
+        def waited(args: tuple[Any, ...], result: Any) -> None:
+            nonlocal waited_ns
+            waited_ns += recorder.clock() - begun_ns
+
+        def begins(work: Any) -> None:
+            if "exchanges" not in recorder.facts:
+                tell()
+            if work is not None:
+                exchanges.add(work)
+
+        def tell() -> None:
+            recorder.facts["exchanges"] = {"waited_ns": waited_ns}
+
+        def tell_more() -> None:
+            if "exchanges" in recorder.facts:
+                tell()
 
         def wrap(original: Any) -> Any:
             return spanned(original, recorder, before)
 
-        with ExitStack() as stack:
-            for owner in (distributed_c10d, distributed):
-                for name in COLLECTIVES:
-                    if hasattr(owner, name):
-                        stack.enter_context(replaced(owner, name, wrap))
-            stack.enter_context(replaced(distributed_c10d.Work, "wait", wrap))
-            yield
+        def wrap_exchange(original: Any) -> Any:
+            return spanned(original, recorder, before_exchange, waited)
+
+        def wrap_wait(original: Any) -> Any:
+            return spanned(original, recorder, before_wait, waited)
+
+        def wrap_maker(original: Any) -> Any:
+            def make(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    work = original(*args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+                recorder.guarded(begins, work)
+                return work
+
+            return hidden(make)
+
+        wraps = {**dict.fromkeys(COLLECTIVES, wrap), **dict.fromkeys(EXCHANGES, wrap_exchange)}
+        recorder.flushed.append(tell_more)
+        try:
+            with ExitStack() as stack:
+                for owner in (distributed_c10d, distributed):
+                    for name, wrapper in wraps.items():
+                        if hasattr(owner, name):
+                            stack.enter_context(replaced(owner, name, wrapper))
+                for name in MADE_BY:
+                    stack.enter_context(replaced(distributed_c10d.ProcessGroup, name, wrap_maker))
+                stack.enter_context(replaced(distributed_c10d.Work, "wait", wrap_wait))
+                yield
+        finally:
+            recorder.flushed.remove(tell_more)

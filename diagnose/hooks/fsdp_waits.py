@@ -19,8 +19,9 @@ SCATTERS = ("finalize_backward",)
 class FsdpWaitsHook(Hook):
     """Charges the waits of FSDP2's parameter groups, which are made in Python, to `communication`.
 
-    On CUDA devices the host only launches there, and the time is short: what the device waits, its own
-    clock tells.
+    On CUDA devices the host only launches there, and the gradients' half in a thread of autograd's, which
+    is not measured: what is told of that half is the time of the launches, and it is said whether the
+    groups are on CPUs.
     """
 
     requires = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -81,6 +82,7 @@ def describe(groups: list[Any]) -> dict[str, Any]:
     sizes = [param._orig_size.numel() * param.sharded_param.element_size() for param in params]
     return {
         "world_size": max(group._all_gather_process_group.size() for group in groups),
+        "on_cpu": all(group.device.type == "cpu" for group in groups),
         "reshards": any(group._reshard_after_forward for group in groups),
         "unsharded_bytes": sum(sizes),
     }

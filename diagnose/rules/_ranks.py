@@ -250,18 +250,24 @@ def meeting(
 
 
 def ranks_example(
-    *times_ms: dict[Phase, float], program: Program | None = None, standing_ms: float = 0.0
+    *times_ms: dict[Phase, float],
+    program: Program | None = None,
+    standing_ms: float = 0.0,
+    exchanged_ms: float | None = 0.0,
+    **parts: Any,
 ) -> Profile:
-    """A profile of ranks with these phases; the first, whose are the profile's, stands still so long."""
+    """A profile of ranks with these phases; the first, whose are the profile's, stands still so long, and
+    each waits so long for another one. `parts` as in `profile`."""
     ranks = tuple(
         RankProfile(
             rank=rank,
             host="node",
             phase_time_ns={phase: ms * 1e6 for phase, ms in times.items()},
             standing_ns=0.0 if rank else standing_ms * 1e6,
+            exchanged_ns=None if exchanged_ms is None else exchanged_ms * 1e6,
         )
         for rank, times in enumerate(times_ms)
     )
     first: dict[str, Any] = {f"{phase.value}_ms": ms for phase, ms in times_ms[0].items()}
     step_ms = sum(times_ms[0].values())
-    return profile(step_ms=step_ms, ranks=ranks, program=program or Program(), **first)
+    return profile(step_ms=step_ms, ranks=ranks, program=program or Program(), **first, **parts)

@@ -97,6 +97,7 @@ class ComputeStraggler(Rule):
     steps only is not named.
     """
 
+    needs = ("ranks_comparable",)
     fires_on = (
         ranks_example(WAITING, SLOW),
         ranks_example(SLOW, WAITING),

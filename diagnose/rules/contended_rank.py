@@ -66,7 +66,7 @@ class ContendedRank(Rule):
     All ranks waiting for CPUs alike are `thread-oversubscription` or `noisy-neighbour`.
     """
 
-    needs = ("program.meetings",)
+    needs = ("program.meetings", "ranks_comparable")
     explains = ("compute-straggler", "input-straggler", "noisy-neighbour")
     fires_on = (delayed(0.02, 0.4), delayed(0.1, 0.35))
     silent_on = (

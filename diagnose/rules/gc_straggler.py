@@ -34,6 +34,7 @@ class GcStraggler(Rule):
     of them, which means do not show.
     """
 
+    needs = ("ranks_comparable",)
     actions = ("gc-freeze",)
     explains = ("compute-straggler", "gc-pauses")
     fires_on = (ranks_example(WAITING, PAUSED), ranks_example(PAUSED, WAITING))

@@ -35,6 +35,7 @@ class InputStraggler(Rule):
     that need not be its input. Batches that must differ in their cost from rank to rank.
     """
 
+    needs = ("ranks_comparable",)
     explains = ("blocking-call",)
     fires_on = (
         ranks_example(WAITING, LATE),

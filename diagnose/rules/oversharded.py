@@ -48,8 +48,8 @@ class Oversharded(Rule):
     `ShardingStrategy.SHARD_GRAD_OP` with the older class.
 
     ## When it is wrong
-    Longer sequences are still to come. What the step waits for gathering is measured of `fully_shard`, by
-    the host's clock; no run on GPUs has tried it.
+    Longer sequences are still to come. What the step waits for gathering is measured of `fully_shard` on
+    CPUs alone: on GPUs the host only launches, and the rule abstains.
     """
 
     needs = (

@@ -71,7 +71,7 @@ class UnevenWork(Rule):
     Ranks whose devices differ, and whose batches differ to match.
     """
 
-    needs = ("program.imbalance",)
+    needs = ("program.imbalance", "ranks_comparable")
     explains = ("compute-straggler", "exposed-communication")
     fires_on = (uneven(), uneven(spread=100.0), uneven(correlation=0.5, meetings=SEEN))
     silent_on = (

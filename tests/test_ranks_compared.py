@@ -1,0 +1,110 @@
+"""Ranks whose times do not compare: nobody is named late, and the report says why."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnose.analysis.profile import load_profile
+from diagnose.analysis.program import exchanged_ns
+from diagnose.core.profile import Profile
+from diagnose.rules import diagnosed
+from tests.recorded import MS, manifest, steps, writer
+from tests.test_device_clock import device_rows, log_of
+
+NUM_STEPS = 100
+WAITING = {"forward": 10.0, "backward": 30.0}
+LATE = {"forward": 30.0, "backward": 10.0}
+"""What rank 1 spends."""
+
+NAMING = {"compute-straggler", "gc-straggler", "input-straggler"}
+
+
+def job(
+    folder: Path,
+    *,
+    ranks: int = 2,
+    device: str = "cpu",
+    by_device: Collection[int] = (),
+    groups: Sequence[Sequence[int]] = (),
+) -> Profile:
+    """A job whose rank 1 is late. Some ranks' steps are by the device's clock, which tells the same; the
+    gradients of each group are averaged."""
+    run = manifest(folder)
+    for rank in range(ranks):
+        slots = LATE if rank == 1 else WAITING
+        group = next((list(group) for group in groups if rank in group), None)
+        facts = {"ddp": {"ranks": group}} if group else {}
+        with contextlib.closing(writer(run, rank, world_size=ranks, device=device, facts=facts)) as file:
+            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
+            if rank in by_device:
+                file.add_device_steps(0, device_rows(NUM_STEPS, slots))
+            file.set_meta({"state": {"finished": True}})
+    return diagnosed(load_profile(run))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="by the host"),
+        pytest.param({"device": "cuda", "by_device": (0, 1)}, id="by the device"),
+        pytest.param({"groups": ((0, 1),)}, id="one group"),
+    ],
+)
+def test_ranks_by_one_clock_and_in_one_group_are_compared(tmp_path: Path, options: dict[str, Any]) -> None:
+    profile = job(tmp_path / "run", **options)
+    (found,) = (each for each in profile.findings if each.rule == "compute-straggler")
+    assert found.ranks == (1,)
+    assert profile.ranks[1].late_ns_per_step == pytest.approx(20 * MS)
+    assert profile.history is not None and profile.history.late is not None
+    assert profile.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        pytest.param(
+            {"device": "cuda", "by_device": (0,)},
+            "the steps of some ranks are by the clock of their device, those of others by the host's",
+            id="two clocks",
+        ),
+        pytest.param(
+            {"device": "cuda"}, "the ranks train on devices, whose clock was not heard", id="launches"
+        ),
+        pytest.param(
+            {"ranks": 4, "groups": ((0, 2), (1, 3))},
+            "gradients are averaged in 2 groups of ranks",
+            id="two groups",
+        ),
+    ],
+)
+def test_ranks_that_do_not_compare_are_not_named(tmp_path: Path, options: dict[str, Any], why: str) -> None:
+    profile = job(tmp_path / "run", **options)
+    assert not NAMING & {each.rule for each in profile.findings}
+    assert {each.rule for each in profile.abstained if each.missing == "ranks_comparable"} >= NAMING
+    assert {rank.late_ns_per_step for rank in profile.ranks} == {None}
+    assert profile.history is not None and profile.history.late is None
+    assert profile.notes == (f"Which rank is late is not told: {why}.",)
+
+
+def test_one_rank_on_a_device_whose_clock_was_not_heard_needs_no_note(tmp_path: Path) -> None:
+    profile = job(tmp_path / "run", ranks=1, device="cuda")
+    assert profile.notes == ()
+    assert not NAMING & {each.rule for each in profile.abstained}
+
+
+def test_what_a_rank_waits_for_one_other_is_told_by_the_host_alone(tmp_path: Path) -> None:
+    facts = {"exchanges": {"waited_ns": 3 * MS * NUM_STEPS}}
+    waits = []
+    for name, exchanging, heard in (("none", {}, True), ("host", facts, False), ("device", facts, True)):
+        run = manifest(tmp_path / name)
+        with contextlib.closing(writer(run, device="cuda", facts=exchanging)) as file:
+            file.add_steps(steps(0, NUM_STEPS, WAITING, spread=0))
+            if heard:
+                file.add_device_steps(0, device_rows(NUM_STEPS, WAITING))
+        waits.append(exchanged_ns(log_of(run)))
+    assert waits == [0.0, 3.0 * MS, None]
