@@ -45,6 +45,8 @@ class Action:
         touches: What its numerics check looks at: `model` compares gradients, `optimizer` compares an
             update, `nothing` has none, because it is `EXACT` by construction or the user has asked for it,
             and `ranks` has none, because one process computes the same and only sends something else.
+        spares_collections: Whether it is there to spare full garbage collections: few windows hold one, so
+            steps that have one are left out of them, and what they take on average is added.
         unasked: Whether it is tried, last of all, though no finding asks for it: no rule can tell, and a
             trial is cheap.
     """
@@ -60,6 +62,7 @@ class Action:
     touches: ClassVar[str] = "nothing"
     unasked: ClassVar[bool] = False
 
+    spares_collections: ClassVar[bool] = False
     def check(self, job: Job) -> None:
         """Looks whether the action can be applied at all. Changes nothing.
 

@@ -60,6 +60,7 @@ class GcFreeze(Action):
     window_steps = 20
 
     def check(self, job: Job) -> None:
+    spares_collections = True
         """See `Action.check`."""
         if not gc.isenabled():
             raise CannotApply("the script has switched the garbage collector off")

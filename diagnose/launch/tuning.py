@@ -97,6 +97,7 @@ class LiveTuning:
         reuse = read(Path(asked["apply"])) if asked["apply"] else None
         recorder.on_iterator.append(self._begins)
         self._controller = Controller(world, policy, reuse)
+        self._installed.enter_context(world.pauses.watched())
         recorder.on_boundary = self._boundary
 
     def finish(self) -> None:

@@ -194,3 +194,5 @@ def switch(world: World, changes: Sequence[Installed], on: bool) -> None:
         for change, was in zip(changes, before, strict=True):
             change.switch(was)
         raise
+            if on and change.action.spares_collections:
+                world.pauses.stop_counting()

@@ -127,13 +127,15 @@ class Controller:
                 call()
             if self._plan is not None:
                 time_ns = self._world.clock() - self._resumed_ns
+                passed = max(1, number - self._step.number)
                 self._step = Step(
                     number=number,
                     time_ns=time_ns,
                     aside=aside,
                     begins=begins,
                     num_samples=num_samples,
-                    passed=max(1, number - self._step.number),
+                    passed=passed,
+                    paused_ns=self._world.pauses.steps_ended(time_ns, passed),
                 )
                 alarm = self._loss.step_ended()
                 steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._step)
@@ -152,6 +154,7 @@ class Controller:
                 self._freeze("it was interrupted")
             raise
         self._resumed_ns = self._world.clock()
+        self._world.pauses.mark()
 
     def finish(self) -> None:
         """The script ends, however it does: everything is undone. Raises no `Exception`."""

@@ -11,7 +11,7 @@ from diagnose.core.trial import Measured
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest
-from diagnose.tuner.trying import refuse_to_stay
+from diagnose.tuner.trying import look, refuse_to_stay
 from diagnose.tuner.windows import measure
 from diagnose.tuner.world import Plan, Spending, World
 
@@ -73,7 +73,7 @@ def drop_what_must_go(world: World, changes: Changes) -> None:
 def is_early(world: World, name: str) -> bool:
     """Whether an action that could not be tried yet still cannot, and still may later."""
     try:
-        together(world, f"looking at {name} again", lambda: world.actions[name].check(world.job))
+        together(world, f"looking at {name} again", lambda: look(world, world.actions[name]))
     except NotYet:
         return True
     except CannotApply:

@@ -226,7 +226,7 @@ class Attempt:
     def _look(self, candidate: Candidate) -> None:
         """Raises `CannotApply` if the action cannot be applied, or would cost more than it wins."""
         job = self._world.job
-        candidate.action.check(job)
+        look(self._world, candidate.action)
         if not candidate.asked:
             candidate.action.check_unasked(job)
         cost_s, left = candidate.action.start_up_s(job), job.steps_left() if self._step() else None
@@ -321,6 +321,18 @@ def _step_ns(kept: Sequence[Installed]) -> tuple[float, float]:
 
 def put_in_force(
     world: World, policy: Policy, changes: Changes, wanted: Kept, spending: Spending
+def look(world: World, action: Action) -> None:
+    """Looks whether an action can be tried now.
+
+    Raises:
+        NotYet: If it may be later.
+        CannotApply: If not.
+    """
+    action.check(world.job)
+    if action.spares_collections:
+        world.pauses.check()
+
+
 ) -> Plan[str]:
     """Puts an action of an earlier run in force, without a trial; returns why not, if it was not.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diagnose.actions.base import CannotApply
 from diagnose.core.units import NS_PER_MS
@@ -36,11 +36,18 @@ class Window:
         mean_ns: Mean nanoseconds of a step on the slowest rank.
         steps: How many were counted.
         samples: Samples of a step on all ranks, on average; 0 where nobody counts them.
+        paused_ns: What full garbage collections took per step, where steps that had one were left out: on the
+            rank where that is most.
     """
 
     mean_ns: float
     steps: int
     samples: float
+    paused_ns: float = 0.0
+
+    def plus(self, ns: float) -> Window:
+        """Returns the window with so much more time per step."""
+        return replace(self, mean_ns=self.mean_ns + ns)
 
     def ns_for(self, samples: float) -> float:
         """Returns the time that so many samples took.
@@ -53,7 +60,9 @@ class Window:
         return self.mean_ns * samples / self.samples
 
 
-def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> Plan[Window]:
+def window(
+    world: World, least: int, period: int = 1, usual_ns: float = 0.0, *, pauses_apart: bool = False
+) -> Plan[Window]:
     """Runs a window of steps, as long on every rank.
 
     A loop may be many steps ahead of its device. So the device has nothing to do when the window begins,
@@ -68,6 +77,7 @@ def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> 
         period: Steps after which what is measured begins anew.
         usual_ns: What a step takes otherwise, the same on every rank; 0 where a window must not be broken
             off.
+        pauses_apart: Leave steps with a full garbage collection out, and tell apart what those took.
 
     Raises:
         LossAlarm: See `heed_loss`.
@@ -76,13 +86,15 @@ def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> 
     times: list[list[int]] = [[] for _ in range(world.ranks.num)]
     beginnings: list[int] = []
     behind: list[int] = [0] * world.ranks.num
+    paused: list[int] = [0] * world.ranks.num
     epoch, asides, num_samples, missing = 1, 0, 0, least
     world.synchronize()
     while missing > 0:
         mine = []
         for _ in range(1 if usual_ns and not times[0] else missing):
             step = yield 1
-            mine.append((step.time_ns, step.aside, step.begins, step.num_samples))
+            apart_ns = step.paused_ns if pauses_apart else 0
+            mine.append((step.time_ns, step.aside, step.begins, step.num_samples, apart_ns))
         begun = world.clock()
         world.synchronize()
         left_ns = world.clock() - begun
@@ -93,17 +105,18 @@ def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> 
             epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, *_ in told) or 1
         # What one rank does beside training, the others wait for.
         for each in zip(*(steps for _, steps, *_ in told), strict=True):
-            if any(aside for _, aside, *_ in each) and asides < MAX_ASIDES:
+            if any(aside or apart_ns for _, aside, _, _, apart_ns in each) and asides < MAX_ASIDES:
                 asides += 1
+                paused = [before + apart_ns for before, (*_, apart_ns) in zip(paused, each, strict=True)]
                 continue
-            if epoch > 1 and any(begins for _, _, begins, _ in each):
+            if epoch > 1 and any(begins for _, _, begins, *_ in each):
                 beginnings.append(len(times[0]))
-            num_samples += sum(counted for *_, counted in each)
+            num_samples += sum(counted for *_, counted, _ in each)
             for own, (time_ns, *_) in zip(times, each, strict=True):
                 own.append(time_ns)
         count = len(times[0])
         longest_ns = max(sum(own) + late_ns for own, late_ns in zip(times, behind, strict=True))
-        begins = any(begins for _, steps, *_ in told for *_, begins, _ in steps)
+        begins = any(begins for _, steps, *_ in told for _, _, begins, *_ in steps)
         if usual_ns and count == 1 and not begins and is_hopeless(longest_ns, usual_ns):
             break
         wanted = least
@@ -114,7 +127,8 @@ def window(world: World, least: int, period: int = 1, usual_ns: float = 0.0) -> 
     mean_ns = max(
         window_mean(own, beginnings) + late_ns / count for own, late_ns in zip(times, behind, strict=True)
     )
-    return Window(mean_ns=mean_ns, steps=count, samples=num_samples / count)
+    samples, paused_ns = num_samples / count, max(paused) / (count + asides)
+    return Window(mean_ns=mean_ns, steps=count, samples=samples, paused_ns=paused_ns)
 
 
 def settle(changes: Sequence[Installed]) -> Plan[None]:
@@ -195,6 +209,10 @@ def measure(
     length = dict.fromkeys((False, True), max(action.window_steps for action in actions))
     period = math.lcm(*(action.period_steps for action in actions))
     resizes = any(change.action.resizes for change in changes)
+    apart = any(action.spares_collections for action in actions)
+    usual_pauses_ns, paused_ns, paused_steps = 0.0, 0.0, 0
+    if apart:
+        usual_pauses_ns = max(world.ranks.exchange("what collections take", world.pauses.usual_ns()))
     state: bool | None = None
     usual_ns = 0.0
     while True:
@@ -212,11 +230,15 @@ def measure(
                     spending.spent_ns += max(0.0, took_ns)
                 state = on
             limit_ns = (usual_ns if on else math.inf) if may_end else 0.0  # both are looked at after a step
-            seen[on] = yield from window(world, length[on], period, limit_ns)
+            seen[on] = yield from window(world, length[on], period, limit_ns, pauses_apart=apart)
             length[on] = seen[on].steps
             usual_ns = min(usual_ns, seen[on].mean_ns) if usual_ns else seen[on].mean_ns
-        without_ns = seen[False].mean_ns
-        with_ns = seen[True].ns_for(seen[False].samples) if resizes else seen[True].mean_ns
+        paused_ns += seen[True].paused_ns * seen[True].steps
+        paused_steps += seen[True].steps
+        without = seen[False].plus(usual_pauses_ns)
+        with_change = seen[True].plus(paused_ns / paused_steps)
+        without_ns = without.mean_ns
+        with_ns = with_change.ns_for(without.samples) if resizes else with_change.mean_ns
         test.add(without_ns, with_ns, length[False] + _settle_steps(changes))
         spending.spent_ns += max(0.0, with_ns - without_ns) * length[True]
         if pairs:

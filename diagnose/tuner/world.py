@@ -16,6 +16,7 @@ from diagnose.tuner.agreement import Alone, Ranks
 from diagnose.tuner.diagnosis import Diagnosis
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossTrend
+from diagnose.tuner.pauses import Pauses
 
 BUDGET_SHARE = 0.05
 BUDGET_FLOOR_NS = 5_000_000_000
@@ -41,6 +42,7 @@ class Step:
         begins: Whether it began an epoch.
         num_samples: Samples that loaders handed over for it; 0 where none tells.
         passed: How many have finished since the one that the plan was told of before.
+        paused_ns: What full garbage collections took of it.
     """
 
     number: int
@@ -49,6 +51,7 @@ class Step:
     begins: bool = False
     num_samples: int = 0
     passed: int = 1
+    paused_ns: int = 0
 
 
 T = TypeVar("T")
@@ -109,6 +112,7 @@ class World:
         loss: What they come to.
         snapshot: Keeps what training has come to; raises `CannotApply` where that does not go.
     """
+        pauses: What full garbage collections take.
 
     job: Job
     actions: Mapping[str, Action]
@@ -126,6 +130,7 @@ class World:
     snapshot: Callable[[Job], Snapshot] = no_snapshot
 
 
+    pauses: Pauses = field(default_factory=Pauses)
 @dataclass(slots=True)
 class Spending:
     """What tuning has cost the script so far.
