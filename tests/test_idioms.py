@@ -7,7 +7,10 @@ import ast
 import pytest
 
 from diagnose.analysis.attention import attention_lines
-from diagnose.analysis.idioms import (
+from diagnose.analysis.idioms import Idioms
+from diagnose.analysis.roles import Sources
+from diagnose.analysis.slices import is_chain
+from diagnose.analysis.statement_idioms import (
     CLIP,
     COLLECT,
     EMA,
@@ -19,10 +22,7 @@ from diagnose.analysis.idioms import (
     SYNC,
     SYNCHRONIZE,
     WAIT,
-    Idioms,
 )
-from diagnose.analysis.roles import Sources
-from diagnose.analysis.slices import is_chain
 
 FILE = "/train.py"
 

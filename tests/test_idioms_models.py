@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from diagnose.analysis.idioms import (
+from diagnose.analysis.idioms import Idioms
+from diagnose.analysis.roles import Sources
+from diagnose.analysis.statement_idioms import (
     CLIP,
     EMA,
     ENVIRONMENT,
@@ -13,9 +15,7 @@ from diagnose.analysis.idioms import (
     PYTHON_LOOP,
     ROLLOUT,
     SYNC,
-    Idioms,
 )
-from diagnose.analysis.roles import Sources
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from test_profile import NOBODY, SLOT_OF, log_of, steps_of
 
-from diagnose.analysis.idioms import LOG, METRIC, PYTHON_LOOP, SYNC
 from diagnose.analysis.lines import source_lines
 from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.statement_idioms import LOG, METRIC, PYTHON_LOOP, SYNC
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.gaps import measured_samples
-from diagnose.analysis.idioms import PURPOSES, PYTHON_LOOP, SYNC, WAIT, Idioms
+from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.statement_idioms import PYTHON_LOOP, SYNC, WAIT
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine

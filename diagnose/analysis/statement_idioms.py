@@ -1,0 +1,308 @@
+"""What a statement is there for, told from its syntax: to log, to wait for a device, to clip, ..."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from diagnose.analysis.slices import is_chain, takes_slices
+from diagnose.analysis.statements import Place, callee, names, nodes_of, words, words_of
+
+SYNC = "sync"
+"""Brings a value of a tensor to Python, for which the host waits for the device."""
+LOG = "log"
+"""Prints, logs, or writes to a file or over a network."""
+SYNCHRONIZE = "synchronize"
+"""Waits for a device, or gives its memory back, for no value."""
+COLLECT = "collect"
+"""Asks for a garbage collection."""
+WAIT = "wait"
+"""Sleeps, or waits for another process."""
+SAVE = "save"
+"""Writes state to disk, or makes it ready for that."""
+CLIP = "clip"
+"""Norms or scales gradients tensor by tensor."""
+EMA = "ema"
+"""Averages weights tensor by tensor."""
+METRIC = "metric"
+"""Scores predictions."""
+SCHEDULE = "schedule"
+"""Steps a learning-rate schedule."""
+PYTHON_LOOP = "python-loop"
+"""Loops in Python over something that is not the training data, and is none of the others."""
+SLICES = "slices"
+"""Besides: takes one slice of a tensor after the other, `x[:, i]`, and none needs the one before."""
+
+CHAIN = "chain"
+"""Besides: puts further elementwise operations on what the turn before has made."""
+ATTENTION = "attention"
+"""Besides: part of an attention that is written out."""
+
+ENVIRONMENT = "environment"
+"""Steps the environment of a reinforcement learner, or is inside such a step. Alone."""
+ROLLOUT = "rollout"
+"""Besides: chooses what to do in an environment. A model that is called so acts, and is not judged."""
+
+SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
+CASTS = {"float", "int", "bool"}
+PREDICATES = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
+CHEAP = {"detach", "append", "extend", "add", "size", "dim", "len", "numel", "get", "setdefault", "round"}
+"""Calls beside which reading a value is still all that a statement does."""
+LOG_FUNCTIONS = {"print", "pprint"}
+LOG_METHODS = {
+    *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "log_metric", "log_metrics"),
+    *("log_dict", "log_artifact", "write", "writelines", "write_text", "write_bytes", "writerow"),
+    *("writerows", "flush", "fsync", "fdatasync", "urlopen", "sendall", "savefig"),
+    *("set_postfix", "set_postfix_str", "set_description", "set_description_str"),
+}
+ALSO_OF_MEMORIES = {"write", "flush"}
+"""Methods that models with a memory have, too."""
+FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "stderr", "csv", "stream"}
+
+LEVELS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
+LOGGERS = re.compile(
+    r"(log|logs|logging)$|logger|wandb|mlflow|comet|neptune|writer|tracker|board|accelerator|run$|fabric",
+    re.IGNORECASE,
+)
+"""What one of the names before the method's is called: `log`, but not `logits`."""
+DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
+NETWORK = {"requests", "httpx", "urllib", "session"}
+SAVERS = {
+    ("torch", "save"),
+    ("pickle", "dump"),
+    ("pickle", "dumps"),
+    ("np", "save"),
+    ("np", "savez"),
+    ("numpy", "save"),
+}
+SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
+WAITERS = {"sleep", "system", "check_call", "check_output", "communicate"}
+WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
+IN_PLACE = {*WRITES, "mul", "lerp"}
+GRADIENT_MATH = {"norm", "vector_norm", "mul_", "clamp_", "clip_", "div_", "pow", "square", "sum", "copy_"}
+METRIC_WORDS = {
+    *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "confusion"),
+    *("precision", "recall", "topk", "iou", "perplexity", "meter"),
+}
+ALSO_OF_MODELS = {"acc", "meter", "precision", "recall", "topk", "iou"}
+"""Words that functions of models and losses are called by, too."""
+
+LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
+"""Beside one of these, `metric` is what is learned."""
+AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
+
+HOOKED_CALLS = {"backward", "step", "zero_grad"}
+"""Calls whose time is measured apart: beside them a line's time is that of what else it does."""
+
+
+class Within(NamedTuple):
+    """Where a line's time passed.
+
+    Attributes:
+        model: In the forward or backward pass.
+        loss: In the forward pass, so that the loss may depend on it.
+        module: In the `forward` of a module.
+        waits: On a device, for which a value that is read is waited for.
+    """
+
+    model: bool = False
+    loss: bool = False
+    module: bool = False
+    waits: bool = True
+
+
+def of_places(places: Sequence[Place], within: Within) -> tuple[str, ...]:
+    """Returns what all statements of a line do: the sampler does not tell which of them took the time."""
+    found = [tuple(_idioms(place, within)) for place in places]
+    if len(found) > 1:
+        found = [each for each, place in zip(found, places, strict=True) if each or _takes_time(place)]
+    return tuple(idiom for idiom in found[0] if all(idiom in each for each in found)) if found else ()
+
+
+def _takes_time(place: Place) -> bool:
+    """Whether a statement calls or repeats anything that is not measured apart."""
+    nodes = nodes_of(place.statement)
+    return any(isinstance(node, ast.comprehension) for node in nodes) or any(
+        isinstance(node, ast.Call) and callee(node)[0] not in HOOKED_CALLS for node in nodes
+    )
+
+
+def _idioms(place: Place, within: Within) -> Iterator[str]:
+    """Yields what a statement does, the most telling first."""
+    found: set[str] = set()
+    nodes = nodes_of(place.statement)
+    in_comprehension = {
+        id(inner)
+        for node in nodes
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp))
+        for inner in ast.walk(node)
+    }
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            found.update(_of_call(node, within, in_comprehension=id(node) in in_comprehension))
+    if "argmax" in names(nodes) and any(isinstance(node, ast.Compare) for node in nodes):
+        found.add(METRIC)
+    if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and _tensor_test(place.statement.test):
+        found.add(SYNC)
+    found.update(_of_weights(place, nodes))
+    if isinstance(place.statement, (ast.For, ast.AsyncFor)):
+        for inner in place.statement.body:
+            inside = Place(inner, (place.statement, *place.loops), place.function)
+            found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA))
+    if within.loss:
+        found.discard(CLIP)  # of norms that the loss punishes
+    if within.module:
+        found.discard(METRIC)
+    if not within.waits and not _only_reads(nodes):
+        found.discard(SYNC)
+    for idiom in (LOG, CLIP, EMA, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
+        if idiom in found:
+            yield idiom
+    if not found and (in_comprehension or _in_side_loop(place)):
+        yield PYTHON_LOOP
+        if takes_slices(place.statement, place.loops, nodes):
+            yield SLICES
+        if is_chain(place.statement, place.loops, nodes):
+            yield CHAIN
+
+
+def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
+    """Yields what a statement does to one weight after the other."""
+    iterated = _iterated(place, nodes)
+    if not any(_over_weights(source) for source in iterated):
+        return
+    used = names(nodes)
+    sources = names([node for source in iterated for node in ast.walk(source)])
+    with_gradients = bool((used | sources) & {"grad", "grads", "gradients"})
+    if with_gradients:
+        if used & GRADIENT_MATH:
+            yield CLIP
+        return  # else a step of the script's own optimizer, or of an inner loop
+    decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}
+    told = words_of(used - decays_weights) & AVERAGED_WORDS
+    assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign))
+    in_pairs = sources & {"zip", "_foreach"} and (used & WRITES or _assigns_in_place(place.statement))
+    if in_pairs or (told and (used & IN_PLACE or assigns)):
+        yield EMA
+
+
+def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Iterator[str]:
+    """Yields what one call does; in a comprehension a cast is of Python's numbers."""
+    name, base = callee(call)
+    owner = base.rpartition(".")[2] or base
+    if (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call, name):
+        yield SYNC
+    if not base and name in CASTS and not in_comprehension and call.args and _may_be_tensor(call.args[0]):
+        yield SYNC
+    if (
+        (not base and name in LOG_FUNCTIONS | {"open", "urlopen"})
+        or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
+        or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
+        or (owner in DUMPERS and name in ("dump", "dumps"))
+        or (owner in NETWORK and name in ("get", "post", "put", "request"))
+    ):
+        yield LOG
+    if name in SYNCHRONIZERS:
+        yield SYNCHRONIZE
+    if (owner, name) == ("gc", "collect"):
+        yield COLLECT
+    if name in WAITERS or (owner == "subprocess" and name in ("run", "call")):
+        yield WAIT
+    if (owner, name) in SAVERS or name in ("copyfile", "copytree", "copy2"):
+        yield SAVE
+    if name.startswith("clip_grad") and _keyword(call, "foreach") is False:
+        yield CLIP
+    if name == "update_parameters" or (name == "update" and "ema" in words(owner) and not within.model):
+        yield EMA
+    if name == "step" and "sched" in base.lower():
+        yield SCHEDULE
+    called = words(name) | (words(owner) if name in ("update", "compute", "add") else set())
+    scores = METRIC_WORDS - ALSO_OF_MODELS if within.loss else METRIC_WORDS
+    # The largest values of a tensor are no score.
+    if called & scores and name != "topk" and not called & LEARNING_WORDS:
+        yield METRIC
+
+
+def _is_logger(base: str) -> bool:
+    return any(LOGGERS.search(part) for part in re.findall(r"\w+", base))
+
+
+def _of_a_memory(name: str, owner: str, within: Within) -> bool:
+    """Whether `memory.write(key, value)` is a part of a model: nothing says that this is a file."""
+    return within.model and name in ALSO_OF_MEMORIES and not words(owner) & FILES
+
+
+def _only_reads(nodes: Sequence[ast.AST]) -> bool:
+    """Whether bringing values to Python is all that a statement does."""
+    cheap = SYNC_METHODS | CASTS | PREDICATES | CHEAP
+    return all(
+        callee(node)[0] in cheap or _to_cpu(node, callee(node)[0])
+        for node in nodes
+        if isinstance(node, ast.Call)
+    )
+
+
+def _to_cpu(call: ast.Call, name: str) -> bool:
+    return name == "to" and any(
+        isinstance(arg, ast.Constant) and arg.value == "cpu"
+        for arg in (*call.args, *(keyword.value for keyword in call.keywords))
+    )
+
+
+def _may_be_tensor(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        _, base = callee(node)
+        return bool(base) and base not in ("time", "math", "os", "random", "np", "input", "f")
+    return isinstance(node, (ast.Name, ast.Subscript))
+
+
+def _tensor_test(test: ast.expr) -> bool:
+    """Whether a condition asks a tensor: it calls one of torch's predicates."""
+    return any(
+        isinstance(node, ast.Call)
+        and callee(node)[0] in PREDICATES
+        and callee(node)[1] not in ("", "math", "np")
+        for node in ast.walk(test)
+    )
+
+
+def _keyword(call: ast.Call, name: str) -> object:
+    for keyword in call.keywords:
+        if keyword.arg == name and isinstance(keyword.value, ast.Constant):
+            return keyword.value.value
+    return None
+
+
+def _iterated(place: Place, nodes: list[ast.AST]) -> list[ast.expr]:
+    """Returns what the loops around and in a statement go over."""
+    around = [loop.iter for loop in place.loops if isinstance(loop, (ast.For, ast.AsyncFor))]
+    if isinstance(place.statement, (ast.For, ast.AsyncFor)):
+        around.append(place.statement.iter)
+    return [*around, *(node.iter for node in nodes if isinstance(node, ast.comprehension))]
+
+
+def _over_weights(source: ast.expr) -> bool:
+    weights = {"parameters", "named_parameters", "params", "state_dict", "grads", "param_groups"}
+    return bool(names(ast.walk(source)) & weights)
+
+
+def _in_side_loop(place: Place) -> bool:
+    """Whether a loop goes around the statement that trains nothing."""
+    return any(
+        not any(
+            isinstance(node, ast.Call) and callee(node)[0] in ("backward", "step", "train_step")
+            for node in ast.walk(loop)
+        )
+        for loop in place.loops
+    )
+
+
+def _assigns_in_place(statement: ast.stmt) -> bool:
+    """Whether a statement writes into something there is: `average.data = ...`, `shadow[name] = ...`."""
+    if isinstance(statement, ast.AugAssign):
+        return True
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, (ast.Attribute, ast.Subscript)) for target in statement.targets
+    )
