@@ -120,7 +120,8 @@ def _findings(profile: Profile) -> _Found:
     if nothing or not profile.findings:
         return _Found(lines=(sentence(nothing or "no rule was asked"),), healthy=bool(nothing))
     top = profile.findings[0]
-    cost = f"It costs {lost(top)} per step, {lost_share(top, profile)} of it; without it training would be "
+    without = "without it" if top.fix_won_ns is None else "with its fix"
+    cost = f"It costs {lost(top)} per step, {lost_share(top, profile)} of it; {without} training would be "
     others = len(profile.findings) - 1
     rest = (f"{plural(others, 'more finding')} below.",) if others else ()
     return _Found(lines=(f"{headline(top)}.", f"{cost}{gain(top, profile)} as fast."), more=rest)

@@ -79,6 +79,17 @@ def test_a_fault_that_is_gone_sets_its_prediction_beside_what_was_measured() -> 
     assert tried.is_inside
 
 
+def test_a_fix_that_wins_a_part_of_what_is_lost_promises_that_part() -> None:
+    part = replace(fault(40), fix_won_ns=20 * MS)
+    tried = prediction(run(100, part), run(79), compared(100, 79))
+    assert tried is not None and tried.is_inside
+    promised = (tried.predicted.speedup, tried.predicted.low, tried.predicted.high)
+    assert promised == pytest.approx((1 / 0.8, 1 / 0.8, 1 / 0.56))
+    assert part.gain(100 * MS).speedup == pytest.approx(1 / 0.6), "as before, of the fault's end"
+    shared = replace(part, lost_ns={Phase.DATA_WAIT: 10 * MS}, low_ns=0.0, high_ns=11 * MS)
+    assert shared.gain_of_fix(100 * MS).speedup == pytest.approx(1 / 0.9), "others took the rest"
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

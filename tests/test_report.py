@@ -16,6 +16,7 @@ from diagnose.core.profile import (
     Throughput,
 )
 from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
+from diagnose.report._end_findings import finding_lines
 from diagnose.report.base import Column, Row, Table, sections
 from tests.profiles import (
     FAULTY,
@@ -224,6 +225,7 @@ def test_json_report_says_of_each_finding_what_the_text_says() -> None:
     first, second = report["findings"]
     gain = pytest.approx({"speedup": 41 / 21, "low": 41 / 27, "high": 41 / 20.5})
     assert (first.pop("gain"), first.pop("gains")) == (gain, {"loader-workers": gain})
+    assert first.pop("gain_of_fix") == gain
     assert first == {
         "rule": "serial-loading",
         "summary": "The training thread loads its own batches: 50 % of each step.",
@@ -273,6 +275,15 @@ What slows it down
     The gain assumes: one call for all tensors costs what one for a tensor does.
 """,
     )
+
+
+def test_the_gain_that_comes_first_is_that_of_the_fix() -> None:
+    part = replace(PROFILE, findings=(replace(SERIAL, fix_won_ns=10 * MS),), num_rules=12)
+    assert "gain  1.3x (1.3 to 2.0) faster with this fix; 2.0x if it cost nothing at all" in to_text(
+        part, Terminal(width=100)
+    )
+    findings, _ = finding_lines(part, 9, Terminal(width=80))
+    assert "20.0 ms lost, gain 1.3x (1.3 to 2.0)" in findings[0]
 
 
 def test_text_report_of_a_healthy_run_says_so_and_what_could_not_be_looked_for() -> None:

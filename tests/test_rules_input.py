@@ -164,6 +164,7 @@ def test_a_worker_beside_a_thread_of_torchs_on_each_cpu_wins_nothing_and_two_sha
     assert crowded.won_ns["loader-workers"] == pytest.approx(4 * MS), "what a trial is worth"
     assert "if that helps" in crowded.fix and "if that helps" not in alone.fix
     assert crowded.low_ns == 0
+    assert alone.fix_won_ns is None and crowded.fix_won_ns == pytest.approx(4 * MS), "what the fix brings"
     # Two workers load 60 ms on both CPUs in 30, while the model stands still.
     assert found(60, num_threads=2).won_ns["loader-workers"] == pytest.approx(30 * MS, rel=0.05)
 

@@ -26,7 +26,7 @@ def prediction(before: Profile, after: Profile, comparison: Comparison) -> Predi
         `None` unless faults are gone, the script and its device are the same, and speeds were measured.
     """
     gone = gone_findings(before, after)
-    lost_ns = sum(finding.lost_ns_per_step for finding in gone)
+    lost_ns = sum(finding.fixed_ns_per_step for finding in gone)
     measured = measured_speedup(comparison.headline)
     same = all(
         getattr(before.run, name) == getattr(after.run, name) for name in ("script", "device", "world_size")
@@ -38,7 +38,7 @@ def prediction(before: Profile, after: Profile, comparison: Comparison) -> Predi
         predicted=Gain.of(
             before.step_time_ns,
             lost_ns=lost_ns,
-            low_ns=sum(finding.low_ns for finding in gone),
+            low_ns=min(lost_ns, sum(finding.low_ns for finding in gone)),
             high_ns=sum(finding.high_ns for finding in gone),
         ),
         measured=measured,

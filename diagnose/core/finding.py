@@ -55,6 +55,7 @@ class Finding:
         ranks: The ranks that have the fault; empty means all.
         actions: Names of the actions that help, the best first.
         won_ns: Of actions that win only a part of what is lost: nanoseconds of the mean step, by name.
+        fix_won_ns: Of the fix in words, where it wins only a part of that.
 
     Raises:
         ValueError: If no time is lost, or the bounds do not enclose it.
@@ -74,6 +75,7 @@ class Finding:
     ranks: tuple[int, ...] = ()
     actions: tuple[str, ...] = ()
     won_ns: Mapping[str, float] = field(default_factory=dict)
+    fix_won_ns: float | None = None
 
     def __post_init__(self) -> None:
         if not self.lost_ns_per_step > 0 or min(self.lost_ns.values()) < 0:
@@ -89,6 +91,11 @@ class Finding:
         """Nanoseconds of the mean step that would be won if the fault were gone."""
         return sum(self.lost_ns.values())
 
+    @property
+    def fixed_ns_per_step(self) -> float:
+        """Nanoseconds of the mean step that the fix in words wins."""
+        return self.lost_ns_per_step if self.fix_won_ns is None else self._of_lost(self.fix_won_ns)
+
     def gain(self, step_time_ns: float, action: str = "") -> Gain:
         """Returns how much faster steps of this mean time would be without the fault.
 
@@ -96,10 +103,19 @@ class Finding:
             step_time_ns: The mean step with it.
             action: An action that is to mend it; empty for the fault's end, however it comes.
         """
-        lost_ns = self.won_ns.get(action, self.lost_ns_per_step)
-        return Gain.of(
-            step_time_ns, lost_ns=lost_ns, low_ns=min(self.low_ns, lost_ns), high_ns=self.high_ns
-        )
+        return self._gain(step_time_ns, self._of_lost(self.won_ns.get(action, self.lost_ns_per_step)))
+
+    def gain_of_fix(self, step_time_ns: float) -> Gain:
+        """Returns how much faster steps of this mean time would be with the fix in words."""
+        return self._gain(step_time_ns, self.fixed_ns_per_step)
+
+    def _of_lost(self, won_ns: float) -> float:
+        """Returns what is won where other findings have taken a part of what was lost."""
+        return min(won_ns, self.lost_ns_per_step)
+
+    def _gain(self, step_time_ns: float, won_ns: float) -> Gain:
+        low_ns = min(self.low_ns, won_ns)
+        return Gain.of(step_time_ns, lost_ns=won_ns, low_ns=low_ns, high_ns=self.high_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,22 @@ from diagnose.rules import WORTH_SHARE
 
 
 def gain(finding: Finding, profile: Profile) -> str:
-    """Returns `1.4x (1.2 to 1.6)`: how much faster training would be without the fault."""
-    gained = finding.gain(profile.step_time_ns)
+    """Returns `1.4x (1.2 to 1.6)`: how much faster training would be with the fix."""
+    gained = finding.gain_of_fix(profile.step_time_ns)
     return format_gain(gained.speedup, gained.low, gained.high)
 
 
 def short_gain(finding: Finding, profile: Profile) -> str:
     """Returns `1.4x`."""
-    return format_speedup(finding.gain(profile.step_time_ns).speedup)
+    return format_speedup(finding.gain_of_fix(profile.step_time_ns).speedup)
+
+
+def gain_in_words(finding: Finding, profile: Profile) -> str:
+    """Returns what the gain is of: the fault's end, or a fix that wins only a part of it."""
+    if finding.fix_won_ns is None:
+        return "faster without it"
+    whole = format_speedup(finding.gain(profile.step_time_ns).speedup)
+    return f"faster with this fix; {whole} if it cost nothing at all"
 
 
 def lost(finding: Finding) -> str:

@@ -146,6 +146,7 @@ def _finding(finding: Finding, profile: Profile) -> dict[str, Any]:
         "lost_ms_per_step": _ms(finding.lost_ns_per_step),
         "phases": {phase.value: _ms(lost_ns) for phase, lost_ns in finding.lost_ns.items()},
         "gain": asdict(finding.gain(profile.step_time_ns)),
+        "gain_of_fix": asdict(finding.gain_of_fix(profile.step_time_ns)),
         "assumption": finding.assumption,
         "evidence": finding.evidence,
         "fix": finding.fix,

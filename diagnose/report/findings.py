@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, headline, lost, lost_share, no_fault, place, ranks
+from diagnose.report._faults import gain, gain_in_words, headline, lost, lost_share, no_fault, place, ranks
 from diagnose.report.base import Block, Card, Fact, Paragraph, Section
 from diagnose.report.summary import sentence
 
@@ -37,7 +37,7 @@ def card(finding: Finding, profile: Profile) -> Card:
                 value=lost(finding),
                 detail=f"per step, {lost_share(finding, profile)} of it: {names}",
             ),
-            Fact(label="gain", value=gain(finding, profile), detail="faster without it"),
+            Fact(label="gain", value=gain(finding, profile), detail=gain_in_words(finding, profile)),
         ),
         points=finding.evidence,
         advice=finding.fix,

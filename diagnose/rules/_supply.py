@@ -34,6 +34,12 @@ ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
 """While these last nobody takes training batches, and what workers prepare for it is bounded: they hide
 nothing there."""
 
+HANDOVER_NS = 500_000
+"""What taking over a batch of a few tensors from a worker costs the loop; measured: 0.4 to 1.1 ms."""
+
+MIN_HANDOVERS = 3.0
+"""Loading that takes no longer than this many of them is as fast without workers, or faster."""
+
 HEADROOM = 1.25
 """Workers to ask for, relative to the least that keep up: fetching times vary."""
 

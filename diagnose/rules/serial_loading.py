@@ -14,18 +14,20 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share, format_speedup
 from diagnose.rules._examples import profile
 from diagnose.rules._machine import disk, waits_for_disk
-from diagnose.rules._supply import DIVIDE, HEADROOM, applicable, computing_ns, main_loader
+from diagnose.rules._supply import (
+    DIVIDE,
+    HANDOVER_NS,
+    HEADROOM,
+    MIN_HANDOVERS,
+    applicable,
+    computing_ns,
+    main_loader,
+)
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
 """Of the step; less is not worth worker processes. So much is expected of them at least where no CPU seems
 to be free: threads that spin look like work, and only a trial tells."""
-
-HANDOVER_NS = 500_000
-"""What taking over a batch of a few tensors from a worker costs the loop; measured: 0.4 to 1.1 ms."""
-
-MIN_HANDOVERS = 3.0
-"""Loading that takes no longer than this many of them is as fast without workers, or faster."""
 
 LEAST, MOST = 0.8, 1.15
 """Workers never hide all of it, and what loads between two steps also empties the caches that they use."""
@@ -119,6 +121,7 @@ class SerialLoading(Rule):
         if cpus and cpus < 2 and profile.run.device == "cpu":  # it does one or the other
             lost_ns = min(loading_ns, max(MIN_SHARE * step_ns, won_ns))
             high_ns = MOST * lost_ns
+        by_all_ns, by_one_ns = (min(lost_ns, max(MIN_SHARE * step_ns, won)) for won in (won_ns, by_one_ns))
         advice = DIVIDE if loader.iterable else "Give"
         advice += f" the DataLoader {workers} {'worker' if workers == 1 else 'workers'}"
         if cpus and won_ns < MIN_SHARE * step_ns:
@@ -161,13 +164,11 @@ class SerialLoading(Rule):
             won_ns={}
             if loader.iterable
             else {
-                name: min(lost_ns, max(MIN_SHARE * step_ns, won))
-                for name, won in (
-                    ("loader-workers", won_ns),
-                    ("loader-workers-reseeded", won_ns),
-                    ("fork-continuation", by_one_ns),
-                )
+                "loader-workers": by_all_ns,
+                "loader-workers-reseeded": by_all_ns,
+                "fork-continuation": by_one_ns,
             },
+            fix_won_ns=by_all_ns if cpus and by_all_ns < LEAST * lost_ns else None,
         )
 
 
