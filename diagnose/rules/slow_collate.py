@@ -1,4 +1,4 @@
-"""Making a batch of samples takes longer than fetching them"""
+"""Making a batch of samples takes as long as fetching them, or longer"""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from diagnose.core.profile import InputStats, Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, main_loader, supply_of
+from diagnose.rules._supply import (
+    HANDOVER_NS,
+    MIN_HANDOVERS,
+    MIN_SHARE,
+    WELL_FED,
+    fed_by,
+    main_loader,
+    supply_of,
+)
 from diagnose.rules.base import Rule
 
 DOMINATES = 0.5
 """Collating that takes at least as long as fetching is the part to cut first."""
+
+COUNTS = 0.35
+"""Where a batch takes so little time that workers would win nothing, collating is what is left to cut: it
+need take only this part."""
 
 TORCHS_OWN = "default_collate"
 
@@ -26,13 +38,14 @@ MOST = 1.2
 NO_WORKER = Program(loaders=(Loader(num_workers=0, collate="pad", file="/home/me/train.py", line=31),))
 OF_TORCH = Program(loaders=(Loader(num_workers=0, collate=TORCHS_OWN, file="/home/me/train.py", line=31),))
 QUICK = InputStats(fetch_ns=1e5, collate_ns=3e5, steady_wait_ns=4e5, batches_per_step=1.0)
+HALF = InputStats(fetch_ns=7e5, collate_ns=6e5, steady_wait_ns=13e5, batches_per_step=1.0)
 
 
 class SlowCollate(Rule):
     """
     ## What it means
-    Putting the samples of a batch together, in `collate_fn`, takes longer than fetching them, and the loop
-    waits for it. Usually it loops over samples in Python, pads one by one, or converts types.
+    Putting the samples of a batch together, in `collate_fn`, takes as long as fetching them or longer, and
+    the loop waits for it. Usually it loops over samples in Python, pads one by one, or converts types.
 
     ## What to do
     Write it in whole-batch operations: `torch.stack`, `pad_sequence`, one allocation filled in place. Or
@@ -51,6 +64,7 @@ class SlowCollate(Rule):
         ),
         fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1),
         profile(step_ms=1, data_wait_ms=0.4, program=NO_WORKER, input=QUICK),
+        profile(step_ms=8, data_wait_ms=1.3, program=NO_WORKER, input=HALF),
     )
     silent_on = (
         WELL_FED,
@@ -62,6 +76,7 @@ class SlowCollate(Rule):
         fed_by(data_wait_ms=40, fetch_ms=90, collate_ms=10, num_workers=1),
         fed_by(data_wait_ms=1, fetch_ms=10, collate_ms=50, num_workers=1),
         profile(step_ms=1, data_wait_ms=0.4, program=OF_TORCH, input=QUICK),
+        profile(step_ms=8, data_wait_ms=1.3, program=OF_TORCH, input=HALF),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -91,7 +106,9 @@ class SlowCollate(Rule):
             return None
         share = collate_ns / max(1.0, fetch_ns + collate_ns)
         name = loader.collate or "collate_fn"
-        if share < DOMINATES or (name == TORCHS_OWN and collate_ns < MIN_COLLATE_NS):
+        by_workers = loader.num_workers or fetch_ns + collate_ns >= MIN_HANDOVERS * HANDOVER_NS
+        least = DOMINATES if by_workers else COUNTS
+        if share < least or (name == TORCHS_OWN and collate_ns < MIN_COLLATE_NS):
             return None
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
@@ -99,7 +116,8 @@ class SlowCollate(Rule):
             rule=self.name,
             summary=(
                 f"Making batches of samples costs {format_share(lost_ns / profile.step_time_ns)} of each"
-                f" step: {name} takes longer than the dataset."
+                f" step: {name} takes {'longer than' if share >= DOMINATES else 'about as long as'} the"
+                " dataset."
             ),
             lost_ns={Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
