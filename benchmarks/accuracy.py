@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--floor", type=float, help="least part of the faults to be named first, 0 to 1")
     parser.add_argument("--peers", action="store_true", help="also ask TraceML and gpuprof")
     parser.add_argument("--answers", type=Path, help="keep answers in this file, and ask only for others")
+    parser.add_argument("--report", action="store_true", help="ask nothing more: only what is kept")
     args = parser.parse_args()
 
     severities = (PROBE,) if args.quick else tuple(map(int, args.severities.split(",")))
@@ -94,6 +95,7 @@ def main() -> None:
             answer = kept.answer(cell)
             if answer is not None:
                 answers.append(answer)
+            if answer is not None or args.report:
                 continue
             answer = bench.answer(cell)
             kept.keep(answer)
