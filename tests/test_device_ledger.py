@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +81,13 @@ class Loop:
     def usual(self, wait_ns: int = 0, kernel_ns: int = MS) -> None:
         """A step of four kernels."""
         self.batch(("spend", wait_ns))
+        self.phase(FORWARD, ("launch", kernel_ns))
+        self.phase(BACKWARD, ("launch", kernel_ns), ("launch", kernel_ns))
+        self.optimizer(("launch", kernel_ns))
+
+    def bare(self, kernel_ns: int = MS) -> None:
+        """A step of a loop that asks no loader."""
+        self.recorder.work_begins()
         self.phase(FORWARD, ("launch", kernel_ns))
         self.phase(BACKWARD, ("launch", kernel_ns), ("launch", kernel_ns))
         self.optimizer(("launch", kernel_ns))
@@ -392,8 +400,41 @@ def test_a_loop_that_goes_on_in_another_stream_is_followed_there() -> None:
             loop.device.main = loop.device.current = Stream("another", free_ns=loop.device.main.free_ns)
         loop.usual()
     rows = loop.finish()
-    assert [row.step for row in rows if row.holes] == [5, 6], "the step that ends there, and the next"
+    assert [row.step for row in rows if row.holes] == [6], "the step that goes on there"
     assert all(row.total_ns == near(4 * MS) for row in rows if not row.holes)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["the loader is", "the training is"])
+def test_a_batch_that_is_asked_for_in_another_stream_is_not_where_the_step_runs(inside: bool) -> None:
+    """TorchRec asks inside its stream of copies; a warm-up for graphs trains inside one of its own."""
+    loop = Loop()
+    device, other = loop.device, Stream("another")
+    asked, trained = (other, device.main) if inside else (device.main, other)
+    device.main = trained  # whose work the truth is of
+    for _ in range(12):
+        device.current = asked
+        loop.batch(("spend", 10 * MS))
+        device.current = trained
+        loop.phase(FORWARD, ("launch", MS))
+        loop.phase(BACKWARD, ("launch", 8 * MS), ("launch", 8 * MS))
+        loop.optimizer(("launch", MS))
+    device.current = asked
+    rows = loop.finish()
+    assert [row.step for row in rows if row.holes] == [1], "where it learns which stream it is"
+    assert len(rows) == 11
+    for row in rows[2:]:
+        assert row.times["backward"] == near(16 * MS)
+        assert row.times.get("data_wait", 0) == near(0), "it is behind"
+
+
+def test_a_loop_without_a_loader_has_whole_steps_only() -> None:
+    loop = Loop()
+    for _ in range(12):
+        loop.bare()
+        loop.phase(REST, ("wait", 0))
+    rows = loop.finish()
+    assert [row.step for row in rows] == list(range(2, 12))
+    assert all(row.total_ns == near(4 * MS) and not row.holes for row in rows)
 
 
 @pytest.mark.parametrize("call", ["record", "new_event", "is_capturing", "current_stream"])
@@ -465,6 +506,49 @@ def test_a_collection_between_an_event_and_its_entry_counts_once() -> None:
     assert not pauses
     assert sum(row.total_ns for row in rows) == near(11 * 4 * MS + 30 * MS, 11 * 40 * US)
     assert sum(row.holes for row in rows) == 1, "whose slots are in the wrong order is the host's"
+
+
+def test_a_collection_while_an_entry_is_made_puts_no_event_into_two_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to Python 3.11 the collector runs where something is allocated."""
+    monkeypatch.setattr(_device_ledger, "MAX_EVENTS", 40)
+    loop = Loop()
+    collections, hoard = 0, [(place, place) for place in range(5_000)]
+
+    def pause(phase: str, _: Any) -> None:
+        nonlocal collections, interrupted
+        if phase == "start":
+            interrupted = loop.recorder.push(SLOT_OF["gc"])
+            loop.device.spend(30 * US)
+        else:
+            loop.recorder.resume(interrupted)
+            collections += 1
+
+    interrupted = 0
+    was, before = gc.get_threshold(), gc.isenabled()
+    gc.freeze()
+    gc.callbacks.append(pause)
+    gc.set_threshold(1, 10**6, 10**6)
+    try:
+        for step in range(100):
+            gc.enable()
+            loop.usual()
+            loop.phase(REST, ("wait", 0))
+            gc.disable()
+            loop.read()
+            hoard += [(step, place) for place in range(200)]  # else pairs are made of those that were freed
+    finally:
+        gc.callbacks.remove(pause)
+        gc.set_threshold(*was)
+        gc.unfreeze()
+        if before:
+            gc.enable()
+    loop.finish()
+    ledger = loop.recorder.device
+    assert ledger is not None and ledger.on, (ledger.gave_up, list(loop.recorder.notes), loop.device.recorded)
+    assert collections > 500
+    assert len(ledger._free) == len({id(event) for event in ledger._free}) <= 40
 
 
 def test_a_forked_child_has_no_device() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from diagnose.hooks._device import Event, Stream
@@ -62,13 +63,31 @@ def cuda_in_use() -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def device_of(modules: list[Any]) -> CudaDevice | None:
-    """Returns the device that the first of these modules with parameters on one has them on, or `None`."""
+def alive(modules: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Returns the modules that weak references still lead to."""
+    return [module for known in list(modules) if (module := known()) is not None]
+
+
+def accelerator_of(modules: Iterable[Any]) -> Any:
+    """Returns the `torch.device` of the parameters of the first of these modules that has them beyond the
+    CPU, or `None`."""
     for module in modules:
         for parameter in module.parameters():
-            if parameter.is_cuda:
-                return CudaDevice(parameter.device.index)
+            if parameter.device.type not in ("cpu", "meta"):
+                return parameter.device
     return None
+
+
+def index_of(modules: Iterable[Any]) -> int | None:
+    """Returns the number of the CUDA device that `accelerator_of` returns, or `None`."""
+    device = accelerator_of(modules)
+    return device.index if device is not None and device.type == "cuda" else None
+
+
+def device_of(modules: Iterable[Any]) -> CudaDevice | None:
+    """Returns the CUDA device that `accelerator_of` returns, or `None`."""
+    index = index_of(modules)
+    return CudaDevice(index) if index is not None else None
 
 
 def _driver() -> Any:

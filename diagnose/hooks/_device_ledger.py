@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from time import perf_counter_ns
 from typing import Any
 
 from diagnose.core.ledger import COUNTS
 from diagnose.hooks._device import Device, Event
-from diagnose.hooks._log import WIDTH, Log, Mark, Seen
+from diagnose.hooks._log import STEPPED, WIDTH, Log, Mark, Seen
 
 MAX_EVENTS = 16_384
 """Half a second, the time between two looks, of a step each millisecond; made as they are needed."""
@@ -50,8 +49,10 @@ class DeviceLedger:
     Args:
         device: The device.
         log: The host's log, which this diverts.
-        now_ns: The host's time. A step has just ended.
-        steps: How many have.
+        now_ns: The host's time.
+        steps: Steps that have ended.
+        between: Whether one has ended just now. In a loop that asks no loader that is known only where the
+            next has stepped: then the first row is of the step after that one, whose beginning is seen.
         broke: Told which function an exception ended that is being handled.
 
     Attributes:
@@ -69,6 +70,7 @@ class DeviceLedger:
         *,
         now_ns: int,
         steps: int,
+        between: bool,
     ) -> None:
         self.events = 0
         self.event_ns = 0.0
@@ -77,8 +79,8 @@ class DeviceLedger:
         self._device = device
         self._broke = broke
         self._log = log
-        self._next = steps
-        self._waiting: deque[tuple[Entry, Event]] = deque()
+        self._next = steps if between else steps + 1
+        self._waiting: deque[list[Any]] = deque()  # of an entry and its event
         self._ends: deque[Mark] = deque()
         self._free: deque[Event] = deque()
         self._times = Log()
@@ -92,11 +94,11 @@ class DeviceLedger:
         self._holes = 0
         self._offset = _Offset()
         self._host = log.append, log.close
-        log.divert(self._recording(now_ns), self._close)
+        log.divert(self._recording(now_ns, between), self._close)
 
     # -- the training thread
 
-    def _recording(self, begun_ns: int) -> Callable[[Entry], None]:
+    def _recording(self, begun_ns: int, between: bool) -> Callable[[Entry], None]:
         device, wait, free = self._device, self._waiting.append, self._free
         record, is_capturing = device.record, device.is_capturing
         keep = self._host[0]
@@ -104,24 +106,30 @@ class DeviceLedger:
         last, last_ns, made = device.new_event(), begun_ns, 1
         begin: Mark = (begun_ns, 0, 0, 0, NO_MODELS, False)
         record(last, stream)
-        wait((begin, last))
-        self._ends.append(begin)
+        wait([begin, last])
+        if between:
+            self._ends.append(begin)
 
         def append(entry: Entry) -> None:
             nonlocal stream, last, last_ns, made
             keep(entry)
             try:
                 event = NO_EVENT
+                # First what is allocated: that may start the collector, whose pause comes in here, too, and
+                # would put an event that is already chosen into two places.
+                waiting = [entry, NO_EVENT]
                 if isinstance(entry, tuple):
                     now_ns = entry[0]
-                    current = device.current_stream()
-                    if current != stream and not is_capturing():
-                        # Two streams have no common order: a hole between them, and on with the new one.
-                        wait((entry, NO_EVENT))
-                        stream, last = current, NO_EVENT
-                        return
                 else:
                     now_ns = entry // WIDTH
+                    if entry % WIDTH >= STEPPED:
+                        # Optimizers step in the main stream; a batch may be asked for in that of copies.
+                        current = device.current_stream()
+                        if current != stream and not is_capturing():
+                            # Two streams have no common order: a hole, and on with the new one.
+                            wait(waiting)
+                            stream, last = current, NO_EVENT
+                            return
                 if last is not NO_EVENT and now_ns - last_ns < SHORTEST_NS:
                     event = last
                 elif is_capturing():
@@ -143,7 +151,8 @@ class DeviceLedger:
                         self.events += 1
                         last_ns = now_ns
                     last = event
-                wait((entry, event))
+                waiting[1] = event
+                wait(waiting)
                 if len(self._waiting) > MAX_WAITING:
                     self._give_up("the device has passed no event for too long")
             except Exception:  # noqa: BLE001 (a hook meets the script, which goes on by the host's clock)
@@ -213,8 +222,10 @@ class DeviceLedger:
     def _passed(self) -> int:
         """How many of the waiting entries the device has passed for certain, at least."""
         has_passed = self._device.has_passed
-        ahead = [event for _, event in islice(self._waiting, LOOK_AHEAD)]
-        if NO_EVENT not in ahead and has_passed(ahead[-1]):
+        waiting = self._waiting  # by number: the training thread adds to it, which no iterator survives
+        ahead = [waiting[place][1] for place in range(min(len(waiting), LOOK_AHEAD))]
+        # The last may have been recorded before those of a collection that stand before it; see `_charge`.
+        if NO_EVENT not in ahead and all(map(has_passed, ahead[-2:])):
             return len(ahead)
         return int(has_passed(ahead[0]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from diagnose.hooks._cuda import cuda_in_use, device_of
+from diagnose.hooks._cuda import alive, cuda_in_use, device_of
 from diagnose.hooks._device import Device
 from diagnose.hooks._device_ledger import DeviceLedger
 from diagnose.hooks._recorder import Recorder
@@ -36,8 +36,7 @@ class DeviceClockHook(Hook):
 
         def look() -> None:
             if recorder.device is None and cuda_in_use():
-                models = [model for known in recorder.modules if (model := known()) is not None]
-                device = device_of(models)
+                device = device_of(alive(recorder.modules))
                 if device is not None:
                     ledgers.append(follow(recorder, device))
 
@@ -60,8 +59,13 @@ class DeviceClockHook(Hook):
 
 
 def follow(recorder: Recorder, device: Device) -> DeviceLedger:
-    """Begins to record events of a device, between two steps, on the training thread."""
+    """Begins to record events of a device, on the training thread, where a step's end has been found."""
     recorder.device = DeviceLedger(
-        device, recorder.log, recorder.broke, now_ns=recorder.clock(), steps=recorder.steps
+        device,
+        recorder.log,
+        recorder.broke,
+        now_ns=recorder.clock(),
+        steps=recorder.steps,
+        between=recorder.finder.marked or recorder.finder.asks > 0,
     )
     return recorder.device
