@@ -99,6 +99,35 @@ def test_measured_rates_have_their_spread_and_leave_the_precision_as_it_was(
     assert set(measured.flops) == {"float32", "tf32"}
 
 
+def test_a_device_is_measured_and_waited_for_itself_and_not_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    waits, drawn = [], []
+
+    def on_the_cpu(name: str) -> None:
+        original = getattr(torch, name)
+
+        def made(*size: int, device: str, **kwargs: object) -> torch.Tensor:
+            drawn.append((name, len(size), device))
+            return original(*size, **kwargs)
+
+        monkeypatch.setattr(torch, name, made)
+
+    on_the_cpu("ones")
+    on_the_cpu("randn")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.append(device))
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    monkeypatch.setattr(machine_rates, "COPY_BYTES", {"cuda": 1 << 10})
+    monkeypatch.setattr(machine_rates, "LONG_ENOUGH_S", {"cuda": 0.0})
+    monkeypatch.setattr(machine_rates, "DTYPES", {"cuda": ("float32",)})
+    measured = machine_rates.measure("cuda:1")
+    assert measured.device == "cuda:1" and set(measured.flops) == {"float32"}
+    assert len(waits) > 2 * machine_rates.REPEATS and set(waits) == {"cuda:1"}
+    assert ("randn", 2, "cuda:1") in drawn and ("ones", 2, "cuda:1") not in drawn, "a product of noise"
+
+
 def test_the_command_answers_in_json_and_works_in_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "diagnose", "doctor", "--json", "-"],

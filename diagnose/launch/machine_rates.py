@@ -73,7 +73,7 @@ def _copy(device: str, kind: str) -> Rate:
     source = torch.ones(COPY_BYTES[kind] // 4, device=device)
     target = torch.empty_like(source)
     moved = 2 * COPY_BYTES[kind]
-    return _rate(moved, list(_times(lambda: target.copy_(source), kind)))
+    return _rate(moved, list(_times(lambda: target.copy_(source), device)))
 
 
 def _product(device: str, kind: str, dtype: str) -> Rate | None:
@@ -83,12 +83,13 @@ def _product(device: str, kind: str, dtype: str) -> Rate | None:
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:
         for size in SIZES:
-            left = torch.ones(size, size, device=device, dtype=real)
-            right, out = torch.ones_like(left), torch.empty_like(left)
-            _once(left, right, out, kind)
-            took = next(_times(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), kind))  # type: ignore[misc]
+            # Not of ones: a card at its limit of power runs faster where few bits change.
+            left = torch.randn(size, size, device=device, dtype=real)
+            right, out = torch.randn_like(left), torch.empty_like(left)
+            _once(left, right, out, device)
+            took = next(_times(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), device))  # type: ignore[misc]
             if took >= LONG_ENOUGH_S[kind] or size == SIZES[-1]:
-                times = list(_times(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), kind))  # type: ignore[misc]
+                times = list(_times(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), device))  # type: ignore[misc]
                 return _rate(2 * size**3, times)
     except (RuntimeError, NotImplementedError):  # not supported, or no memory for it
         return None
@@ -97,24 +98,24 @@ def _product(device: str, kind: str, dtype: str) -> Rate | None:
     return None
 
 
-def _once(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, kind: str) -> None:
+def _once(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, device: str) -> None:
     torch.mm(left, right, out=out)
-    _wait(kind)
+    _wait(device)
 
 
-def _times(work: Callable[[], object], kind: str) -> Iterator[float]:
+def _times(work: Callable[[], object], device: str) -> Iterator[float]:
     work()  # makes the pages, picks the algorithm
-    _wait(kind)
+    _wait(device)
     for _ in range(REPEATS):
         begun = time.perf_counter()
         work()
-        _wait(kind)
+        _wait(device)
         yield time.perf_counter() - begun
 
 
-def _wait(kind: str) -> None:
-    if kind == "cuda":
-        torch.cuda.synchronize()
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _rate(amount: float, times_s: list[float]) -> Rate:
