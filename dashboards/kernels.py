@@ -67,7 +67,7 @@ def _window(window: DeepWindow) -> list[Component]:
     roof = roofline(window)
     if roof is not None:
         made.append(panel("Roofline", *shown([roof])))
-    elif window.counted is not None and window.counted.flops:
+    elif window.counted is not None and window.counted.flops and window.rates is None:
         words = "What this device reaches has not been measured here; it takes a minute."
         made.append(empty("No roofline", words, "diagnose doctor --measure"))
     if window.trace.top:

@@ -8,9 +8,11 @@ import os
 import signal
 import threading
 import time
+import weakref
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,8 +47,10 @@ from diagnose.hooks._recorder import Recorder
 from diagnose.launch import deep_window, deep_window_under_way
 from diagnose.launch.deep_window_count import Counting
 from diagnose.launch.deep_window_file import pack
+from diagnose.launch.deep_window_profiler import Profiler
 from diagnose.launch.settings import resolve
 from diagnose.report import to_json
+from diagnose.report.base import Table
 from diagnose.report.deep_window import DeepWindowSection, roofline
 from diagnose.rules._examples import profile
 from diagnose.store.reader import RankLog, read_rank
@@ -231,6 +235,128 @@ def test_a_window_in_which_no_step_ends_any_more_is_ended_from_outside(
     assert told == [("begun", None), ("undone", "no step ended for long")]
 
 
+# -- what is undone, and what is waited for
+
+
+def stepping(recorder: Recorder, num_steps: int) -> None:
+    for _ in range(num_steps):
+        recorder.batch_asked()
+        torch.ones(2) + 1
+        recorder.optimizer_stepped(1)
+
+
+def told(recorder: Recorder) -> list[tuple[str, Any]]:
+    return [(detail["state"], detail.get("reason")) for *_, detail in recorder.events]
+
+
+def test_what_counts_leaves_the_thread_also_where_its_window_is_ended_inside_an_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch has taken it off the stack there, and puts it back."""
+    recorder = Recorder()
+    windows = deep_window.DeepWindows(recorder, tmp_path, "3:2")
+    monkeypatch.setattr(Counting, "_count", lambda *_: windows._end("it took long"))
+    stepping(recorder, 3)
+    assert torch._C._len_torch_dispatch_stack() == 1
+    assert told(recorder) == [("begun", None)]
+    assert "being taken already" in windows.ask()
+    stepping(recorder, 1)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert told(recorder) == [("begun", None), ("undone", "it took long")]
+    stepping(recorder, 1)
+    assert recorder.on_boundary is None
+    assert windows.ask() == ""
+
+
+def test_a_window_that_ends_while_the_profiler_is_made_ready_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start of a device's tracing may take seconds."""
+    prepare = Profiler.prepare
+    overdue = []
+
+    def ended(self: Profiler) -> None:
+        prepare(self)
+        assert windows._window is not None
+        overdue.append(windows._window.is_overdue())
+        windows._end("it took long")
+
+    monkeypatch.setattr(deep_window_under_way, "LONGEST_NS", 0)
+    monkeypatch.setattr(deep_window_under_way, "LONGEST_STEPS", 0)
+    monkeypatch.setattr(Profiler, "prepare", ended)
+    recorder = Recorder()
+    windows = deep_window.DeepWindows(recorder, tmp_path, "3:2")
+    stepping(recorder, 6)
+    assert overdue == [False], "it has not begun"
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not torch._C._autograd._profiler_enabled()
+    assert told(recorder) == [("begun", None), ("undone", "it took long")]
+
+
+MS = 1_000_000
+
+
+def test_a_window_is_not_ended_from_outside_while_it_begins_or_ends_between_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the device there may take as long as a window may."""
+    recorder = Recorder()
+    windows = deep_window.DeepWindows(recorder, tmp_path, "3:2")
+    told_to_end = []
+
+    def wait(self: Profiler) -> None:
+        window = windows._window
+        assert window is not None
+        windows._end_from_outside(window)
+        until = time.monotonic() + 60
+        while window.is_told and time.monotonic() < until:  # the call comes between two instructions
+            pass
+        told_to_end.append(window.is_told)
+
+    monkeypatch.setattr(Profiler, "wait", wait)
+    stepping(recorder, 6)
+    windows.finish()
+    assert told_to_end == [False, False], "it may be told again"
+    assert [state for state, _ in told(recorder)] == ["begun", "ended"]
+
+
+class OnDevice:
+    """Has its parameters on the second device."""
+
+    def parameters(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1")]
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_the_models_device_has_nothing_to_do_where_recording_begins_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capturing: bool
+) -> None:
+    did: list[str] = []
+
+    def synchronize(index: int) -> None:
+        time.sleep(0.3)
+        did.append(f"waited for {index}")
+
+    def noted(name: str) -> None:
+        original = getattr(Profiler, name)
+        monkeypatch.setattr(Profiler, name, lambda self: (did.append(name), original(self)))
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    noted("start")
+    noted("stop")
+    recorder, model = Recorder(), OnDevice()
+    recorder.modules.append(weakref.ref(model))
+    windows = deep_window.DeepWindows(recorder, tmp_path, "3:2")
+    stepping(recorder, 6)
+    windows.finish()
+    waited = [] if capturing else ["waited for 1"]
+    assert did == [*waited, "start", *waited, "stop"]
+    (file,) = tmp_path.glob("*.window.json")
+    wall_ns = json.loads(file.read_text())["wall_ns"]
+    assert capturing or 300 * MS <= wall_ns < 600 * MS, "what the device had still to do is the steps'"
+
+
 # -- which steps no figure is of
 
 
@@ -362,6 +488,84 @@ def test_utilisation_is_the_products_over_the_roof_and_unknown_without_one() -> 
         ("whole step", 3000.0),
     ]
     assert [point.flops_per_s for point in drawn.points] == pytest.approx([6e9, 3e9])
+
+
+def test_a_trace_without_most_of_its_kernels_gives_no_figure_per_step() -> None:
+    counted = Counted(
+        work=(Work(work=WorkClass.MATRIX, count=2, flops=3_000_000, num_bytes=1_000),), dtype="float32"
+    )
+    rates = Rates(device="a card", copy_bytes_per_s=1e9, flops_per_s=1e10)
+    classes = (ClassTime(work=WorkClass.MATRIX, count=4, total_ns=1_000_000),)
+    for share, is_whole in ((0.95, True), (0.94, False)):
+        trace = Trace(
+            num_kernels=4, busy_ns=9, kernel_ns=10, span_ns=99, classes=classes, launched_share=share
+        )
+        made = window(counted=counted, rates=rates, trace=trace)
+        readings = device_readings(made)
+        assert readings["matmul_share"] == 1
+        for figure in (readings["num_kernels"], readings["busy_share"], made.mfu, roofline(made)):
+            assert (figure is not None) is is_whole
+        section = DeepWindowSection().blocks(replace(profile(), deep_window=made))
+        assert ("has the kernels of 94 % of the launches alone" in section[0].text) is not is_whole
+        labels = {fact.label for fact in section[1].items}
+        assert ({"kernels", "busy", "utilisation"} <= labels) is is_whole
+        (cells,) = (row.cells for block in section if isinstance(block, Table) for row in block.rows)
+        assert (cells[-1] != "") is is_whole
+
+
+def kept(folder: Path, *events: dict[str, Any]) -> RankLog:
+    """A rank with a window whose products were counted, and this trace."""
+    counted = {
+        "work": [
+            {"work": "matrix", "count": 1, "flops": 1_000, "num_bytes": 10},
+            {"work": "attention", "count": 1, "flops": 0, "num_bytes": 10},
+        ][: 1 + any(each["name"] == "uncounted" for each in events)],
+        "dtype": "bfloat16",
+        "lines": [{"what": "aten::item", "count": 1, "blocked_ns": 5, "file": "a.py", "line": 3}],
+    }
+    told = {"rank": 0, "first_step": 5, "num_steps": 1, "wall_ns": 1_000, "trace_file": "t.json"}
+    (folder / "t.json").write_text(json.dumps({"traceEvents": events}))
+    file = folder / "deep-rank0-step5.window.json"
+    file.write_text(json.dumps({**told, "counted": counted, "pid": 7, "spoilt": [4, 8]}))
+    meta = {"pid": 7, "device_name": "the first", "facts": {"device": {"name": "the second"}}}
+    return replace(log_of(12), path=folder / "rank0.sqlite", meta=meta)
+
+
+def ran(category: str, name: str) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": 1, "dur": 2}
+
+
+GEMM = ran("kernel", "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_tn")
+
+
+@pytest.mark.parametrize(
+    "events, why",
+    [
+        ((GEMM,), ""),
+        ((GEMM, ran("cuda_runtime", "cudaGraphLaunch")), "launch graphs"),
+        ((GEMM, ran("kernel", "flash_fwd_kernel")), "attention of a kind"),
+        ((GEMM, ran("cpu_op", "uncounted")), "attention of a kind"),
+    ],
+    ids=["counted", "a graph", "attention that nobody saw", "attention without a formula"],
+)
+def test_products_that_were_not_all_counted_give_no_utilisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[dict[str, Any], ...], why: str
+) -> None:
+    asked = []
+
+    def rates(device: str, dtype: str) -> Rates:
+        asked.append((device, dtype))
+        return Rates(device=device, copy_bytes_per_s=1e9, flops_per_s=1e9)
+
+    monkeypatch.setattr("diagnose.analysis.deep_window.read_rates", rates)
+    log = kept(tmp_path, *events)
+    for _ in range(2):  # of the trace, then of its summary
+        found = deep_window_of(log)
+        assert found is not None and found.counted is not None
+        assert found.mfu == (None if why else 1.0)
+        assert (why in found.why_not_counted) if why else not found.why_not_counted
+        assert found.counted.lines[0].line == 3, "where it waited is known all the same"
+    assert asked == [("the second", "bfloat16")] * 2, "the model's device, not the first in use"
 
 
 def test_the_report_names_the_line_that_waits() -> None:

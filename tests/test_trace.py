@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from diagnose.analysis import trace_events
+from diagnose.analysis.deep_window import device_readings
 from diagnose.analysis.trace import read_trace
 from diagnose.analysis.trace_classes import (
     changes_layout,
@@ -18,7 +19,7 @@ from diagnose.analysis.trace_classes import (
     uses_tensor_cores,
     work_of,
 )
-from diagnose.core.deep_window import Hot, Sync, WorkClass
+from diagnose.core.deep_window import DeepWindow, Hot, Sync, WorkClass
 from diagnose.core.errors import DiagnoseError
 
 C = WorkClass
@@ -142,6 +143,67 @@ def test_kernels_launched_inside_the_optimizers_step_are_its_own_but_for_product
         C.OPTIMIZER: 5_000,
         C.MATRIX: 7_000,
     }
+
+
+def test_launches_without_a_kernel_say_that_the_device_was_behind(tmp_path: Path) -> None:
+    launches = [event("cuda_runtime", "cudaLaunchKernel", 10 * i, 4, call=i) for i in range(900)]
+    kernels = [kernel(GEMM, 90 * i + 2, 80, call=i) for i in range(100)]
+    trace = read_trace(written(tmp_path, *launches, *kernels))
+    assert (trace.num_launches, trace.num_kernels) == (900, 100)
+    assert trace.launched_share == pytest.approx(1 / 9) and not trace.is_whole
+    window = DeepWindow(rank=0, first_step=4, num_steps=3, wall_ns=9_000_000, trace=trace)
+    readings = device_readings(window)
+    assert readings["num_kernels"] is None and readings["busy_share"] is None
+    assert readings["tensor_core_share"] == 1.0, "of the kernels that were seen"
+    whole = read_trace(written(tmp_path, *launches[:100], *kernels))
+    assert whole.launched_share == 1.0 and whole.is_whole
+
+
+def test_a_call_of_the_driver_inside_one_of_the_runtime_is_the_same_launch(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(
+            tmp_path,
+            event("cuda_runtime", "cudaLaunchKernelExC", 0, 9, call=1),
+            event("cuda_driver", "cuLaunchKernelEx", 2, 5, call=2),
+            event("cuda_runtime", "cudaLaunchKernel", 0, 9, on=2, call=3),
+            event("cuda_driver", "cuLaunchKernel", 20, 9, call=4),
+            kernel(GEMM, 30, 5, call=1),
+            kernel(GEMM, 35, 5, call=3),
+            event("gpu_memset", "Memset (Device)", 40, 1, call=4),
+        )
+    )
+    assert trace.launched_share == 1.0
+    alone = read_trace(written(tmp_path, event("cuda_runtime", "cudaLaunchKernel", 0, 9, call=1)))
+    assert alone.launched_share is None and alone.is_whole
+
+
+def test_a_copy_to_memory_that_is_not_pinned_is_a_wait_whatever_its_call_is_named(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(
+            tmp_path,
+            event("cpu_op", "aten::to", 0, 30),
+            event("cuda_runtime", "cudaMemcpyAsync", 5, 20, call=1),
+            event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 20, 4, on=7, call=1),
+            event("cuda_runtime", "cudaMemcpyAsync", 40, 3, call=2),
+            event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 50, 4, on=7, call=2),
+            event("cuda_runtime", "cudaMemcpyAsync", 60, 3),
+            event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 70, 4, on=7),
+            kernel(GEMM, 80, 9),
+        )
+    )
+    assert trace.sync_ns == 20_000
+    assert trace.syncs == (Sync(what="cudaMemcpyAsync in aten::to", count=1, blocked_ns=20_000),)
+
+
+def test_the_device_is_the_one_that_most_kernels_ran_on(tmp_path: Path) -> None:
+    def on(device: Any, begun_us: float) -> dict:
+        return {**kernel(GEMM, begun_us, 5), "args": {"device": device}}
+
+    cards = [{"id": 0, "name": "the first"}, {"id": 1, "name": "the second"}]
+    path = written(tmp_path, on(0, 0), on(1, 10), on(1, 20), deviceProperties=cards)
+    assert read_trace(path).device == "the second"
+    assert read_trace(written(tmp_path, on(7, 0), deviceProperties=cards)).device == "the first"
+    assert read_trace(written(tmp_path, on(0, 0), deviceProperties=[3])).device == ""
 
 
 # -- operations of a CPU

@@ -32,7 +32,7 @@ from diagnose.store.reader import RankLog
 TO_THE_END = 1 << 60
 """The last step of a window that the process did not live to end."""
 
-SUMMARY = 1
+SUMMARY = 2
 """Version of the summary that is kept beside a trace, so that it is read once. Another is made again."""
 
 Spoilt = tuple[tuple[int, int], ...]
@@ -152,18 +152,37 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
         return None
     newest = found[-1].window
     counted = newest.counted
+    trace = _trace(log.path.parent / newest.trace_file, newest.wall_ns)
+    uncounted = _uncounted(trace, counted) if counted is not None else ""
+    name = _settings(log).get("name") or log.meta.get("device_name") or "cpu"
     return replace(
         newest,
-        trace=_with_lines(_trace(log.path.parent / newest.trace_file, newest.wall_ns), counted),
-        rates=read_rates(str(log.meta.get("device_name") or "cpu"), _products_of(log, counted)),
+        trace=_with_lines(trace, counted),
+        rates=read_rates(str(name), _products_of(log, counted)),
+        counted=replace(counted, work=()) if counted is not None and uncounted else counted,
+        why_not_counted=newest.why_not_counted or uncounted,
     )
+
+
+def _uncounted(trace: Trace, counted: Counted) -> str:
+    """Says why what was counted is not all that the step asked for; empty where it is."""
+    if trace.num_graph_launches:
+        return "the steps launch graphs, and what is inside one cannot be counted as it is called"
+    ran = trace.on_device and any(each.work is WorkClass.ATTENTION for each in trace.classes)
+    products = [each.flops for each in counted.work if each.work is WorkClass.ATTENTION]
+    if (ran or products) and not sum(products):
+        return "the steps have attention of a kind whose products cannot be counted"
+    return ""
+
+
+def _settings(log: RankLog) -> Mapping[str, Any]:
+    return (log.meta.get("facts") or {}).get("device") or {}
 
 
 def _products_of(log: RankLog, counted: Counted | None) -> str:
     """Returns the type that the rates of products are of: tensor cores may take float32 as another."""
     dtype = counted.dtype if counted else ""
-    settings = (log.meta.get("facts") or {}).get("device") or {}
-    return "tf32" if dtype == "float32" and settings.get("tf32") else dtype
+    return "tf32" if dtype == "float32" and _settings(log).get("tf32") else dtype
 
 
 def device_readings(window: DeepWindow | None) -> dict[str, Any]:
@@ -175,8 +194,8 @@ def device_readings(window: DeepWindow | None) -> dict[str, Any]:
     products = times.get(WorkClass.MATRIX, 0) + times.get(WorkClass.ATTENTION, 0)
     span_ns = window.wall_ns or trace.span_ns
     return {
-        "busy_share": min(1.0, trace.busy_ns / span_ns) if span_ns else None,
-        "num_kernels": trace.num_kernels / window.num_steps,
+        "busy_share": min(1.0, trace.busy_ns / span_ns) if span_ns and trace.is_whole else None,
+        "num_kernels": trace.num_kernels / window.num_steps if trace.is_whole else None,
         "tensor_core_share": trace.tensor_core_ns / trace.kernel_ns if trace.kernel_ns else None,
         "matmul_share": min(1.0, products / trace.kernel_ns) if trace.kernel_ns else None,
         "sm_share": trace.sm_share,

@@ -40,7 +40,11 @@ MAX_SYNCS = 20
 WAITS = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|(cuda|hip)Memcpy$|cuMemcpyDtoH")
 """Calls that return when the device has done something. `cudaMemcpy` without `Async` is one."""
 
+WAITING_COPY = re.compile(r"Memcpy DtoH \(Device -> Pageable\)")
+"""A copy that the driver makes while the call for it waits, whatever that is called: `cudaMemcpyAsync`."""
+
 LAUNCHES = re.compile(r"(cuda|hip|cu)(Ext)?(Graph)?Launch\w*|hipModuleLaunchKernel|cudaLaunchKernelExC")
+GRAPH_LAUNCHES = re.compile(r"(cuda|hip|cu)GraphLaunch")
 TOLD_SHARE = 0.9
 """Of the kernels' time: what the others do could not change a mean by much."""
 
@@ -80,7 +84,10 @@ def summarize(events: Events) -> Trace:
     busy = _union(events, kernel | moves)
     compute = _union(events, kernel & ~collective)
     communication = _union(events, collective)
-    waits = call & _matching(events, WAITS)
+    waiting_copies = events.correlation[(events.kind == COPY) & _matching(events, WAITING_COPY)]
+    waits = call & (
+        _matching(events, WAITS) | (np.isin(events.correlation, waiting_copies) & (events.correlation >= 0))
+    )
     waiting = _union(events, waits)
     times = end - start
     tensor = _named(events, lambda index: uses_tensor_cores(events.names[index])) & kernel
@@ -97,6 +104,8 @@ def summarize(events: Events) -> Trace:
         kernels_span_ns=int(end[ran].max() - start[ran].min()) if ran.any() else 0,
         num_kernels=int(kernel.sum()),
         num_launches=int(launches.sum()) if launches.any() else None,
+        num_graph_launches=int((call & _matching(events, GRAPH_LAUNCHES)).sum()),
+        launched_share=_launched_share(events, launches, ran) if on_device else None,
         busy_ns=length_ns(busy),
         compute_ns=length_ns(compute),
         communication_ns=length_ns(communication),
@@ -120,6 +129,22 @@ def _sm_share(blocks_per_sm: npt.NDArray[np.float64], times: npt.NDArray[np.int6
     if not told_ns or told_ns < TOLD_SHARE * times.sum():
         return None
     return float((np.clip(blocks_per_sm[told], 0.0, 1.0) * times[told]).sum() / told_ns)
+
+
+def _launched_share(events: Events, launches: Mask, ran: Mask) -> float | None:
+    """Returns the part of the launches that something in the trace ran for; `None` where none has a number.
+
+    A call of the runtime may hold one of the driver, either of which may have the kernel's number: the two
+    are one launch.
+    """
+    places = np.flatnonzero(launches & (events.correlation >= 0))
+    if not len(places):
+        return None
+    places = places[np.lexsort((-events.end_ns[places], events.start_ns[places], events.thread[places]))]
+    start, end, thread = events.start_ns[places], events.end_ns[places], events.thread[places]
+    outermost = np.append(True, (thread[1:] != thread[:-1]) | (start[1:] >= end[:-1]))
+    found = np.isin(events.correlation[places], events.correlation[ran])
+    return float(np.logical_or.reduceat(found, np.flatnonzero(outermost)).mean())
 
 
 def _launch_bound_ns(events: Events, busy: Instants, waiting: Instants) -> int | None:

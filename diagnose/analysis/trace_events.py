@@ -7,11 +7,13 @@ whole text nor the events as objects are ever there at once, and no layout of th
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import json
 import re
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
@@ -63,7 +65,8 @@ class Events:
         thread: A number for the host's thread, or the device's stream.
         correlation: The number that a kernel shares with the call that launched it; -1 without one.
         blocks_per_sm: Blocks that a kernel starts for each multiprocessor of its device; NaN where unknown.
-        device: Name of the first device that the trace describes.
+        device: Name of the device that most of the kernels ran on; of the first that the trace describes
+            where they do not say.
         num_events: Events of all sorts that were read.
         damaged: Whether the file ends in the middle.
     """
@@ -98,6 +101,7 @@ def read_events(path: Path) -> Events:
     name, thread, correlation = array("q"), array("q"), array("q")
     names: dict[str, int] = {}
     threads: dict[tuple[Any, Any], int] = {}
+    ran_on: Counter[str] = Counter()
     stream = _Stream(path)
     for event in stream.events():
         if event.get("ph") != "X":
@@ -114,6 +118,8 @@ def read_events(path: Path) -> Events:
             arguments = {}
         number = arguments.get("correlation", -1)
         per_sm = arguments.get("blocks per SM") if kind == KERNEL else None
+        if kind == KERNEL:
+            ran_on[str(arguments.get("device"))] += 1
         start.append(begun)
         length.append(took)
         blocks.append(per_sm if isinstance(per_sm, (int, float)) else float("nan"))
@@ -135,7 +141,7 @@ def read_events(path: Path) -> Events:
         correlation=_column(correlation)[good],
         blocks_per_sm=np.frombuffer(blocks, dtype=np.float64)[good] if blocks else np.zeros(0),
         names=tuple(names),
-        device=stream.device,
+        device=stream.device(ran_on),
         num_events=stream.num_events,
         damaged=stream.damaged,
     )
@@ -151,7 +157,7 @@ class _Stream:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.device = ""
+        self._devices: dict[str, str] = {}
         self.num_events = 0
         self.damaged = False
 
@@ -196,12 +202,15 @@ class _Stream:
         raise DiagnoseError(f"{self._path.name}: no trace of torch's profiler: it has no events.")
 
     def _describe(self, header: str) -> None:
-        """Takes the device's name out of what stands before the events."""
-        try:
+        """Takes the devices' names out of what stands before the events."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             properties = json.loads(header.rstrip().rstrip(",") + "}")["deviceProperties"]
-            self.device = str(properties[0]["name"])
-        except (ValueError, KeyError, IndexError, TypeError):
-            self.device = ""
+            self._devices = {str(each.get("id", 0)): str(each["name"]) for each in properties}
+
+    def device(self, ran_on: Counter[str]) -> str:
+        """Returns the name of the device that most ran on."""
+        names = [self._devices[number] for number, _ in ran_on.most_common() if number in self._devices]
+        return next(iter([*names, *self._devices.values()]), "")
 
     def _more(self, file: BufferedIOBase) -> str:
         """Returns the next piece of text; none at the end, also where a packed file ends too early."""

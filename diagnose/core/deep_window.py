@@ -9,6 +9,11 @@ KIND = "deep-window"
 """Name of the command that asks for one, and of the events that say which steps it spoils."""
 
 
+WHOLE_SHARE = 0.95
+"""Of a trace's launches: where fewer have their kernel in it, the rest ran after its end. Some launch
+nothing, such as those of an empty graph."""
+
+
 class WorkClass(str, Enum):
     """What a kernel, or an operation on the CPU, is for. Each has one."""
 
@@ -87,6 +92,8 @@ class Trace:
         kernels_span_ns: From the first kernel or copy to the end of the last; 0 without any.
         num_kernels: Kernels, without copies and fills.
         num_launches: Calls that launched one; `None` where such calls were not recorded.
+        num_graph_launches: Of these, calls that launched a whole graph.
+        launched_share: Part of the launches that something in the trace ran for; `None` where unknown.
         busy_ns: Time in which the device did something.
         compute_ns: Time in which a kernel ran that is no collective.
         communication_ns: Time in which a collective's kernel ran.
@@ -112,6 +119,8 @@ class Trace:
     kernels_span_ns: int = 0
     num_kernels: int = 0
     num_launches: int | None = None
+    num_graph_launches: int = 0
+    launched_share: float | None = None
     busy_ns: int = 0
     compute_ns: int = 0
     communication_ns: int = 0
@@ -130,6 +139,12 @@ class Trace:
     def on_device(self) -> bool:
         """Whether kernels of a device were recorded; else the figures are of operations on the CPU."""
         return self.num_kernels > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the trace has what its calls launched. Else the host ran ahead of the device, and it
+        tells neither what a step launches nor how long one takes."""
+        return self.launched_share is None or self.launched_share >= WHOLE_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +241,8 @@ class DeepWindow:
     def mfu(self) -> float | None:
         """The step's products per second, as a share of what the machine reached in one large product."""
         if self.counted is None or self.rates is None or not self.counted.flops or not self.wall_ns:
+            return None
+        if not self.trace.is_whole:
             return None
         per_second = self.counted.flops * self.num_steps * 1e9 / self.wall_ns
         return per_second / self.rates.flops_per_s

@@ -21,6 +21,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from diagnose.core.deep_window import KIND
+from diagnose.hooks._cuda import alive, index_of
 from diagnose.launch import deep_window_profiler
 from diagnose.launch.deep_window_file import MAX_BYTES, pack
 from diagnose.launch.deep_window_under_way import Asked, Window, asked_of
@@ -75,10 +76,12 @@ class DeepWindows:
         self._question: Question | None = None
         self._asked = asked_of(option) if option and option != "auto" else None
         self._window: Window | None = None
+        self._leaving: tuple[Window, str] | None = None  # undone, and why; its mode is still on
         self._writing: threading.Thread | None = None
         self._tries = 0
         self._steps_before = 0
         self._boundary_ns = 0
+        self._at_boundary = False
         self._theirs = False
         self._ours = False
         if self._asked is not None and self._asked.first_step <= NEAR_STEPS:
@@ -120,7 +123,7 @@ class DeepWindows:
 
     def ask(self) -> str:
         """Takes the command for a window; returns why there will be none."""
-        if self._asked is not None or self._window is not None or self._writing is not None:
+        if any((self._asked, self._window, self._leaving, self._writing)):
             return "a deep window is being taken already"
         refusal = self._refusal()
         if refusal:
@@ -149,10 +152,13 @@ class DeepWindows:
 
         def end(_: Any) -> int:
             with contextlib.suppress(BaseException):
-                if self._window is window and threading.get_ident() == self._recorder.thread:
+                if self._at_boundary:
+                    window.is_told = False  # a step has just ended: it will be seen whether the next does
+                elif self._window is window and threading.get_ident() == self._recorder.thread:
                     self._end("no step ended for long")
             return 0
 
+        window.is_told = True
         window.pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(end)
         ctypes.pythonapi.Py_AddPendingCall(window.pending, None)
 
@@ -168,13 +174,17 @@ class DeepWindows:
             Whether a window is under way.
         """
         asked = self._asked
-        if self._window is not None or (calm and asked is not None and asked.by == "command"):
+        if self._is_on() or (calm and asked is not None and asked.by == "command"):
             self._boundary()
         else:
             self._boundary_ns = 0  # the next step that is looked at says nothing of a usual one
-        if self._window is not None:
+        if self._is_on():
             self._watch()  # tuning may have ended, which looked in its place
-        return self._window is not None
+        return self._is_on()
+
+    def _is_on(self) -> bool:
+        """Whether something of a window slows the steps down."""
+        return self._window is not None or self._leaving is not None
 
     def _boundary(self) -> None:
         """Between two steps."""
@@ -182,7 +192,10 @@ class DeepWindows:
         step = recorder.steps + (recorder.finder.provisional is not None)
         asked, window = self._asked, self._window
         before_ns, self._boundary_ns = self._boundary_ns, perf_counter_ns()
+        self._at_boundary = True
         try:
+            if not self._has_left():
+                return
             if window is not None:
                 window.seen(step, self._boundary_ns)
                 if not window.recording:
@@ -203,6 +216,8 @@ class DeepWindows:
         except BaseException as error:
             self._undo(f"it failed: {type(error).__name__}: {error}")
             raise
+        finally:
+            self._at_boundary = False
 
     def _refusal(self) -> str:
         if self._theirs:
@@ -222,15 +237,24 @@ class DeepWindows:
         from diagnose.launch import deep_window_count
 
         begun = perf_counter_ns()
-        window = Window(asked=asked, step=step, asides=self._recorder.asides, usual_ns=usual_ns)
+        window = Window(
+            asked=asked,
+            step=step,
+            asides=self._recorder.asides,
+            usual_ns=usual_ns,
+            device=index_of(alive(self._recorder.modules)),
+        )
         self._window = window
         self._event("begun", first=step, by=asked.by)
         with self._alone():
             window.profiler.prepare()
+        if self._window is not window:
+            return  # ended meanwhile
         window.why_not_counted = deep_window_count.why_not()
         if not window.why_not_counted:
             window.count(self._recorder)
-        window.start_ns += perf_counter_ns() - begun
+        window.begun_ns = perf_counter_ns()
+        window.start_ns += window.begun_ns - begun
 
     def _record(self, window: Window, step: int) -> None:
         begun = perf_counter_ns()
@@ -245,6 +269,7 @@ class DeepWindows:
         if room < ROOM_BYTES + BYTES_PER_OPERATION * operations * window.num_steps:
             self._undo("the disk has no room for a trace")
             return
+        window.profiler.wait()  # for what earlier steps have launched
         with self._alone():
             window.profiler.start()
         window.first_step = step
@@ -269,6 +294,9 @@ class DeepWindows:
             self._undo(early or "no step ended")
             return
         begun = perf_counter_ns()
+        if not early:  # a step has just ended on the host; else the device may wait for what comes no more
+            window.profiler.wait()
+            window.seen(window.seen_step, perf_counter_ns())
         window.profiler.stop()
         window.stop_ns = perf_counter_ns() - begun
         self._window, self._asked = None, None
@@ -287,12 +315,30 @@ class DeepWindows:
         self._asked = None
         self._watch_no_more()
         if window is not None:
-            with contextlib.suppress(Exception):
-                window.stop_counting(-1)
+            self._leaving = window, reason
+            if not self._has_left():
+                self._watch()
             with contextlib.suppress(Exception), self._alone():
                 window.profiler.abandon()
+
+    def _has_left(self, *, at_last: bool = False) -> bool:
+        """Takes what an undone window counted with off the thread, and tells of its end; says whether
+        nothing is left. It stays under a mode of the script's, and while an operation runs inside it.
+
+        Args:
+            at_last: Whether to tell of its end in any case: the script has ended.
+        """
+        if self._leaving is None:
+            return True
+        window, reason = self._leaving
+        off = True
+        with contextlib.suppress(Exception):
+            off = window.stop_counting(-1)
+        if off or at_last:
+            self._leaving = None
             self._event("undone", last=self._recorder.steps + 1, reason=reason)
             self._answer(window.asked, reason)
+        return off
 
     def script_begins(self) -> None:
         """The script makes its own profiler ready, or starts it: ours is gone before."""
@@ -317,7 +363,7 @@ class DeepWindows:
     def forget(self) -> None:
         """In a forked child: what its parent takes is not its own."""
         self._asks_rules = False
-        self._asked = self._window = self._writing = self._question = None
+        self._asked = self._window = self._leaving = self._writing = self._question = None
 
     def finish(self) -> None:
         """The script has ended: keeps a window that holds whole steps, and waits until it is written."""
@@ -329,6 +375,7 @@ class DeepWindows:
             self._event("refused", reason=reason)
         elif self._asks_rules and not self._rank():
             self._event("refused", reason="the training ended before the rules had answered")
+        self._has_left(at_last=True)
         self._asks_rules = False
         question, self._question = self._question, None
         if question is not None:

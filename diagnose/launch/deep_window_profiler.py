@@ -66,9 +66,14 @@ def silent() -> Iterator[None]:
 
 
 class Profiler:
-    """One recording. Every method but `save` belongs to the training thread."""
+    """One recording. Every method but `save` belongs to the training thread.
 
-    def __init__(self) -> None:
+    Args:
+        index: Number of the CUDA device that the model is on; `None` without one.
+    """
+
+    def __init__(self, index: int | None = None) -> None:
+        self._index = index
         device = "cuda" if torch.cuda.is_initialized() else None
         self._profile = profiler.profile(use_cpu=True, use_device=device, use_kineto=True)
         self._config = self._profile.config()
@@ -81,6 +86,13 @@ class Profiler:
         with silent():
             _begin("_prepare_profiler")(self._config, self._profile.kineto_activities)
 
+    def wait(self) -> None:
+        """Waits until the model's device has done what it was given: kernels that end after the recording
+        are not in it, and those of earlier steps would be. Not while a graph is captured, which breaks it.
+        """
+        if self._index is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(self._index)
+
     def start(self) -> None:
         """Begins to record."""
         self._on = True
@@ -89,7 +101,7 @@ class Profiler:
         profiler._set_is_profiler_enabled(True)
 
     def stop(self) -> None:
-        """Ends recording. The device is not waited for: Kineto does that itself for what it recorded."""
+        """Ends recording. What the device has not done by now is lost; see `wait`."""
         if not self._on:
             return
         self._on = self._ready = False

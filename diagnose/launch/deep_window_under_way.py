@@ -50,37 +50,43 @@ class Window:
         step: The step in which operations are counted, the first that no figure contains.
         asides: The recorder's count of them.
         usual_ns: What the step before took.
+        device: Number of the CUDA device that the model is on; `None` without one.
 
     Attributes:
         recording: Whether the profiler records; before, the operations are counted.
         num_steps: Steps to record.
         first_step: The first recorded step.
         seen_step: The step that began last, at `seen_ns`.
+        begun_ns: When all was ready and the counting began; 0 until then.
         began_ns: When recording began.
         counted: What was counted; `None` until then, and where it could not be.
-        pending: What the main thread was asked to call to end it; kept alive here.
+        is_told: Whether the main thread has been told to end it; the flusher's thread tells it.
+        pending: What it was told to call; kept alive here.
     """
 
-    def __init__(self, *, asked: Asked, step: int, asides: int, usual_ns: int) -> None:
+    def __init__(
+        self, *, asked: Asked, step: int, asides: int, usual_ns: int, device: int | None = None
+    ) -> None:
         self.asked = asked
         self.step = step
         self.num_steps = asked.num_steps
         self.first_step = self.seen_step = step + 1
         self.recording = False
-        self.profiler = Profiler()
-        self.begun_ns = self.began_ns = perf_counter_ns()
-        self.seen_ns = 0
+        self.profiler = Profiler(device)
+        self.begun_ns = self.began_ns = self.seen_ns = 0
         self.start_ns = self.stop_ns = 0
         self.why_not_counted = ""
         self.counted: dict[str, Any] | None = None
+        self.is_told = False
         self.pending: Callable[..., Any] | None = None
         self._longest_ns = max(LONGEST_NS, LONGEST_STEPS * (1 + asked.num_steps) * usual_ns)
         self._asides = asides
         self._mode: Counting | None = None
 
     def is_overdue(self) -> bool:
-        """Whether it should have ended long ago; so only once."""
-        return perf_counter_ns() - self.begun_ns > self._longest_ns and self.pending is None
+        """Whether it should have ended long ago, and nobody has been told."""
+        begun_ns = self.begun_ns
+        return begun_ns > 0 and perf_counter_ns() - begun_ns > self._longest_ns and not self.is_told
 
     def seen(self, step: int, now_ns: int) -> None:
         """A step has ended: the one before `step`."""

@@ -46,6 +46,12 @@ def taken(window: DeepWindow) -> str:
         price += " The trace cannot be read to its end."
     elif window.cut:
         price += " The end of the trace was left out: it had become too large."
+    if not window.trace.is_whole:
+        share = format_share(window.trace.launched_share or 0.0)
+        price += (
+            f" It has the kernels of {share} of the launches alone, as the others ended after it or were"
+            " left out: what is said per step is of these, and no rate is."
+        )
     return f"{which} recorded on rank {window.rank}, asked for by {window.asked_by}.{price}"
 
 
@@ -72,13 +78,15 @@ def facts(window: DeepWindow) -> list[Fact]:
 
 def _device_facts(trace: Trace, steps: int, whole: int) -> list[Fact]:
     made = [Fact(label="device", value=trace.device)] if trace.device else []
-    made.append(Fact(label="kernels", value=f"{trace.num_kernels / steps:,.0f}", detail="per step"))
-    shares = [("busy", trace.busy_ns / whole, "of the time the device did something")]
-    if trace.launch_bound_ns is not None:
+    shares = []
+    if trace.is_whole:
+        made.append(Fact(label="kernels", value=f"{trace.num_kernels / steps:,.0f}", detail="per step"))
+        shares.append(("busy", trace.busy_ns / whole, "of the time the device did something"))
+    if trace.is_whole and trace.launch_bound_ns is not None:
         shares.append(
             ("launch-bound", trace.launch_bound_ns / whole, "idle while the host was in an operation")
         )
-    if trace.communication_ns:
+    if trace.is_whole and trace.communication_ns:
         shares.append(
             ("exposed communication", trace.exposed_ns / whole, "of the time, with nothing computed")
         )
@@ -92,7 +100,8 @@ def classes(window: DeepWindow) -> Table:
     """Returns time, bytes and products by class."""
     trace, steps = window.trace, max(1, window.num_steps)
     whole = sum(each.total_ns for each in trace.classes) or 1
-    counted = {each.work: each for each in (window.counted.work if window.counted else ())}
+    known = window.counted.work if window.counted is not None and trace.is_whole else ()
+    counted = {each.work: each for each in known}
     rows = []
     for each in trace.classes:
         work, per_step = counted.get(each.work), each.total_ns / steps
@@ -193,7 +202,7 @@ def waiting(window: DeepWindow) -> Table | None:
 def roofline(window: DeepWindow) -> Roofline | None:
     """Returns the products and the whole step under the device's roof; `None` without either."""
     counted, rates = window.counted, window.rates
-    if counted is None or rates is None or not counted.flops:
+    if counted is None or rates is None or not counted.flops or not window.trace.is_whole:
         return None
     steps = max(1, window.num_steps)
     times = {each.work: each.total_ns / steps for each in window.trace.classes}
