@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ import diagnose
 from diagnose.analysis.device_ledger import BY_DEVICE, by_device_clock, device_share, idle_ns
 from diagnose.analysis.profile import load_profile
 from diagnose.analysis.spans import part_of
+from diagnose.core.finding import Finding
 from diagnose.core.ledger import COLUMNS, COUNTS, DEVICE_COLUMNS, SLOTS
 from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.device_clock import follow
 from diagnose.launch import session
@@ -26,6 +29,7 @@ from diagnose.report import end_block
 from diagnose.report._json import to_json
 from diagnose.report._terminal import Terminal
 from diagnose.report._text import to_text
+from diagnose.rules import Rule, ask_one
 from diagnose.store.reader import RankLog, read_rank
 from tests.fakes import HOOKS, FakeClock, SlowData, SlowModel, SlowOptimizer, measured
 from tests.recorded import MS, manifest, steps, writer
@@ -149,6 +153,42 @@ def test_a_clock_that_was_heard_in_few_steps_is_not_used(tmp_path: Path) -> None
     profile = load_profile(run)
     assert profile.device_clock_share is None
     assert profile.phase_time_ns[Phase.DATA_WAIT] == pytest.approx(20 * MS)
+
+
+@pytest.mark.parametrize("num_heard", [40, 90])
+def test_a_run_on_a_device_that_was_not_heard_promises_nothing_of_waits(
+    tmp_path: Path, num_heard: int
+) -> None:
+    class Waits(Rule):
+        """A loader."""
+
+        fires_on = silent_on = ()
+        name = "waits"
+
+        def check(self, profile: Profile) -> Finding:
+            lost = {Phase.DATA_WAIT: 3.0 * MS, Phase.BACKWARD: 1.0 * MS}
+            return Finding(
+                rule="waits",
+                summary="It waits",
+                lost_ns=lost,
+                low_ns=4.0 * MS,
+                high_ns=4.0 * MS,
+                assumption="all of it goes",
+                evidence=(),
+                fix="",
+            )
+
+    run = recorded(tmp_path / "run", 100, (0, device_rows(num_heard, BY_ITS_OWN)))
+    profile = load_profile(run)
+    finding = ask_one(Waits(), profile)
+    assert finding is not None
+    heard = num_heard == 90
+    assert finding.low_ns == pytest.approx((4 if heard else 1) * MS)
+    assert ("queued meanwhile" in finding.assumption) is not heard
+    assert ("By the host's clock, as" in to_text(profile, Terminal(width=200))) is not heard
+    assert ("; no device clock" in end_block(profile)) is not heard
+    by_host = replace(profile, run=replace(profile.run, device="cpu"), device_clock_share=None)
+    assert "clock" not in to_text(by_host, Terminal(width=200)) + end_block(by_host)
 
 
 def test_a_part_of_a_run_keeps_its_own_steps_by_the_device(tmp_path: Path) -> None:

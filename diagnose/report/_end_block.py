@@ -205,8 +205,10 @@ def _closing(
 ) -> list[str]:
     """Returns the notes, what measuring cost, and the next command to paste, which is never cut."""
     cost = f"measuring cost {overhead(profile)}"
-    if profile.device_clock_share is not None:
-        clock = f"; device clock on {percent(profile.device_clock_share)} of steps"
+    share = profile.device_clock_share
+    if share is not None or profile.run.device != "cpu":
+        heard = f"device clock on {percent(share)} of steps" if share is not None else "no device clock"
+        clock = f"; {heard}"
         if len(cost + clock) > terminal.width - 2:
             cost = cost.partition(", ")[0]
         cost += clock

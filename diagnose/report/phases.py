@@ -14,6 +14,11 @@ from diagnose.report._tuning_words import named
 from diagnose.report._wording import percent
 from diagnose.report.base import Block, Column, Paragraph, PhaseBar, Row, Section, Table
 
+BY_HOST = (
+    "By the host's clock, as the device's was not heard: a host that runs ahead of its device waits for it"
+    " in phases that did not make the work, such as the wait for data."
+)
+
 
 class Phases(Section):
     """Mean time per step of each phase. What was not measured is named, not shown as zero."""
@@ -51,6 +56,8 @@ class Phases(Section):
         blocks[1:1] = over_the_steps(profile)
         if profile.device_clock_share is not None:
             blocks.append(Paragraph(text=clocks(profile.device_clock_share)))
+        elif profile.run.device != "cpu":
+            blocks.append(Paragraph(text=BY_HOST))
         missing = ", ".join(phase.label for phase in Phase if phase not in profile.phase_time_ns)
         if missing:
             blocks.append(Paragraph(text=f"Not measured in this run: {missing}."))

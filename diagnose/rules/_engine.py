@@ -13,12 +13,17 @@ from diagnose.core.finding import Abstention, Finding
 from diagnose.core.phases import Phase
 from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile, Status
+from diagnose.rules._lines import BESIDE_DEVICE
 from diagnose.rules._own import own_rules
 from diagnose.rules._traps import traps
 from diagnose.rules.base import Rule
 
 WORTH_SHARE = 0.02
 """A fault that costs less of the step is not worth anybody's time, and near what noise can feign."""
+
+WAITED_IN = (Phase.DATA_WAIT, Phase.COPY)
+"""Phases that take what the device is behind where the host's clock counts: a batch is on it before it goes
+on, and the work of the step before is what it waits for."""
 
 EXPLAINED_SHARE = 0.5
 """A finding that keeps less than this part of its time beside more exact ones was only their shadow."""
@@ -131,7 +136,18 @@ def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | N
     if missing:
         return Abstention(rule=name, missing=missing[0])
     finding = rule.check(profile)
-    return finding if finding is None or finding.rule == name else replace(finding, rule=name)
+    if finding is None:
+        return None
+    return _in_doubt(finding if finding.rule == name else replace(finding, rule=name), profile)
+
+
+def _in_doubt(finding: Finding, profile: Profile) -> Finding:
+    """Promises nothing of phases in which a host waits for its device, where the host alone was heard."""
+    doubtful = sum(finding.lost_ns.get(phase, 0.0) for phase in WAITED_IN) / finding.lost_ns_per_step
+    if not doubtful or profile.run.device == "cpu" or profile.device_clock_share is not None:
+        return finding
+    said = finding.assumption.removesuffix(BESIDE_DEVICE) + BESIDE_DEVICE
+    return replace(finding, low_ns=finding.low_ns * (1 - doubtful), assumption=said)
 
 
 def reading(profile: Profile, path: str) -> Any:
