@@ -20,9 +20,10 @@ import pytest
 import torch
 
 from diagnose.analysis.profile import load_profile
+from diagnose.hooks import _allocator as allocator
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.device_settings import DeviceSettingsHook, device_now
-from diagnose.launch import allocator, nvml_thread
+from diagnose.launch import nvml_thread
 from diagnose.launch.device import DeviceReadings
 from diagnose.launch.nvml import Nvml, Unreadable
 from diagnose.launch.nvml_thread import NvmlThread

@@ -99,7 +99,7 @@ def state_restorer(model: torch.nn.Module) -> Callable[[], None]:
     back."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     cpu, python = torch.get_rng_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     numpy = sys.modules.get("numpy")
     arrays = numpy.random.get_state() if numpy is not None else None
 
@@ -110,7 +110,7 @@ def state_restorer(model: torch.nn.Module) -> Callable[[], None]:
         torch.set_rng_state(cpu)
         random.setstate(python)
         if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
+            torch.cuda.set_rng_state_all(cuda)
         if numpy is not None:
             numpy.random.set_state(arrays)
 

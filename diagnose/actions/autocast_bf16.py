@@ -50,7 +50,7 @@ class AutocastBf16(Action):
         refuse_compiled(job)
         if job.device not in ("cpu", "cuda"):
             raise CannotApply(f"autocast with bf16 has been tried on CPUs and CUDA only, not {job.device}")
-        if job.device == "cuda" and torch.cuda.get_device_capability() < TENSOR_CORES:
+        if job.device == "cuda" and torch.cuda.get_device_capability(job.torch_device) < TENSOR_CORES:
             raise CannotApply("this GPU has no units for bf16")
 
     @contextmanager

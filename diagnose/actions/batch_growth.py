@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from diagnose.actions._grown_batches import FEWEST_BATCHES, GrownBatches, refuse_unfit
 from diagnose.actions._learning_rate import Rate, refuse_without_rule
 from diagnose.actions._loader_choice import available_bytes
+from diagnose.actions._memory import allocator_of, free_at_peak
 from diagnose.actions._schedules import Schedules
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.actions.gc_freeze import resident_bytes
@@ -167,18 +167,14 @@ def _faster(optimizer: Optimizer, grown: GrownBatches) -> Iterator[None]:
 
 def _peak_bytes(job: Job) -> int:
     """Returns at most what a step needs beyond what stays."""
-    device = torch.device(job.device)
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    if job.device == "cuda":
+        told = allocator_of(job)
+        return told["peak_allocated_bytes"] - told["allocated_bytes"]
     return resident_bytes()
 
 
 def _free_bytes(job: Job) -> float:
-    device = torch.device(job.device)
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + max(0, cached)
-    return available_bytes() / max(1, job.local_ranks)
+    return free_at_peak(job) if job.device == "cuda" else available_bytes() / max(1, job.local_ranks)
 
 
 def _remove(calls: list[Any], own: Any) -> None:

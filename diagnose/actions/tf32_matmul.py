@@ -44,7 +44,7 @@ class Tf32Matmul(Action):
         """See `Action.check`."""
         if job.device != "cuda":
             raise CannotApply("TF32 is a format of NVIDIA's GPUs; the model is on another device")
-        if torch.version.hip or torch.cuda.get_device_capability() < TENSOR_CORES:
+        if torch.version.hip or torch.cuda.get_device_capability(job.torch_device) < TENSOR_CORES:
             raise CannotApply("this GPU does not know TF32")
         if all(p.dtype is not torch.float32 for model in job.models for p in model.parameters()):
             raise CannotApply("no parameter is float32")

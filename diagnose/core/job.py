@@ -29,6 +29,8 @@ class Job:
             the first batch is asked for.
         on_step: Called between two steps, once after each; what they take counts as time of that step.
         device: `cpu`, `cuda`, ... of the first parameter.
+        torch_device: Its device in full, with the number of the GPU. `None`, which to torch is the current
+            one, where nobody has looked.
         local_ranks: Training processes on this machine.
         facts: What the hooks have learnt, by name.
         steps: Steps that have ended.
@@ -50,6 +52,7 @@ class Job:
     on_iterator: list[Callable[[Any, Any], None]] = field(default_factory=list)
     on_step: list[Callable[[], None]] = field(default_factory=list)
     device: str = "cpu"
+    torch_device: Any = None
     local_ranks: int = 1
     facts: dict[str, Any] = field(default_factory=dict)
     steps: int = 0

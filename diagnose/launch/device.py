@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from diagnose.launch import allocator
+from diagnose.hooks import _allocator as allocator
 from diagnose.launch.nvml_thread import NvmlThread
 
 

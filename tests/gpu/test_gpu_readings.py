@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from diagnose.analysis.profile import load_profile
+from diagnose.hooks import _allocator as allocator
 from diagnose.hooks.device_settings import device_now
-from diagnose.launch import allocator
 from diagnose.launch.nvml import Nvml, Unreadable
 from diagnose.launch.nvml_thread import NvmlThread
 from diagnose.rules import diagnosed
