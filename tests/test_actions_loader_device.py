@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from diagnose.actions import device_prefetch
 from diagnose.actions._device_copies import Copies, asks_for
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import sources
@@ -24,6 +25,7 @@ from tests.loops import begin, loop, off, on
 from tests.test_actions_loader_order import KINDS, children_end, equal
 
 META = torch.device("meta")
+BATCH_BYTES = 4 * 2 * 4
 
 
 class Side:
@@ -187,6 +189,48 @@ def test_the_copy_of_the_next_batch_is_begun_when_one_is_handed_out(copies: Copi
     assert next(batches).to("meta") is begun[0]
     feed.finish_without(look_ahead)
     assert len(list(batches)) == 8
+    assert children_end()
+
+
+SECOND = torch.device("cuda", 1)
+
+
+def test_all_windows_share_one_stream_on_the_models_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator keeps memory for each stream that there ever was."""
+    made: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "Stream", made.append)
+    action, job = DevicePrefetch(), Job(device="cuda", torch_device=SECOND)
+    batches = begin(job, KINDS["two workers"]())
+    with action.prepare(job, None) as prepared:
+        for _ in range(3):
+            with action.apply(job, prepared):
+                pass
+    assert made == [SECOND]
+    assert len(list(batches)) == 10
+    assert children_end()
+
+
+@pytest.mark.parametrize("batches_free", [3.9, 4])
+def test_batches_are_copied_early_only_where_several_find_room(
+    batches_free: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = Side()
+    monkeypatch.setattr(device_prefetch, "SideStream", lambda place: side)
+    monkeypatch.setattr(device_prefetch, "free_at_peak", lambda job: batches_free * BATCH_BYTES)
+    action, job = DevicePrefetch(), Job(device="cuda", torch_device=SECOND)
+    batches = begin(job, KINDS["two workers"]())
+    with action.prepare(job, None) as prepared:
+        with action.apply(job, prepared):
+            for batch in batches:
+                batch.to(META)
+                time.sleep(0.05)
+        if batches_free == 4:
+            assert side.handed_over and not action.why_not_stay(prepared)
+        else:
+            assert not side.handed_over
+            assert action.why_not_stay(prepared).startswith("copies of batches may need 128 B; 125 B are")
+            with pytest.raises(CannotApply, match="free at the peak"), action.apply(job, prepared):
+                pass
     assert children_end()
 
 

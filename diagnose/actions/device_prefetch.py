@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from diagnose.actions._careful import Failure
 from diagnose.actions._device_copies import Copies, SideStream
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import obstacle
 from diagnose.actions._loader_purity import leaves
 from diagnose.actions._loader_service import on_every_feed, shape
 from diagnose.actions._loader_switch import Feed, feed_of, feeds
+from diagnose.actions._memory import allocator_of, free_at_peak
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.core.units import format_bytes
+
+ROOM = 4
+"""So many batches must find room at the peak: one in use, one on its way, and what blocks of other sizes
+waste."""
 
 
 class DevicePrefetch(Action):
@@ -36,7 +43,7 @@ class DevicePrefetch(Action):
     the CPU first, or asks for another type in the same call. On a machine without a GPU it is refused.
 
     ## Its price
-    Memory on the GPU for one more batch.
+    Memory on the GPU for one more batch. Where it is short at the peak the action is refused.
 
     ## What was measured
     The look-up on a CPU: hit, stale after a change in place, miss for other tensors. Nothing yet on a GPU:
@@ -51,15 +58,30 @@ class DevicePrefetch(Action):
         """See `Action.check`."""
         if not torch.cuda.is_available() or job.device != "cuda":
             raise CannotApply("the model is not on a GPU: there is nothing to copy to")
+        allocator_of(job)
         _fed_by_workers(job)
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """Makes the stream, one for all windows: the allocator keeps memory for each stream there was."""
+        place = job.torch_device or torch.device("cuda", torch.cuda.current_device())
+        yield SideStream(place), Failure()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
-        copies = Copies(SideStream(torch.device("cuda", torch.cuda.current_device())))
+        side, failure = prepared
+        failure.refuse_again()
+        copies, known = Copies(side), False
+
+        def fits(batch: Any) -> bool:
+            nonlocal known
+            if not known:
+                known, failure.reason = True, why_too_large(job, batch)
+            return not failure.reason
 
         def look_ahead(feed: Feed, data: Any) -> Any:
-            begin_next(feed, copies)
+            begin_next(feed, copies, fits)
             return data
 
         def begins(loader: Any, batches: Any) -> None:
@@ -74,16 +96,31 @@ class DevicePrefetch(Action):
         with copies.looked_up(), on_every_feed(job, lambda: _start(job, look_ahead), begins, leave):
             yield
 
+    def why_not_stay(self, prepared: Any) -> str:
+        """See `Action.why_not_stay`."""
+        return str(prepared[1].reason)
+
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
         return shape(job), torch.Tensor.to, torch.Tensor.cuda
 
 
-def begin_next(feed: Feed, copies: Copies) -> None:
+def begin_next(feed: Feed, copies: Copies, fits: Callable[[Any], bool] = lambda batch: True) -> None:
     """Begins to copy the batch that comes next, if it is there."""
     batch = feed.next_if_there()
-    if batch is not NOTHING:
+    if batch is not NOTHING and fits(batch):
         leaves(batch, copies.begin)
+
+
+def why_too_large(job: Job, batch: Any) -> str:
+    """Returns why there is too little memory to have a second batch of this kind; empty if there is."""
+    found: list[torch.Tensor] = []
+    leaves(batch, found.append)
+    needed = ROOM * sum(tensor.numel() * tensor.element_size() for tensor in found)
+    free = free_at_peak(job)
+    if free >= needed:
+        return ""
+    return f"copies of batches may need {format_bytes(needed)}; {format_bytes(free)} are free at the peak"
 
 
 def _start(job: Job, look_ahead: Any) -> None:
