@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
@@ -153,6 +154,17 @@ def test_an_error_on_one_rank_undoes_all_on_every_rank(where):
         assert machine.last("tuning_error")
     assert machines[0].factors == {}
     assert "rank 1: " in machines[0].last("tuning_error")["error"]
+
+
+@pytest.mark.parametrize("where", ["prepare", "apply"])
+def test_too_little_memory_on_one_rank_refuses_on_all(where):
+    machines, controls = ranks_of(Meeting(2), fails_on=where, error=torch.OutOfMemoryError)
+    train_together(machines, controls, 400)
+    for machine in machines:
+        assert machine.outcomes()["good"] == "refused"
+        assert machine.trials()[0]["reason"] == "rank 1: there is too little memory to try it"
+        assert machine.factors == {}
+        assert "tuning_error" not in [kind for kind, _ in machine.told]
 
 
 def test_a_refusal_on_one_rank_names_it():

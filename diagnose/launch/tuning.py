@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diagnose.hooks._allocator import uncounted
+from diagnose.hooks._cuda import cuda_in_use
 from diagnose.launch.interrupts import interrupts_wait
 from diagnose.launch.steps_left import steps_left
 
@@ -57,7 +59,7 @@ class LiveTuning:
 
         self._recorder = recorder
         self.window: Callable[[bool], bool] = lambda calm: False
-        self._in_window = False
+        self._in_window = self._captured = False
         self._asides = self._samples = 0
         self._began_at, self._begun, self._epoch_began = 0, False, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
@@ -86,6 +88,7 @@ class LiveTuning:
             commands=self._commands,
             losses=self._latest_losses,
             synchronize=self._synchronize,
+            uncounted=uncounted,
             snapshot=self._snapshot,
         )
         policy = Policy(
@@ -94,10 +97,10 @@ class LiveTuning:
             skip=frozenset(asked["skip"]),
             dry_run=asked["dry_run"],
         )
+        self._installed.enter_context(world.pauses.watched())
         reuse = read(Path(asked["apply"])) if asked["apply"] else None
         recorder.on_iterator.append(self._begins)
         self._controller = Controller(world, policy, reuse)
-        self._installed.enter_context(world.pauses.watched())
         recorder.on_boundary = self._boundary
 
     def finish(self) -> None:
@@ -131,14 +134,17 @@ class LiveTuning:
             self._recorder.on_iterator.remove(self._begins)
 
     def _boundary(self) -> None:
+        if _is_capturing():
+            self._captured = True
+            return  # whoever waits for the device now, or asks it anything, breaks the graph
         if self._controller.rests(self._recorder.steps):
             self._in_window = self.window(self._controller.state in CALM)
             return
         self._look()
         if any(_is_joined(model) for model in self._job.models):
             self._ranks.leave("the script joins ranks that have different numbers of batches")
-        aside = self._recorder.asides != self._asides or self._in_window
-        self._asides = self._recorder.asides
+        aside = self._recorder.asides != self._asides or self._in_window or self._captured
+        self._asides, self._captured = self._recorder.asides, False
         num_samples = max(0, self._recorder.samples - self._samples)
         self._samples = self._recorder.samples
         # A step that was not seen to end is ended by the next one.
@@ -168,7 +174,7 @@ class LiveTuning:
         for model in job.models:
             parameter = next(model.parameters(), None)
             if parameter is not None:
-                job.device = parameter.device.type
+                job.device, job.torch_device = parameter.device.type, parameter.device
                 break
 
     def _begins(self, loader: Any, iterator: Any) -> None:
@@ -210,10 +216,14 @@ class LiveTuning:
         return steps_left(sys._getframe(), recorder.steps, within)
 
     def _synchronize(self) -> None:
-        if self._job.device != "cpu":
-            import torch
+        """Waits for every device that holds what is trained: a model may be spread over several."""
+        import torch
 
-            torch.get_device_module(self._job.device).synchronize()
+        groups = (group for optimizer in self._job.optimizers for group in optimizer.param_groups)
+        devices = {parameter.device for group in groups for parameter in group["params"]}
+        for device in {self._job.torch_device, *devices} - {None}:
+            if device.type not in ("cpu", "meta"):
+                torch.accelerator.synchronize(device)
 
     def _latest_losses(self) -> Sequence[float]:
         if self._losses is None:
@@ -241,6 +251,11 @@ def _check_numerics(job: Any, installed: Installed) -> Numerics:
         _shadow.compare_update if installed.action.touches == "optimizer" else _shadow.compare_gradients
     )
     return compare(job, installed.context(), installed.action.safety)
+
+
+def _is_capturing() -> bool:
+    """Whether what this thread gives its GPU now goes into a graph instead."""
+    return cuda_in_use() and bool(sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _is_joined(model: Any) -> bool:

@@ -78,29 +78,32 @@ class Alone:
         """See `Ranks`."""
 
 
-def together(world: World, about: str, work: Callable[[], Any], *, dear: bool = False) -> list[Any]:
+def together(
+    world: World, about: str, work: Callable[[], Any], *, dear: bool = False, back: bool = False
+) -> list[Any]:
     """Does something on every rank at the same step; what is raised on one is raised on all.
 
     Args:
         world: The process.
         about: What is done, in words.
         work: Does it; returns JSON's types only.
-        dear: See `Ranks.exchange`.
+        dear: See `Ranks.exchange`. Such work is done `apart`.
+        back: Whether it takes something back: then it cannot be left undone for lack of memory.
 
     Returns:
         What `work` returned on each rank.
 
     Raises:
-        CannotApply: If some rank refuses; says which, unless all refuse for the same reason. `NotYet` if
-            none refuses for good.
+        CannotApply: If some rank refuses, or has too little memory; says which, unless all refuse for the
+            same reason. `NotYet` if none refuses for good.
         RankFailed: If some rank raised anything else.
         RanksLost: See `Ranks.exchange`.
     """
     ranks = world.ranks
     if ranks.num == 1:
-        return [work()]
+        return [_done(world, work, dear, back)]
     try:
-        outcome = [DONE, work()]
+        outcome = [DONE, _done(world, work, dear, back)]
     except CannotApply as refusal:
         outcome = [NOT_YET if isinstance(refusal, NotYet) else REFUSED, str(refusal)]
     except Exception:  # noqa: BLE001 (what fails on one rank ends the tuning on all)
@@ -111,6 +114,33 @@ def together(world: World, about: str, work: Callable[[], Any], *, dear: bool = 
         if said:
             raise error(_whose(said, ranks.num))
     return [result for _, result in outcomes]
+
+
+def _done(world: World, work: Callable[[], Any], dear: bool, back: bool) -> Any:
+    try:
+        return apart(world, work) if dear else work()
+    except Exception as error:
+        if back or not _lacks_memory(error):
+            raise
+    # Outside of that, as the error's frames hold what there was hardly room for.
+    raise CannotApply("there is too little memory to try it")
+
+
+def apart(world: World, work: Callable[[], Any]) -> Any:
+    """Does something while the device does nothing for the script, which may use another stream for its
+    steps than for what is between them."""
+    world.synchronize()
+    try:
+        with world.uncounted():
+            return work()
+    finally:
+        world.synchronize()
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether it is `torch.OutOfMemoryError`, or Python's own."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return not kinds.isdisjoint({"OutOfMemoryError", "MemoryError"})
 
 
 def _whose(said: dict[int, str], num_ranks: int) -> str:
@@ -184,15 +214,16 @@ def switch(world: World, changes: Sequence[Installed], on: bool) -> None:
 
     def work() -> None:
         for change in changes if on else reversed(changes):
+            if on and change.action.spares_collections:
+                world.pauses.stop_counting()
             change.switch(on)
 
     names = ", ".join(change.name for change in changes)
     try:
-        together(world, f"switching {names} {'on' if on else 'off'}", work)
+        about = f"switching {names} {'on' if on else 'off'}"
+        together(world, about, lambda: apart(world, work), back=not on)
     except (CannotApply, RanksLost):
         # Back to what all ranks last knew of each other.
         for change, was in zip(changes, before, strict=True):
             change.switch(was)
         raise
-            if on and change.action.spares_collections:
-                world.pauses.stop_counting()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Protocol, TypeVar
@@ -105,14 +105,15 @@ class World:
         stop: Called when nothing is left to be done at step ends.
         clock: Nanoseconds.
         synchronize: Waits until the device has done what it was given; nothing on a CPU.
+        uncounted: While open, the memory of a device that is needed counts as no need of the script's.
         ranks: The processes that train together, this one among them.
         commands: What a person has asked this process for since. Another thread adds to it.
         losses: Returns the training loss of steps that is known by now and was not told before. From the
             first call on losses are taken note of.
         loss: What they come to.
         snapshot: Keeps what training has come to; raises `CannotApply` where that does not go.
-    """
         pauses: What full garbage collections take.
+    """
 
     job: Job
     actions: Mapping[str, Action]
@@ -123,14 +124,15 @@ class World:
     stop: Callable[[], None]
     clock: Callable[[], int] = perf_counter_ns
     synchronize: Callable[[], None] = lambda: None
+    uncounted: Callable[[], AbstractContextManager[None]] = nullcontext
     ranks: Ranks = field(default_factory=Alone)
     commands: deque[Command] = field(default_factory=deque)
     losses: Callable[[], Sequence[float]] = tuple
     loss: LossTrend = field(default_factory=LossTrend)
     snapshot: Callable[[Job], Snapshot] = no_snapshot
-
-
     pauses: Pauses = field(default_factory=Pauses)
+
+
 @dataclass(slots=True)
 class Spending:
     """What tuning has cost the script so far.
