@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._cuda import accelerator_of, alive, index_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -14,10 +15,11 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 
 
 class DeviceSettingsHook(Hook):
-    """Looks once, on the training thread after a few steps, at its device and what decides its speed.
+    """Looks once, after a few steps, at the model's device and what decides its speed.
 
-    Which device is current is a thread's own; whoever reads the device's state from another thread gets it
-    from here. Where the script has not initialised CUDA by then, nothing is asked: asking would do it.
+    On the training thread: which device is current is a thread's own; whoever reads the device's state from
+    another thread gets it from here. Where the script has not initialised CUDA by then, nothing is asked:
+    asking would do it.
     """
 
     @contextmanager
@@ -27,8 +29,11 @@ class DeviceSettingsHook(Hook):
         def inspect() -> None:
             import torch
 
+            device = accelerator_of(models := alive(recorder.modules))
+            if device is not None:
+                recorder.facts["accelerator"] = device.type
             if torch.cuda.is_initialized():
-                recorder.facts["device"] = device_now()
+                recorder.facts["device"] = device_now(index_of(models))
 
         recorder.inspections.append(inspect)
         try:
@@ -37,14 +42,17 @@ class DeviceSettingsHook(Hook):
             recorder.inspections.remove(inspect)
 
 
-def device_now() -> dict[str, Any]:
-    """Returns the calling thread's CUDA device, by `core.device.Device`'s names and those that identify it.
+def device_now(index: int | None = None) -> dict[str, Any]:
+    """Returns what a CUDA device is, by `core.device.Device`'s names and those that identify it.
 
     Needs CUDA initialised. What this version of torch does not tell is `None`.
+
+    Args:
+        index: Its number; else the calling thread's, as where a script keeps no model on any.
     """
     import torch
 
-    index = torch.cuda.current_device()
+    index = torch.cuda.current_device() if index is None else index
     properties = torch.cuda.get_device_properties(index)
     bus = getattr(properties, "pci_bus_id", None)
     address = (getattr(properties, "pci_domain_id", 0), bus, getattr(properties, "pci_device_id", 0))
