@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from diagnose.actions.sdpa import CUDNN, CUDNN_FIRST, Sdpa
 from diagnose.actions.set_threads import SetThreads, cpus
 from diagnose.actions.tf32_matmul import Tf32Matmul
 from diagnose.core.job import Job
+from diagnose.hooks._recorder import Recorder
+from diagnose.launch.tuning import LiveTuning
 from tests.toggled import ConvNet, always, assert_close, assert_equal, images, train, tuned, weights
 
 
@@ -238,6 +241,30 @@ def test_tf32_is_refused_where_the_script_has_chosen() -> None:
             pass
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_cudnn_benchmark_is_refused_once_there_have_been_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch looks for the algorithm that it has chosen for a shape before it looks at the flag."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    action = CudnnBenchmark()
+    action.check(Job())
+    with pytest.raises(CannotApply, match=r"keeps .*: put torch.backends.cudnn.benchmark = True before"):
+        action.check(Job(models=[ConvNet()], device="cuda", steps=1))
+
+
+def test_a_file_of_settings_sets_cudnn_benchmark_before_the_script_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    file = tmp_path / "tuned.toml"
+    file.write_text('[[action]]\nname = "cudnn-benchmark"\n', encoding="utf-8")
+    asked = {"allow": [], "only": [], "skip": [], "dry_run": False, "apply": str(file)}
+    tuning = LiveTuning(Recorder(), tmp_path, asked)
+    try:
+        assert torch.backends.cudnn.benchmark
+    finally:
+        tuning.finish()
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_cudnn_benchmark_is_set_and_put_back() -> None:

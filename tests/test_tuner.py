@@ -79,6 +79,7 @@ class Change(Action):
     window_steps: int = 5  # type: ignore[misc]
     touches: str = "nothing"  # type: ignore[misc]
     unasked: bool = False  # type: ignore[misc]
+    at_start: bool = False  # type: ignore[misc]
     refuses: str = ""
     not_before: int = 0
     gives_up: str = ""
@@ -553,6 +554,29 @@ def test_a_file_of_settings_is_put_in_force_at_once_and_confirmed():
     assert machine.outcomes() == {"good": "kept", "gone": "refused"}
     assert machine.last("confirmation")["speedup"] == pytest.approx(2.0, rel=0.2)
     assert machine.factors == {"good": 0.5}
+
+
+def test_what_must_be_there_from_the_start_is_there_before_the_first_step_and_is_not_measured():
+    machine = Machine()
+    first = Change(machine, "first", at_start=True, touches="model")
+    good = Change(machine, "good", factor=0.5)
+    control = controller(machine, [first, good], reuse=[Kept(action="good"), Kept(action="first")])
+    assert machine.factors == {"first": 1.0}
+    train(machine, control, 800)
+    assert machine.outcomes() == {"first": "kept", "good": "kept"}
+    assert machine.last("confirmation")["speedup"] == pytest.approx(2.0, rel=0.2)
+    assert first.calls.count("apply") == 1, "off and on again would measure nothing"
+    control.finish()
+    assert machine.factors == {}
+
+
+def test_what_must_be_there_from_the_start_stays_to_the_end_where_it_is_alone():
+    machine = Machine()
+    first = Change(machine, "first", at_start=True)
+    control = controller(machine, [first], reuse=[Kept(action="first")])
+    train(machine, control, 800)
+    assert (machine.factors, control.state) == ({"first": 1.0}, "holding")
+    assert "confirmation" not in [kind for kind, _ in machine.told]
 
 
 def test_of_the_actions_of_one_finding_the_one_that_wins_more_is_tried_first():

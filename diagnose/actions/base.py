@@ -49,6 +49,8 @@ class Action:
             steps that have one are left out of them, and what they take on average is added.
         unasked: Whether it is tried, last of all, though no finding asks for it: no rule can tell, and a
             trial is cheap.
+        at_start: Whether it must be in force before the first step, so that no trial can tell what it wins:
+            `--apply` puts it there.
     """
 
     safety: ClassVar[Safety]
@@ -60,9 +62,10 @@ class Action:
     period_steps: int = 1
     resizes: ClassVar[bool] = False
     touches: ClassVar[str] = "nothing"
-    unasked: ClassVar[bool] = False
-
     spares_collections: ClassVar[bool] = False
+    unasked: ClassVar[bool] = False
+    at_start: ClassVar[bool] = False
+
     def check(self, job: Job) -> None:
         """Looks whether the action can be applied at all. Changes nothing.
 

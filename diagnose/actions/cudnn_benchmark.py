@@ -13,6 +13,8 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
+STATEMENT = "torch.backends.cudnn.benchmark = True"
+
 
 class CudnnBenchmark(Action):
     """
@@ -21,7 +23,10 @@ class CudnnBenchmark(Action):
     keeps the fastest, instead of guessing.
 
     ## When it takes effect
-    At the next convolution. The first step of each shape is slow.
+    At the first convolution of each shape, which is slow. torch keeps what it has chosen for a shape, by
+    guessing too, and looks no further when this is set later: on a running job it does nothing, so there is
+    no trial. Set it in the script, before the loop; or name it in the file of `diagnose run --apply`, which
+    puts it in force before the script's first step and, as it cannot be taken back, does not measure it.
 
     ## When it cannot help
     A model without convolutions, a loop whose shapes change all the time, a CPU.
@@ -38,19 +43,23 @@ class CudnnBenchmark(Action):
     order = 30
     settle_steps = 3
     touches = "model"
-    unasked = True
+    at_start = True
 
     def check(self, job: Job) -> None:
-        """See `Action.check`."""
+        """See `Action.check`. Before the first step nobody knows the models."""
         cudnn = torch.backends.cudnn
-        if job.device != "cuda" or not cudnn.is_available():
+        if not cudnn.is_available() or (job.models and job.device != "cuda"):
             raise CannotApply("the model does not run on cuDNN")
         if cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
             raise CannotApply("the script asks for deterministic algorithms")
         if cudnn.benchmark:
             raise CannotApply("it is set already")
-        if not any(isinstance(module, _ConvNd) for model in job.models for module in model.modules()):
+        modules = [module for model in job.models for module in model.modules()]
+        if modules and not any(isinstance(module, _ConvNd) for module in modules):
             raise CannotApply("no model has a convolution")
+        if job.steps:
+            kept = "torch keeps the algorithm it chose for a shape"
+            raise CannotApply(f"{kept}: put {STATEMENT} before the first step")
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
@@ -68,4 +77,4 @@ class CudnnBenchmark(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
-        return {"statement": "torch.backends.cudnn.benchmark = True"}
+        return {"statement": STATEMENT}

@@ -58,9 +58,9 @@ class GcFreeze(Action):
     safety = Safety.EXACT
     order = 10
     window_steps = 20
+    spares_collections = True
 
     def check(self, job: Job) -> None:
-    spares_collections = True
         """See `Action.check`."""
         if not gc.isenabled():
             raise CannotApply("the script has switched the garbage collector off")

@@ -112,7 +112,8 @@ def action_text(name: str, action: Action, rules: Mapping[str, Rule], terminal: 
     lines = textwrap.wrap(f"{name}: {title(action)}", terminal.width)
     lines += ["", *textwrap.wrap(_meaning(action), terminal.width)]
     asked = _asked_by(name, rules)
-    lines += textwrap.wrap(f"Asked for by: {asked or 'no rule; name it with --only'}.", terminal.width)
+    by_hand = "name it in the file of --apply" if action.at_start else "name it with --only"
+    lines += textwrap.wrap(f"Asked for by: {asked or f'no rule; {by_hand}'}.", terminal.width)
     for heading, text in sections(action):
         lines += ["", *([heading] if heading else [])]
         for paragraph in text.split("\n\n"):

@@ -269,6 +269,11 @@ class Controller:
         )
 
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
+        at_start = {name for name, action in self._world.actions.items() if action.at_start}
+        first = [each for each in wanted if each.action in at_start]
+        if first and self._world.ranks.num == 1:  # the script has not begun: there is nobody to ask yet
+            wanted = [each for each in wanted if each not in first]
+            yield from self._put_in_force(first)
         self._enter("observing")
         for _ in range(WARMUP_STEPS):
             yield 1

@@ -38,7 +38,9 @@ def measure_kept(
     Returns:
         About how many more steps could have been made meanwhile; the same on every rank.
     """
-    kept, test = changes.kept, PairedTest()
+    kept, test = [each for each in changes.kept if not each.action.at_start], PairedTest()
+    if not kept:
+        return 0
     try:
         switch(world, kept, False)
         yield from measure(world, kept, test, spending, pairs[0])

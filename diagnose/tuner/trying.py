@@ -319,8 +319,6 @@ def _step_ns(kept: Sequence[Installed]) -> tuple[float, float]:
     return min(each.with_ns for each in measured), max(each.without_ns for each in measured)
 
 
-def put_in_force(
-    world: World, policy: Policy, changes: Changes, wanted: Kept, spending: Spending
 def look(world: World, action: Action) -> None:
     """Looks whether an action can be tried now.
 
@@ -333,6 +331,8 @@ def look(world: World, action: Action) -> None:
         world.pauses.check()
 
 
+def put_in_force(
+    world: World, policy: Policy, changes: Changes, wanted: Kept, spending: Spending
 ) -> Plan[str]:
     """Puts an action of an earlier run in force, without a trial; returns why not, if it was not.
 
@@ -349,9 +349,12 @@ def look(world: World, action: Action) -> None:
             return f"it cannot be in force together with {other.name}"
     try:
         together(world, f"looking at {wanted.action}", lambda: action.check(world.job))
-        (installed,), _ = yield from prepared(
-            world, changes, wanted.action, action, [wanted.value], spending
-        )
+        if action.at_start:  # no call is known yet whose numbers could be compared
+            installed = changes.install(wanted.action, action, wanted.value)
+        else:
+            (installed,), _ = yield from prepared(
+                world, changes, wanted.action, action, [wanted.value], spending
+            )
         switch(world, [installed], True)
     except CannotApply as refusal:
         changes.remove(*changes.tried)
