@@ -10,10 +10,10 @@ from pathlib import Path
 from time import monotonic
 
 from diagnose.dashboards._marks import EVENTS
-from diagnose.dashboards._tailing import RankTail, number_of
+from diagnose.dashboards._tailing import RankTail
 from diagnose.dashboards._waits import LateBins, RankWaits
 
-from diagnose.store.runs import rank_files
+from diagnose.store.runs import number_of, rank_files
 
 ASK_S = 0.1
 """So long ranks are asked at a time, the first rank always. Of a thousand each has its turn in ten seconds
@@ -60,13 +60,15 @@ class Followed:
         """Looks for new files; says whether there were any."""
         paths = rank_files(self.folder)
         self.has_others = any(path.name.count(".") > 1 for path in paths)
-        known = {tail.path: tail for tail in self.tails}
+        gone = {tail.path for tail in self.tails}.difference(paths)  # of an attempt before a restart
+        known = {tail.path: tail for tail in self.tails if tail.path not in gone}
         new = [path for path in paths if path not in known and path.name.count(".") == 1]
         if not new:
             return False
         ordered = sorted((*known, *new), key=lambda path: (number_of(path), path.name))
         if self.tails and ordered[0] != self.tails[0].path:
-            del known[self.tails[0].path]  # of the first alone everything is read, which it is no longer
+            # Of the first alone everything is read, which it is no longer.
+            known.pop(self.tails[0].path, None)
         self.tails = tuple(
             known.get(path) or RankTail(path, EVENTS, first=path == ordered[0]) for path in ordered
         )

@@ -15,6 +15,7 @@ from diagnose.dashboards._rank_series import RankSeries
 from diagnose.dashboards._waits import RankWaits
 
 from diagnose.core.ledger import COLUMNS
+from diagnose.store.runs import number_of
 from diagnose.store.tail import BAD_ROW, MAX_CHUNKS, Chunk, Event, Look, look
 
 RECENT_STEPS = 512
@@ -259,12 +260,6 @@ class RankTail:
         if self._torn:
             words.append(f"{self._torn} steps are damaged and left out")
         self.words = f"{self.path.name}: {'; '.join(words)}" if words else ""
-
-
-def number_of(path: Path) -> int:
-    """Returns the rank whose file this is."""
-    name = path.name.removeprefix("rank").partition(".")[0]
-    return int(name) if name.isdecimal() else 0
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

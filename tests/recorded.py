@@ -54,9 +54,9 @@ def steps(
     return [tuple(row) for row in rows.tolist()]
 
 
-def writer(folder: Path, rank: int = 0, **facts: Any) -> Writer:
+def writer(folder: Path, rank: int = 0, restart: int = 0, **facts: Any) -> Writer:
     """A rank's file, open for writing."""
-    opened = Writer(folder, rank)
+    opened = Writer(folder, rank, restart)
     opened.set_meta({"rank": rank, "world_size": 1, "host": "somewhere", "pid": 2**22 + rank, **facts})
     opened.commit()
     return opened

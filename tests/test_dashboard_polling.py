@@ -62,6 +62,18 @@ def train(file: Writer, first: int, count: int) -> None:
     file.commit()
 
 
+def test_after_a_restart_the_ranks_of_the_newest_attempt_are_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with job(folder, 3, 100):
+        ranks = Followed(folder)
+        assert ranks.find() and ranks.ask()
+        for rank, expected in ((1, [(1, 30)]), (0, [(0, 30), (1, 30)])):
+            with contextlib.closing(writer(folder, rank, restart=1)) as file:
+                train(file, 0, 30)
+            assert ranks.find() and ranks.ask()
+            assert [(tail.number, tail.num_steps) for tail in ranks.tails] == expected
+
+
 def drawn(ranks: Followed) -> Snapshot:
     return composed(
         1, ranks.folder, {"id": "run"}, Liveness(state=State.RUNNING), ranks.tails, {}, ranks.met

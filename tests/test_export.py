@@ -448,6 +448,15 @@ def test_one_destination_that_fails_is_said_once_and_the_others_go_on(tmp_path, 
     assert parsed(good.read_text())["diagnose_run_active"] == {(("run", "run"),): 0.0}
 
 
+def test_after_a_restart_points_are_of_the_newest_attempt(tmp_path):
+    follower = Follower(recorded_run(tmp_path / "run"))
+    assert len(follower.look(is_last=False).points) == 60
+    record(tmp_path / "run", 40, restart=1)
+    reading = follower.look(is_last=True)
+    assert [(rank.name, rank.num_steps) for rank in reading.ranks] == [("0-restart1", 40)]
+    assert len(reading.points) == 40
+
+
 class Memory(Exporter):
     """Takes points, but not at every call.
 

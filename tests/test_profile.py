@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from diagnose.analysis.gaps import measured_samples, split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats
-from diagnose.analysis.profile import load_profile, load_series, profile_of
+from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import find_warmup, phase_series, step_times
@@ -27,6 +27,7 @@ from diagnose.core.places import PLACES, begins_ns, coded, decoded, place_of
 from diagnose.core.profile import Profile, Status
 from diagnose.store.reader import RankLog
 from diagnose.store.writer import Writer
+from tests.recorded import BATCH, USUAL_MS, manifest, record
 
 MS = 1_000_000
 Steps = npt.NDArray[np.int64]
@@ -428,9 +429,38 @@ def test_a_rank_that_made_fewer_steps_than_the_warm_up_has_nothing_measured():
 
 
 def test_several_processes_of_one_rank_are_no_world():
-    found = profile(log_of(steps_of(100, forward=10)), log_of(steps_of(90, forward=20)))
+    logs = [
+        log_of(steps_of(count, forward=ms), rank) for count, ms in ((100, 10), (90, 20)) for rank in (0, 1)
+    ]
+    found = profile(*logs)
     assert [rank.rank for rank in found.ranks] == [0, 1]
-    assert found.notes == ("2 processes of the script trained; the figures are those of the first.",)
+    assert found.run.world_size == 2
+    assert found.throughput.samples_per_s == pytest.approx(2 * 32 / 0.010)
+    assert found.notes == ("4 processes of the script trained; the figures are those of the first.",)
+    alone = profile(*logs[::2])
+    assert (alone.run.world_size, alone.throughput.samples_per_s) == (1, pytest.approx(32 / 0.010))
+
+
+def test_after_a_restart_the_newest_attempt_counts(tmp_path):
+    folder = manifest(tmp_path / "run")
+    twice = {name: 2 * ms for name, ms in USUAL_MS.items()}
+    for rank in range(4):
+        record(folder, 100, rank=rank)
+    for rank in range(2):
+        record(folder, 60, rank=rank, slots_ms=twice, restart=1)
+    record(folder, 50, restart=1)  # another process of rank 0
+    found = load_profile(folder)
+    assert [rank.rank for rank in found.ranks] == [0, 1]
+    assert (found.run.world_size, found.steps.count) == (2, 60)
+    assert found.throughput.samples_per_s == pytest.approx(2 * BATCH / 0.076, rel=0.05)
+    assert found.notes == (
+        "3 processes of the script trained; the figures are those of the first.",
+        "The ranks were restarted, and what they did before is left out: "
+        "rank0.sqlite, rank1.sqlite, rank2.sqlite, rank3.sqlite.",
+    )
+    logs, notes = read_logs(folder)
+    assert [len(log.steps) for log in logs] == [60, 50, 60]
+    assert notes == list(found.notes[1:])
 
 
 # -- what a run says of itself

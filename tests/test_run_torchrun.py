@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, torchrun_arguments
-from tests.running import DIAGNOSE, SCRIPTS, only_run, run
+from diagnose.store.runs import rank_files
+from tests.running import DIAGNOSE, SCRIPTS, only_run, run, write
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TWO_RANKS = SCRIPTS / "two_ranks.py"
@@ -50,6 +51,33 @@ def test_a_failing_rank_fails_the_job_and_the_report_still_comes_out(tmp_path, t
     ours = run(*DIAGNOSE, *two, TWO_RANKS, cwd=tmp_path, EXIT_CODE="3")
     assert ours.code == 1, "what torchrun makes of it"
     assert "diagnose: script exited with code 1 after 30 steps" in ours.stderr
+
+
+FAILS_ONCE = """
+import os, sys, time, torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(30):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.002)
+sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+"""
+"""Without a process group: gloo's own may not come about a second time."""
+
+
+@pytest.mark.extended
+def test_after_a_restart_the_report_is_of_the_ranks_that_were_started_anew(tmp_path, two):
+    script = write(tmp_path / "fails_once.py", FAILS_ONCE)
+    ours = run(*DIAGNOSE, *two, "--max-restarts", "1", "--json", "report.json", script, cwd=tmp_path)
+    assert ours.code == 0, ours.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["run"]["world_size"] == 2
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert report["steps"]["count"] == 30
+    assert [note for note in report["notes"] if note.startswith("The ranks were restarted")]
+    files = [path.name for path in rank_files(only_run(tmp_path))]
+    assert files == ["rank0-restart1.sqlite", "rank1-restart1.sqlite"]
 
 
 def test_options_are_handed_over_as_torchrun_spells_them():

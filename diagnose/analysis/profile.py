@@ -36,7 +36,7 @@ from diagnose.analysis.rank_summary import Window, why_incomparable
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.roles import Roles, Sources
-from diagnose.analysis.run_info import notes_of, overhead_of, run_info
+from diagnose.analysis.run_info import notes_of, notes_of_files, overhead_of, run_info
 from diagnose.analysis.script import Script
 from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
@@ -49,7 +49,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
 from diagnose.store.reader import RankLog
-from diagnose.store.runs import rank_files, read_lost, read_manifest
+from diagnose.store.runs import earlier_files, number_of, rank_files, read_lost, read_manifest
 
 MIN_STEPS = 20
 """Fewer measured steps than this give figures, but no verdict."""
@@ -102,7 +102,9 @@ def analysed(
             first = log if log is not None and len(log.steps) else None
         if first is None:
             return _without_steps(manifest, [*notes, *_lost(manifest)]), {}
-        files = [] if only_first else files
+        num_processes, files = len(files) + 1, [] if only_first else _of_other_ranks(files, first)
+        if not only_first:
+            notes += notes_of_files(num_processes, len(files) + 1, earlier_files(run))
         window = window_of(manifest, first, first_step, len(files) + 1)
         reduced = reduce_logs([(place, first)], window, script)
         reduced.fold(pool.reduce(files, window) if pool else reduce_files(files, window, script))
@@ -110,6 +112,15 @@ def analysed(
     notes += _lost(manifest)
     profile = composed(manifest, first, window, reduced, script, notes, only_first=only_first)
     return profile, {rank.file: rank.gap_parts for rank in reduced.ranks.values()}
+
+
+def _of_other_ranks(files: list[tuple[int, Path]], first: RankLog) -> list[tuple[int, Path]]:
+    """Returns one file of each rank but the first: several processes of a rank are no ranks of one job."""
+    by_rank: dict[int, tuple[int, Path]] = {}
+    for place, path in files:
+        by_rank.setdefault(number_of(path), (place, path))
+    by_rank.pop(number_of(first.path), None)
+    return list(by_rank.values())
 
 
 def _reducers(files: list[tuple[int, Path]]) -> AbstractContextManager[Reducers | None]:
@@ -126,7 +137,7 @@ def _reducers(files: list[tuple[int, Path]]) -> AbstractContextManager[Reducers 
 def read_logs(run: Path) -> tuple[list[RankLog], list[str]]:
     """Reads the files of all ranks; what cannot be read is named in the notes."""
     logs: list[RankLog] = []
-    notes: list[str] = []
+    notes = notes_of_files(0, 0, earlier_files(run))
     for path in rank_files(run):
         log, damage = read_or_note(path)
         notes += damage
@@ -156,9 +167,14 @@ def profile_of(
     """Analyses what `read_logs` returned; `first_step` as in `load_profile`."""
     if not logs:
         return _without_steps(manifest, notes)
+    by_rank: dict[int, RankLog] = {}
+    for log in logs:
+        by_rank.setdefault(int(log.meta.get("rank", 0)), log)
+    own = list(by_rank.values())
+    notes = [*notes, *notes_of_files(len(logs), len(own), ())]
     script = Script()
-    window = window_of(manifest, logs[0], first_step, len(logs))
-    return composed(manifest, logs[0], window, reduce_logs(enumerate(logs), window, script), script, notes)
+    window = window_of(manifest, own[0], first_step, len(own))
+    return composed(manifest, own[0], window, reduce_logs(enumerate(own), window, script), script, notes)
 
 
 def window_of(manifest: Mapping[str, Any], log: RankLog, first_step: int | None, num_ranks: int) -> Window:
@@ -208,7 +224,6 @@ def composed(
     assert across is not None, "the first rank is one of them"
     places = sorted(reduced.ranks)
     ranks = [reduced.ranks[place] for place in places]
-    numbers = {rank.rank for rank in ranks}
     numbered = {place: reduced.ranks[place].rank for place in places}
     info = run_info(manifest, whole, ranks)
     if only_first:
@@ -224,7 +239,7 @@ def composed(
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
     meetings = across.waits.meetings(numbered)
-    names = [index if len(numbers) < len(ranks) else rank.rank for index, rank in enumerate(ranks)]
+    names = [rank.rank for rank in ranks]
     untold = why_incomparable(ranks, by_meetings=meetings is not None)
     late_ns: list[float | None] = [None] * len(ranks)
     if not untold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from diagnose.analysis.device_ledger import recording_ns
@@ -105,8 +106,24 @@ def notes_of(
             f"{len(numbers):,} of {world_size:,} ranks are here ({why}): rates are of these together, and "
             "a late rank among the others shows only as waiting."
         )
-    if len(numbers) < len(ranks):
-        notes.append(f"{len(ranks)} processes of the script trained; the figures are those of the first.")
+    return notes
+
+
+def notes_of_files(num_processes: int, num_ranks: int, earlier: Sequence[Path]) -> list[str]:
+    """Returns what is to be said of files that are left out.
+
+    Args:
+        num_processes: How many processes have left files in the newest attempt.
+        num_ranks: How many of them are looked at: of each rank one.
+        earlier: The files of earlier attempts.
+    """
+    notes = []
+    if num_processes > num_ranks:
+        trained = f"{num_processes} processes of the script trained"
+        notes.append(f"{trained}; the figures are those of the first.")
+    if earlier:
+        left_out = ", ".join(who for who, _ in _named([path.name for path in earlier]))
+        notes.append(f"The ranks were restarted, and what they did before is left out: {left_out}.")
     return notes
 
 

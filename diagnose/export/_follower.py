@@ -78,8 +78,8 @@ class Follower:
         Raises:
             DiagnoseError: If a newer version wrote it.
         """
-        for path in rank_files(self.folder):
-            self._ranks.setdefault(path.name, _Rank(path))
+        paths = rank_files(self.folder)  # of one attempt: after a restart others
+        self._ranks = {path.name: self._ranks.get(path.name) or _Rank(path) for path in paths}
         if is_last or monotonic() >= self._analyse_after:
             self._analyse(is_last=is_last)
         assert self._profile is not None

@@ -18,7 +18,7 @@ from typing import Any
 from diagnose.core.ledger import COLUMNS, RECORDER
 from diagnose.launch import quota, vitals
 from diagnose.launch.device import DeviceReadings
-from diagnose.launch.place import place_of
+from diagnose.launch.place import number_in, place_of
 from diagnose.store.runs import LOST
 
 FLUSH_EVERY_S = 0.5
@@ -143,7 +143,8 @@ class Flusher:
             if not recorder.has_rows():
                 return  # a helper process that never finishes a step leaves no file
             rank, world_size = place_of(recorder.facts)
-            self._writer = Writer(self._folder, rank)
+            restart = number_in(os.environ, "TORCHELASTIC_RESTART_COUNT") or 0
+            self._writer = Writer(self._folder, rank, restart)
             self._writer.set_meta({**_facts(self._writer.journal), "rank": rank, "world_size": world_size})
         writer = self._writer
         while rows := recorder.take_rows(FLUSH_STEPS):
@@ -178,7 +179,6 @@ class Flusher:
             "flusher_ns": self._spent_ns + self._device.spent_ns,
             "updated_unix": time.time(),
             "finished": last,
-            **_device(recorder.facts),
             **self._state(),
         }
         state["notes"] = [*state.get("notes", ()), *self._device.notes]
@@ -211,13 +211,6 @@ def _facts(journal: str) -> dict[str, Any]:
         "journal": journal,
         "anchor_ns": [time.perf_counter_ns(), time.time_ns()],
     }
-
-
-def _device(facts: dict[str, Any]) -> dict[str, str]:
-    """What the training thread has learnt of the model's device; it stands instead of what `_facts` says of
-    any device in use."""
-    found = {"device": facts.get("accelerator"), "device_name": facts.get("device", {}).get("name")}
-    return {name: told for name, told in found.items() if told}
 
 
 def _resolved_sites(sites: dict[tuple[str, int, int], int]) -> list[tuple[str, str, int, str, int]]:

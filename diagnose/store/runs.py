@@ -15,6 +15,8 @@ LOST = "lost.txt"
 """Name of the file in which a run says why records of it are lost."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """What a run may be called: it becomes a folder's name, and is shown in terminals and browsers."""
+RANK_FILE = re.compile(r"rank(\d+)(?:-restart(\d+))?\b")
+"""How the name of a rank's file begins, and what it tells; see `store.writer.Writer`."""
 
 
 def runs_root() -> Path:
@@ -87,10 +89,34 @@ def read_lost(run: Path) -> str:
 
 
 def rank_files(run: Path) -> list[Path]:
-    """Returns the files of a run's ranks in the order of ranks; of each rank the first process first."""
+    """Returns the files of a run's ranks in the order of ranks; of each rank the first process first.
 
-    def order(path: Path) -> tuple[int, int, str]:
-        number = re.match(r"rank(\d+)", path.name)
-        return (int(number[1]) if number else -1, path.name.count("."), path.name)
+    Where the ranks were restarted, those of the newest attempt: it is what goes on now, or how the run has
+    ended. An attempt may have fewer ranks than that before it.
+    """
+    files = _files(run)
+    newest = max(map(_restart_of, files), default=0)
+    return [path for path in files if _restart_of(path) == newest]
 
-    return sorted(run.glob("rank*.sqlite"), key=order)
+
+def earlier_files(run: Path) -> list[Path]:
+    """Returns the files of the attempts before the newest one."""
+    newest = set(rank_files(run))
+    return [path for path in _files(run) if path not in newest]
+
+
+def number_of(path: Path) -> int:
+    """Returns the rank whose file this is."""
+    told = RANK_FILE.match(path.name)
+    return int(told[1]) if told else 0
+
+
+def _files(run: Path) -> list[Path]:
+    return sorted(
+        run.glob("rank*.sqlite"), key=lambda path: (number_of(path), path.name.count("."), path.name)
+    )
+
+
+def _restart_of(path: Path) -> int:
+    told = RANK_FILE.match(path.name)
+    return int(told[2] or 0) if told else 0

@@ -34,6 +34,7 @@ class Writer:
     Args:
         folder: The run's folder; must exist.
         rank: Number of this rank. A second process of the same rank gets a file of its own.
+        restart: How often the ranks of the job have been restarted. Each attempt has its own files.
 
     Attributes:
         path: The file.
@@ -45,8 +46,8 @@ class Writer:
         sqlite3.Error: If SQLite cannot.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.path = _free_name(folder, rank)
+    def __init__(self, folder: Path, rank: int, restart: int = 0) -> None:
+        self.path = _free_name(folder, f"rank{rank}-restart{restart}" if restart else f"rank{rank}")
         try:
             self._db, self.journal = _open(self.path)
         except (sqlite3.Error, OSError):
@@ -181,12 +182,12 @@ class Writer:
         return known
 
 
-def _free_name(folder: Path, rank: int) -> Path:
-    path = folder / f"rank{rank}.sqlite"
+def _free_name(folder: Path, stem: str) -> Path:
+    path = folder / f"{stem}.sqlite"
     try:
         path.touch(exist_ok=False)  # the name is taken, before another process of this rank looks
     except FileExistsError:
-        return folder / f"rank{rank}.{os.getpid()}.sqlite"
+        return folder / f"{stem}.{os.getpid()}.sqlite"
     return path
 
 
