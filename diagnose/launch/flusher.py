@@ -179,6 +179,7 @@ class Flusher:
             "flusher_ns": self._spent_ns + self._device.spent_ns,
             "updated_unix": time.time(),
             "finished": last,
+            **_device(recorder.facts),
             **self._state(),
         }
         state["notes"] = [*state.get("notes", ()), *self._device.notes]
@@ -211,6 +212,13 @@ def _facts(journal: str) -> dict[str, Any]:
         "journal": journal,
         "anchor_ns": [time.perf_counter_ns(), time.time_ns()],
     }
+
+
+def _device(facts: dict[str, Any]) -> dict[str, str]:
+    """What the training thread has learnt of the model's device; it stands instead of what `_facts` says of
+    any device in use."""
+    found = {"device": facts.get("accelerator"), "device_name": facts.get("device", {}).get("name")}
+    return {name: told for name, told in found.items() if told}
 
 
 def _resolved_sites(sites: dict[tuple[str, int, int], int]) -> list[tuple[str, str, int, str, int]]:
