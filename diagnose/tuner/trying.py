@@ -111,6 +111,7 @@ class Attempt:
             if self._policy.dry_run:
                 return self._trial(candidate, Outcome.NOT_TRIED, "a dry run changes nothing")
             begins()
+            world.synchronize()  # what the script has still to do there is none of what the trial costs
             with self._spending.charged(world.clock):
                 values = self._values(candidate)
             choices, reason = yield from prepared(
@@ -271,7 +272,8 @@ class Attempt:
         else:
             try:
                 together(world, "looking at the weights", snapshot.check)
-                together(world, "putting the weights back", lambda: snapshot.restore(world.job), dear=True)
+                restore = lambda: snapshot.restore(world.job)  # noqa: E731
+                together(world, "putting the weights back", restore, dear=True, back=True)
                 back = f"weights and optimizer state are those of step {self._snapshot_at} again"
             except CannotApply as refusal:
                 back = f"the weights could not be put back: {refusal}"
