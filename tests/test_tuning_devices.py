@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from torch import nn
 from diagnose.actions._careful import state_restorer
 from diagnose.actions._memory import free_at_peak, free_share
 from diagnose.actions.autocast_bf16 import AutocastBf16
+from diagnose.actions.autocast_fp16 import AutocastFp16
 from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.tf32_matmul import Tf32Matmul
 from diagnose.core.job import Job
@@ -95,6 +98,33 @@ def test_the_gpu_that_the_model_is_on_must_be_able_to(action: Action, monkeypatc
         action.check(job)
     job.torch_device = FIRST
     action.check(job)
+
+
+@pytest.mark.parametrize(
+    "action", [AutocastBf16(), AutocastFp16()], ids=lambda action: type(action).__name__
+)
+def test_products_are_timed_on_the_gpu_that_the_model_is_on(action: Any, monkeypatch):
+    current, timed = [FIRST], []
+
+    @contextmanager
+    def device(one: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], one
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    module = sys.modules[type(action).__module__]
+    monkeypatch.setattr(module, "refuse_slower", lambda kind, dtype: timed.append(current[0]))
+    monkeypatch.setattr(module, "LossScale", lambda *_: timed.append(current[0]), raising=False)
+    with action.prepare(Job(device="cuda", torch_device=SECOND), None):
+        assert current == [FIRST]
+    assert set(timed) == {SECOND}
+
+
+def test_a_factor_for_the_gradients_of_several_gpus_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(CannotApply, match="spread over several devices"):
+        AutocastFp16().check(Job(models=[model], device="cuda"))
 
 
 def test_a_model_that_is_called_again_draws_the_same_on_every_gpu(monkeypatch):

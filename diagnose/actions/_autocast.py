@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +63,12 @@ def under_autocast(device: str, dtype: torch.dtype) -> Route:
 
 def _to_float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in LOW else tensor
+
+
+def on_its_gpu(job: Job) -> AbstractContextManager[Any]:
+    """Makes the GPU that the job's models are on the current one, which `cuda` means; nothing on a CPU."""
+    known = job.device == "cuda" and job.torch_device is not None
+    return torch.cuda.device(job.torch_device) if known else nullcontext()
 
 
 def refuse_slower(device: str, dtype: torch.dtype) -> None:

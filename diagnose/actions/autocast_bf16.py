@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from diagnose.actions._autocast import refuse_lower_precision, refuse_slower, under_autocast
+from diagnose.actions._autocast import on_its_gpu, refuse_lower_precision, refuse_slower, under_autocast
 from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._routes import models_with_weights, refuse_compiled, routed, routes_in_force
 from diagnose.actions.base import Action, CannotApply
@@ -56,7 +56,8 @@ class AutocastBf16(Action):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
-        refuse_slower(job.device, torch.bfloat16)
+        with on_its_gpu(job):
+            refuse_slower(job.device, torch.bfloat16)
         yield Failure()
 
     @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from diagnose.actions._autocast import refuse_lower_precision, refuse_slower, under_autocast
+from diagnose.actions._autocast import on_its_gpu, refuse_lower_precision, refuse_slower, under_autocast
 from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._loss_scale import LossScale, refuse_hooked
 from diagnose.actions._routes import (
@@ -55,14 +55,18 @@ class AutocastFp16(Action):
         """See `Action.check`."""
         if job.device != "cuda":
             raise CannotApply("fp16 is for GPUs; the model is on another device")
+        if len({p.device for model in job.models for p in model.parameters()}) > 1:
+            raise CannotApply("the model is spread over several devices, and the factor is on one")
         check_loop(job)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
-        refuse_slower(job.device, torch.float16)
         failure = Failure()
-        yield failure, LossScale(job.device, failure)
+        with on_its_gpu(job):
+            refuse_slower(job.device, torch.float16)
+            scale = LossScale(job.device, failure)
+        yield failure, scale
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
