@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from diagnose import actions
+from diagnose.actions._shadow import compare_gradients
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.plugins import discover
@@ -238,6 +239,28 @@ def entered(action: Action, job: Job, ready: Any, interrupt_at: int) -> int:
     finally:
         sys.settrace(tracer)
     return lines
+
+
+def replaying() -> Running:
+    """A job of whose model `torch.cuda.make_graphed_callables` has captured a part."""
+    running = Running()
+    part: Any = running.model.body[1]
+    part.forward = lambda image: image
+    part.forward.__module__ = "torch.cuda.graphs"
+    return running
+
+
+@pytest.mark.parametrize("name", ["autocast-bf16", "channels-last", "micro-batching", "regional-compile"])
+def test_a_model_that_replays_a_cuda_graph_is_called_in_no_other_way(name: str) -> None:
+    with pytest.raises(CannotApply, match="Residual is a CUDA graph"):
+        ACTIONS[name].check(replaying().job)
+
+
+def test_a_model_that_replays_a_cuda_graph_is_not_called_beside_the_training() -> None:
+    """Each call would write its results over those that the script may hold."""
+    verdict = compare_gradients(replaying().job, nullcontext(), Safety.EXACT)
+    assert not verdict.ok
+    assert "Residual is a CUDA graph" in verdict.reason
 
 
 def generators() -> tuple[object, ...]:

@@ -10,6 +10,8 @@ from diagnose.actions._watch import Watch
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job, Route
 
+REPLAYED = "is a CUDA graph, which goes on with the kernels and the memory that it was captured with"
+
 
 @contextmanager
 def routed(job: Job, model: Any, route: Route) -> Iterator[None]:
@@ -38,12 +40,20 @@ def models_with_weights(job: Job) -> list[Any]:
     """Returns the models that hold parameters: a loss is called outermost, too, and mostly holds none.
 
     Raises:
-        CannotApply: If there is none.
+        CannotApply: If there is none, or one cannot be called in another way than it is.
     """
     models = [model for model in job.models if next(model.parameters(), None) is not None]
     if not models:
         raise CannotApply("no model with parameters has been called in training")
+    for module in (module for model in models for module in model.modules()):
+        if is_replayed(module):
+            raise CannotApply(f"{type(module).__name__} {REPLAYED}")
     return models
+
+
+def is_replayed(module: Any) -> bool:
+    """Whether calls of a module replay what `torch.cuda.make_graphed_callables` has captured of it."""
+    return getattr(vars(module).get("forward"), "__module__", "") == "torch.cuda.graphs"
 
 
 def refuse_compiled(job: Job) -> None:

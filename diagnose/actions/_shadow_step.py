@@ -13,6 +13,7 @@ from torch import nn
 
 from diagnose.actions._distance import Tensors
 from diagnose.actions._nested import mapped, tensors
+from diagnose.actions._routes import REPLAYED, is_replayed
 from diagnose.actions._untouched import (
     CannotCheck,
     RandomState,
@@ -184,6 +185,8 @@ class Shadow:
         if not self.model.training:
             raise CannotCheck("the model is not in training mode now")
         for module in self.inner.modules():
+            if is_replayed(module):
+                raise CannotCheck(f"{type(module).__name__} {REPLAYED}")
             if (
                 isinstance(module, torch.jit.ScriptModule)
                 or "FullyShardedDataParallel" in type(module).__name__

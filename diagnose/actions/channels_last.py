@@ -60,6 +60,7 @@ class ChannelsLast(Action):
         """See `Action.check`."""
         refuse_compiled(job)
         refuse_wrapped(job)
+        models_with_weights(job)
         refuse_shared(weights_to_convert(job))
         if job.inputs and not any(tensor.dim() == 4 for tensor in tensors(list(job.inputs.values()))):
             raise CannotApply("no image enters a model")
