@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -648,21 +649,25 @@ def test_a_run_with_the_check_before_each_action_is_the_run_without() -> None:
 class Loop:
     """A loop without hooks, whose step can be changed."""
 
-    def __init__(self, kind: Any = torch.optim.AdamW, between: Any = None, passes: int = 1) -> None:
+    def __init__(
+        self, kind: Any = torch.optim.AdamW, between: Any = None, passes: int = 1, scaler: Any = None
+    ) -> None:
         torch.manual_seed(0)
         self.model = Net()
         self.optimizer = kind(self.model.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.between, self.passes = between, passes
+        self.scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
         self.job = Job(models=[self.model], optimizers=[self.optimizer])
 
     def steps(self, number: int) -> None:
         for _ in range(number):
             for _ in range(self.passes):
-                the_loss(self.model(torch.randn(BATCH, 8))).backward()
+                self.scaler.scale(the_loss(self.model(torch.randn(BATCH, 8)))).backward()
             if self.between is not None:
                 self.between(self)
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.scheduler.step()
             self.optimizer.zero_grad()
 
@@ -697,6 +702,13 @@ def clip(loop: Loop) -> None:
     nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
 
 
+def clamp(loop: Loop) -> None:
+    """As scripts do it that are older than `torch.no_grad`."""
+    for p in loop.model.parameters():
+        if p.grad is not None:
+            p.grad.data.clamp_(-1e-3, 1e-3)
+
+
 def warm_up(loop: Loop) -> None:
     loop.optimizer.param_groups[0]["lr"] *= 0.9
 
@@ -705,6 +717,7 @@ def warm_up(loop: Loop) -> None:
     ("between", "passes", "reason"),
     [
         (clip, 1, "as by clipping"),
+        (clamp, 1, "as by clipping"),
         (None, 2, "several backward passes"),
         (warm_up, 1, "settings are changed"),
     ],
@@ -720,4 +733,20 @@ def test_gradients_that_are_not_ready_keep_the_step_where_it_is(
     alone.steps(6)
     assert loop.outcome() == alone.outcome()
     with pytest.raises(CannotApply, match=reason), action.apply(loop.job, None):
+        pass
+
+
+@pytest.mark.parametrize(("fused", "reason"), [(False, "as by clipping"), (True, "GradScaler")])
+def test_scaled_gradients_keep_the_step_where_it_is(fused: bool, reason: str) -> None:
+    def loop() -> Loop:
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        return Loop(partial(torch.optim.AdamW, fused=fused), scaler=scaler)
+
+    scaled, action = loop(), OptimizerInBackward()
+    with action.apply(scaled.job, None):
+        scaled.steps(6)
+    alone = loop()
+    alone.steps(6)
+    assert scaled.outcome() == alone.outcome()
+    with pytest.raises(CannotApply, match=reason), action.apply(scaled.job, None):
         pass

@@ -104,6 +104,13 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _largest(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns the size of the largest element: exact, in whatever order it is looked for."""
+    values = gradient.detach()
+    values = values._values() if values.is_sparse else values
+    return torch.linalg.vector_norm(values, float("inf")) if values.numel() else values.sum()
+
+
 class EarlySteps:
     """One optimizer whose updates are made in the backward pass, once it has been watched.
 
@@ -117,7 +124,7 @@ class EarlySteps:
         self._unfit = unfit
         self._watched = 0
         self._out = False
-        self._arrived: dict[int, tuple[int, int]] = {}
+        self._arrived: dict[int, tuple[int, int, torch.Tensor]] = {}
         self._settings: Any = None
         self._step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
 
@@ -151,7 +158,8 @@ class EarlySteps:
         if id(parameter) in self._arrived:
             self._stay_out("gradients of several backward passes are added up")
         self._settings = self._settings or self._settings_now()
-        self._arrived[id(parameter)] = (id(parameter.grad), parameter.grad._version)
+        gradient = parameter.grad
+        self._arrived[id(parameter)] = (id(gradient), gradient._version, _largest(gradient))
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -164,15 +172,10 @@ class EarlySteps:
     def _look(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._out or self._watched >= WATCHED_STEPS:
             return
-        for parameter in _parameters(optimizer):
-            gradient = parameter.grad
-            if gradient is not None and self._arrived.get(id(parameter)) != (
-                id(gradient),
-                gradient._version,
-            ):
-                self._stay_out(
-                    "gradients are changed between the backward pass and the step, as by clipping"
-                )
+        if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+            self._stay_out("the script's GradScaler leaves it to the fused step to unscale gradients")
+        if not all(map(self._is_as_it_came, _parameters(optimizer))):
+            self._stay_out("gradients are changed between the backward pass and the step, as by clipping")
         if len(args) > 1 or kwargs:
             self._stay_out("the step computes its loss itself")
         if self._settings is not None and self._settings != self._settings_now():
@@ -180,6 +183,17 @@ class EarlySteps:
         self._arrived.clear()
         self._settings = None
         self._watched += 1
+
+    def _is_as_it_came(self, parameter: torch.Tensor) -> bool:
+        """Whether nothing has changed a gradient since. What a scaler divides, and what is written to
+        `.data`, no version tells of."""
+        gradient = parameter.grad
+        if gradient is None:
+            return True
+        known = self._arrived.get(id(parameter))
+        if known is None or known[:2] != (id(gradient), gradient._version):
+            return False
+        return torch.allclose(_largest(gradient), known[2], rtol=0, atol=0, equal_nan=True)
 
     def _stay_out(self, reason: str) -> None:
         if not self._out:
