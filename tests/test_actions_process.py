@@ -148,6 +148,28 @@ def test_a_process_that_grows_is_collected_early(monkeypatch: pytest.MonkeyPatch
         assert freed() is None
 
 
+def test_a_process_that_grows_on_its_gpu_is_collected_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allocated = 1 << 30
+    monkeypatch.setattr(gc_freeze, "resident_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated)
+    job = Job()
+    with GcFreeze().apply(job, None):
+        node = Node()
+        freed = weakref.ref(node)
+        job.on_step[0]()
+        del node
+        for _ in range(gc_freeze.LOOK_EVERY):
+            job.on_step[0]()
+        assert freed() is not None
+        allocated += 512 << 20
+        for _ in range(gc_freeze.LOOK_EVERY):
+            job.on_step[0]()
+        assert freed() is None
+
+
 def test_collections_that_find_nothing_become_rare() -> None:
     full: list[int] = []
     steps: list[None] = []

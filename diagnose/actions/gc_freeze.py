@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -19,10 +21,10 @@ that finds nothing doubles the steps to the next, so that a script whose records
 of them again and again."""
 
 LOOK_EVERY = 10
-"""Steps between looks at the memory: a look takes some ten microseconds."""
+"""Steps between looks at the memory: a look takes some ten microseconds, with a GPU some more."""
 
 GROWTH_BYTES = 256 << 20
-"""Memory that the process may gain before such a collection comes early."""
+"""Memory that the process, or its tensors on the GPU, may gain before such a collection comes early."""
 
 ALLOCATIONS = 50_000
 """Objects that one step may leave behind before Python collects of its own accord: a step that makes cycles
@@ -39,8 +41,8 @@ class GcFreeze(Action):
     ## What it does
     Tells Python's garbage collector to pass over every object that exists now (`gc.freeze`), and to collect
     at the end of each step, when hardly anything is alive that is young. What survives is looked at after
-    250 steps, then less and less often while there is no garbage in it, earlier if the process grows by 256
-    MiB. All ranks do so at the same step, instead of each
+    250 steps, then less and less often while there is no garbage in it, earlier if the process, or what
+    its tensors take of the GPU, grows by 256 MiB. All ranks do so at the same step, instead of each
     making the others wait at another.
 
     ## When it takes effect
@@ -107,7 +109,7 @@ class _Collections:
         self._steps = 0
         self._interval = FULL_EVERY
         self._due = FULL_EVERY
-        self._resident = resident_bytes()
+        self._held = held_bytes()
 
     def step(self) -> None:
         """A step has ended."""
@@ -118,10 +120,20 @@ class _Collections:
         found = gc.collect()
         self._interval = FULL_EVERY if found else min(2 * self._interval, FULL_EVERY_AT_MOST)
         self._due = self._steps + self._interval
-        self._resident = resident_bytes()
+        self._held = held_bytes()
 
     def _has_grown(self) -> bool:
-        return not self._steps % LOOK_EVERY and resident_bytes() >= self._resident + GROWTH_BYTES
+        if self._steps % LOOK_EVERY:
+            return False
+        return any(
+            now >= before + GROWTH_BYTES for now, before in zip(held_bytes(), self._held, strict=True)
+        )
+
+
+def held_bytes() -> tuple[int, int]:
+    """Returns the memory that the process occupies, and what its tensors take of the current GPU."""
+    # The allocator counts on the host, so that nothing waits for the device.
+    return resident_bytes(), torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
 
 
 def resident_bytes() -> int:
