@@ -36,8 +36,8 @@ class Window:
         mean_ns: Mean nanoseconds of a step on the slowest rank.
         steps: How many were counted.
         samples: Samples of a step on all ranks, on average; 0 where nobody counts them.
-        paused_ns: What full garbage collections took per step, where steps that had one were left out: on the
-            rank where that is most.
+        paused_ns: What full garbage collections took per step, where steps that had one were left out: on
+            the rank where that is most.
     """
 
     mean_ns: float
