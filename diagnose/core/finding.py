@@ -30,7 +30,8 @@ class Gain:
         """Returns the gain of winning `lost_ns` of each step, at least `low_ns`, at most `high_ns`."""
 
         def speedup(won_ns: float) -> float:
-            return step_time_ns / max(step_time_ns - won_ns, step_time_ns / MAX_SPEEDUP)
+            least_ns = step_time_ns / MAX_SPEEDUP or step_time_ns  # of a step of no time at all
+            return step_time_ns / max(step_time_ns - won_ns, least_ns)
 
         return cls(speedup=speedup(lost_ns), low=speedup(max(0.0, low_ns)), high=speedup(high_ns))
 
