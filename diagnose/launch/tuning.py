@@ -54,6 +54,7 @@ class LiveTuning:
         from diagnose.tuner.diagnosis import OtherProcess
         from diagnose.tuner.kept import read
         from diagnose.tuner.loss_curve import LossCurve
+        from diagnose.tuner.pauses import Pauses
         from diagnose.tuner.policy import Policy
         from diagnose.tuner.world import World
 
@@ -76,6 +77,8 @@ class LiveTuning:
             unmeasured=recorder.unmeasured,
         )
         self._commands: deque[Command] = deque()
+        pauses = Pauses()
+        self._installed.enter_context(pauses.watched())
         world = World(
             job=self._job,
             actions=discover(actions, Action),
@@ -90,6 +93,7 @@ class LiveTuning:
             synchronize=self._synchronize,
             uncounted=uncounted,
             snapshot=self._snapshot,
+            pauses=pauses,
         )
         policy = Policy(
             allowed=frozenset(map(Safety, asked["allow"])),
@@ -97,7 +101,6 @@ class LiveTuning:
             skip=frozenset(asked["skip"]),
             dry_run=asked["dry_run"],
         )
-        self._installed.enter_context(world.pauses.watched())
         reuse = read(Path(asked["apply"])) if asked["apply"] else None
         recorder.on_iterator.append(self._begins)
         self._controller = Controller(world, policy, reuse)

@@ -18,22 +18,25 @@ MIN_PAUSES = 8
 """With fewer, what they take on average is hardly known: of four half is believed."""
 
 PATIENCE_STEPS = 300
-"""Where none has come in so many, none is waited for."""
+"""Where none has come in so many, none is waited for. Nor is it where the user asks for the fix by name."""
 
 
 class Pauses:
     """Times the full collections of a process, and what steps take longer for them.
+
+    Args:
+        counts: Whether they are told: else none is waited for.
 
     Attributes:
         ns: What all of them took so far.
         number: How many there were.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts: bool = True) -> None:
         self.ns = 0
         self.number = 0
         self._marked_ns = self._marked = 0
-        self._counts = True
+        self._counts = counts
         self._counted_ns = self._counted = self._steps = 0
         self._calm_ns = self._calm_steps = self._paused_ns = self._paused_steps = 0
 
@@ -87,15 +90,18 @@ class Pauses:
         """From now on steps are not as they were: something is changed that collections depend on."""
         self._counts = False
 
-    def check(self) -> None:
+    def check(self, patience_steps: int = PATIENCE_STEPS) -> None:
         """Looks whether enough of them have come to tell what they cost, or none for long.
+
+        Args:
+            patience_steps: So many steps the first one is waited for.
 
         Raises:
             NotYet: If not.
         """
         if not self._counts or self._counted >= MIN_PAUSES:
             return
-        if self._counted or self._steps < PATIENCE_STEPS:
+        if self._counted or self._steps < patience_steps:
             seen = {0: "no full collection", 1: "one full collection"}.get(
                 self._counted, f"{self._counted} full collections"
             )

@@ -16,6 +16,7 @@ from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.loss_trend import LossAlarm
 from diagnose.tuner.paired import LITTLE, MANY_PAIRS, MAX_PAIRS, MIN_PAIRS, PairedTest, Verdict
+from diagnose.tuner.pauses import PATIENCE_STEPS
 from diagnose.tuner.policy import Candidate, Policy
 from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle
 from diagnose.tuner.world import Numerics, Plan, Snapshot, Spending, World
@@ -227,7 +228,8 @@ class Attempt:
     def _look(self, candidate: Candidate) -> None:
         """Raises `CannotApply` if the action cannot be applied, or would cost more than it wins."""
         job = self._world.job
-        look(self._world, candidate.action)
+        patience_steps = 0 if candidate.name in self._policy.only else PATIENCE_STEPS
+        look(self._world, candidate.action, patience_steps)
         if not candidate.asked:
             candidate.action.check_unasked(job)
         cost_s, left = candidate.action.start_up_s(job), job.steps_left() if self._step() else None
@@ -321,8 +323,13 @@ def _step_ns(kept: Sequence[Installed]) -> tuple[float, float]:
     return min(each.with_ns for each in measured), max(each.without_ns for each in measured)
 
 
-def look(world: World, action: Action) -> None:
+def look(world: World, action: Action, patience_steps: int = PATIENCE_STEPS) -> None:
     """Looks whether an action can be tried now.
+
+    Args:
+        world: The process.
+        action: The action.
+        patience_steps: See `Pauses.check`.
 
     Raises:
         NotYet: If it may be later.
@@ -330,7 +337,7 @@ def look(world: World, action: Action) -> None:
     """
     action.check(world.job)
     if action.spares_collections:
-        world.pauses.check()
+        world.pauses.check(patience_steps)
 
 
 def put_in_force(

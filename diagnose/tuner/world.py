@@ -130,7 +130,7 @@ class World:
     losses: Callable[[], Sequence[float]] = tuple
     loss: LossTrend = field(default_factory=LossTrend)
     snapshot: Callable[[Job], Snapshot] = no_snapshot
-    pauses: Pauses = field(default_factory=Pauses)
+    pauses: Pauses = field(default_factory=lambda: Pauses(counts=False))
 
 
 @dataclass(slots=True)
