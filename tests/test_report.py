@@ -279,7 +279,7 @@ What slows it down
 
 def test_the_gain_that_comes_first_is_that_of_the_fix() -> None:
     part = replace(PROFILE, findings=(replace(SERIAL, fix_won_ns=10 * MS),), num_rules=12)
-    assert "gain  1.3x (1.3 to 2.0) faster with this fix; 2.0x if it cost nothing at all" in to_text(
+    assert "gain  1.3x (1.3 to 2.0) faster with this fix; 2.0x without the fault" in to_text(
         part, Terminal(width=100)
     )
     findings, _ = finding_lines(part, 9, Terminal(width=80))

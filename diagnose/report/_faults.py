@@ -25,7 +25,7 @@ def gain_in_words(finding: Finding, profile: Profile) -> str:
     if finding.fix_won_ns is None:
         return "faster without it"
     whole = format_speedup(finding.gain(profile.step_time_ns).speedup)
-    return f"faster with this fix; {whole} if it cost nothing at all"
+    return f"faster with this fix; {whole} without the fault"
 
 
 def lost(finding: Finding) -> str:
