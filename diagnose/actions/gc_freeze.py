@@ -53,7 +53,7 @@ class GcFreeze(Action):
     freeing memory, not from looking for garbage.
 
     ## Hazards
-    Full collections are too rare for its trial: what they took before it counts, with the trial and with each
+    Full collections are too rare for its trial: what they took before it counts, in the trial and in each
     confirmation. In a script that makes most of its objects early that is more than it wins later.
 
     Cycles among frozen objects that become garbage are not freed until it is undone. Finalizers of cycles
