@@ -6,10 +6,12 @@ import gzip
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
 import zlib
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +59,14 @@ from diagnose.store.reader import RankLog, read_rank
 from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, Ended, run
 
 SCRIPT = SCRIPTS / "windowed.py"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has compiled counts no operations, and tests that ran before may have."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        monkeypatch.setattr(dynamo, "counters", defaultdict(Counter))
 
 
 def windowed(folder: Path, *arguments: object, option: str = "10:3") -> tuple[Ended, Ended, Profile]:
