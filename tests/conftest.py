@@ -76,6 +76,10 @@ SETTINGS = (
 )
 
 
+NOTHING: dict[str, object] = {}
+"""What a holder, or a name, that was not there had."""
+
+
 def imported(name: str) -> Any:
     """The module, or what a module holds under that full name; `None` when nothing has imported it."""
     if name in sys.modules or "." not in name:
@@ -105,14 +109,14 @@ def subclasses(base: type) -> Iterator[type]:
         yield from subclasses(child)
 
 
-def torch_attributes() -> dict[str, object]:
-    """Every attribute of the holders as stored, and what of ours stands in as `__call__` of a model."""
-    held = {f"{holder}.{name}": value for holder, owner in holders() for name, value in vars(owner).items()}
+def torch_attributes() -> dict[str, dict[str, object]]:
+    """The attributes of each holder as stored, and what of ours stands in as `__call__` of a model."""
+    held = {name: dict(vars(owner)) for name, owner in holders()}
     if "torch.nn" in sys.modules:
         for model in subclasses(sys.modules["torch.nn"].Module):
             call = vars(model).get("__call__")
-            if is_ours(call):
-                held[f"{model.__module__}.{model.__qualname__}.__call__"] = call
+            if call is not None and is_ours(call):
+                held.setdefault(f"{model.__module__}.{model.__qualname__}", {})["__call__"] = call
     return held
 
 
@@ -146,12 +150,14 @@ def is_ours(value: object) -> bool:
     return any(name in ("diagnose", "sitecustomize") or str(name).startswith("diagnose.") for name in names)
 
 
-def traces(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+def traces(before: Mapping[str, dict[str, object]], after: Mapping[str, dict[str, object]]) -> list[str]:
     """Names in torch that hold another object than before, or one of ours that they did not hold."""
     return sorted(
-        name
-        for name, value in after.items()
-        if name not in TORCH_REPLACES and (before[name] is not value if name in before else is_ours(value))
+        f"{holder}.{name}"
+        for holder, attributes in after.items()
+        for name, value in attributes.items()
+        if (was := before.get(holder, NOTHING).get(name, NOTHING)) is not value
+        if f"{holder}.{name}" not in TORCH_REPLACES and (was is not NOTHING or is_ours(value))
     )
 
 

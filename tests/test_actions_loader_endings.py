@@ -39,9 +39,9 @@ print(*pids, flush=True)
     ("ending", "code"),
     [
         ("pass", 0),
-        ("raise SystemExit(3)", 3),
+        pytest.param("raise SystemExit(3)", 3, marks=pytest.mark.extended),
         ("import atexit; atexit.register(lambda: [switch.close() for switch, _ in jobs])", 0),
-        ("[switch.close() for switch, _ in jobs]", 0),
+        pytest.param("[switch.close() for switch, _ in jobs]", 0, marks=pytest.mark.extended),
     ],
     ids=["as it is", "by an exit", "undone at the exit", "undone before"],
 )

@@ -50,7 +50,9 @@ def run(make: Callable[[Any], Any], action: FusedOptimizer | None, **options: An
 @pytest.mark.parametrize("name", MAKERS)
 def test_switched_on_and_off_it_trains_as_the_script_does_alone(name: str) -> None:
     ours, alone = run(MAKERS[name], FusedOptimizer()), run(MAKERS[name], None)
-    if name == "sgd":  # with momentum the last bit differs on some CPUs: torch's build contracts what it will
+    if (
+        name == "sgd"
+    ):  # with momentum the last bit differs on some CPUs: torch's build contracts what it will
         assert_equal(ours, alone)
     else:
         assert_close(ours, alone)

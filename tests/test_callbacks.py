@@ -206,7 +206,10 @@ def of_two_ranks(folder: Path, what: str = "") -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("what, recorded", [("rank 0 is measured", []), ("rank 1 is measured", [0])])
+@pytest.mark.parametrize(
+    "what, recorded",
+    [("rank 0 is measured", []), pytest.param("rank 1 is measured", [0], marks=pytest.mark.extended)],
+)
 def test_a_rank_that_is_measured_already_keeps_no_other_waiting(what, recorded, tmp_path):
     of_two_ranks(tmp_path, what)
     folders = list((tmp_path / "runs").glob("*"))

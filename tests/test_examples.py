@@ -20,13 +20,29 @@ PICTURES = "--data pictures --train-pictures 96 --test-pictures 16 --batch-size 
 
 JOBS = (
     # The script, its arguments, and the optimizer steps that these make.
-    pytest.param("image_classifier.py", PICTURES, 24, marks=needs_pillow, id="image_classifier"),
+    pytest.param(
+        "image_classifier.py",
+        PICTURES,
+        24,
+        marks=[needs_pillow, pytest.mark.extended],
+        id="image_classifier",
+    ),
     pytest.param("image_classifier.py", f"{PICTURES} --workers 2", 24, marks=needs_pillow, id="workers"),
-    pytest.param("gpt_text.py", "--steps 20 --eval-every 10 --eval-batches 2", 20, id="gpt_text"),
+    pytest.param(
+        "gpt_text.py",
+        "--steps 20 --eval-every 10 --eval-batches 2",
+        20,
+        marks=pytest.mark.extended,
+        id="gpt_text",
+    ),
     pytest.param("gpt_text.py", "--steps 20 --accumulate 3 --eval-every 7", 20, id="accumulation"),
-    pytest.param("tabular_mlp.py", "--rows 4000 --epochs 2", 58, id="tabular_mlp"),
+    pytest.param(
+        "tabular_mlp.py", "--rows 4000 --epochs 2", 58, marks=pytest.mark.extended, id="tabular_mlp"
+    ),
     pytest.param("gan.py", "--images 1024 --epochs 2", 32, id="gan"),
-    pytest.param("ddp.py", "--waves 960 --test-waves 32 --epochs 2", 60, id="ddp-alone"),
+    pytest.param(
+        "ddp.py", "--waves 960 --test-waves 32 --epochs 2", 60, marks=pytest.mark.extended, id="ddp-alone"
+    ),
 )
 
 
@@ -62,6 +78,7 @@ def test_the_distributed_example_is_the_same_on_two_ranks(tmp_path):
     assert shares["evaluation"] < shares["forward"], "one evaluated batch for fifteen trained ones"
 
 
+@pytest.mark.extended
 def test_an_example_gives_other_weights_for_another_seed(tmp_path):
     """Else equal weights would say nothing."""
     job = [EXAMPLES / "tabular_mlp.py", "--rows", "500", "--epochs", "1", "--save-weights"]

@@ -27,20 +27,29 @@ def clock() -> FakeClock:
 # -- no trace
 
 
+def stored() -> dict[str, object]:
+    """Every watched attribute of torch, by full name."""
+    return {
+        f"{holder}.{name}": value
+        for holder, attributes in torch_attributes().items()
+        for name, value in attributes.items()
+    }
+
+
 def no_names(name: str) -> dict[str, object]:
     """What a hook puts into torch, by full name."""
-    before = torch_attributes()
+    before = stored()
     with measured(FakeClock(), name):
-        return {key: value for key, value in torch_attributes().items() if before.get(key) is not value}
+        return {key: value for key, value in stored().items() if before.get(key) is not value}
 
 
 @replacing
 def test_a_hook_that_leaves_puts_back_the_very_objects_it_replaced(clock, name):
-    before = torch_attributes()
+    before = stored()
     with measured(clock, name):
         for call, _ in CHARGES.get(name, []):
             call(clock)
-    after = torch_attributes()
+    after = stored()
     assert {key: value for key, value in after.items() if before.get(key, value) is not value} == {}
 
 
@@ -160,7 +169,7 @@ def test_a_hook_whose_name_torch_lacks_is_off_and_the_report_says_which(monkeypa
 
     owner, attribute = MISSING[name]
     target = sys.modules.get(owner) or holder_of(f"{owner}.")[0]
-    before = torch_attributes()
+    before = stored()
     with monkeypatch.context() as patch:
         parameter = nn.Parameter(torch.ones(1))
         optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -171,7 +180,7 @@ def test_a_hook_whose_name_torch_lacks_is_off_and_the_report_says_which(monkeypa
             optimizer.step()
             diagnose.step()
         profile = diagnose.detach()
-    assert torch_attributes() == before
+    assert stored() == before
     (note,) = [note for note in profile.notes if note.startswith(f"{name} is")]
     assert note == f"{name} is not measured: this torch has no {attribute}"
 

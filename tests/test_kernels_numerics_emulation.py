@@ -155,7 +155,13 @@ def sanitized(pairs: str, libraries: dict[str, Path]) -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", PAIRS_TO_WATCH)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("adamw", "norm") else pytest.param(name, marks=pytest.mark.extended)
+        for name in PAIRS_TO_WATCH
+    ],
+)
 def test_no_address_and_no_operation_of_a_step_is_undefined(name: str) -> None:
     kernel, pairs = FOUND[name], PAIRS_TO_WATCH[name]
     depends = "PAIRS" in next(reversed(kernel.variants.values()))

@@ -63,7 +63,13 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.extended] * (way in ("returns", "exits with a text")))
+        for way in WAYS
+    ],
+)
 def test_a_script_that_trained_is_reported_however_it_ends(tmp_path, way):
     code, status, steps, first_line = WAYS[way]
     plain = run(*PLAIN, ENDS, 30, way, cwd=tmp_path)
@@ -80,7 +86,7 @@ def test_a_script_that_trained_is_reported_however_it_ends(tmp_path, way):
     assert report["run"]["signal"] == (-code if code < 0 else None)
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.extended), "SIGINT"])
 def test_a_script_ended_from_outside_is_reported(tmp_path, name):
     number = signal.Signals[name]
     process, _ = start(*DIAGNOSE, "--json", "report.json", ENDS, 30, "waits", cwd=tmp_path)

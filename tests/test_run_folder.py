@@ -217,6 +217,7 @@ def test_run_json_is_rewritten_in_place_where_there_is_no_room_beside_it(full_di
     assert {path.name for path in full_disk.iterdir()} == {"run.json", "ballast"}
 
 
+@pytest.mark.extended
 def test_a_limit_on_file_size_stops_the_recording_and_not_the_script(tmp_path):
     line = f"ulimit -f 160; {' '.join(DIAGNOSE)} --json report.json {SCRIPTS / 'ends.py'} 600"
     ours = run("bash", "-c", line, cwd=tmp_path)

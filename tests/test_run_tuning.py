@@ -23,7 +23,7 @@ from tests.running import DIAGNOSE, PLAIN, SCRIPTS, Ended, finish, only_run, run
 pytestmark = pytest.mark.alone
 
 SCRIPT = SCRIPTS / "tunable.py"
-EPOCHS = 60
+EPOCHS = 40
 A_FEW = 30
 NOTHING_ASKED = {"allow": [], "only": [], "skip": [], "dry_run": True, "apply": ""}
 

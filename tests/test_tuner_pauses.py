@@ -91,7 +91,48 @@ def test_it_is_tried_when_enough_pauses_have_come():
     early.steps_ended(20 * MS, 5)
     with pytest.raises(NotYet, match="2 full collections"):
         early.check()
-    assert early.usual_ns() == 0, "no step without one has been seen"
+    assert early.usual_ns() == (0, 0), "no step without one has been seen"
+
+
+def test_what_is_collected_before_the_first_step_ends_is_the_start_of_the_script():
+    machine = Collecting(seed=7, every=10**9)
+    started = machine.pauses
+    started.ns, started.number = 9 * 400 * MS, 9
+    tuned(machine, steps=3000)
+    assert machine.pauses.usual_ns() == (0, 0)
+    assert machine.outcomes()[FREEZE] != "kept", "none has come in training, so none is spared"
+
+
+def test_the_interval_holds_the_scatter_of_the_few_that_were_seen():
+    machine = Collecting(seed=2)
+    tuned(machine)
+    measured = machine.trials()[0]["measured"]
+    mean_ns, error_ns = machine.pauses.usual_ns()
+    assert error_ns > 0.1 * (mean_ns + error_ns), "a few were seen"
+    without_ns = measured["without_ns"]
+    assert measured["low"] < (without_ns - min(error_ns, mean_ns)) / measured["with_ns"]
+    assert measured["high"] > (without_ns + 3 * error_ns) / measured["with_ns"]
+
+
+def test_what_is_still_collected_while_they_are_spared_counts_against_it():
+    pauses = Pauses()
+    for number in range(40):
+        pauses.mark()
+        pause_ns = 8 * MS * (number % 4 == 0)
+        pauses.ns, pauses.number = pauses.ns + pause_ns, number // 4 + 1
+        pauses.steps_ended(10 * MS + pause_ns, 1)
+    assert sum(pauses.usual_ns()) == pytest.approx(2 * MS, rel=0.1)
+    before = pauses.usual_ns()
+    pauses.spare(True)
+    for _ in range(2):
+        pauses.mark()
+        pauses.ns += 3 * MS
+        pauses.steps_ended(10 * MS, 3)
+    pauses.spare(False)
+    pauses.mark()
+    pauses.ns += 500 * MS
+    pauses.steps_ended(510 * MS, 1)
+    assert (pauses.left_ns(), pauses.usual_ns()) == (MS, before)
 
 
 def test_without_any_pause_it_is_a_change_like_others():

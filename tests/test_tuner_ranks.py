@@ -206,6 +206,7 @@ def test_a_loss_of_one_rank_that_is_no_number_undoes_on_all_what_may_harm(tmp_pa
         assert not job.told("tuning_error", rank) and not job.told("frozen", rank)
 
 
+@pytest.mark.extended
 def test_a_rank_that_is_late_is_waited_for(tmp_path, plain):
     job = train(tmp_path, wrong="is late")
     assert (job.codes, job.lines) == (plain.codes, plain.lines)
@@ -258,7 +259,10 @@ def test_ranks_that_join_with_different_numbers_of_batches_are_left_alone(tmp_pa
         }
 
 
-@pytest.mark.parametrize("apply, wrong", [("", "dies"), (APPLY, "dies"), (APPLY, "dies at an exchange")])
+@pytest.mark.parametrize(
+    "apply, wrong",
+    [pytest.param("", "dies", marks=pytest.mark.extended), (APPLY, "dies"), (APPLY, "dies at an exchange")],
+)
 def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply, wrong):
     job = train(tmp_path, apply, wrong=wrong, patience_s=300)  # `train` waits for less
     assert job.lines == ["rank 0 lost its peer", "killed"]

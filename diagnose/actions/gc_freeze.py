@@ -53,8 +53,9 @@ class GcFreeze(Action):
     freeing memory, not from looking for garbage.
 
     ## Hazards
-    Full collections are too rare for its trial: what they took before it counts, in the trial and in each
-    confirmation. In a script that makes most of its objects early that is more than it wins later.
+    Full collections are too rare for its trial: what they took before it counts, less a standard error, in
+    the trial and in each confirmation, and the interval spans twice that to either side. In a script that
+    makes most of its objects early they would have come less often later, so that it wins less.
 
     Cycles among frozen objects that become garbage are not freed until it is undone. Finalizers of cycles
     run at the end of a step rather than in the middle.

@@ -214,8 +214,8 @@ def switch(world: World, changes: Sequence[Installed], on: bool) -> None:
 
     def work() -> None:
         for change in changes if on else reversed(changes):
-            if on and change.action.spares_collections:
-                world.pauses.stop_counting()
+            if change.action.spares_collections:
+                world.pauses.spare(on)
             change.switch(on)
 
     names = ", ".join(change.name for change in changes)

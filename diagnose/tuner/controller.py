@@ -135,7 +135,8 @@ class Controller:
                     begins=begins,
                     num_samples=num_samples,
                     passed=passed,
-                    paused_ns=self._world.pauses.steps_ended(time_ns, passed),
+                    # What was collected before the first step ended is the start of the script.
+                    paused_ns=self._world.pauses.steps_ended(time_ns, passed) if self._step.number else 0,
                 )
                 alarm = self._loss.step_ended()
                 steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._step)

@@ -66,6 +66,9 @@ class PairedTest:
         logs: Logarithm of each pair's ratio, time without over time with.
         without_ns: Mean step time of each window without the change; likewise `with_ns`.
         lost_ns: What the steps without the change took longer than as many with it.
+        unseen_ns: What pauses too rare for windows add to a step without the change, less a standard error;
+            the windows without it hold it already.
+        error_ns: That standard error.
     """
 
     max_pairs: int = MAX_PAIRS
@@ -73,6 +76,8 @@ class PairedTest:
     without_ns: list[float] = field(default_factory=list)
     with_ns: list[float] = field(default_factory=list)
     lost_ns: float = 0.0
+    unseen_ns: float = 0.0
+    error_ns: float = 0.0
 
     def add(self, without_ns: float, with_ns: float, steps: int = 0) -> None:
         """Adds a pair of neighbouring windows.
@@ -112,13 +117,16 @@ class PairedTest:
         if len(self.logs) < 2:
             return None
         low, high = interval(self.logs, confidence)
+        without_ns = statistics.fmean(self.without_ns)
+        low += math.log1p(-min(self.error_ns, self.unseen_ns) / without_ns)
+        high += math.log1p(3 * self.error_ns / without_ns)
         return Measured(
             speedup=_factor(statistics.fmean(self.logs)),
             low=_factor(low),
             high=_factor(high),
             pairs=len(self.logs),
             detectable=_factor(detectable(self.logs)),
-            without_ns=statistics.fmean(self.without_ns),
+            without_ns=without_ns,
             with_ns=statistics.fmean(self.with_ns),
         )
 

@@ -14,7 +14,7 @@ from diagnose.actions.base import NotYet
 OLDEST = 2
 """The generation whose collections walk every object."""
 
-MIN_PAUSES = 8
+MIN_PAUSES = 6
 """With fewer, what they take on average is hardly known: of four half is believed."""
 
 PATIENCE_STEPS = 300
@@ -39,6 +39,8 @@ class Pauses:
         self._counts = counts
         self._counted_ns = self._counted = self._steps = 0
         self._calm_ns = self._calm_steps = self._paused_ns = self._paused_steps = 0
+        self._is_spared = False
+        self._left_ns = self._left_steps = 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -84,11 +86,15 @@ class Pauses:
             else:
                 self._calm_ns += time_ns
                 self._calm_steps += steps
+        elif self._is_spared:
+            self._left_ns += taken_ns
+            self._left_steps += steps
         return taken_ns
 
-    def stop_counting(self) -> None:
-        """From now on steps are not as they were: something is changed that collections depend on."""
+    def spare(self, on: bool) -> None:
+        """A change that collections depend on is in force, or not any more: no step is as it was."""
         self._counts = False
+        self._is_spared = on
 
     def check(self, patience_steps: int = PATIENCE_STEPS) -> None:
         """Looks whether enough of them have come to tell what they cost, or none for long.
@@ -107,14 +113,19 @@ class Pauses:
             )
             raise NotYet(f"{seen} came so far: too few to tell what they cost")
 
-    def usual_ns(self) -> float:
-        """Returns what they add to a counted step on average, less a standard error.
+    def usual_ns(self) -> tuple[float, float]:
+        """Returns what they add to a counted step on average, less a standard error, and that error.
 
         Only what lengthened the steps they fell into counts: a host that runs ahead of its device may
         collect for nothing. They are taken to come at random, so that one alone proves nothing.
         """
         if not self._counted or not self._calm_steps:
-            return 0.0
+            return 0.0, 0.0
         longer_ns = self._paused_ns - self._paused_steps * self._calm_ns / self._calm_steps
-        exposed_ns = min(max(0.0, longer_ns), self._counted_ns)
-        return exposed_ns * (1 - 1 / math.sqrt(self._counted)) / self._steps
+        mean_ns = min(max(0.0, longer_ns), self._counted_ns) / self._steps
+        error_ns = mean_ns / math.sqrt(self._counted)
+        return mean_ns - error_ns, error_ns
+
+    def left_ns(self) -> float:
+        """Returns what they add to a step while they are spared, on average so far."""
+        return self._left_ns / self._left_steps if self._left_steps else 0.0

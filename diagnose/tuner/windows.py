@@ -36,14 +36,11 @@ class Window:
         mean_ns: Mean nanoseconds of a step on the slowest rank.
         steps: How many were counted.
         samples: Samples of a step on all ranks, on average; 0 where nobody counts them.
-        paused_ns: What full garbage collections took per step, where steps that had one were left out: on
-            the rank where that is most.
     """
 
     mean_ns: float
     steps: int
     samples: float
-    paused_ns: float = 0.0
 
     def plus(self, ns: float) -> Window:
         """Returns the window with so much more time per step."""
@@ -77,7 +74,7 @@ def window(
         period: Steps after which what is measured begins anew.
         usual_ns: What a step takes otherwise, the same on every rank; 0 where a window must not be broken
             off.
-        pauses_apart: Leave steps with a full garbage collection out, and tell apart what those took.
+        pauses_apart: Leave steps with a full garbage collection out.
 
     Raises:
         LossAlarm: See `heed_loss`.
@@ -86,15 +83,14 @@ def window(
     times: list[list[int]] = [[] for _ in range(world.ranks.num)]
     beginnings: list[int] = []
     behind: list[int] = [0] * world.ranks.num
-    paused: list[int] = [0] * world.ranks.num
     epoch, asides, num_samples, missing = 1, 0, 0, least
     world.synchronize()
     while missing > 0:
         mine = []
         for _ in range(1 if usual_ns and not times[0] else missing):
             step = yield 1
-            apart_ns = step.paused_ns if pauses_apart else 0
-            mine.append((step.time_ns, step.aside, step.begins, step.num_samples, apart_ns))
+            aside = step.aside or (pauses_apart and step.paused_ns > 0)
+            mine.append((step.time_ns, aside, step.begins, step.num_samples))
         begun = world.clock()
         world.synchronize()
         left_ns = world.clock() - begun
@@ -105,18 +101,17 @@ def window(
             epoch = max(steps if steps <= MAX_WINDOW_STEPS else 1 for steps, *_ in told) or 1
         # What one rank does beside training, the others wait for.
         for each in zip(*(steps for _, steps, *_ in told), strict=True):
-            if any(aside or apart_ns for _, aside, _, _, apart_ns in each) and asides < MAX_ASIDES:
+            if any(aside for _, aside, *_ in each) and asides < MAX_ASIDES:
                 asides += 1
-                paused = [before + apart_ns for before, (*_, apart_ns) in zip(paused, each, strict=True)]
                 continue
-            if epoch > 1 and any(begins for _, _, begins, *_ in each):
+            if epoch > 1 and any(begins for _, _, begins, _ in each):
                 beginnings.append(len(times[0]))
-            num_samples += sum(counted for *_, counted, _ in each)
+            num_samples += sum(counted for *_, counted in each)
             for own, (time_ns, *_) in zip(times, each, strict=True):
                 own.append(time_ns)
         count = len(times[0])
         longest_ns = max(sum(own) + late_ns for own, late_ns in zip(times, behind, strict=True))
-        begins = any(begins for _, steps, *_ in told for _, _, begins, *_ in steps)
+        begins = any(begins for _, steps, *_ in told for _, _, begins, _ in steps)
         if usual_ns and count == 1 and not begins and is_hopeless(longest_ns, usual_ns):
             break
         wanted = least
@@ -127,8 +122,7 @@ def window(
     mean_ns = max(
         window_mean(own, beginnings) + late_ns / count for own, late_ns in zip(times, behind, strict=True)
     )
-    samples, paused_ns = num_samples / count, max(paused) / (count + asides)
-    return Window(mean_ns=mean_ns, steps=count, samples=samples, paused_ns=paused_ns)
+    return Window(mean_ns=mean_ns, steps=count, samples=num_samples / count)
 
 
 def settle(changes: Sequence[Installed]) -> Plan[None]:
@@ -210,9 +204,10 @@ def measure(
     period = math.lcm(*(action.period_steps for action in actions))
     resizes = any(change.action.resizes for change in changes)
     apart = any(action.spares_collections for action in actions)
-    usual_pauses_ns, paused_ns, paused_steps = 0.0, 0.0, 0
+    left_ns = 0.0
     if apart:
-        usual_pauses_ns = max(world.ranks.exchange("what collections take", world.pauses.usual_ns()))
+        told = world.ranks.exchange("what collections take", [*world.pauses.usual_ns()])
+        test.unseen_ns, test.error_ns = max(told)
     state: bool | None = None
     usual_ns = 0.0
     while True:
@@ -233,10 +228,9 @@ def measure(
             seen[on] = yield from window(world, length[on], period, limit_ns, pauses_apart=apart)
             length[on] = seen[on].steps
             usual_ns = min(usual_ns, seen[on].mean_ns) if usual_ns else seen[on].mean_ns
-        paused_ns += seen[True].paused_ns * seen[True].steps
-        paused_steps += seen[True].steps
-        without = seen[False].plus(usual_pauses_ns)
-        with_change = seen[True].plus(paused_ns / paused_steps)
+        if apart:
+            left_ns = max(world.ranks.exchange("what collections still take", world.pauses.left_ns()))
+        without, with_change = seen[False].plus(test.unseen_ns), seen[True].plus(left_ns)
         without_ns = without.mean_ns
         with_ns = with_change.ns_for(without.samples) if resizes else with_change.mean_ns
         test.add(without_ns, with_ns, length[False] + _settle_steps(changes))
