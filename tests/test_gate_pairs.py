@@ -12,6 +12,7 @@ import pytest
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate import instructions
+from diagnose.gate.bisect import row_of_commits
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import causes
 from diagnose.gate.pairs import HEAD, Asked, MeasureRun, judge, run_pairs
@@ -184,6 +185,10 @@ def test_three_dots_compare_with_the_point_where_the_branch_began(tmp_path: Path
     assert resolve_range(tmp_path, "main..topic") == (("main", tip), ("topic", topic))
     assert resolve_range(tmp_path, "main...topic") == (("main", began), ("topic", topic))
     assert parse_range("main..") == ("main", "HEAD")
+    git(tmp_path, "clone", "--quiet", "--depth=1", "--no-single-branch", tmp_path.as_uri(), "shallow")
+    for refused, dots in ((resolve_range, "..."), (row_of_commits, "..")):
+        with pytest.raises(DiagnoseError, match=r"no commit in common .*\n.*git fetch --unshallow"):
+            refused(tmp_path / "shallow", f"origin/main{dots}origin/topic")
 
 
 def test_a_commit_that_looks_like_an_option_is_a_name(tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def test_a_real_run_has_every_figure(tmp_path: Path) -> None:
     (tmp_path / "diagnose.py").write_text("raise SystemExit('the wrong diagnose')")
     (tmp_path / "train.py").write_text(TRAINING.format(work="__import__('time').sleep(0.01)"))
     side = Side(label="head", name="a", root=tmp_path, command=("train.py",))
+    ours = b"1" * (1 << 30)  # Linux counts for a new process what the one that started it used
     measured = measured_run(side, "head-00", tmp_path / "runs", RunPlan(steps=450, finds_warmup=True))
     figures = measured.figures
     assert set(figures) >= {
@@ -214,7 +215,7 @@ def test_a_real_run_has_every_figure(tmp_path: Path) -> None:
     assert figures[Metric.SAMPLES_PER_S] == pytest.approx(16_000 / figures[Metric.STEP_MS], rel=0.01)
     assert figures[Metric.STEP_MS] > 10
     assert figures[Metric.CPU_MS] > 0
-    assert 50e6 < figures[Metric.PEAK_MEMORY] < 50e9
+    assert 50e6 < figures[Metric.PEAK_MEMORY] < len(ours)
     assert 0 < figures[Metric.STARTUP] < measured.wall_s
     assert measured.warmup >= 20
     assert measured.num_steps + measured.warmup == 470

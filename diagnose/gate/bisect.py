@@ -21,7 +21,14 @@ from diagnose.gate.pairs import Paired, Progress, judge, run_pairs
 from diagnose.gate.posterior import CannotRun, OutOfBudget, search
 from diagnose.gate.result import Judgement, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.why import reasons, why_of
-from diagnose.gate.worktrees import commit_of, git, note_of_submodules, parse_range, repository_of
+from diagnose.gate.worktrees import (
+    commit_of,
+    git,
+    note_of_submodules,
+    parse_range,
+    parted_at,
+    repository_of,
+)
 
 WHY_PAIRS = 7
 """Pairs of the commit found and its parent: as many as the gate needs for a verdict."""
@@ -80,10 +87,11 @@ def row_of_commits(repository: Path, text: str) -> tuple[Commit, tuple[Commit, .
         DiagnoseError: If the good one is no ancestor of the bad one, or the same.
     """
     good, bad = (commit_of(repository, name) for name in parse_range(text))
-    if git(repository, "merge-base", good, bad) != good:
+    parted = parted_at(repository, good, bad)
+    if parted != good:
         raise DiagnoseError(
             f"bisect: {text}: the first is no ancestor of the second, so nothing leads from one to the "
-            f"other.\nBegin where they parted: {git(repository, 'merge-base', good, bad)[:12]}"
+            f"other.\nBegin where they parted: {parted[:12]}"
         )
     commits = _logged(repository, "--first-parent", "--reverse", f"{good}..{bad}")
     if not commits:

@@ -28,21 +28,32 @@ from diagnose.store.reader import RankLog
 from diagnose.store.runs import read_manifest
 
 START = """
-import ctypes, sys
+import ctypes, os, resource, sys
 sys.path[:] = filter(None, [{package!r}, *sys.path])
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 15)
+def end(code, end=os._exit):
+    with open({peak!r}, "w") as file:
+        file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+    end(code)
+os._exit = end
 from diagnose.cli.main import main
 main()
 """
 """Starts our own command in a folder that may hold modules of any name, even ours: `python -m` would prefer
-them. And asks Linux for SIGTERM when the gate dies, however it dies: no run outlives it."""
+them. And asks Linux for SIGTERM when the gate dies, however it dies: no run outlives it.
+
+As it ends, by `os._exit`, it writes down how much memory its largest child used. What Linux tells the gate
+is no less than what the gate itself used when it started the run: within pytest, that may be far more."""
 
 KEPT_SETTINGS = ("DIAGNOSE_NPROC_PER_NODE",)
 """Settings of `diagnose run` that the gate's runs inherit; any other would make them something else."""
 
 GRACE_S = 5.0
 """So long a run that is out of time may take to end by itself."""
+
+MAXRSS_UNIT = 1.0 if sys.platform == "darwin" else 1024.0
+"""Bytes that the memory used is counted in."""
 
 LEAST_CPU_S = 1.0
 """CPU readings come twice a second: over less time they say little."""
@@ -94,7 +105,7 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
     run_folder, stderr = folder / name, folder / f"{name}.stderr.txt"
     command = [*counting(counts), *_command(side, name, folder, plan)]
     try:
-        code, peak_bytes = _run(command, side, run_folder, plan.timeout_s)
+        code = _run(command, side, run_folder, plan.timeout_s)
     except OutOfTime as late:
         late.last_lines = last_lines(stderr)
         raise
@@ -109,7 +120,8 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
     )
     figures = dict(measured.figures)
     if figures:  # a run that never trained has nothing to be judged by
-        figures[Metric.PEAK_MEMORY] = float(peak_bytes)
+        with contextlib.suppress(OSError, ValueError):  # it has ended well, and the disk may be full
+            figures[Metric.PEAK_MEMORY] = int(_peak_file(folder, name).read_text()) * MAXRSS_UNIT
         if instructions is not None:
             figures[Metric.INSTRUCTIONS] = instructions
     return MeasuredRun(
@@ -218,11 +230,16 @@ def _command(side: Side, name: str, folder: Path, plan: RunPlan) -> list[str]:
     options = ["--quiet", "--run-dir", str(folder), "--name", name]
     warmup = MIN_WARMUP if plan.finds_warmup else plan.warmup
     options += ["--stop-after", str(warmup + plan.steps), "--warmup", str(warmup)]
-    return [interpreter, "-c", START.format(package=package), "run", *options, *command]
+    start = START.format(package=package, peak=str(_peak_file(folder, name).absolute()))
+    return [interpreter, "-c", start, "run", *options, *command]
 
 
-def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) -> tuple[int, int]:
-    """Runs to the end; returns the exit code, as of `subprocess`, and the largest process's peak memory."""
+def _peak_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.peak.txt"
+
+
+def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) -> int:
+    """Runs to the end; returns the exit code, as of `subprocess`."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -243,27 +260,14 @@ def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) 
         ) as process,
     ):
         try:
-            return _wait(process, timeout_s)
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired as late:
+            raise OutOfTime from late
         finally:
             if process.returncode is None:
                 _end(process)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it left behind would disturb the next run
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> tuple[int, int]:
-    """Waits as `Popen.wait` does, but keeps what the kernel says of the memory that was used."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        blocking = 0 if deadline is None else os.WNOHANG
-        pid, status, usage = os.wait4(process.pid, blocking)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            kib = 1 if sys.platform == "darwin" else 1024
-            return process.returncode, usage.ru_maxrss * kib
-        if deadline is not None and time.monotonic() > deadline:
-            raise OutOfTime
-        time.sleep(0.05)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -73,8 +73,8 @@ def resolve_range(repository: Path, text: str) -> tuple[tuple[str, str], tuple[s
     base, head = parse_range(text)
     if head.startswith("."):
         head = head.lstrip(".") or "HEAD"
-        parted = git(repository, "merge-base", commit_of(repository, base), commit_of(repository, head))
-        return (base, parted), (head, commit_of(repository, head))
+        commits = commit_of(repository, base), commit_of(repository, head)
+        return (base, parted_at(repository, *commits)), (head, commits[1])
     return (base, commit_of(repository, base)), (head, commit_of(repository, head))
 
 
@@ -87,13 +87,31 @@ def commit_of(repository: Path, name: str) -> str:
     found = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode == 0:
         return found.stdout.strip()
-    shallow = _git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
-    hint = (
-        "This clone is shallow; fetch more first: git fetch --unshallow (actions/checkout: fetch-depth: 0)"
-        if shallow
-        else "Is it spelled right, and fetched? See: git branch --all"
-    )
+    hint = _hint_if_shallow(repository) or "Is it spelled right, and fetched? See: git branch --all"
     raise DiagnoseError(f"gate: there is no commit {name!r} in {repository}.\n{hint}")
+
+
+def parted_at(repository: Path, one: str, other: str) -> str:
+    """Returns the last commit that two have in common.
+
+    Raises:
+        DiagnoseError: If there is none here; in a shallow clone, says how to get the others.
+    """
+    found = _git(repository, "merge-base", one, other)
+    if found.returncode == 0:
+        return found.stdout.strip()
+    hint = _hint_if_shallow(repository) or "Any two are compared by: diagnose gate --ab BASE..HEAD"
+    raise DiagnoseError(
+        f"gate: {one[:12]} and {other[:12]} have no commit in common in {repository}.\n{hint}"
+    )
+
+
+def _hint_if_shallow(repository: Path) -> str:
+    if _git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() != "true":
+        return ""
+    return (
+        "This clone is shallow; fetch more first: git fetch --unshallow (actions/checkout: fetch-depth: 0)"
+    )
 
 
 def uncommitted(repository: Path) -> str:
