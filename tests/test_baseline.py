@@ -47,6 +47,7 @@ from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import Asked
 from diagnose.gate.result import MeasuredRun, Metric, Side, Verdict
 from diagnose.gate.update import current_branch
+from diagnose.gate.words import change, sensitivity
 from diagnose.store.writer import Writer
 from tests.gates import WILD, git, measured_stand_in, repository, stand_in
 
@@ -201,10 +202,12 @@ def test_too_short_a_history_and_too_few_runs_cannot_tell() -> None:
     short = judge_by_history(history(jobs=LEAST_ENTRIES - 1), job(20), Metric.STEP_MS, 0.03)
     assert short is not None and short.verdict is Verdict.INCONCLUSIVE
     assert short.reason.startswith("the baseline holds 9 jobs; 10 are needed")
+    assert sensitivity(short) == "9 jobs in the baseline: too few to say which drop would be found"
     few = judge_by_history(history(), job(20, runs=2), Metric.STEP_MS, 0.03)
     assert few is not None and few.verdict is Verdict.INCONCLUSIVE
     one = judge_by_history(history(jobs=1), job(10), Metric.STEP_MS, 0.03)
     assert one is not None and one.verdict is Verdict.INCONCLUSIVE
+    assert change(one) == "step time is 0.0 % higher"
     assert judge_by_history(history(), job(10), Metric.STARTUP, 0.03) is None
 
 

@@ -14,10 +14,10 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.gate import instructions
 from diagnose.gate.bisect import row_of_commits
 from diagnose.gate.measure import OutOfTime, RunPlan
-from diagnose.gate.noise import causes
+from diagnose.gate.noise import advice, causes
 from diagnose.gate.pairs import HEAD, Asked, MeasureRun, judge, run_pairs
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
-from diagnose.gate.words import sensitivity
+from diagnose.gate.words import change, sensitivity
 from diagnose.gate.worktrees import moved_path, parse_range, resolve_range, uncommitted, worktrees
 from tests.gates import commit, git, repository, scripted
 
@@ -50,6 +50,8 @@ def test_a_budget_shortens_the_runs_and_then_ends_them() -> None:
     assert now[0] <= 60.0
     assert paired.judgement.verdict is Verdict.INCONCLUSIVE
     assert paired.stopped == "the budget of 1 min was used up by 12 runs"
+    assert change(paired.judgement) == "step time is 0.0 % higher", "five pairs have no interval of 95 %"
+    assert sensitivity(paired.judgement) == "5 pairs: too few to say which drop would be found"
 
 
 def in_simulated_time(
@@ -158,6 +160,21 @@ def test_the_causes_of_noise_are_named_with_their_figures() -> None:
         "the container's CPU quota was used up in 40 % of its periods",
     )
     assert causes([replace(runs[0], machine=MachineState(load=0.5, cpus=2, foreign_cpus=0.1))]) == ()
+
+
+@pytest.mark.parametrize("ratio, within", [(1.0, "within"), (1.1, "beyond")])
+def test_where_the_clock_cannot_tell_what_cpu_time_told_is_said(ratio: float, within: str) -> None:
+    measure = scripted({"base": 10, "head": 10 * ratio})
+    runs = [measure(side, name, RunPlan()) for side, name in enumerate(("base-01", "head-01"))]
+    on_cpu = [replace(run, figures={Metric.CPU_MS: run.figures[Metric.STEP_MS]}) for run in runs]
+    told = judge(
+        [Pair(base=on_cpu[0], head=on_cpu[1], base_first=True)] * 7, Metric.CPU_MS, 0.03, last=True
+    )
+    assert told is not None
+    for stopped in ("", "the budget of 1 min was used up by 14 runs"):
+        words = advice((), Metric.SAMPLES_PER_S, [told], stopped)
+        assert f"the change is {within} the limit" in words and "--metric cpu_ms" in words
+    assert "cpu_ms" not in advice((), Metric.PEAK_MEMORY, [told], "")
 
 
 # -- worktrees

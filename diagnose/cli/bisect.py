@@ -109,8 +109,8 @@ def bisect(
     )
     with own_exit_codes("bisect", "nothing was found"):
         found = search(request, progress=lambda text: print(f"bisect: {text}", file=sys.stderr, flush=True))
-    if json is not None:
-        put(as_json(to_json(found)), json)
-    if json != STDOUT:
-        show(bisect_text(found, Terminal.of(sys.stdout, widest=WIDEST)))
+        if json is not None:
+            put(as_json(to_json(found)), json)
+        if json != STDOUT:
+            show(bisect_text(found, Terminal.of(sys.stdout, widest=WIDEST)))
     raise typer.Exit(found.ending.exit_code)

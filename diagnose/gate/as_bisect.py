@@ -8,6 +8,7 @@ from typing import Any
 
 from diagnose.core.units import format_duration
 from diagnose.gate import words
+from diagnose.gate.as_json import finite
 from diagnose.gate.bisection import Bisection, Commit, Ending
 from diagnose.gate.pairs import drop_of
 from diagnose.gate.result import Judgement
@@ -139,7 +140,7 @@ def _judgement(judgement: Judgement | None) -> dict[str, Any] | None:
         "metric": judgement.metric.value,
         "verdict": judgement.verdict.value,
         "drop": judgement.drop,
-        "drop_ci95": [judgement.low, judgement.high],
+        "drop_ci95": finite([judgement.low, judgement.high]),
         "pairs": judgement.pairs,
     }
 

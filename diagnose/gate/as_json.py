@@ -43,7 +43,7 @@ def to_json(result: GateResult) -> dict[str, Any]:
         "folder": str(result.folder) if result.folder else None,
         "wall_s": result.wall_s,
     }
-    finished: dict[str, Any] = _finite(answer)
+    finished: dict[str, Any] = finite(answer)
     return finished
 
 
@@ -77,11 +77,12 @@ def _run(run: MeasuredRun, result: GateResult) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Returns the same with `null` for each number that is none."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -70,8 +70,8 @@ def judge_by_history(
     estimate, base = now - statistics.median(logs), statistics.median(earlier)
     limit = log_of(max_drop, metric)
     count = len(logs)
-    error = statistics.stdev(logs) * math.sqrt(1 + 1 / count) if count > 1 else math.nan
-    threshold = max(limit, DEVIATIONS * error) if count > 1 else math.nan
+    error = statistics.stdev(logs) * math.sqrt(1 + 1 / count) if count >= LEAST_ENTRIES else math.nan
+    threshold = max(limit, DEVIATIONS * error)
     found = threshold + Z_95 * error
     line_error = error_beside_part(logs) if count >= PARTS_FROM else math.inf
     is_steady = DEVIATIONS * line_error <= limit

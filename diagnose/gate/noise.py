@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from diagnose.core.units import format_share
-from diagnose.gate.result import Judgement, MeasuredRun, Metric, Verdict
+from diagnose.gate.result import Judgement, MeasuredRun, Metric
+from diagnose.gate.words import within
 
 CROWDED_SHARE = 0.25
 """Other processes that use this part of a CPU for each CPU of ours disturb."""
@@ -15,6 +16,11 @@ STOLEN_SHARE = 0.02
 """A host that takes this part of the CPU time away is seen in step times."""
 
 THROTTLED_SHARE = 0.05
+
+STEADY = (Metric.CPU_MS, Metric.INSTRUCTIONS)
+"""Metrics that may tell where the clock cannot."""
+
+BY_THE_CLOCK = (Metric.SAMPLES_PER_S, Metric.TOKENS_PER_S, Metric.MEAN_SAMPLES_PER_S, Metric.STEP_MS)
 
 
 def causes(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
@@ -39,17 +45,20 @@ def causes(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
 
 def advice(found: Sequence[str], metric: Metric, beside: Sequence[Judgement], stopped: str) -> str:
     """Returns what would let the next gate tell."""
-    if "budget" in stopped:
-        return "Give it more time (--budget), or fewer steps in each run (--steps)."
     if "step was seen" in stopped:
         return "Steps that torch.optim does not drive are marked with diagnose.step()."
     if "to measure" in stopped:
         return "Let the command train for longer, or leave fewer steps out (--warmup)."
     if "recorded no step" in stopped:
         return "See why that rank ended: what it printed lies beside the runs."
-    other = next((each for each in beside if each.metric is Metric.CPU_MS and not each.reason), None)
-    if metric is not Metric.CPU_MS and other is not None and other.verdict is not Verdict.INCONCLUSIVE:
-        return "CPU time can be judged here: --metric cpu_ms. It does not see waiting, for disks or a GPU."
+    told = next((each for each in beside if each.metric in STEADY and not each.reason), None)
+    if metric in BY_THE_CLOCK and told is not None:
+        return (
+            f"By {told.metric.label}, which neighbours disturb less, the change is {within(told)}: let "
+            f"that decide with --metric {told.metric.value}. It does not see waiting, for disks or a GPU."
+        )
+    if "budget" in stopped:
+        return "Give it more time (--budget), or fewer steps in each run (--steps)."
     if found:
         return "Use a runner with CPUs of its own, fewer jobs at a time, or a larger --max-drop."
     return "The program itself scatters from run to run: fix its seeds, or measure more steps (--steps)."

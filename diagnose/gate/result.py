@@ -174,9 +174,10 @@ class Judgement:
 
     Attributes:
         drop: By what part the head is worse; below 0 it is better.
-        low: Lower end of the drop's 95 % interval; likewise `high`.
-        error: Standard error of the drop.
-        detectable: The drop that as many such pairs find in 95 of 100 cases.
+        low: Lower end of the drop's 95 % interval; likewise `high`. Not a number where too few pairs, or
+            jobs, were measured to know their scatter.
+        error: Standard error of the drop; not a number likewise.
+        detectable: The drop that as many such pairs find in 95 of 100 cases; not a number likewise.
         p: How often pairs of identical programs would look this much worse.
         base: Median over base's runs; likewise `head`.
         reason: Why there is no verdict; empty where there is one.

@@ -78,10 +78,11 @@ class Decision:
     Attributes:
         state: Whether they suffice, and for what.
         estimate: The change; above 0 the head costs more.
-        low: Lower end of its 95 % interval; likewise `high`.
-        error: Standard error of the estimate.
+        low: Lower end of its 95 % interval; likewise `high`. Not a number with fewer than `MIN_PAIRS`
+            pairs, which do not tell how they scatter.
+        error: Standard error of the estimate; not a number likewise.
         p: How often pairs of identical programs would look this much slower.
-        detectable: The change that as many such pairs find 95 times of 100.
+        detectable: The change that as many such pairs find 95 times of 100; not a number likewise.
         pairs: Number of pairs.
     """
 
@@ -106,6 +107,8 @@ def decide(logs: Sequence[float], limit: float, *, last: bool = False) -> Decisi
     pairs = len(logs)
     estimate, error = hodges_lehmann(logs), standard_error(logs)
     low, high = interval_95(logs)
+    if pairs < MIN_PAIRS:
+        error = low = high = math.nan
     certain = error <= max_error(limit)
     return Decision(
         state=_state(logs, limit, estimate, error, last=last or pairs >= MAX_PAIRS),

@@ -21,16 +21,14 @@ def headline(result: GateResult) -> str:
 
 
 def change(judgement: Judgement) -> str:
-    """Returns `samples/s is 4.1 % lower (3.2 to 5.0)`."""
+    """Returns `samples/s is 4.1 % lower (3.2 to 5.0)`; without an interval where too little was measured."""
     drop, low, high = judgement.drop, judgement.low, judgement.high
     worse = drop >= 0
     down = worse == judgement.metric.more_is_better
     if not worse:
         drop, low, high = -drop, -high, -low
-    interval = f"{100 * low:.1f} to {100 * high:.1f}"
-    return (
-        f"{judgement.metric.label} is {format_percent(drop)} {'lower' if down else 'higher'} ({interval})"
-    )
+    interval = "" if math.isnan(low) else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{judgement.metric.label} is {format_percent(drop)} {'lower' if down else 'higher'}{interval}"
 
 
 def figures(judgement: Judgement) -> str:
@@ -57,21 +55,30 @@ def amount(value: float, metric: Metric) -> str:
 
 def sensitivity(judgement: Judgement) -> str:
     """Says how sure a loss is; where none was found, which one would have been."""
-    of = "jobs in the baseline" if math.isnan(judgement.p) else "pairs"
-    if judgement.verdict is Verdict.REGRESSION and judgement.pairs < MIN_PAIRS and of == "pairs":
-        return f"{judgement.pairs} {of}, each with more than twice the cost that is allowed"
-    if judgement.verdict is Verdict.REGRESSION and not math.isnan(judgement.p):
+    of_pairs = not math.isnan(judgement.p)
+    plural = "" if judgement.pairs == 1 else "s"
+    number = (
+        f"{judgement.pairs} pair{plural}" if of_pairs else f"{judgement.pairs} job{plural} in the baseline"
+    )
+    if judgement.verdict is Verdict.REGRESSION and of_pairs and judgement.pairs < MIN_PAIRS:
+        return f"{number}, each with more than twice the cost that is allowed"
+    if judgement.verdict is Verdict.REGRESSION and of_pairs:
         chance = f"{100 * judgement.p:.2g} %" if judgement.p >= 1e-4 else "less than 0.01 %"
-        return f"{judgement.pairs} {of}; equal versions would look like this in {chance} of cases"
-    found = format_percent(judgement.detectable)
-    return f"{judgement.pairs} {of}; a drop of {found} would be found in 95 of 100 cases"
+        return f"{number}; equal versions would look like this in {chance} of cases"
+    if math.isnan(judgement.detectable):
+        return f"{number}: too few to say which drop would be found"
+    return f"{number}; a drop of {format_percent(judgement.detectable)} would be found in 95 of 100 cases"
 
 
 def judged_beside(judgement: Judgement) -> str:
     """Returns what another metric says, with its own verdict."""
+    return f"{change(judgement)}: {within(judgement)}"
+
+
+def within(judgement: Judgement) -> str:
+    """Returns a metric's own verdict, of which the gate's may be another."""
     words = {Verdict.PASS: "within the limit", Verdict.REGRESSION: "beyond the limit"}
-    verdict = words.get(judgement.verdict, "cannot tell")
-    return f"{change(judgement)}: {verdict}"
+    return words.get(judgement.verdict, "cannot tell")
 
 
 def format_percent(share: float) -> str:
