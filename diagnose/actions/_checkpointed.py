@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,12 +44,14 @@ def _in_slot(module: nn.Module) -> Iterator[None]:
         if not torch.is_grad_enabled() or not module.training or any(hooks):
             return original(*args, **kwargs)
         try:
-            contexts = partial(_contexts, module, RandomState(()))
+            again = _Again(module, RandomState(()))
         except Exception as error:
             if not raised_by_us(error):
                 raise
             return original(*args, **kwargs)
-        return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        return checkpoint(
+            original, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kwargs
+        )
 
     vars(module)[SLOT] = call
     try:
@@ -58,10 +59,6 @@ def _in_slot(module: nn.Module) -> Iterator[None]:
     finally:
         if vars(module).get(SLOT) is call:
             del vars(module)[SLOT]
-
-
-def _contexts(module: nn.Module, random: RandomState) -> tuple[Any, Any]:
-    return nullcontext(), _Again(module, random)
 
 
 class _Again:
