@@ -167,9 +167,8 @@ def test_where_the_clock_cannot_tell_what_cpu_time_told_is_said(ratio: float, wi
     measure = scripted({"base": 10, "head": 10 * ratio})
     runs = [measure(side, name, RunPlan()) for side, name in enumerate(("base-01", "head-01"))]
     on_cpu = [replace(run, figures={Metric.CPU_MS: run.figures[Metric.STEP_MS]}) for run in runs]
-    told = judge(
-        [Pair(base=on_cpu[0], head=on_cpu[1], base_first=True)] * 7, Metric.CPU_MS, 0.03, last=True
-    )
+    pairs = [Pair(base=on_cpu[0], head=on_cpu[1], base_first=True)] * 7
+    told = judge(pairs, Metric.CPU_MS, 0.03, last=True)
     assert told is not None
     for stopped in ("", "the budget of 1 min was used up by 14 runs"):
         words = advice((), Metric.SAMPLES_PER_S, [told], stopped)

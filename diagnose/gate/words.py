@@ -21,7 +21,7 @@ def headline(result: GateResult) -> str:
 
 
 def change(judgement: Judgement) -> str:
-    """Returns `samples/s is 4.1 % lower (3.2 to 5.0)`; without an interval where too little was measured."""
+    """Returns `samples/s is 4.1 % lower (3.2 to 5.0)`; no interval where too little was measured."""
     drop, low, high = judgement.drop, judgement.low, judgement.high
     worse = drop >= 0
     down = worse == judgement.metric.more_is_better
@@ -56,10 +56,8 @@ def amount(value: float, metric: Metric) -> str:
 def sensitivity(judgement: Judgement) -> str:
     """Says how sure a loss is; where none was found, which one would have been."""
     of_pairs = not math.isnan(judgement.p)
-    plural = "" if judgement.pairs == 1 else "s"
-    number = (
-        f"{judgement.pairs} pair{plural}" if of_pairs else f"{judgement.pairs} job{plural} in the baseline"
-    )
+    number = f"{judgement.pairs} {'pair' if of_pairs else 'job'}{'' if judgement.pairs == 1 else 's'}"
+    number += "" if of_pairs else " in the baseline"
     if judgement.verdict is Verdict.REGRESSION and of_pairs and judgement.pairs < MIN_PAIRS:
         return f"{number}, each with more than twice the cost that is allowed"
     if judgement.verdict is Verdict.REGRESSION and of_pairs:
