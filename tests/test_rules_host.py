@@ -211,6 +211,13 @@ def test_pauses_of_a_step_that_is_recorded_are_not_called_jitter():
     assert set(found_in(profile(series=rare, host=recorded))) == {"profiler-left-on"}
 
 
+def test_more_threads_are_a_trial_and_no_promise():
+    rule = RULES["too-few-threads"]
+    found = found_in(rule.fires_on[0])["too-few-threads"]
+    assert found.gain(rule.fires_on[0].step_time_ns).low == 1.0
+    assert "only a trial tells" in found.fix
+
+
 def test_a_line_of_the_evaluation_or_of_a_worker_is_not_the_loops():
     lines = (
         at("print(score)", 0.1, "log", phase=Phase.EVALUATION),

@@ -52,6 +52,12 @@ def delayed_share(host: HostStats) -> float:
     return min(MOST, own + others)
 
 
+def machine_share(host: HostStats) -> float:
+    """Returns the part of the time that a team may have waited because of the machine: for a CPU, and for
+    one that other guests of its host had. At most so much, as two threads may wait at once."""
+    return min(MOST, delayed_share(host) + (host.stolen_cpus or 0.0))
+
+
 def has_heavy_operations(profile: Profile) -> bool | None:
     """Whether a module's forward takes long enough to be divided among threads; `None` if not known."""
     leaves = profile.settings.num_leaf_modules

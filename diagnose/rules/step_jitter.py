@@ -8,6 +8,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._cpus import machine_share
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
@@ -24,8 +25,8 @@ LEAST_NS = 5_000_000_000
 """A shorter run has been seen too briefly to tell outliers from what the machine does at times."""
 
 MOST_DELAY = 0.5
-"""If the training thread waited for a CPU for this part of the outliers' time, other programs explain
-them."""
+"""If the threads that compute waited for a CPU for this part of the outliers' time, or other guests of the
+machine's host had theirs, the machine explains them."""
 
 COMPUTING = (Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
@@ -37,22 +38,32 @@ class StepJitter(Rule):
     """
     ## What it means
     A few steps take far longer than the rest, at no regular interval, while the model computes.
-    Collections, checkpoints, evaluations, data and other programs were looked at and do not explain them.
+    Collections, checkpoints, evaluations, data and other programs were looked at and do not explain them,
+    nor do waits of torch's threads for a CPU, or what other guests of a virtual machine's host took.
 
     ## What to do
     Look at what else these steps do: inputs of another size, memory that is allocated anew, the clock of
     the processor, a network file system. The steps' times are in the run's file.
 
     ## When it is wrong
-    Inputs whose size varies greatly have steps whose time does.
+    Inputs whose size varies greatly have steps whose time does. A virtual machine may stand still without
+    telling its guests: run the script on another machine, and see whether it has these steps there.
     """
 
     needs = ("host.runnable_share",)
     residual = True
-    fires_on = (profile(series=RARE, host=QUIET),)
+    fires_on = (
+        profile(series=RARE, host=QUIET),
+        profile(
+            series=Series(spike_ns={Phase.FORWARD: 20e6}, spike_share={Phase.FORWARD: 0.05}),
+            host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.03, stolen_cpus=0.04),
+        ),
+    )
     silent_on = (
         profile(host=QUIET),
         profile(series=RARE, host=HostStats(runnable_share=0.08)),
+        profile(series=RARE, host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.06)),
+        profile(series=RARE, host=HostStats(runnable_share=0.02, stolen_cpus=0.06)),
         profile(
             series=Series(spike_ns={Phase.FORWARD: 20e6}, spike_share={Phase.FORWARD: 0.3}), host=QUIET
         ),
@@ -64,8 +75,7 @@ class StepJitter(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        series, delay = profile.series, profile.host.runnable_share
-        assert delay is not None
+        series, delay = profile.series, machine_share(profile.host)
         spiking = [
             phase
             for phase in COMPUTING
@@ -93,7 +103,7 @@ class StepJitter(Rule):
             evidence=(
                 f"{format_share(series.spike_share[worst])} of the steps take {format_ms(each_ns)} more"
                 f" than usual in {worst.label}, at no regular interval.",
-                f"The training thread waited for a CPU for {format_share(delay)} of the time only.",
+                f"The threads that compute waited for a CPU for {format_share(delay)} of the time only.",
             ),
             fix="Look at what the long steps have in common: the size of their inputs first.",
         )

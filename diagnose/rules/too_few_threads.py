@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
@@ -15,8 +17,14 @@ from diagnose.rules.base import Rule
 LEAST_IDLE = 0.6
 """A CPU that is idle for less of the time has other work, and a thread on it would wait for its turn."""
 
-BOUNDS = (0.4, 1.25)
-"""How well operations divide among threads depends on their shapes."""
+WON = (0.0, 0.5, 1.25)
+"""How well operations divide among threads depends on their shapes, hence the upper bound. They may win
+nothing: CPUs of a virtual machine can be two halves of one core, or all threads can be kept on one of them,
+and no reading of a run with fewer threads shows it. So half of it is expected."""
+
+MOST_DELAY = 0.05
+"""A thread that waits for its turn for more of the time although a CPU is free is not given that CPU, and
+nor would one more be."""
 
 ONE_OF_FOUR = HostStats(
     cpus=4, machine_cpus=4, num_threads=1, on_cpu_share=0.99, process_cpus=1.0, busy_cpus=1.1
@@ -35,10 +43,13 @@ class TooFewThreads(Rule):
 
     ## What to do
     Set `OMP_NUM_THREADS` before the start, or call `torch.set_num_threads`, so that all processes of the
-    machine together have as many threads as there are CPUs.
+    machine together have as many threads as there are CPUs. Then compare the steps: only a trial tells
+    whether they are faster. `diagnose run --tune --only set-threads` makes one.
 
     ## When it is wrong
-    Models whose operations are too small to be divided; the forward of a module has to take 80 us.
+    Models whose operations are too small to be divided; the forward of a module has to take 80 us. Virtual
+    machines whose CPUs are no cores of their own, or that keep the threads of a process on one CPU: more
+    threads are slower there.
     """
 
     needs = ("host.num_threads", "host.process_cpus", "host.busy_cpus", "settings.num_leaf_modules")
@@ -55,6 +66,7 @@ class TooFewThreads(Rule):
             settings=LARGE,
         ),
         profile(host=QUOTA_OF_TWO, settings=LARGE),
+        profile(host=replace(ONE_OF_FOUR, runnable_share=0.2), settings=LARGE),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -71,8 +83,10 @@ class TooFewThreads(Rule):
         then = min(host.whole_cpus, host.num_threads + free)
         if then <= host.num_threads or not has_heavy_operations(profile):
             return None
-        lost = won_by_threads(profile, host.num_threads, then)
-        total = sum(lost.values())
+        if (host.runnable_share or 0.0) > MOST_DELAY:
+            return None
+        divided = won_by_threads(profile, host.num_threads, then)
+        total = sum(divided.values())
         if not total:
             return None
         leaf_ns = profile.phase_time_ns[Phase.FORWARD] / settings.num_leaf_modules
@@ -82,17 +96,19 @@ class TooFewThreads(Rule):
             rule=self.name,
             summary=f"Torch computes on {host.num_threads} of {host.whole_cpus} CPUs, and {idle:.1f} are"
             " free",
-            lost_ns=lost,
-            low_ns=BOUNDS[0] * total,
-            high_ns=BOUNDS[1] * total,
-            assumption="three quarters of forward and backward, and a third of the optimizer, divide",
+            lost_ns={phase: WON[1] * ns for phase, ns in divided.items()},
+            low_ns=WON[0] * total,
+            high_ns=WON[2] * total,
+            assumption="half of what it would be if three quarters of forward and backward, and a third of"
+            " the optimizer, divide, and if all CPUs really compute at the same time",
             evidence=(
                 f"torch.get_num_threads() is {host.num_threads} ({cause}); the process uses"
                 f" {host.process_cpus:.1f} CPUs, and {idle:.1f} of {host.machine_cpus} are free to it.",
                 f"A module's forward takes {format_duration(leaf_ns)} on average, enough to be divided.",
-                f"{format_ms(total)} of each step, {format_share(total / profile.step_time_ns)}.",
+                f"With CPUs that compute at the same time it would be {format_ms(total)} of each step,"
+                f" {format_share(total / profile.step_time_ns)}; on some virtual machines it is nothing.",
             ),
-            fix=f"Give torch {then} threads.",
+            fix=f"Try {then} threads: only a trial tells whether they are faster here.",
             code=f"torch.set_num_threads({then})",
             actions=self.actions,
         )
