@@ -171,15 +171,19 @@ diagnose: no optimizer step was seen in 12.3 s; torch was imported
 
 
 def test_end_block_without_torch_asks_whether_this_is_the_script_that_trains() -> None:
+    bare = replace(NOTHING, run=replace(RUN, torch=None, duration_s=0.4), overhead=Overhead())
     assert_lines(
-        end_block(replace(NOTHING, run=replace(RUN, torch=None, duration_s=0.4), overhead=Overhead())),
+        end_block(bare),
         """
 diagnose: no optimizer step was seen in 400 ms; torch was not imported
   Is this the script that trains, run by the Python that has torch?
-  measuring cost not measured
   next: diagnose report 20261120-141502-train --html report.html
 """,
     )
+    assert end_block(bare, width=44).splitlines()[1:3] == [
+        "  Is this the script that trains, run by the",
+        "  Python that has torch?",
+    ], "advice is never cut"
 
 
 def test_end_block_of_a_script_that_failed_before_its_first_step_has_no_figures() -> None:

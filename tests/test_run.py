@@ -179,6 +179,23 @@ NO_NAME = (
     "arguments, message",
     [
         (["nowhere/at/all.py"], "diagnose: cannot open 'nowhere/at/all.py': no such file.\n"),
+        (["python", "job.py", "--lr", "1"], "diagnose: leave 'python' out: diagnose run job.py --lr 1\n"),
+        ([sys.executable, "job.py"], f"diagnose: leave {sys.executable!r} out: diagnose run job.py\n"),
+        (
+            ["torchrun", "job.py"],
+            "diagnose: cannot open 'torchrun': no such file. "
+            "Put it in front: torchrun ... -m diagnose run SCRIPT\n",
+        ),
+        (
+            ["jobs.train"],
+            "diagnose: cannot open 'jobs.train': no such file. "
+            "Did you mean 'diagnose run -m jobs.train'?\n",
+        ),
+        (
+            ["job.ipynb"],
+            "diagnose: 'job.ipynb' is a notebook: in it, call diagnose.attach(), train, "
+            "then diagnose.detach().\n",
+        ),
         (
             ["--json", "no/out.json", "job.py"],
             "diagnose: cannot write --json no/out.json: there is no folder {cwd}/no.\n",
@@ -188,7 +205,8 @@ NO_NAME = (
     ],
 )
 def test_what_the_user_can_mend_is_said_in_one_line_before_anything_starts(tmp_path, arguments, message):
-    write(tmp_path / "job.py", "print('started')")
+    for name in ("job.py", "job.ipynb", "jobs/train.py"):
+        write(tmp_path / name, "print('started')")
     ours = run(*DIAGNOSE, *arguments, cwd=tmp_path)
     assert (ours.code, ours.stdout, ours.stderr) == (2, "", message.format(cwd=tmp_path))
 

@@ -27,7 +27,7 @@ def actions(
         Path | None, typer.Option(metavar="FILE", help="Write all pages to one file, as markdown.")
     ] = None,
 ) -> None:
-    """Lists the fixes that --tune can apply to a running job; with NAME, explains one."""
+    """Lists the fixes that --tune can try, or explains one."""
     from diagnose.report import Terminal, _action_pages
     from diagnose.rules import rules as all_rules
 

@@ -23,7 +23,10 @@ def compare(
     json: Json = None,
     run_dir: RunDir = None,
 ) -> None:
-    """Compares two runs phase by phase: faster, slower, or cannot tell; sets predicted beside measured."""
+    """Compares two runs phase by phase: faster, slower, cannot tell.
+
+    Sets the predicted gain of a fix beside the measured one.
+    """
     from diagnose.analysis.compare import compare as compare_series
     from diagnose.analysis.compare import differences
     from diagnose.analysis.predictions import prediction

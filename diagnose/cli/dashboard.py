@@ -31,7 +31,10 @@ def dashboard(
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     socket_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Shows the runs in a browser, those that train now among them, until Ctrl-C."""
+    """Shows the runs in a browser, also those that train now.
+
+    Ctrl-C ends it.
+    """
     from diagnose.store.runs import resolve_run
 
     root, name = root_of_runs(run_dir), None

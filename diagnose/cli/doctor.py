@@ -28,7 +28,10 @@ def doctor(
     json: Json = None,
     run_dir: RunDir = None,
 ) -> None:
-    """Says what can be measured on this machine, what cannot and why, and what its devices reach."""
+    """Says what this machine can measure, what it cannot and why.
+
+    Also what its devices reach, once that has been measured.
+    """
     from diagnose.launch.doctor import examine
     from diagnose.report import Terminal, doctor_json, doctor_text
     from diagnose.store.machine import keep_rates, kept_rates

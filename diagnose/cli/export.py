@@ -31,9 +31,10 @@ def export(
     beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Takes a run's figures to other tools: a trace to look at, metrics to scrape, scalars to track.
+    """Takes a run's figures to other tools.
 
-    Nothing is sent anywhere unless the target says so.
+    A trace to look at, metrics to scrape, scalars to track. Nothing is sent anywhere unless the
+    target says so.
     """
     from diagnose.export._live import export_once, follow_run
     from diagnose.export.base import Destination

@@ -23,7 +23,7 @@ def patch(
     ] = None,
     run_dir: RunDir = None,
 ) -> None:
-    """Prints a unified diff that makes what tuning kept permanent: diagnose patch | git apply."""
+    """Prints what tuning kept as a diff: diagnose patch | git apply."""
     from diagnose.analysis.profile import load_profile
     from diagnose.report._patch import patch_of
     from diagnose.store.runs import resolve_run

@@ -34,7 +34,7 @@ def report(
     ] = False,
     run_dir: RunDir = None,
 ) -> None:
-    """Says what slowed a recorded run down, and where its time went: phases, lines, workers, ranks."""
+    """Says what slowed a recorded run down, and where its time went."""
     if [json, html, md].count(STDOUT) > 1:
         raise DiagnoseError("diagnose report: only one of --json, --html and --md can go to stdout.")
     if interactive and html is None:

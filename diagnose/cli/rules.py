@@ -28,7 +28,7 @@ def rules(
         Path | None, typer.Option(metavar="FOLDER", help="Write a page per built-in rule, as markdown.")
     ] = None,
 ) -> None:
-    """Lists the faults that are looked for; with NAME, explains one: meaning, fix, an example."""
+    """Lists the faults that are looked for, or explains one."""
     from diagnose import report
     from diagnose.rules import built_in, find_rule, own_rules
     from diagnose.rules import rules as all_rules

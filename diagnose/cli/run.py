@@ -26,7 +26,7 @@ def _torchruns() -> Any:
 def run(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT|MODULE", help="The script; what follows it is its own.")
+        str, typer.Argument(metavar="SCRIPT|MODULE [ARGS]...", help="The script, and what it is given.")
     ],
     is_module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")] = False,
     name: Annotated[str | None, typer.Option(help="Name of the run. [default: time and script]")] = None,
@@ -108,9 +108,10 @@ def run(
     tee: Annotated[str | None, _torchruns()] = None,
     local_ranks_filter: Annotated[str | None, _torchruns()] = None,
 ) -> None:
-    """Runs a PyTorch script, unmodified, and says where its time went.
+    """Runs a PyTorch script and says where its time went.
 
-    Everything after SCRIPT is the script's own, also options that have the name of one of ours.
+    The script stays as it is. Everything after SCRIPT is the script's own, also options that have the
+    name of one of ours.
     """
     from diagnose.launch.command import Target
     from diagnose.launch.run import run as run_script

@@ -30,7 +30,10 @@ def status(
     ] = None,
     run_dir: RunDir = None,
 ) -> None:
-    """Says how a run stands, also while it trains: steps, throughput, and what slows it down so far."""
+    """Says how a run stands, also while it trains.
+
+    Steps, throughput, and what slows it down so far.
+    """
     from diagnose.store.runs import resolve_run
 
     folder = resolve_run(run, root_of_runs(run_dir))

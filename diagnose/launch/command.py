@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from diagnose.launch.rank_choice import ALL
 from diagnose.launch.settings import Settings
 
 BOOT_FOLDER = Path(__file__).parent / "boot"
+INTERPRETER = re.compile(r"python[\d.]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,25 +39,43 @@ class Target:
         return self.script.rpartition(".")[2] if self.is_module else Path(self.script).stem
 
     def check(self) -> None:
-        """Refuses a script that is not there.
+        """Refuses what cannot be a script: a file that is not there, an interpreter, a notebook.
 
         Whatever else may be wrong with it, Python says itself, in its own words.
 
         Raises:
-            DiagnoseError: If there is no such file; names the file that was probably meant.
+            DiagnoseError: Says what was probably meant.
         """
-        if self.is_module or self.script == "-" or os.path.lexists(self.script):
+        path = Path(self.script)
+        if self.is_module or self.script == "-":
             return
+        if INTERPRETER.fullmatch(path.name) and self.arguments and not (path / "__main__.py").exists():
+            meant = shlex.join(["diagnose", "run", *self.arguments])
+            raise DiagnoseError(f"diagnose: leave {self.script!r} out: {meant}")
+        if os.path.lexists(self.script):
+            if path.suffix == ".ipynb":
+                raise DiagnoseError(
+                    f"diagnose: {self.script!r} is a notebook: in it, call diagnose.attach(), train, "
+                    "then diagnose.detach()."
+                )
+            return
+        raise DiagnoseError(
+            f"diagnose: cannot open {self.script!r}: no such file.{self._what_was_meant(path)}"
+        )
+
+    def _what_was_meant(self, path: Path) -> str:
+        if path.name == "torchrun":
+            return " Put it in front: torchrun ... -m diagnose run SCRIPT"
+        if "." in self.script and Path(self.script.replace(".", os.sep) + ".py").exists():
+            return f" Did you mean 'diagnose run -m {self.script}'?"
         import difflib  # only to explain a mistake
 
-        path = Path(self.script)
         try:
             names = [each.name for each in path.parent.iterdir() if each.suffix == ".py" or each.is_dir()]
         except OSError:
             names = []
         close = difflib.get_close_matches(path.name, names, n=1)
-        hint = f" Did you mean {str(path.parent / close[0])!r}?" if close else ""
-        raise DiagnoseError(f"diagnose: cannot open {self.script!r}: no such file.{hint}")
+        return f" Did you mean {str(path.parent / close[0])!r}?" if close else ""
 
     def command(self, launcher: Sequence[str]) -> list[str]:
         """Returns the command that runs this under the interpreter, and the flags, that run us.

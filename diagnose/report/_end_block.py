@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Mapping
 
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.profile import Overhead, Profile, SourceLine
 from diagnose.core.units import format_part, format_share
 from diagnose.report._end_findings import finding_lines
 from diagnose.report._end_tuning import tuning_lines
@@ -64,7 +65,10 @@ def end_block(
     terminal = Terminal(width=width, color=color, unicode=unicode)
     notes = [_note(profile, terminal)] if profile.notes else []
     if profile.steps.measured <= 0 or not profile.step_time_ns:
-        lines = [*_nothing_measured(profile, terminal), *_closing(profile, terminal, command, notes)]
+        closing = _closing(profile, terminal, command, notes)
+        if profile.overhead == Overhead():
+            del closing[-NUM_CLOSING_LINES]  # it would say that nothing was measured, once more
+        lines = [*_nothing_measured(profile, terminal), *closing]
         return "".join(f"{line}\n" for line in lines)
     opening = _opening(profile, terminal)
     room = MAX_LINES - len(opening) - NUM_CLOSING_LINES
@@ -91,7 +95,7 @@ def _nothing_measured(profile: Profile, terminal: Terminal) -> list[str]:
         return failed
     lines = failed or [_tagged(nothing_measured(profile), terminal)]
     advice, code = what_to_do_without_steps(profile)
-    lines.append("  " + _fitted(advice, terminal.width - 2, terminal))
+    lines += ["  " + line for line in textwrap.wrap(advice, terminal.width - 2)]
     if code:
         lines.append("      " + terminal.paint(code, "place"))
     return lines
