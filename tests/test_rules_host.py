@@ -123,6 +123,18 @@ def test_a_neighbour_does_not_take_the_time_of_a_line_that_is_to_blame():
     assert "noisy-neighbour" in found
 
 
+def test_beside_a_neighbour_torch_is_to_have_the_threads_that_it_leaves_cpus_for():
+    said = "While they run, 1 instead of 2 threads may help."
+    alone = found_in(profile(host=BUSY_MACHINE))["noisy-neighbour"]
+    team = replace(BUSY_MACHINE, num_threads=2, native_delay_share=0.4, process_cpus=0.9)
+    teams = found_in(profile(host=team))["noisy-neighbour"]
+    assert teams.fix.endswith(said)
+    assert (teams.code, alone.code) == ("torch.set_num_threads(1)", "")
+    assert found_in(profile(host=team, device="cuda"))["noisy-neighbour"].code == ""
+    eight = replace(team, machine_cpus=8, cpus=8, busy_cpus=3.0)
+    assert found_in(profile(host=eight))["noisy-neighbour"].code == "", "two of eight have their CPUs"
+
+
 def test_another_rank_of_the_run_is_no_neighbour():
     crowded = HostStats(
         cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.8, runnable_share=0.2, busy_cpus=2.0

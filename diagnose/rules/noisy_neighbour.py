@@ -40,6 +40,8 @@ class NoisyNeighbour(Rule):
 
     ## What to do
     Move the other program, or give each its own CPUs: a cpuset, a reservation of the scheduler, `taskset`.
+    As long as it runs, no more threads than there are CPUs left may be faster, by far: they do not wait for
+    the one that has none. `diagnose run --tune --only set-threads` tries it.
 
     ## When it is wrong
     It is seldom the script's fault. The figures of this run are those of this machine at this time.
@@ -121,6 +123,7 @@ class NoisyNeighbour(Rule):
             evidence.append(f"Of these, processes that the script itself has started used {started:.1f}.")
         if host.stolen_cpus:
             evidence.append(f"Of these, other guests of the machine's host took {host.stolen_cpus:.2f}.")
+        fewer = _threads_left(profile, foreign)
         return Finding(
             rule=self.name,
             summary=f"Other programs use {foreign:.1f} of {host.machine_cpus} CPUs, and training waits"
@@ -131,8 +134,22 @@ class NoisyNeighbour(Rule):
             assumption="without the other programs neither the training thread nor torch's other threads"
             " would wait for a CPU",
             evidence=tuple(evidence),
-            fix="Move the other programs to another machine, or to CPUs of their own.",
+            fix="Move the other programs to another machine, or to CPUs of their own."
+            + (
+                f" While they run, {fewer} instead of {host.num_threads} threads may help." if fewer else ""
+            ),
+            code=f"torch.set_num_threads({fewer})" if fewer else "",
         )
+
+
+def _threads_left(profile: Profile, foreign: float) -> int:
+    """Returns for how many of torch's threads the others leave a CPU; 0 if for all, if that is not known, or
+    if a device computes."""
+    host = profile.host
+    if profile.run.device != "cpu" or not host.machine_cpus or not host.num_threads:
+        return 0
+    left = max(1, int((host.machine_cpus - foreign) / profile.settings.local_processes))
+    return left if left < host.num_threads else 0
 
 
 def _started_cpus(profile: Profile) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
@@ -133,7 +134,7 @@ class SlowOptimizer(Rule):
                 " them.",
             ),
             fix=f"Give {worst.kind} {option}=True.",
-            code=f"torch.optim.{worst.kind}(model.parameters(), ..., {option}=True)",
+            code=with_arguments("", f"torch.optim.{worst.kind}", **{option: True}),
             file=worst.file,
             line=worst.line,
             actions=self.actions if worst.can_fuse else (),
