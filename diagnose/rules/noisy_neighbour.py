@@ -143,8 +143,8 @@ class NoisyNeighbour(Rule):
 
 
 def _threads_left(profile: Profile, foreign: float) -> int:
-    """Returns for how many of torch's threads the others leave a CPU; 0 if for all, if that is not known, or
-    if a device computes."""
+    """Returns for how many of torch's threads the others leave a CPU; 0 if for all, if not known, or if a
+    device computes."""
     host = profile.host
     if profile.run.device != "cpu" or not host.machine_cpus or not host.num_threads:
         return 0
