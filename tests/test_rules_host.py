@@ -131,6 +131,8 @@ def test_beside_a_neighbour_torch_is_to_have_the_threads_that_it_leaves_cpus_for
     assert teams.fix.endswith(said)
     assert (teams.code, alone.code) == ("torch.set_num_threads(1)", "")
     assert found_in(profile(host=team, device="cuda"))["noisy-neighbour"].code == ""
+    mild = replace(team, runnable_share=0.15, native_delay_share=0.15)
+    assert found_in(profile(host=mild))["noisy-neighbour"].code == "", "the second thread wins more"
     eight = replace(team, machine_cpus=8, cpus=8, busy_cpus=3.0)
     assert found_in(profile(host=eight))["noisy-neighbour"].code == "", "two of eight have their CPUs"
 

@@ -7,7 +7,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.profile import InputStats, Profile, WorkerStats
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_share
-from diagnose.rules._cpus import MOST, delayed_share, spread
+from diagnose.rules._cpus import MOST, delayed_share, spread, won_by_threads
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
@@ -123,7 +123,7 @@ class NoisyNeighbour(Rule):
             evidence.append(f"Of these, processes that the script itself has started used {started:.1f}.")
         if host.stolen_cpus:
             evidence.append(f"Of these, other guests of the machine's host took {host.stolen_cpus:.2f}.")
-        fewer = _threads_left(profile, foreign)
+        fewer = _threads_left(profile, foreign, total)
         return Finding(
             rule=self.name,
             summary=f"Other programs use {foreign:.1f} of {host.machine_cpus} CPUs, and training waits"
@@ -142,14 +142,16 @@ class NoisyNeighbour(Rule):
         )
 
 
-def _threads_left(profile: Profile, foreign: float) -> int:
-    """Returns for how many of torch's threads the others leave a CPU; 0 if for all, if not known, or if a
-    device computes."""
+def _threads_left(profile: Profile, foreign: float, waited_ns: float) -> int:
+    """Returns for how many of torch's threads the others leave a CPU, where all of them wait longer than so
+    few would compute; 0 elsewhere."""
     host = profile.host
     if profile.run.device != "cpu" or not host.machine_cpus or not host.num_threads:
         return 0
     left = max(1, int((host.machine_cpus - foreign) / profile.settings.local_processes))
-    return left if left < host.num_threads else 0
+    if left >= host.num_threads:
+        return 0
+    return left if waited_ns > sum(won_by_threads(profile, left, host.num_threads).values()) else 0
 
 
 def _started_cpus(profile: Profile) -> float:
