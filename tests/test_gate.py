@@ -156,7 +156,10 @@ def test_a_gate_in_a_folder_of_the_repository_runs_there(gate: Callable[..., Any
     repository(tmp_path)
     commit(tmp_path, stand_in(10), path="jobs/train.py")
     commit(tmp_path, stand_in(13), path="jobs/train.py")
-    assert gate("gate", "--ab", "main~1..main", "--", "train.py", cwd=tmp_path / "jobs").exit_code == 1
+    call = ("gate", "--ab", "main~1..main", "--gitlab", "issues.json", "--", "train.py")
+    assert gate(*call, cwd=tmp_path / "jobs").exit_code == 1
+    issues = json.loads((tmp_path / "jobs" / "issues.json").read_text())
+    assert issues[0]["location"]["path"] == "jobs/train.py", "GitLab reads paths in the repository"
 
 
 def test_uncommitted_changes_are_not_measured_and_that_is_said(

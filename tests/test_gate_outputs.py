@@ -151,3 +151,9 @@ def test_json_and_the_code_quality_report_can_be_parsed(each: GateResult) -> Non
     )
     assert len({issue["fingerprint"] for issue in issues}) == len(issues)
     assert len(issues) == {"pass": 0, "regression": 2, "failed": 0}.get(each.verdict.value, 1)
+
+
+def test_the_code_quality_report_points_to_the_file_of_a_module() -> None:
+    side = replace(ALL[1].sides[-1], command=("-m", "jobs.train", "--epochs", "1"))
+    (issue, *_) = json.loads(to_gitlab(replace(ALL[1], sides=(side,))))
+    assert issue["location"]["path"] == "jobs/train.py"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 from typing import Any
 
 from diagnose.gate import words
+from diagnose.gate.interpreter import split
 from diagnose.gate.result import GateResult, Verdict
 
 SEVERITY = {Verdict.REGRESSION: "major", Verdict.INCONCLUSIVE: "info", Verdict.MISMATCH: "info"}
@@ -41,5 +43,11 @@ def _issue(kind: str, text: str, file: str, line: int, severity: str) -> dict[st
 
 
 def _script(result: GateResult) -> str:
-    command = result.sides[-1].command if result.sides else ()
-    return next((part for part in command if part.endswith(".py")), command[-1] if command else "train.py")
+    """Returns the training script's path in the repository, as GitLab has it."""
+    if not result.sides:
+        return "train.py"
+    side = result.sides[-1]
+    _, words = split(side.command)
+    first = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
+    script = next((word for word in words if word.endswith(".py")), first)
+    return posixpath.normpath(posixpath.join(side.folder, script))

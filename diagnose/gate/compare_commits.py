@@ -133,7 +133,13 @@ def _side(
     path = os.environ.get("PYTHONPATH", "")
     environment = {"PYTHONPATH": moved_path(path, repository, root)} if path else {}
     return Side(
-        label=label, name=name, commit=commit, root=folder, command=command, environment=environment
+        label=label,
+        name=name,
+        commit=commit,
+        root=folder,
+        folder="" if inside == Path() else inside.as_posix(),
+        command=command,
+        environment=environment,
     )
 
 

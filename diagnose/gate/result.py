@@ -239,6 +239,7 @@ class Side:
         name: As the user named it: `main`.
         commit: Full hash; empty where no commit was asked for.
         root: The folder to run in.
+        folder: The same, relative to the repository, with `/`; empty for its top, or where none is known.
         command: The training command: a script and its arguments, or `-m`, a module and its arguments;
             before them the absolute path of an interpreter, where that is not ours.
         environment: Variables set for it beside our own.
@@ -248,6 +249,7 @@ class Side:
     name: str
     commit: str = ""
     root: Path
+    folder: str = ""
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
