@@ -44,9 +44,9 @@ NEVER_FAIL = (list, dict, deque, set, tuple, str)
 
 WAYS_BACK = ("__enter__", "__exit__", "restore", "revert")
 READS = ("data_ptr", "detach", "dim", "element_size", "is_contiguous", "is_floating_point", "numel")
-GUARDS = ("_fill", "_finished", "_ours")
-"""Nor does what only looks at a tensor; and where a way back fails itself, or what catches a failure, none
-can go on as before."""
+GUARDS = ("_fill", "_finished", "_ours", "pop")
+"""Nor does what only looks at a tensor; and where a way back fails itself, what catches a failure, or what
+counts the batch that torch has just handed out, none can go on as before."""
 
 
 class Injected(KeyError):

@@ -21,6 +21,7 @@ from diagnose.actions.gc_freeze import GcFreeze
 from diagnose.actions.regional_compile import RegionalCompile
 from diagnose.actions.set_threads import SetThreads
 from diagnose.core.job import Job
+from diagnose.tuner.installed import Installed
 from tests.toggled import ConvNet, always, assert_close, images, train, tuned, weights
 
 
@@ -61,6 +62,22 @@ def test_a_converted_model_can_be_compiled_whole() -> None:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(image), expected)
     torch.testing.assert_close(compiled(image), expected)
+
+
+def test_an_action_that_is_in_force_once_more_is_no_trace_of_another() -> None:
+    """All are taken back for a measurement and put in again; then one is taken out."""
+    model = ConvNet()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01), images(2))
+    job = Job(models=[model])
+    first = Installed("channels-last", ChannelsLast(), job, None)
+    first.switch(True)
+    second = Installed("autocast-bf16", AutocastBf16(), job, None, lambda: [first])
+    for on in (True, False, True):
+        first.switch(on)
+        second.switch(on)
+    second.remove()
+    first.remove()
+    assert not job.routes
 
 
 def test_all_together_leave_nothing_behind_in_whatever_order_they_are_put_in() -> None:

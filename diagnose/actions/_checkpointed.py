@@ -41,13 +41,14 @@ def _in_slot(module: nn.Module) -> Iterator[None]:
     hooks = hooks_of(module, FORWARD)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or not module.training or any(hooks):
-            return original(*args, **kwargs)
+        again = None
         try:
-            again = _Again(module, RandomState(()))
+            if torch.is_grad_enabled() and module.training and not any(hooks):
+                again = _Again(module, RandomState(()))
         except Exception as error:
             if not raised_by_us(error):
                 raise
+        if again is None:
             return original(*args, **kwargs)
         return checkpoint(
             original, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again), **kwargs

@@ -171,10 +171,14 @@ class Feed:
     def _try_put_index(self) -> None:
         """The script's own workers may be asked for one more batch: not while a pool is."""
         batches = self._batches()
-        self._order.begin_if_new(batches)
-        if self.active is None:
-            due = self._order.due(self._order.handed + 1)
-            self._order.draw(batches, None, self.factor, due)
+        try:
+            self._order.begin_if_new(batches)
+            if self.active is None:
+                due = self._order.due(self._order.handed + 1)
+                self._order.draw(batches, None, self.factor, due)
+        except Exception as error:  # torch holds a batch then, which would be lost
+            if not self._gives_up(error):
+                raise
 
     # -- handing out
 

@@ -24,6 +24,7 @@ class Installed:
 
     Attributes:
         on: Whether it is in force.
+        times: How often it was put in force.
         instead: Others that make way while it is in force, and come back when it is taken back.
         measured: What its trial showed.
 
@@ -37,17 +38,18 @@ class Installed:
         action: Action,
         job: Job,
         value: int | None,
-        in_force: Callable[[], Sequence[object]] = tuple,
+        in_force: Callable[[], Sequence[Installed]] = tuple,
     ) -> None:
         self.name = name
         self.action = action
         self.value = value
         self.on = False
+        self.times = 0
         self.instead: Sequence[Installed] = ()
         self.measured: Measured | None = None
         self._job = job
         self._in_force = in_force
-        self._beside = list(in_force())
+        self._beside = [(other, other.times) for other in in_force()]
         self._before = action.state(job)
         self._among = [weakref.ref(each) for each in (*job.models, *job.optimizers)]
         self._preparation = ExitStack()
@@ -79,6 +81,7 @@ class Installed:
                     other.switch(True)
                 raise
             self.on = True
+            self.times += 1
         elif not on:
             if self.on:
                 self.on = False  # first: a way back that fails half-way is not gone a second time
@@ -105,12 +108,14 @@ class Installed:
             self.switch(False)
         finally:
             self._preparation.close()
-        if self._is_among_the_same() and list(self._in_force()) == self._beside:
+        beside = [(other, other.times) for other in self._in_force()]
+        if self._is_among_the_same() and beside == self._beside:
             self.action.verify_undone(self._job, self._before)
 
     def _is_among_the_same(self) -> bool:
         """Whether the job has the models and optimizers that it had: at the script's end some are gone, and
-        its state is then that of others. So it is while other actions are in force than were then."""
+        its state is then that of others. So it is while other actions are in force than were then, or the
+        same once more: what they hang into the job is made anew."""
         now = (*self._job.models, *self._job.optimizers)
         return len(now) == len(self._among) and all(
             then() is each for then, each in zip(self._among, now, strict=True)
