@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from diagnose.analysis.profile import load_profile
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
+from diagnose.hooks._graph import summarize, walk
 from diagnose.rules import diagnosed
+from diagnose.rules._engine import built_in
 from tests.running import DIAGNOSE, only_run, run, write
 
 pytestmark = pytest.mark.alone
+
+RULE = built_in()["unfused-attention"]
 
 SCRIPT = """
 import sys, torch
@@ -66,6 +73,24 @@ def test_a_fault_is_found_in_a_real_run(fault: str, tmp_path: Path):
     assert fault in found, (found.keys(), profile.program)
     share = found[fault].lost_ns_per_step / profile.step_time_ns
     assert 0.04 < share < 0.8
+
+
+def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_out():
+    """Dropout keeps `scaled_dot_product_attention` from its kernel on a CPU."""
+    q_BHTD = torch.randn(2, 2, 8, 4, requires_grad=True)
+    called_BHTD = nn.functional.scaled_dot_product_attention(q_BHTD, q_BHTD, q_BHTD, dropout_p=0.1)
+    written_BHTD = (q_BHTD @ q_BHTD.transpose(-2, -1)).softmax(-1) @ q_BHTD
+    for y_BHTD, said, code in (
+        (called_BHTD, "no fused kernel has dropout", False),
+        (written_BHTD, "q k^T", True),
+    ):
+        facts = summarize(*walk(y_BHTD.grad_fn), ())
+        assert facts["num_attentions"] == 1
+        (example, *_) = RULE.fires_on
+        graph = replace(example.program.graph, names=facts["names"], num_attentions=1)
+        found = RULE.check(replace(example, program=replace(example.program, graph=graph)))
+        assert said in found.fix
+        assert bool(found.code) == code
 
 
 def test_the_same_script_without_a_fault_has_none_of_them(tmp_path: Path):

@@ -299,6 +299,30 @@ def test_a_checkpoint_says_how_often_it_comes():
     assert "every 200 steps instead of 20" in found.fix
 
 
+def test_evaluation_is_blamed_on_its_own_function_and_comes_once_an_epoch_at_least():
+    program = Program(loaders=(Loader(num_workers=0, batch_size=10, dataset_length=1000, epochs=5),))
+    every_20 = Series(spike_share={Phase.EVALUATION: 0.05}, period={Phase.EVALUATION: 20},
+                      spike_ns={Phase.EVALUATION: 20e6})  # fmt: skip
+    where = (
+        replace(at("return self.net(x)", 0.3, phase=Phase.FORWARD), function="Net.forward"),
+        replace(at("return self.net(x)", 0.15, phase=Phase.EVALUATION), function="Net.forward"),
+        replace(at("right += model(x)", 0.05, phase=Phase.EVALUATION), function="evaluate", line=77),
+    )
+    found = found_in(profile(evaluation_ms=20, series=every_20, program=program, where=where))
+    finding = found["frequent-evaluation"]
+    assert finding.line == 77
+    assert finding.fix == "Evaluate every 100 steps instead of every 20, or on fewer samples."
+    assert finding.fix_won_ns == pytest.approx(0.8 * finding.lost_ns_per_step)
+    endless = profile(evaluation_ms=20, series=every_20)
+    assert "every 200 steps" in found_in(endless)["frequent-evaluation"].fix
+
+
+def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
+    line = at("current = copy.deepcopy(model)", 0.14)
+    found = found_in(profile(other_ms=15, where=(line,)))["python-overhead"]
+    assert found.fix.startswith("Make the copy once")
+
+
 # -- the arithmetic they share
 
 

@@ -35,6 +35,15 @@ MAX_LINES = 4
 
 TRAINER = "transformers/trainer.py:2520 Trainer._inner_training_loop"
 
+ANY = (
+    "Take the code out of the loop, do it every N steps, or replace Python loops by operations on whole"
+    " tensors."
+)
+COPIED = (
+    "Make the copy once, before the loop, and write into it: torch._foreach_copy_ copies all tensors, and"
+    " torch._foreach_lerp_ averages them."
+)
+
 
 class PythonOverhead(Rule):
     """
@@ -90,8 +99,7 @@ class PythonOverhead(Rule):
                 ),
                 *one_core(profile.host),
             ),
-            fix="Take the code out of the loop, do it every N steps, or replace Python loops by operations"
-            " on whole tensors.",
+            fix=COPIED if "deepcopy(" in lines[0].text else ANY,
             file=lines[0].file,
             line=lines[0].line,
         )

@@ -26,9 +26,12 @@ class SlowClipping(LineRule):
 
     idiom = "clip"
     least = LEAST
-    what = "Clipping gradients one by one"
+    what = "Clipping gradients, or taking their norms, one by one"
     assumption = "a call for all tensors at once costs little beside the loop"
-    fix = "Replace the loop by clip_grad_norm_ with foreach=True, and do not read the norm in each step."
+    fix = (
+        "Replace the loop by clip_grad_norm_ with foreach=True, which returns the norm of all, or by"
+        " torch._foreach_norm where each is wanted, and do not read the values in each step."
+    )
     code = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)"
     fires_on = (
         profile(other_ms=12, where=(at("total += p.grad.norm().item() ** 2", 0.1, "clip", "sync"),)),

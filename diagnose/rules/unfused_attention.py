@@ -18,8 +18,23 @@ SAVED = (0.5, 1.0, 1.2)
 It still takes the exponentials, and spares the products some memory. Measured on one core for 64 to 256
 tokens and heads of 8 to 64: 0.5 to 1.1."""
 
+CALLED = "SafeSoftmax"
+"""The softmax of `scaled_dot_product_attention` where it computes step by step; nothing else has it."""
 
-def written_out(num_ops: int, num_attentions: int = 4) -> Program:
+WRITTEN_OUT = "Replace softmax(q k^T) v by scaled_dot_product_attention."
+CODE = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...)"
+ON_CPU = (
+    "On a CPU no fused kernel has dropout of the attention's weights, nor a mask with gradients. Without"
+    " that dropout it would be fused (dropout_p=0.0; of a Transformers model attention_dropout=0.0 or"
+    " attention_probs_dropout_prob=0.0), which trains another model."
+)
+ON_DEVICE = (
+    "Call it once under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION), and under"
+    " EFFICIENT_ATTENTION: torch says why it refuses the kernel."
+)
+
+
+def written_out(num_ops: int, num_attentions: int = 4, called: int = 0) -> Program:
     attention = Work(num_ops=num_ops, flops=num_ops * 4e6, num_bytes=num_ops * 4e6)
     products = Work(num_ops=num_ops // 3, flops=attention.flops, num_bytes=num_ops * 1e6)
     rest = Work(num_ops=60, flops=1e9, num_bytes=4e7)
@@ -35,6 +50,7 @@ def written_out(num_ops: int, num_attentions: int = 4) -> Program:
             attention=attention,
             attention_products=products,
             num_attentions=num_attentions,
+            names={CALLED: called} if called else {},
         )
     )
 
@@ -52,7 +68,9 @@ class UnfusedAttention(Rule):
     Where there is neither, the sizes of the results tell.
 
     ## What to do
-    Call `torch.nn.functional.scaled_dot_product_attention`, which does all of it in one kernel.
+    Call `torch.nn.functional.scaled_dot_product_attention`, which does all of it in one kernel. Where it
+    is called already and computes step by step all the same, something keeps it from its kernels: on a CPU
+    that is most often dropout of the attention's weights.
 
     ## When it is wrong
     Attention whose weights are needed themselves, or changed in a way that the fused kernel has no argument
@@ -62,7 +80,12 @@ class UnfusedAttention(Rule):
     needs = ("program.graph",)
     actions = ("sdpa",)
     explains = ("small-operators",)
-    fires_on = (profile(program=written_out(30)), profile(program=written_out(16)))
+    fires_on = (
+        profile(program=written_out(30)),
+        profile(program=written_out(16)),
+        profile(program=written_out(30, called=4)),
+        profile(program=written_out(30, called=4), device="cuda"),
+    )
     silent_on = (profile(program=written_out(0, num_attentions=0)), profile(program=written_out(1)))
 
     def check(self, profile: Profile) -> Finding | None:
@@ -88,11 +111,15 @@ class UnfusedAttention(Rule):
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         share = sum(whole.values()) / profile.step_time_ns
+        called = graph.names.get(CALLED, 0) >= graph.num_attentions
+        stepwise = ON_CPU if profile.run.device == "cpu" else ON_DEVICE
         return Finding(
             rule=self.name,
-            summary=f"Attention is written out in {graph.num_attentions} places instead of fused.",
+            summary="scaled_dot_product_attention finds no fused kernel and computes step by step"
+            if called
+            else f"Attention is written out in {graph.num_attentions} places instead of fused.",
             lost_ns=lost,
-            low_ns=lost_ns * SAVED[0] / SAVED[1],
+            low_ns=0.0 if called else lost_ns * SAVED[0] / SAVED[1],
             high_ns=lost_ns * SAVED[2] / SAVED[1],
             assumption="the fused kernel takes as long as the products, and one of them again",
             evidence=(
@@ -103,8 +130,8 @@ class UnfusedAttention(Rule):
             ),
             file=lines[0].file if lines else "",
             line=lines[0].line if lines else 0,
-            fix="Replace softmax(q k^T) v by scaled_dot_product_attention.",
-            code="y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...)",
+            fix=stepwise if called else WRITTEN_OUT,
+            code="" if called else CODE,
             actions=self.actions,
         )
 
