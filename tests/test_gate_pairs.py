@@ -18,6 +18,7 @@ from diagnose.gate.noise import advice, causes
 from diagnose.gate.pairs import HEAD, Asked, MeasureRun, judge, run_pairs
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.words import change, sensitivity
+from diagnose.gate.worktrees import git as own_git
 from diagnose.gate.worktrees import moved_path, parse_range, resolve_range, uncommitted, worktrees
 from tests.gates import commit, git, repository, scripted
 
@@ -217,6 +218,17 @@ def test_import_paths_in_the_repository_move_to_the_worktree(tmp_path: Path) -> 
     repo, root = tmp_path / "repo", tmp_path / "base"
     path = os.pathsep.join([str(repo / "src"), "/usr/lib/x", ""])
     assert moved_path(path, repo, root) == os.pathsep.join([str(root / "src"), "/usr/lib/x", ""])
+
+
+def test_git_hears_the_users_settings_and_not_those_of_a_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`safe.directory` reaches git in a container by such variables."""
+    repository(tmp_path, "print(1)")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "the hook's"))
+    for name, value in (("COUNT", "1"), ("KEY_0", "user.name"), ("VALUE_0", "Ada of CI")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    assert own_git(tmp_path, "config", "user.name") == "Ada of CI"
 
 
 def test_a_clean_repository_has_nothing_uncommitted(tmp_path: Path) -> None:

@@ -130,10 +130,14 @@ def test_the_example_of_the_documentation_runs_and_what_it_cannot_tell_is_skippe
 @pytest.mark.diagnose_gate(baseline=".diagnose/baselines", inconclusive="fail")
 def test_strictly(diagnose_gate):
     diagnose_gate("train.py")
+
+@pytest.mark.diagnose_gate(baseline=".diagnose/baselines", inconclusive="pass")
+def test_without_a_baseline_nothing_passes(diagnose_gate):
+    diagnose_gate("train.py")
 """
     code, text = run_tests(project, example + strictly)
     assert code == 1, text
-    assert "2 failed, 1 skipped" in text
+    assert "2 failed, 2 skipped" in text
     assert "test_training_is_not_slower_than_on_main" in text
 
 

@@ -90,8 +90,11 @@ def _judged(command: tuple[str, ...], options: dict[str, Any], root: Path, folde
     text = gate_text(result, Terminal())
     if result.verdict in (Verdict.REGRESSION, Verdict.FAILED):
         pytest.fail(text, pytrace=False)
-    if result.verdict in (Verdict.INCONCLUSIVE, Verdict.MISMATCH) and outcome != "pass":
-        (pytest.skip if outcome == "skip" else pytest.fail)(text)
+    if result.verdict in (Verdict.INCONCLUSIVE, Verdict.MISMATCH):
+        if outcome == "fail":
+            pytest.fail(text, pytrace=False)
+        if outcome == "skip" or result.verdict is Verdict.MISMATCH:  # which never passes
+            pytest.skip(text)
     print(text)
     return result
 

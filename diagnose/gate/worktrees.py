@@ -226,8 +226,13 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """A gate in a git hook must not use the hook's index and work tree."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """A gate in a git hook must not use the hook's index and work tree; settings of the user's count."""
+    kept = ("GIT_CONFIG_", "GIT_LFS_")  # such as safe.directory, and that large files are not fetched
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith(kept)
+    }
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
