@@ -61,7 +61,7 @@ def verdict_of(snap: Snapshot) -> Verdict:
     profile = known(snap)
     tuned = tuning_of(snap)
     if profile is None:
-        known_so_far = [f"{plural(snap.num_steps, 'step')} so far."]
+        known_so_far = [f"{plural(snap.num_steps, 'step')}{' so far' if is_running(snap) else ''}."]
         if tuned is not None:
             known_so_far.append(sentence(tuning_words(snap, tuned)))
         return Verdict(tone="", first=sentence(snap.analysis or "being analysed"), more=tuple(known_so_far))
@@ -204,6 +204,7 @@ def refreshed(
     app: dash.Dash,
     source: Source,
     name: str,
+    heading: str,
     draw: Callable[[Snapshot, Mapping[str, str]], Sequence[Component]],
     key: Callable[[Snapshot], Sequence[Any]],
 ) -> None:
@@ -215,6 +216,7 @@ def refreshed(
         app: The app to register with.
         source: Where snapshots come from.
         name: The page, as the URL has it.
+        heading: The page, as its link has it.
         draw: Makes the body of the page, for what the address asks for.
         key: What the body depends on, beside the analysis.
     """
@@ -247,16 +249,12 @@ def refreshed(
         if new == drawn:
             return same
         if new["body"] == drawn.get("body"):
-            return title(snap, _heading(name)), dash.no_update, new
-        return title(snap, _heading(name)), draw(snap, query), new
+            return title(snap, heading), dash.no_update, new
+        return title(snap, heading), draw(snap, query), new
 
 
 def _stamp(parts: tuple[Any, ...]) -> str:
     return hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
-
-
-def _heading(name: str) -> str:
-    return name.replace("-", " ").capitalize()
 
 
 def run_of(view: View) -> str:

@@ -18,8 +18,8 @@ from diagnose.report._wording import printable
 
 PER_PAGE = 25
 """Rows of a page: all of them may change in a second, and are then sent anew."""
-COLUMNS = ("", "run", "how it stands", "steps", "step", "samples/s", "what slows it down")
-NUMBERS = ("steps", "step", "samples/s")
+COLUMNS = ("", "run", "how it stands", "steps", "mean step", "samples/s", "what slows it down")
+NUMBERS = ("steps", "mean step", "samples/s")
 
 
 def table() -> Component:
@@ -76,7 +76,7 @@ def row_of(row: RunRow, *, picked: bool) -> Component:
             ),
             html.Td([*_standing(row), *tuned]),
             html.Td(steps, className="number", **{"data-label": "steps"}),
-            html.Td(step, className="number", **{"data-label": "step"}),
+            html.Td(step, className="number", **{"data-label": "mean step"}),
             html.Td(rate, className="number", **{"data-label": "samples/s"}),
             html.Td(printable(row.note or row.verdict)),
         ]

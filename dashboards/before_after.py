@@ -38,7 +38,7 @@ class BeforeAfter(Page):
 
     def callbacks(self, app: Any, source: Source) -> None:
         """See `Page`."""
-        refreshed(app, source, NAME, _draw, _seen)
+        refreshed(app, source, NAME, self.title, _draw, _seen)
 
 
 def _seen(snap: Snapshot) -> tuple[Any, ...]:

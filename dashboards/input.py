@@ -46,7 +46,7 @@ class InputPipeline(Page):
 
     def callbacks(self, app: Any, source: Source) -> None:
         """See `Page`."""
-        refreshed(app, source, NAME, _draw, _seen)
+        refreshed(app, source, NAME, self.title, _draw, _seen)
 
 
 def _seen(snap: Snapshot) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ class Kernels(Page):
 
     def callbacks(self, app: Any, source: Source) -> None:
         """See `Page`."""
-        refreshed(app, source, NAME, _draw, lambda snap: ())
+        refreshed(app, source, NAME, self.title, _draw, lambda snap: ())
 
 
 def _draw(snap: Snapshot, query: Mapping[str, str]) -> list[Component]:

@@ -168,9 +168,9 @@ def test_runs_are_listed_newest_first(diagnose: Diagnose, two_runs: Path) -> Non
     assert answer.code == 0
     assert answer.out.splitlines() == [
         "  Newest first",
-        "  run   started           script    ended   steps     step  samples/s",
-        "  fast  2026-11-20 14:02  train.py  exit 1    100  4.00 ms      8,000",
-        "  slow  2026-11-20 14:01  train.py  ok        100  10.0 ms      3,200",
+        "  run   started           script    ended   steps  median step  samples/s",
+        "  fast  2026-11-20 14:02  train.py  exit 1    100      4.00 ms      8,000",
+        "  slow  2026-11-20 14:01  train.py  ok        100      10.0 ms      3,200",
     ]
 
 

@@ -153,6 +153,7 @@ def test_of_a_run_that_cannot_be_analysed_the_trials_are_shown_all_the_same(
     page = to_json(before_after._draw(snapshot, {}))
     assert "loader-workers" in page and "kept" in page
     assert "The step before and after is not analysed yet" in page and "120 steps" in page
+    assert verdict_of(snapshot).more[0] == "60 steps.", "it has ended: not so far"
 
 
 # -- a page from tick to tick
@@ -194,6 +195,13 @@ def test_a_page_tells_how_the_run_stands_between_two_analyses(
     assert has_chart == (page == "input"), "whose chart grew by three steps; kernels have none"
     assert len(json.dumps(then)) < 60_000
     file.close()
+
+
+def test_a_page_is_headed_as_its_link_is(app: DashboardApp, tmp_path: Path) -> None:
+    record(manifest(tmp_path / "run"), 40)
+    assert "Before / after" in json.dumps(
+        shows(app, "before-after", None, "40 steps")["before-after-title"]
+    )
 
 
 def test_a_run_that_can_no_longer_be_read_leaves_no_old_verdict_beside_the_error(

@@ -35,7 +35,7 @@ def runs_text(runs: Runs, total: int, terminal: Terminal) -> str:
             Column(title="script", code=True),
             Column(title="ended"),
             Column(title="steps", number=True),
-            Column(title="step", number=True),
+            Column(title="median step", number=True),
             Column(title="samples/s", number=True),
         ),
         rows=tuple(Row(cells=_cells(name, profile)) for name, profile in runs),
