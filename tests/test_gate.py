@@ -144,7 +144,9 @@ def test_what_cannot_be_told_passes_or_fails_only_when_asked_to(
 ) -> None:
     (tmp_path / "a.py").write_text(stand_in(10, scatter=WILD))
     call = ("gate", "--base-cmd", "a.py", "--head-cmd", "a.py")
-    assert gate(*call, "--inconclusive", "pass").exit_code == 0
+    assert gate(*call, "--inconclusive", "pass", "--json", "out.json").exit_code == 0
+    answer = json.loads((tmp_path / "out.json").read_text())
+    assert (answer["verdict"], answer["exit_code"]) == ("inconclusive", 0)
     assert gate(*call, "--inconclusive", "fail").exit_code == 1
     ended = gate(*call)
     assert ended.exit_code == 3

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -123,8 +123,9 @@ def gate(
             result = _with_history(commands[1], asked, baseline, folder, allow_machine_mismatch)
         else:
             result = _versions(ab or "", commands, tuple(link or ()), asked, folder)
-        _report(result, json, junit, gitlab, folder)
-    _exit(result, inconclusive)
+        code = _exit_code(result, inconclusive)
+        _report(result, code, json, junit, gitlab, folder)
+    raise typer.Exit(code)
 
 
 def _commands(
@@ -207,7 +208,7 @@ def _plan(
 
 
 def _report(
-    result: GateResult, json: str | None, junit: Path | None, gitlab: Path | None, folder: Path
+    result: GateResult, code: int, json: str | None, junit: Path | None, gitlab: Path | None, folder: Path
 ) -> None:
     from diagnose.gate import as_github
     from diagnose.gate.as_gitlab import to_gitlab
@@ -216,7 +217,7 @@ def _report(
     from diagnose.gate.as_text import gate_text
     from diagnose.report import Terminal
 
-    answer = as_json(to_json(result))
+    answer = as_json({**to_json(result), "exit_code": code})
     stream = sys.stderr if json == STDOUT else sys.stdout
     text = gate_text(result, Terminal.of(stream, widest=WIDEST))
     if as_github.is_github():
@@ -239,10 +240,9 @@ def _report(
         put(to_gitlab(result), str(gitlab))
 
 
-def _exit(result: GateResult, inconclusive: str | None) -> NoReturn:
+def _exit_code(result: GateResult, inconclusive: str | None) -> int:
     from diagnose.gate.result import Verdict
 
-    code = result.verdict.exit_code
     if result.verdict is Verdict.INCONCLUSIVE and inconclusive is not None:
-        code = 0 if inconclusive == "pass" else 1
-    raise typer.Exit(code)
+        return 0 if inconclusive == "pass" else 1
+    return result.verdict.exit_code
