@@ -193,8 +193,8 @@ NO_NAME = (
         ),
         (
             ["job.ipynb"],
-            "diagnose: 'job.ipynb' is a notebook: in it, call diagnose.attach(), train, "
-            "then diagnose.detach().\n",
+            "diagnose: 'job.ipynb' is a notebook: in it, diagnose.attach('runs/first'), train, "
+            "profile = diagnose.detach(); then: diagnose report runs/first\n",
         ),
         (
             ["--json", "no/out.json", "job.py"],

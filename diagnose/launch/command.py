@@ -55,8 +55,8 @@ class Target:
         if os.path.lexists(self.script):
             if path.suffix == ".ipynb":
                 raise DiagnoseError(
-                    f"diagnose: {self.script!r} is a notebook: in it, call diagnose.attach(), train, "
-                    "then diagnose.detach()."
+                    f"diagnose: {self.script!r} is a notebook: in it, diagnose.attach('runs/first'), "
+                    "train, profile = diagnose.detach(); then: diagnose report runs/first"
                 )
             return
         raise DiagnoseError(
