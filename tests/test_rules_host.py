@@ -317,6 +317,14 @@ def test_evaluation_is_blamed_on_its_own_function_and_comes_once_an_epoch_at_lea
     assert "every 200 steps" in found_in(endless)["frequent-evaluation"].fix
 
 
+def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call():
+    example = RULES["small-operators"].fires_on[0]
+    acts = at("action = dist.sample()", 0.05, "rollout", phase=Phase.DATA_WAIT)
+    found = found_in(replace(example, where=(acts,)))["small-operators"]
+    assert (found.fix.startswith("Choose the actions without gradients"), found.code) == (True, "")
+    assert found_in(example)["small-operators"].code
+
+
 def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
     line = at("current = copy.deepcopy(model)", 0.14)
     found = found_in(profile(other_ms=15, where=(line,)))["python-overhead"]

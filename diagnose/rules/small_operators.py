@@ -14,6 +14,7 @@ from diagnose.rules._compute import model_ns, of_work
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, lost_of, named, share_of
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_rollout import is_rollout
 
 MIN_OPS = 150
 """A small model has fewer, and is small because its task is."""
@@ -52,6 +53,16 @@ LOOPS = {"slices", "chain"}
 
 SAVED_OF_LINES = (0.4, 0.9)
 """Likewise, of a loop of the script's over slices, whose size was not seen; at most all of it."""
+
+RECURS = (
+    "Compile the model: each operation needs the one before, so that they cannot become one. A loop over"
+    " nn.LSTMCell or nn.GRUCell can be one nn.LSTM or nn.GRU."
+)
+ACTS = (
+    "Choose the actions without gradients, keep the observations, and after the episode let each model"
+    " compute all of them in one call, for the probabilities of what was chosen and for the values."
+)
+LOOPS_OVER = "Replace loops over small tensors by one operation on a large one, or compile the model."
 
 
 def graph_of(num_ops: int, elements: int = 1000, tensors: int = 8, depth: int | None = None) -> Graph:
@@ -145,6 +156,7 @@ class SmallOperators(Rule):
         if per_op_ns > MAX_NS_PER_OP:
             return None
         recurs = graph.small_depth is not None and graph.small_depth >= SEQUENTIAL * small.num_ops
+        acts = any(map(is_rollout, profile.where))
         low, expected, high = SAVED_SEQUENTIAL if recurs else SAVED
         return Finding(
             rule=self.name,
@@ -162,11 +174,8 @@ class SmallOperators(Rule):
                 f"Forward and backward are {format_share(passes_ns / profile.step_time_ns)} of the step.",
                 *([f"{graph.small_depth} of them each need the one before."] if recurs else []),
             ),
-            fix="Compile the model: each operation needs the one before, so that they cannot become one. A"
-            " loop over nn.LSTMCell or nn.GRUCell can be one nn.LSTM or nn.GRU."
-            if recurs
-            else "Replace loops over small tensors by one operation on a large one, or compile the model.",
-            code="model = torch.compile(model)",
+            fix=RECURS if recurs else ACTS if acts else LOOPS_OVER,
+            code="" if acts and not recurs else "model = torch.compile(model)",
             actions=self.actions,
         )
 
