@@ -23,6 +23,8 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Status
 from diagnose.hooks import _imports
 from diagnose.hooks._imports import after_import
+from diagnose.launch import session
+from diagnose.report._wording import outcome
 from diagnose.rules import diagnosed
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files, read_manifest
@@ -65,6 +67,15 @@ def test_a_process_can_be_measured_again(tmp_path):
         diagnose.attach(tmp_path / str(number))
         train(10 + number)
         assert diagnose.detach().steps.count == 10 + number
+
+
+def test_a_folder_that_holds_a_detached_run_takes_no_other(tmp_path):
+    diagnose.attach(tmp_path / "run")
+    train(3)
+    assert outcome(diagnose.detach().run) == "detached"
+    with pytest.raises(RuntimeError, match=r"run holds an earlier run; name another folder$"):
+        diagnose.attach(tmp_path / "run")
+    assert not session.is_measured()
 
 
 def test_without_a_folder_the_records_go_to_a_temporary_one():

@@ -255,7 +255,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         The run's folder.
 
     Raises:
-        RuntimeError: If this process is measured already.
+        RuntimeError: If this process is measured already, or the folder holds a run that has ended.
     """
     global _session
     if _session is not None:
@@ -263,6 +263,9 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
     import torch
 
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="diagnose-"))
+    # Not parsed: another rank may be writing it.
+    if (folder / "run.json").exists() and b'"ended_unix"' in (folder / "run.json").read_bytes():
+        raise RuntimeError(f"{folder} holds an earlier run; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     manifest = {
         "schema": 1,
@@ -306,6 +309,12 @@ def leave() -> Path:
     session, _session = _session, None
     session.finish()
     atexit.unregister(session.finish)
+    manifest = session.folder / "run.json"
+    with contextlib.suppress(OSError):
+        if not session.rank:
+            # No exit code: what becomes of the process is not known yet.
+            ended = json.loads(manifest.read_bytes()) | {"ended_unix": time.time()}
+            manifest.write_text(json.dumps(ended, indent=1), encoding="utf-8")
     return session.folder
 
 
@@ -327,10 +336,9 @@ def step() -> None:
 
     Does nothing in a process that is not measured, so it can stay in the script.
     """
-    if _session is not None:
-        recorder = _session._recorder
-        if recorder.on_training_thread():
-            recorder.guarded(recorder.step_marked)
+    recorder = _session._recorder if _session is not None else None
+    if recorder is not None and recorder.on_training_thread():  # there is none before torch is imported
+        recorder.guarded(recorder.step_marked)
 
 
 def run_session(spent_ns: int) -> None:

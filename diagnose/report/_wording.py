@@ -68,13 +68,13 @@ def how_it_ended(run: RunInfo) -> str | None:
 
 
 def outcome(run: RunInfo) -> str:
-    """Says in a word or two how a run ended: `ok`, `exit 3`, `SIGKILL`, `ValueError`."""
+    """Says in a word or two how a run ended: `ok`, `exit 3`, `SIGKILL`, `ValueError`, `detached`."""
     if run.signal is not None:
         return signal_name(run.signal)
     if run.error:
         return run.error
     if run.exit_code is None:
-        return "no end seen"
+        return "no end seen" if run.duration_s is None else "detached"
     return f"exit {run.exit_code}" if run.exit_code else "ok"
 
 
