@@ -107,8 +107,10 @@ def test_attaching_twice_and_detaching_for_nothing_are_mistakes_of_the_caller(tm
     assert diagnose.detach().status is Status.NO_STEPS
 
 
-def test_marking_steps_does_nothing_in_a_process_that_is_not_measured():
+def test_marking_steps_does_nothing_in_a_process_that_is_not_measured(monkeypatch, tmp_path):
     diagnose.step()
+    monkeypatch.setattr(session, "_session", session.Session(tmp_path / "run"))
+    diagnose.step()  # under `diagnose run`, before torch is imported
 
 
 def test_steps_can_be_marked_by_hand(tmp_path):
