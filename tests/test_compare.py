@@ -184,6 +184,8 @@ def test_what_differs_between_the_runs_besides_the_code_is_said() -> None:
         "not the same device: cpu and cuda",
         "not the same torch: 2.12.0 and 2.13.0",
     )
+    bare = replace(one, argv=())
+    assert differences(bare, one) == ("not the same arguments: none and --lr 1",)
 
 
 def test_a_difference_as_large_as_the_noise_is_not_yet_one() -> None:

@@ -127,7 +127,7 @@ def differences(before: RunInfo, after: RunInfo) -> tuple[str, ...]:
     """Says in what two runs differ besides the code: each makes their comparison mean something else."""
     pairs = (
         ("script", before.script, after.script),
-        ("arguments", " ".join(before.argv), " ".join(after.argv)),
+        ("arguments", " ".join(before.argv) or "none", " ".join(after.argv) or "none"),
         ("device", before.device, after.device),
         ("ranks", before.world_size, after.world_size),
         ("torch", before.torch, after.torch),
