@@ -39,7 +39,7 @@ JOBS = (
     pytest.param(
         "tabular_mlp.py", "--rows 4000 --epochs 2", 58, marks=pytest.mark.extended, id="tabular_mlp"
     ),
-    pytest.param("gan.py", "--images 1024 --epochs 2", 32, id="gan"),
+    pytest.param("gan.py", "--images 1024 --epochs 2", 32, marks=pytest.mark.extended, id="gan"),
     pytest.param(
         "ddp.py", "--waves 960 --test-waves 32 --epochs 2", 60, marks=pytest.mark.extended, id="ddp-alone"
     ),

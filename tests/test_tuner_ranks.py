@@ -214,6 +214,7 @@ def test_a_rank_that_is_late_is_waited_for(tmp_path, plain):
     assert not job.told("frozen")
 
 
+@pytest.mark.extended
 def test_a_rank_that_is_too_late_leaves_all_as_they_are(tmp_path, plain):
     job = train(tmp_path, wrong="is late", patience_s=1)
     assert (job.codes, job.lines) == (plain.codes, plain.lines)
