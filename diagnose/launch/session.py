@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from diagnose.hooks._imports import after_import
 from diagnose.launch.flusher import Flusher
 from diagnose.launch.place import doubt_about, place_of
+from diagnose.launch.run_folder import write_manifest
+from diagnose.store.runs import read_manifest
 
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
@@ -263,12 +265,10 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
     import torch
 
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="diagnose-"))
-    # Not parsed: another rank may be writing it.
-    if (folder / "run.json").exists() and b'"ended_unix"' in (folder / "run.json").read_bytes():
+    if read_manifest(folder).get("ended_unix"):  # empty while another rank is writing it
         raise RuntimeError(f"{folder} holds an earlier run; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     manifest = {
-        "schema": 1,
         "id": folder.name,
         "name": folder.name,
         "script": sys.argv[0] if sys.argv else "",
@@ -286,7 +286,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
     session = Session(folder)
     session.install()
     if not session.rank:
-        (folder / "run.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        write_manifest(folder, manifest)
     atexit.register(session.finish)
     _session = session
     return folder
@@ -309,12 +309,11 @@ def leave() -> Path:
     session, _session = _session, None
     session.finish()
     atexit.unregister(session.finish)
-    manifest = session.folder / "run.json"
-    with contextlib.suppress(OSError):
-        if not session.rank:
-            # No exit code: what becomes of the process is not known yet.
-            ended = json.loads(manifest.read_bytes()) | {"ended_unix": time.time()}
-            manifest.write_text(json.dumps(ended, indent=1), encoding="utf-8")
+    manifest = read_manifest(session.folder)
+    if manifest and not session.rank:
+        # No exit code: what becomes of the process is not known yet.
+        with contextlib.suppress(OSError):
+            write_manifest(session.folder, {**manifest, "ended_unix": time.time()})
     return session.folder
 
 
