@@ -83,8 +83,8 @@ with open(sys.argv[2] + "/spent.json", "w") as file:
     [
         ("sleep", "blocking-call"),
         ("busy", "python-overhead"),
-        ("log", "logging-io"),
-        ("clip", "slow-clipping"),
+        pytest.param("log", "logging-io", marks=pytest.mark.extended),
+        pytest.param("clip", "slow-clipping", marks=pytest.mark.extended),
         ("save", "checkpoint-stall"),
     ],
 )
