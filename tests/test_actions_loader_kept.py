@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from diagnose.actions import _loader_keep
 from diagnose.actions.base import CannotApply
 from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
@@ -136,6 +137,12 @@ def test_an_epoch_begun_beside_another_gets_workers_of_its_own() -> None:
     assert len(rows) == 10
     assert int(rows[0][0][0, 0]) != int(rows[0][1][0, 0])
     switch.close()
+
+
+def test_the_end_of_an_epoch_is_the_scripts_even_if_torch_knows_nothing_of_its_workers() -> None:
+    end = _loader_keep.End(key=12345)
+    end()
+    assert end.came
 
 
 class Counting(Rows):

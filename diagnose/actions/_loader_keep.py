@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -79,7 +80,9 @@ class End:
         """See above."""
         if not self.came:
             self.came = True
-            signal_handling._remove_worker_pids(self._key)  # type: ignore[attr-defined]
+            # Workers that torch watches for longer than needed disturb nobody: they end as they should.
+            with suppress(Exception):
+                signal_handling._remove_worker_pids(self._key)  # type: ignore[attr-defined]
 
 
 class Keeper:
