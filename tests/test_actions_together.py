@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from diagnose.actions import _autocast
 from diagnose.actions._compiled import Compiler
@@ -18,10 +19,13 @@ from diagnose.actions.base import Action
 from diagnose.actions.channels_last import ChannelsLast
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.actions.gc_freeze import GcFreeze
+from diagnose.actions.loader_prefetch import LoaderPrefetch
+from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.actions.regional_compile import RegionalCompile
 from diagnose.actions.set_threads import SetThreads
 from diagnose.core.job import Job
 from diagnose.tuner.installed import Installed
+from tests.loops import Rows, begin
 from tests.toggled import ConvNet, always, assert_close, images, train, tuned, weights
 
 
@@ -64,8 +68,10 @@ def test_a_converted_model_can_be_compiled_whole() -> None:
     torch.testing.assert_close(compiled(image), expected)
 
 
-def test_an_action_that_is_in_force_once_more_is_no_trace_of_another() -> None:
+def test_an_action_that_is_in_force_once_more_is_no_trace_of_another(monkeypatch: Any) -> None:
     """All are taken back for a measurement and put in again; then one is taken out."""
+    monkeypatch.setattr(_autocast, "MIN_RATE", 0.0)  # whatever CPU this is
+    monkeypatch.setattr(_autocast, "PROBE_SIZES", (32,))
     model = ConvNet()
     train(model, torch.optim.SGD(model.parameters(), lr=0.01), images(2))
     job = Job(models=[model])
@@ -78,6 +84,22 @@ def test_an_action_that_is_in_force_once_more_is_no_trace_of_another() -> None:
     second.remove()
     first.remove()
     assert not job.routes
+
+
+def test_a_loader_that_is_gone_at_the_end_of_the_script_is_no_trace() -> None:
+    job = Job()
+    batches = begin(job, DataLoader(Rows(16), 2, num_workers=1))
+    next(batches)
+    first = Installed("loader-prefetch", LoaderPrefetch(), job, 4)
+    first.switch(True)
+    second = Installed("loader-workers", LoaderWorkers(), job, 2, lambda: [first])
+    second.switch(True)
+    next(batches)
+    job.loaders.clear()
+    job.iterators.clear()
+    del batches
+    second.remove()
+    first.remove()
 
 
 def test_all_together_leave_nothing_behind_in_whatever_order_they_are_put_in() -> None:

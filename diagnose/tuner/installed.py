@@ -52,6 +52,7 @@ class Installed:
         self._beside = [(other, other.times) for other in in_force()]
         self._before = action.state(job)
         self._among = [weakref.ref(each) for each in (*job.models, *job.optimizers)]
+        self._num_iterators = len(job.iterators)
         self._preparation = ExitStack()
         self._prepared: Any = self._preparation.enter_context(action.prepare(job, value))
         self._application = ExitStack()
@@ -113,10 +114,10 @@ class Installed:
             self.action.verify_undone(self._job, self._before)
 
     def _is_among_the_same(self) -> bool:
-        """Whether the job has the models and optimizers that it had: at the script's end some are gone, and
-        its state is then that of others. So it is while other actions are in force than were then, or the
-        same once more: what they hang into the job is made anew."""
+        """Whether the job has the models and optimizers that it had, and as many iterators, which every
+        epoch makes anew: at the script's end some are gone, and its state is then that of others. So it is
+        while other actions are in force than were then, or the same once more: what they hang into the job
+        is made anew."""
         now = (*self._job.models, *self._job.optimizers)
-        return len(now) == len(self._among) and all(
-            then() is each for then, each in zip(self._among, now, strict=True)
-        )
+        same = len(now) == len(self._among) and len(self._job.iterators) == self._num_iterators
+        return same and all(then() is each for then, each in zip(self._among, now, strict=True))
