@@ -22,6 +22,9 @@ from pathlib import Path
 # no time of a busy machine could be compared with another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# Nor may chance decide how much of a step fetches memory from the system: see the rule page-faults.
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
 
 from accuracy import tables
 from accuracy.kept import Kept

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from diagnose.dashboards._snapshot import Snapshot, Vector
 
 from diagnose.core.liveness import State
-from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_MS, format_bytes, format_duration, format_rate
-from diagnose.report._tuning_words import gain
 from diagnose.report.base import Fact
-from diagnose.report.summary import cost, figures
+from diagnose.report.summary import measured
 
 NOW_STEPS = 100
 """Newest steps that `now` is the mean of: enough to be calm, few enough to follow a change."""
-BEFORE_TUNING = ("samples/s", "tokens/s", "steps/s", "step time, median")
 
 
 def kpis(snap: Snapshot) -> list[Fact]:
@@ -25,7 +20,7 @@ def kpis(snap: Snapshot) -> list[Fact]:
     if snap.liveness.state is State.RUNNING and len(snap.recent):
         facts += _now(snap.recent.step_ms[-NOW_STEPS:], snap.recent.samples_per_s[-NOW_STEPS:])
     if snap.profile is not None:
-        facts += _measured(snap.profile)
+        facts += measured(snap.profile)
     resident = snap.vitals.resident_bytes
     if np.isfinite(resident).any():
         now = float(resident[np.isfinite(resident)][-1])
@@ -47,27 +42,3 @@ def _now(step_ms: Vector, samples_per_s: Vector) -> list[Fact]:
         rate = float((samples_per_s[rated] * step_ms[rated]).sum()) / time_ms
         value = f"{format_rate(rate)} samples/s"
     return [Fact(label="now", value=value, detail=f"mean of the newest {known.sum()} steps")]
-
-
-def _measured(profile: Profile) -> list[Fact]:
-    """Returns the report's figures; of a tuned run they are those before it was tuned, and say so."""
-    facts = [*figures(profile), *cost(profile)]
-    tuning = profile.tuning
-    if tuning is None or not tuning.kept:
-        return facts
-    before = [
-        replace(fact, detail=", ".join(filter(None, (fact.detail, "before tuning"))))
-        if fact.label in BEFORE_TUNING
-        else fact
-        for fact in facts
-    ]
-    confirmed, of = tuning.confirmation, ""
-    if confirmed is None:
-        confirmed, of = tuning.earlier, f", the first {tuning.num_earlier}"
-    if confirmed is None:
-        return before
-    speedup, _, interval = gain(confirmed).partition(" (")
-    won = Fact(
-        label="tuned to", value=speedup, detail=f"{interval.rstrip(')')}; confirmed on against off{of}"
-    )
-    return [won, *before]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from diagnose.core.finding import Abstention, Finding
+from diagnose.core.finding import Abstention, Finding, Gain
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
     Overhead,
@@ -18,6 +18,7 @@ from diagnose.core.profile import (
     Throughput,
     WorkerStats,
 )
+from diagnose.core.trial import Measured, Outcome, Safety, Trial, Tuning
 
 MS = 1_000_000
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -115,6 +116,35 @@ HEALTHY = replace(
 
 NOTHING = Profile(
     run=replace(RUN, duration_s=12.3), status=Status.NO_STEPS, overhead=Overhead(startup_s=0.31)
+)
+
+TUNED = replace(
+    FAULTY,
+    tuning=Tuning(
+        state="holding",
+        trials=(
+            Trial(
+                action="loader-workers",
+                value=8,
+                safety=Safety.EXACT,
+                outcome=Outcome.KEPT,
+                reason="",
+                rule="serial-loading",
+                predicted=Gain(speedup=1.6, low=1.2, high=2.0),
+                measured=Measured(
+                    speedup=1.9, low=1.8, high=2.0, pairs=12, detectable=1.05, without_ns=40e6, with_ns=21e6
+                ),
+            ),
+        ),
+        confirmation=Measured(
+            speedup=2.0, low=1.9, high=2.1, pairs=12, detectable=1.05, without_ns=40e6, with_ns=20e6
+        ),
+        untouched=(0, 120),
+        tuned=(200, 412),
+        tuned_phase_time_ns={Phase.FORWARD: 9 * MS, Phase.BACKWARD: 11 * MS},
+        tuned_median_ns=19.6 * MS,
+        tuned_samples_per_s=1610.0,
+    ),
 )
 
 WORKERS = WorkerStats(

@@ -195,7 +195,7 @@ def test_what_earlier_jobs_do_not_tell_is_not_made_up(monkeypatch: pytest.Monkey
     (machine,) = why(steady, even, monkeypatch)
     assert machine.text.startswith("every phase of weight took 10 % to 10 % longer than in earlier jobs")
     (memory,) = why(steady, even, monkeypatch, metric=Metric.PEAK_MEMORY)
-    assert memory.text == "peak memory of the host is not time of the steps: no phase can explain it"
+    assert memory.text == "peak host memory is not time of the steps: no phase can explain it"
 
 
 def test_too_short_a_history_and_too_few_runs_cannot_tell() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from diagnose.cli.main import main
 from diagnose.core.ledger import COLUMNS
+from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.store.writer import Writer
 from tests.running import environment
 
@@ -132,6 +133,48 @@ def test_report_writes_html_and_markdown_in_one_go(
     assert answer.code == 0 and answer.err == "wrote r.html\n"
     assert answer.out.startswith("## diagnose: `train.py`\n")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_report_can_begin_later_in_the_run_or_where_tuning_had_kept_its_fixes(
+    diagnose: Diagnose, tmp_path: Path
+) -> None:
+    folder = record(tmp_path / ".diagnose" / "runs", "tuned", started=1, forward_ms=9, steps=0)
+    writer = Writer(folder, 0)
+    rows, end_ns = [], 0
+    for step in range(200):
+        forward_ns = (9 if step < 100 else 3) * MS
+        end_ns += forward_ns + MS
+        slots = {"end_ns": end_ns, "data_wait": MS, "forward": forward_ns, "samples": 32}
+        rows.append(tuple(slots.get(column, 0) for column in COLUMNS))
+    writer.add_steps(rows)
+    kept = Trial(action="channels-last", safety=Safety.ROUNDING, outcome=Outcome.KEPT, reason="")
+    events = [
+        (50, "tuning", {"state": "trying", "step": 50}),
+        (100, "trial", kept.as_record()),
+        (100, "tuning", {"state": "holding", "step": 100}),
+    ]
+    writer.add_events([(step, step, kind, detail) for step, kind, detail in events])
+    writer.set_meta({"finished": True, "torch": "2.13.0", "rank": 0, "host": "node1"})
+    writer.close()
+
+    whole = json.loads(diagnose("report", "--json", "-").out)
+    assert whole["steps"]["median_ms"] == 10
+    assert whole["tuning"]["after"]["median_ms"] == 4
+    assert whole["tuning"]["after"]["samples_per_s"] == pytest.approx(8000)
+    for since in ("tuning", "101"):
+        later = json.loads(diagnose("report", "--since", since, "--json", "-").out)
+        assert (later["steps"]["median_ms"], later["tuning"]) == (4, None)
+        assert later["notes"][0] == "This is about the steps from 101 on alone."
+    assert "--since tuning" in diagnose("report").out
+
+
+def test_a_report_cannot_begin_where_nothing_is(diagnose: Diagnose, two_runs: Path) -> None:
+    assert "no steps with kept fixes" in diagnose("report", "--since", "tuning").err
+    for since in ("0", "-1", "later"):
+        answer = diagnose("report", f"--since={since}")
+        assert answer.code == 2 and "takes a step from 1 on, or tuning" in answer.err
+    beyond = diagnose("report", "--since", "1000")
+    assert beyond.code == 0 and "nothing was measured" in beyond.out
 
 
 def test_only_one_format_can_go_to_stdout(diagnose: Diagnose, two_runs: Path) -> None:

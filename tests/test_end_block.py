@@ -21,7 +21,7 @@ from diagnose.core.profile import (
 )
 from diagnose.report import Terminal, end_block, to_text
 from diagnose.report._terminal import display_width, wants_color
-from tests.profiles import FAULTY, HEALTHY, NOTHING, PROFILE, RUN, SERIAL, SPLIT, assert_lines, line
+from tests.profiles import FAULTY, HEALTHY, NOTHING, PROFILE, RUN, SERIAL, SPLIT, TUNED, assert_lines, line
 
 
 def test_end_block_shows_figures_ledger_lines_cost_and_the_next_command() -> None:
@@ -62,6 +62,39 @@ diagnose: 412 steps, median 40.1 ms, 776 samples/s (770-781)
   next: diagnose report 20261120-141502-train --html report.html
 """,
     )
+
+
+def test_end_block_of_a_tuned_run_says_how_fast_it_was_and_is_and_which_faults_are_dealt_with() -> None:
+    assert_lines(
+        end_block(TUNED),
+        """
+diagnose: 412 steps, median 40.1 ms -> 19.6 ms, 776 -> 1,610 samples/s
+  tuned to 2.0x (1.9 to 2.1) of its speed with 1 fix, confirmed on against off
+  + loader-workers=8   1.9x (1.8 to 2.0), predicted 1.6x
+  slow-updates                           1.00 ms lost, gain 1.02x (1.02 to 1.03)
+    The optimizer updates 412 tensors one by one
+    fix: Let one call update all tensors: pass foreach=True, or fused=True on …
+  dealt with: serial-loading (20.0 ms lost before)
+  data wait       20.50 ms ->   0.00 ms
+  backward        10.25 ms ->  11.00 ms  ██████████▌
+  the rest        10.25 ms ->   9.00 ms  copy, forwar…zer, checkpoint, gc, other
+  measuring cost 38 us per step (0.1 %), 0.31 s at start
+  next: diagnose report 20261120-141502-train --html report.html
+""",
+    )
+
+
+def test_end_block_of_a_run_that_ended_before_the_last_trial_gives_the_figures_from_before() -> None:
+    assert TUNED.tuning is not None
+    cut = replace(
+        TUNED.tuning, tuned=None, tuned_median_ns=None, tuned_samples_per_s=None, confirmation=None
+    )
+    first = end_block(replace(TUNED, tuning=cut)).splitlines()[0]
+    assert first == "diagnose: 412 steps, before tuning median 40.1 ms, 776 samples/s (770-781)"
+    undone = replace(TUNED.tuning, undone="a loss that is not finite")
+    lines = end_block(replace(TUNED, tuning=undone)).splitlines()
+    assert lines[0] == "diagnose: 412 steps, median 40.1 ms, 776 samples/s (770-781)"
+    assert not any("dealt with" in line for line in lines)
 
 
 def test_end_block_with_one_finding_has_room_for_the_lines() -> None:

@@ -212,6 +212,8 @@ def test_a_fault_of_ours_does_not_exit_as_a_regression(
         (["--ab", "HEAD..HEAD", "--inconclusive", "maybe", "--", "train.py"], "pass or fail"),
         (["--ab", "HEAD..HEAD", "--link", "data", "--", "train.py"], "no such path"),
         (["--ab", "HEAD..HEAD", "--link", "/etc", "--", "train.py"], "no such path"),
+        (["--base-cmd", "a.py", "--head-cmd", "b.py", "--link", "data"], "for the worktrees of --ab"),
+        (["--ab", "HEAD..HEAD", "--allow-machine-mismatch", "--", "train.py"], "is for --baseline"),
         (["--base-cmd", "a.py", "--", "train.py"], "go together"),
         (["--base-cmd", "a.py 'x", "--head-cmd", "a.py"], '--base-cmd "a.py \'x" cannot be read'),
         (["--ab", "HEAD..HEAD", "--junit", "no/such/x.xml", "--", "train.py"], "there is no folder"),

@@ -38,6 +38,7 @@ def rank(
     samples: int = 32,
     finished: bool = True,
     started_ms: float = 0.0,
+    peak_bytes: int = 0,
     **facts: Any,
 ) -> None:
     """Writes the file of a rank whose steps took so long."""
@@ -47,6 +48,9 @@ def rank(
     rows[:, 0] = started_ms * NS_PER_MS + np.cumsum(rows[:, FORWARD])
     rows[:, SAMPLES] = samples
     file.add_steps([tuple(row) for row in rows.tolist()])
+    if peak_bytes:
+        readings: Any = {"allocator": {"allocated_bytes": 1, "peak_allocated_bytes": peak_bytes}}
+        file.add_vitals(0, len(step_ms), readings)
     file.set_meta({"state": {"steps": len(step_ms), "finished": finished}})
     file.close()
 
@@ -66,6 +70,16 @@ def test_a_job_is_as_fast_as_its_slowest_rank_and_trains_on_the_samples_of_all(t
     assert figures[Metric.SAMPLES_PER_S] == pytest.approx((32 + 64) * 80)
     assert figures[Metric.MEAN_SAMPLES_PER_S] == pytest.approx((32 + 64) * 80)
     assert figures[Metric.STARTUP] == pytest.approx(0.0125)
+
+
+def test_of_the_devices_memory_that_of_the_fullest_rank_counts(tmp_path: Path) -> None:
+    manifest(tmp_path)
+    for number, peak_bytes in enumerate((3 << 30, 5 << 30)):
+        rank(tmp_path, number, [10.0] * 100, peak_bytes=peak_bytes)
+    assert figures_of(logs_of(tmp_path), 20, 0).figures[Metric.PEAK_DEVICE_MEMORY] == 5 << 30
+    without = manifest(tmp_path / "cpu")
+    rank(without, 0, [10.0] * 100)
+    assert Metric.PEAK_DEVICE_MEMORY not in figures_of(logs_of(without), 20, 0).figures
 
 
 def test_ranks_that_take_turns_at_being_late_do_not_make_every_step_late(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from diagnose.analysis.calls import call_at, with_arguments
 from diagnose.analysis.roles import Sources
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.hooks import loader_facts
 from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, steps_of
 
 MS = 1_000_000
@@ -61,6 +63,21 @@ def test_a_loader_is_described_with_the_line_and_the_call_that_made_it(tmp_path)
     assert (loader.sampler, loader.collate) == ("RandomSampler", "default_collate")
     assert (loader.file, loader.line) == (__file__, line_of("made = DataLoader("))
     assert loader.call == "DataLoader(ROWS, batch_size=4, shuffle=True)"
+
+
+class Stacked:
+    """A collate function that is an object."""
+
+    def __call__(self, rows: Any) -> Any:
+        return [torch.stack(each) for each in zip(*rows, strict=True)]
+
+
+def test_the_function_that_makes_a_batch_has_a_place_where_it_is_the_scripts_own():
+    ways = (Stacked(), partial(Stacked.__call__, Stacked()), Stacked().__call__, None)
+    loaders = [DataLoader(ROWS, batch_size=4, collate_fn=way) for way in ways]
+    described = [loader_facts.described(loader, "", 0) for loader in loaders]
+    places = [(facts["collate_file"], facts["collate_line"]) for facts in described]
+    assert places == [(__file__, line_of("def __call__(self, rows"))] * 3 + [("", 0)]
 
 
 def test_a_loader_made_before_measuring_began_has_no_line(tmp_path):

@@ -28,6 +28,7 @@ from tests.profiles import (
     PROFILE,
     RUN,
     SERIAL,
+    TUNED,
     WORKERS,
     assert_lines,
     line,
@@ -220,6 +221,17 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
     }
 
 
+def test_a_tuned_run_has_its_figures_from_before_and_after() -> None:
+    after = json.loads(json.dumps(to_json(TUNED)))["tuning"]["after"]
+    assert (after["median_ms"], after["samples_per_s"]) == (19.6, 1610.0)
+    assert [phase["name"] for phase in after["phases"]] == ["forward", "backward", "other"]
+    text = to_text(TUNED, Terminal(width=120))
+    assert "95 % interval 770-781, before tuning; after it 1,610" in text
+    assert "tuned to" in text and "2.0x" in text
+    assert "Tuning has put loader-workers=8 in force. By hand: Give the DataLoader two workers." in text
+    assert "before tuning" not in to_text(FAULTY, Terminal(width=120))
+
+
 def test_json_report_says_of_each_finding_what_the_text_says() -> None:
     report = json.loads(json.dumps(to_json(FAULTY), allow_nan=False))
     first, second = report["findings"]
@@ -242,9 +254,11 @@ def test_json_report_says_of_each_finding_what_the_text_says() -> None:
         "line": 31,
         "ranks": [],
         "actions": ["loader-workers"],
+        "in_force": [],
     }
     assert (second["file"], second["line"], second["ranks"]) == ("", 0, [0, 3])
     assert report["num_rules"] == 12
+    assert [finding["in_force"] for finding in to_json(TUNED)["findings"]] == [["loader-workers=8"], []]
     assert to_json(HEALTHY)["abstained"] == [{"rule": "starved-of-cpu", "missing": "host.runnable_share"}]
 
 

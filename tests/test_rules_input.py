@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from diagnose.rules import diagnosed
 from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
 from diagnose.rules._supply import fed_by, supply_of
+from diagnose.rules.slow_collate import SlowCollate
 
 pytestmark = pytest.mark.alone
 
@@ -368,6 +370,21 @@ def test_a_slow_collate_function_without_workers_is_named(tmp_path):
     found, run = names(tmp_path / "run", loader)
     assert found == ["slow-collate"]
     assert "slow_collate" in first(run).fix
+    if sys.platform == "linux":  # lines are sampled
+        begins = inspect.getsourcelines(slow_collate)[1]
+        assert (first(run).file, first(run).line) == (__file__, begins + 1)
+
+
+def test_of_a_collate_function_whose_lines_were_not_seen_the_first_is_to_blame():
+    made = {"num_workers": 0, "file": "/home/me/train.py", "line": 31, "collate": "Pad"}
+    stats = InputStats(fetch_ns=5 * MS, collate_ns=35 * MS, steady_wait_ns=40 * MS, batches_per_step=1.0)
+    for own, place in (
+        ({"collate_file": "/home/me/pad.py", "collate_line": 7}, ("/home/me/pad.py", 7)),
+        ({}, ("/home/me/train.py", 31)),
+    ):
+        program = Program(loaders=(Loader(**made, **own),))
+        finding = SlowCollate().check(profile(data_wait_ms=40, program=program, input=stats))
+        assert finding is not None and (finding.file, finding.line) == place
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")

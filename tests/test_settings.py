@@ -164,3 +164,14 @@ def test_a_broken_project_file_matters_only_if_it_speaks_of_us(tmp_path):
 def test_a_project_without_our_table_sets_nothing(tmp_path):
     write_project(tmp_path, "[project]\ndescription = 'diagnose this'\n")
     assert resolve({}, {}, tmp_path) == Settings()
+
+
+@pytest.mark.parametrize("key", ["allow", "only", "skip"])
+def test_to_choose_among_fixes_and_ask_for_none_is_a_mistake_on_the_command_line_alone(tmp_path, key):
+    chosen = "precision" if key == "allow" else "gc-freeze"
+    with pytest.raises(DiagnoseError, match=f"--{key} is about the fixes that --tune tries"):
+        resolve({key: [chosen]}, {}, tmp_path)
+    for asking in ({"tune": True}, {"dry_run": True}, {"apply": Path("tuned.toml")}):
+        assert getattr(resolve({key: [chosen], **asking}, {}, tmp_path), key) == (chosen,)
+    write_project(tmp_path, f"[tool.diagnose]\n{key} = ['{chosen}']\n")
+    assert not resolve({}, {}, tmp_path).tunes

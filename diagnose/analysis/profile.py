@@ -42,10 +42,9 @@ from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import GapParts, divided, phase_series, step_times, warmup_of
-from diagnose.analysis.throughput import throughput_of
+from diagnose.analysis.throughput import rate, throughput_of
 from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
 from diagnose.store.reader import RankLog
@@ -244,6 +243,8 @@ def composed(
     late_ns: list[float | None] = [None] * len(ranks)
     if not untold:
         late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings)
+    samples_per_s = 0.0 if only_first else sum(rank.samples_per_s for rank in ranks)
+    own = rate(rows, "samples")
     deep = deep_window_of(whole)
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
@@ -251,7 +252,7 @@ def composed(
         status=status,
         throughput=throughput_of(
             rows,
-            0.0 if only_first else sum(rank.samples_per_s for rank in ranks),
+            samples_per_s,
             0.0 if only_first else sum(rank.tokens_per_s for rank in ranks),
         ),
         steps=stats,
@@ -309,7 +310,7 @@ def composed(
         device_clock_share=device_share(main, warmup),
         copies=copies_of(main, warmup),
         events=dict(sum((Counter(rank.events) for rank in ranks), Counter())),
-        tuning=_tuning(whole),
+        tuning=_tuning(whole, samples_per_s / own if own else 0.0),
         ranks_comparable=None if untold else True,
         notes=tuple(
             dict.fromkeys(
@@ -367,14 +368,18 @@ def _step_stats(whole: RankLog, main: RankLog, warmup: int) -> StepStats:
     )
 
 
-def _tuning(log: RankLog) -> Tuning | None:
+def _tuning(log: RankLog, ranks: float) -> Tuning | None:
+    """Returns what tuning did; `ranks`: how many times the samples of the first rank all of them have."""
     tuning = tuning_of(log)
-    return tuning and replace(tuning, tuned_phase_time_ns=_tuned_phases(log, tuning))
-
-
-def _tuned_phases(log: RankLog, tuning: Tuning) -> dict[Phase, float]:
-    if tuning.tuned is None:
-        return {}
+    if tuning is None or tuning.tuned is None:
+        return tuning
     part = part_of(log, *tuning.tuned)
+    if not len(part.steps):
+        return tuning
     series = phase_series(part, part.steps, 0, Roles(part.sites, Sources(), part.samples))
-    return {phase: float(times.mean()) for phase, times in series.items()} if len(part.steps) else {}
+    return replace(
+        tuning,
+        tuned_phase_time_ns={phase: float(times.mean()) for phase, times in series.items()},
+        tuned_median_ns=float(np.median(step_times(part.steps))),
+        tuned_samples_per_s=ranks * rate(part.steps, "samples") or None,
+    )

@@ -54,6 +54,7 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
     return replace(
         known,
         on_cpu_share=share("thread_cpu_ns"),
+        system_share=share("thread_system_ns"),
         runnable_share=share("thread_delay_ns"),
         native_delay_share=share("native_delay_ns"),
         voluntary_per_s=share("voluntary", wall_s),
@@ -67,7 +68,9 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
         full_cores=mean("full_cores"),
         python_threads=python_threads([row for _, _, row in rows], ended_ns - begun_ns),
         throttled_share=share("throttled", grew("periods") or 0),
+        minor_faults_per_s=share("minor_faults", wall_s),
         major_faults_per_s=share("major_faults", wall_s),
+        growth_bytes_per_s=share("resident_bytes", wall_s),
         read_bytes_per_s=share("read_bytes", wall_s),
         written_bytes_per_s=share("written_bytes", wall_s),
         swapped_bytes=max(swapped, default=None),

@@ -69,7 +69,7 @@ def gate(
         typer.Option(
             metavar="METRIC",
             help="samples_per_s, mean_samples_per_s (with every stall), tokens_per_s, step_ms, cpu_ms, "
-            "instructions, peak_memory or startup.",
+            "instructions, peak_memory (of the host), peak_device_memory or startup.",
         ),
     ] = "samples_per_s",
     budget: Budget = None,
@@ -111,6 +111,10 @@ def gate(
     with own_exit_codes("gate"):
         asked = asked_of(metric, max_drop, steps, warmup, budget)
         commands = _commands(words, ab, base_cmd, head_cmd, baseline)
+        if link and ab is None:
+            raise DiagnoseError("gate: --link is for the worktrees of --ab: without it there are none.")
+        if allow_machine_mismatch and baseline is None:
+            raise DiagnoseError("gate: --allow-machine-mismatch is for --baseline, which is not asked for.")
         for path in (junit, gitlab, Path(json) if json not in (None, STDOUT) else None):
             if path is not None and not path.absolute().parent.is_dir():
                 where = path.absolute().parent

@@ -32,6 +32,7 @@ class HostStats:
         machine_cpus: CPUs that the machine has.
         num_threads: Torch's intra-op threads.
         on_cpu_share: Part of the wall time that the training thread was on a CPU.
+        system_share: Part of the wall time that it was in the kernel, on a CPU: system calls, page faults.
         runnable_share: Part of the wall time that it was ready to run and waited for a CPU.
         native_delay_share: Time that the process's threads that are not Python's, such as torch's, waited
             for a CPU, all of them together, per wall time.
@@ -48,7 +49,9 @@ class HostStats:
         python_threads: The busiest other Python threads, those that used any CPU to speak of.
         quota_cpus: CPUs that the control group may use; `None` without a quota.
         throttled_share: Part of the accounting periods in which the quota was used up.
+        minor_faults_per_s: Page faults of the process that only needed memory.
         major_faults_per_s: Page faults that had to read the disk.
+        growth_bytes_per_s: By how much the process became larger.
         read_bytes_per_s: Bytes that this process had read from storage, its workers not counted.
         written_bytes_per_s: Likewise written.
         swapped_bytes: Memory of the process that is swapped out, at most.
@@ -62,6 +65,7 @@ class HostStats:
     machine_cpus: int | None = None
     num_threads: int | None = None
     on_cpu_share: float | None = None
+    system_share: float | None = None
     runnable_share: float | None = None
     native_delay_share: float | None = None
     voluntary_per_s: float | None = None
@@ -76,7 +80,9 @@ class HostStats:
     python_threads: tuple[PythonThread, ...] = ()
     quota_cpus: float | None = None
     throttled_share: float | None = None
+    minor_faults_per_s: float | None = None
     major_faults_per_s: float | None = None
+    growth_bytes_per_s: float | None = None
     read_bytes_per_s: float | None = None
     written_bytes_per_s: float | None = None
     swapped_bytes: int | None = None

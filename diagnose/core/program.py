@@ -25,6 +25,8 @@ class Loader:
             `None` when unknown.
         dataset_length: Its samples, where it has a length.
         collate: Name of the function that makes a batch of samples.
+        collate_file: Where the script has it written, absolute; empty where it is not the script's.
+        collate_line: Its first line.
         sampler: Class of the sampler.
         epochs: Times the loop began to iterate over it, over the whole run.
         num_objects: Loaders that these were, all made by the same line; `None` when unknown.
@@ -44,6 +46,8 @@ class Loader:
     iterable: bool | None = None
     dataset_length: int | None = None
     collate: str = ""
+    collate_file: str = ""
+    collate_line: int = 0
     sampler: str = ""
     epochs: int = 0
     num_objects: int | None = None

@@ -152,6 +152,9 @@ class Tuning:
         untouched: First and last (exclusive) step before anything was changed.
         tuned: Likewise of the steps with everything kept in force; `None` if there are none.
         tuned_phase_time_ns: Mean nanoseconds of each phase in those steps.
+        tuned_median_ns: Their median; `None` if there are none.
+        tuned_samples_per_s: Samples per second in those steps: of all ranks, as far as the others gained
+            what the first one did. `None` when no batch size could be read.
     """
 
     state: str = ""
@@ -169,6 +172,8 @@ class Tuning:
     untouched: tuple[int, int] = (0, 0)
     tuned: tuple[int, int] | None = None
     tuned_phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
+    tuned_median_ns: float | None = None
+    tuned_samples_per_s: float | None = None
 
     @property
     def kept(self) -> tuple[Trial, ...]:

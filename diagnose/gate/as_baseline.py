@@ -15,8 +15,15 @@ from diagnose.gate.result import Metric
 from diagnose.gate.words import amount, format_percent
 from diagnose.report._wording import printable
 
-SHOWN = (Metric.SAMPLES_PER_S, Metric.STEP_MS, Metric.CPU_MS, Metric.PEAK_MEMORY, Metric.STARTUP)
-WIDTH = 18
+SHOWN = (
+    Metric.SAMPLES_PER_S,
+    Metric.STEP_MS,
+    Metric.CPU_MS,
+    Metric.PEAK_MEMORY,
+    Metric.PEAK_DEVICE_MEMORY,
+    Metric.STARTUP,
+)
+WIDTH = 20
 
 
 def baseline_text(path: Path, baseline: Baseline) -> str:

@@ -42,7 +42,13 @@ from diagnose.gate.worktrees import (
 Measure = Callable[[Side, str, Path, RunPlan], MeasuredRun]
 Explain = Callable[[GateResult], tuple[Reason, ...]]
 
-BESIDE = (Metric.CPU_MS, Metric.INSTRUCTIONS, Metric.MEAN_SAMPLES_PER_S, Metric.PEAK_MEMORY)
+BESIDE = (
+    Metric.CPU_MS,
+    Metric.INSTRUCTIONS,
+    Metric.MEAN_SAMPLES_PER_S,
+    Metric.PEAK_MEMORY,
+    Metric.PEAK_DEVICE_MEMORY,
+)
 """Judged beside the metric asked for. Neighbours disturb the first two less than the clock."""
 
 IN_RARE_STEPS = "a usual step is not slower: the loss is in rare ones, such as checkpoints"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import diagnose
+from diagnose.analysis.device import device_of
 from diagnose.analysis.profile import read_logs
 from diagnose.analysis.signals import host_stats
 from diagnose.core.host import foreign_cpus
@@ -156,7 +157,8 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> 
     """Computes a run's figures from its ranks' records: those of the job, of all ranks together.
 
     Args:
-        logs: The ranks that recorded steps.
+        logs: The ranks that recorded steps. Of the memory of their devices the fullest counts, with what it
+            held before the first step.
         warmup: Leading steps to leave out; `None` to find how many, `MIN_WARMUP` at least.
         started_ns: When the script's process began, on the clock of the records.
     """
@@ -179,6 +181,9 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> 
     cpu_ms = _cpu_ms(logs, warmup)
     if cpu_ms is not None:
         figures[Metric.CPU_MS] = cpu_ms
+    peak_bytes = max((device_of(log, warmup).peak_bytes or 0 for log in logs), default=0)
+    if peak_bytes:
+        figures[Metric.PEAK_DEVICE_MEMORY] = peak_bytes
     samples = float(job.samples_N[warmup:].sum())
     if samples:
         figures[Metric.MEAN_SAMPLES_PER_S] = samples * NS_PER_S / float(time_N.sum())

@@ -45,6 +45,7 @@ class Metric(str, Enum):
     CPU_MS = "cpu_ms"
     INSTRUCTIONS = "instructions"
     PEAK_MEMORY = "peak_memory"
+    PEAK_DEVICE_MEMORY = "peak_device_memory"
     STARTUP = "startup"
 
     @property
@@ -62,7 +63,8 @@ class Metric(str, Enum):
             "step_ms": "step time",
             "cpu_ms": "CPU time per step",
             "instructions": "instructions of the whole run",
-            "peak_memory": "peak memory of the host",
+            "peak_memory": "peak host memory",
+            "peak_device_memory": "peak device memory",
             "startup": "time to the first step",
         }[self.value]
 

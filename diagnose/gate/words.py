@@ -46,7 +46,7 @@ def amount(value: float, metric: Metric) -> str:
         return f"{format_rate(value)}/s"
     if metric in (Metric.STEP_MS, Metric.CPU_MS):
         return f"{format_rate(value)} ms"
-    if metric is Metric.PEAK_MEMORY:
+    if metric in (Metric.PEAK_MEMORY, Metric.PEAK_DEVICE_MEMORY):
         return format_bytes(value)
     if metric is Metric.STARTUP:
         return f"{value:.1f} s"

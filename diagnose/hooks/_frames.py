@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from functools import partial
 from types import CodeType, FrameType
+from typing import Any
 
 import diagnose
 from diagnose.hooks._skid import entry, operator_before
@@ -67,6 +69,18 @@ def user_frame(frame: FrameType | None) -> tuple[int, int] | None:
             return id(frame.f_code), frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def place_of(function: Any) -> tuple[str, int]:
+    """Returns where a function, a method or what can be called like one is written, absolute file and line;
+    empty and 0 where the script did not write it."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(function, "__code__", getattr(type(function).__call__, "__code__", None))
+    if not isinstance(code, CodeType) or owner(code) != USER:
+        return "", 0
+    file = code.co_filename
+    return file if file.startswith("<") else os.path.abspath(file), code.co_firstlineno
 
 
 def user_stack(slot: int, frame: FrameType | None) -> tuple[int, ...]:

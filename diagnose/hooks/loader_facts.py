@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks._frames import resolve, user_frame
+from diagnose.hooks._frames import place_of, resolve, user_frame
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import NOT_TRAINING, inbox
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
@@ -158,6 +158,7 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
     if batch_size is None:
         batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     collate_fn = getattr(loader, "collate_fn", None)
+    collate_file, collate_line = place_of(collate_fn)
     sampler = type(getattr(loader, "sampler", None)).__name__
     prefetch_factor = getattr(loader, "prefetch_factor", None)
     return {
@@ -171,6 +172,8 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
         "iterable": isinstance(getattr(loader, "dataset", None), IterableDataset),
         "dataset_length": _length(loader, sampler),
         "collate": str(getattr(collate_fn, "__qualname__", type(collate_fn).__name__)),
+        "collate_file": collate_file,
+        "collate_line": collate_line,
         "sampler": sampler,
         "file": file,
         "line": line,

@@ -87,6 +87,7 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
 
     Raises:
         DiagnoseError: If a key is unknown or a value of the wrong kind; names the key and where it stands.
+            If the command line chooses among fixes and asks for none.
     """
     values = _from_project(folder)
     for key in KEYS:
@@ -103,7 +104,15 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
             values[key] = _checked(key, value, "--deep-window")
         elif value is not None:
             values[key] = _checked(key, value, "--ranks") if key == "ranks" else value
-    return Settings(**values)
+    settings = Settings(**values)
+    if not settings.tunes:
+        for key in OF_TUNING:
+            if command_line.get(key):
+                raise DiagnoseError(
+                    f"diagnose: --{key} is about the fixes that --tune tries: add --tune, or --dry-run to "
+                    "only see which those are."
+                )
+    return settings
 
 
 def action_names() -> tuple[str, ...]:
@@ -183,6 +192,9 @@ LISTS: dict[str, tuple[str, ...]] = {
 }
 """Settings that hold several names, with those there are; none means the names of all actions, save for
 `export`: `diagnose.export` knows those."""
+
+OF_TUNING = ("allow", "only", "skip")
+"""Settings that choose among fixes. In a file or the environment they wait for whoever asks for some."""
 
 
 def _checked(key: str, value: Any, where: str) -> Any:

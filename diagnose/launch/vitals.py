@@ -41,6 +41,7 @@ def read(training_thread: int) -> Readings:
 
     Returns:
         `cpu_ns`: CPU time of all threads of this process. `thread_cpu_ns`: of the training thread.
+        `thread_system_ns`: what of it passed in the kernel.
         `thread_delay_ns`: time that the training thread was ready to run and had no CPU.
         `voluntary`, `involuntary`: how often it gave its CPU up, or had it taken.
         `native_delay_ns`: `thread_delay_ns` of threads that are not Python's, such as torch's, together.
@@ -50,7 +51,8 @@ def read(training_thread: int) -> Readings:
         `machine_iowait_ns`: CPU time that was idle while some process waited for a disk.
         `busiest_core_share`, `full_cores`: of the CPUs that this process may use, since the last reading,
         the busy time of the busiest, and how many were busy all the time.
-        `major_faults`: page faults that needed the disk. `swapped_bytes`, `resident_bytes`: as they stand.
+        `major_faults`: page faults that needed the disk. `minor_faults`: those that did not.
+        `swapped_bytes`, `resident_bytes`: as they stand.
         `own_bytes`: of the latter, what no file backs.
         `read_bytes`, `written_bytes`: what this process has had read from storage, beyond the page cache,
         and written to it.
@@ -97,7 +99,12 @@ def _text(path: str, num_bytes: int = 16384) -> str:
 
 def _training(native: int | None) -> Mapping[str, int]:
     on_cpu, delay, _ = _text(f"/proc/self/task/{native}/schedstat").split()
-    totals = {"thread_cpu_ns": int(on_cpu), "thread_delay_ns": int(delay)}
+    system = int(_text(f"/proc/self/task/{native}/stat").rpartition(")")[2].split()[12])
+    totals = {
+        "thread_cpu_ns": int(on_cpu),
+        "thread_delay_ns": int(delay),
+        "thread_system_ns": system * 1_000_000_000 // os.sysconf("SC_CLK_TCK"),
+    }
     status = _fields(_text(f"/proc/self/task/{native}/status"))
     return {
         **totals,
@@ -213,7 +220,7 @@ _cores = _Cores()
 
 def _memory() -> Mapping[str, int]:
     fields = _text("/proc/self/stat").rpartition(")")[2].split()
-    readings = {"major_faults": int(fields[9])}
+    readings = {"minor_faults": int(fields[7]), "major_faults": int(fields[9])}
     with contextlib.suppress(OSError, ValueError, KeyError):  # a container that hides it
         moved = _fields(_text("/proc/self/io"))
         readings["read_bytes"] = int(moved["read_bytes"])

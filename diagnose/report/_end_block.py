@@ -39,7 +39,6 @@ FOLD_BELOW_SHARE = 0.005  # under half a percent of the step a phase gets no lin
 READABLE_CELLS = 8  # a function's name cut shorter than this says nothing
 OF_WHAT_CELLS = len("of the workers")
 LABEL_CELLS = max(len(phase.label) for phase in Phase)
-FIGURES_CELLS = 2 + LABEL_CELLS + 1 + 10 + 1 + 7 + 2  # margin, label, ms, share, gap before the bar
 
 
 def end_block(
@@ -153,28 +152,42 @@ def folded(phase_time_ns: Mapping[Phase, float], room: int) -> tuple[list[Phase]
 
 
 def _ledger(profile: Profile, terminal: Terminal, room: int) -> list[str]:
-    """Returns one line per phase, and one for those too small for a line."""
-    shown, rest = folded(profile.phase_time_ns, max(room, 2))
+    """Returns one line per phase, and one for those too small for a line.
+
+    Where tuning kept something, a phase has its time before and after, and a bar for what is left; a step
+    from before is as long as the bars could be.
+    """
+    before_ns, step_ns = profile.phase_time_ns, profile.step_time_ns
+    after_ns = (
+        profile.tuning.tuned_phase_time_ns if profile.tuning is not None and profile.tuning.kept else {}
+    )
+    most_ns = {phase: max(before_ns.get(phase, 0.0), after_ns.get(phase, 0.0)) for phase in Phase}
+    shown, rest = folded(most_ns, max(room, 2))
     lines = []
-    for phase in shown:
-        time_ns = profile.phase_time_ns[phase]
-        bar = terminal.bar(time_ns / profile.step_time_ns, terminal.width - FIGURES_CELLS)
-        lines.append((_figures(phase.label, time_ns, profile) + terminal.paint(bar, "bar")).rstrip())
-    if rest:
-        time_ns = sum(profile.phase_time_ns[phase] for phase in rest)
-        names = ", ".join(phase.label for phase in rest)
-        names = terminal.shortened(names, terminal.width - FIGURES_CELLS)
-        line = _figures("the rest", time_ns, profile)
-        lines.append(line + terminal.paint(names, "dim"))
+    for phases in [*([phase] for phase in shown), rest]:
+        if not phases:
+            continue
+        then_ns = sum(before_ns.get(phase, 0.0) for phase in phases)
+        now_ns = sum(after_ns.get(phase, 0.0) for phase in phases) if after_ns else None
+        figures = _figures("the rest" if phases is rest else phases[0].label, then_ns, now_ns, step_ns)
+        room = terminal.width - len(figures)
+        if phases is rest:
+            names = ", ".join(phase.label for phase in rest)
+            right = terminal.paint(terminal.shortened(names, room), "dim")
+        else:
+            bar = terminal.bar((then_ns if now_ns is None else now_ns) / step_ns, room)
+            right = terminal.paint(bar, "bar")
+        lines.append((figures + right).rstrip())
     return lines
 
 
-def _figures(label: str, time_ns: float, profile: Profile) -> str:
-    """Returns the left half of a line of the ledger: label, milliseconds per step, share of the step."""
-    share = time_ns / profile.step_time_ns
-    return (
-        f"  {label:<{LABEL_CELLS}} {format_part(time_ns, profile.step_time_ns):>10} {percent(share):>7}  "
+def _figures(label: str, then_ns: float, now_ns: float | None, step_ns: float) -> str:
+    """Returns the left half of a line of the ledger: label, milliseconds per step, share of the step; or
+    milliseconds before tuning and after."""
+    beside = (
+        f"{percent(then_ns / step_ns):>7}" if now_ns is None else f"-> {format_part(now_ns, step_ns):>9}"
     )
+    return f"  {label:<{LABEL_CELLS}} {format_part(then_ns, step_ns):>10} {beside}  "
 
 
 def _source_lines(profile: Profile, terminal: Terminal) -> list[str]:

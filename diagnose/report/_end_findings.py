@@ -6,7 +6,7 @@ import textwrap
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, headline, lost, no_fault, place, short_gain
+from diagnose.report._faults import gain, headline, in_force, lost, no_fault, place, short_gain
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import printable
 
@@ -20,17 +20,23 @@ FIX = "fix: "
 def finding_lines(profile: Profile, room: int, terminal: Terminal) -> tuple[list[str], int]:
     """Returns at most `room` lines on the most costly findings, and how many findings they are about.
 
-    Where the rules found nothing, the one line says so.
+    Where the rules found nothing, the one line says so. Those that tuning has dealt with share one line.
     """
     nothing = no_fault(profile, terminal.width - 2)
     if nothing:
         return [f"  {nothing}"], 0
-    shown = profile.findings[: min(MAX_FINDINGS, room // LINES_EACH)]
+    dealt_with = [finding for finding in profile.findings if in_force(finding, profile)]
+    room -= bool(dealt_with)
+    others = [finding for finding in profile.findings if finding not in dealt_with]
+    shown = others[: max(0, min(MAX_FINDINGS, room // LINES_EACH))]
     lines: list[str] = []
     for number, finding in enumerate(shown, start=1):
         later = LINES_EACH * (len(shown) - number)
         lines += _lines(finding, profile, room - len(lines) - later, terminal)
-    return lines, len(shown)
+    if dealt_with:
+        costs = ", ".join(f"{finding.rule} ({lost(finding)} lost before)" for finding in dealt_with)
+        lines.append(f"  {one_line(f'dealt with: {costs}', terminal.width - 2, terminal)}")
+    return lines, len(shown) + len(dealt_with)
 
 
 def _lines(finding: Finding, profile: Profile, room: int, terminal: Terminal) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_gain, format_ms, format_share, format_speedup
+from diagnose.report._tuning_words import named
 from diagnose.report._wording import plural, short_path
 from diagnose.rules import WORTH_SHARE
 
@@ -52,6 +53,13 @@ def ranks(finding: Finding) -> str:
     """Returns `rank 3` or `ranks 0, 3`; nothing where all have the fault."""
     numbers = ", ".join(map(str, finding.ranks))
     return numbers and f"rank{'s' if len(finding.ranks) > 1 else ''} {numbers}"
+
+
+def in_force(finding: Finding, profile: Profile) -> tuple[str, ...]:
+    """Returns what tuning has kept in force against a fault, such as `loader-workers=2`."""
+    kept = profile.tuning.kept if profile.tuning is not None else ()
+    against = (t for t in kept if t.rule == finding.rule or t.action in finding.actions)
+    return tuple(named(trial) for trial in against)
 
 
 def no_fault(profile: Profile, cells: int | None = None) -> str | None:

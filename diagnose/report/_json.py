@@ -12,6 +12,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, RunInfo, SourceLine
 from diagnose.core.trial import Measured, Trial, Tuning
 from diagnose.core.units import NS_PER_MS
+from diagnose.report._faults import in_force
 from diagnose.report._json_window import window_as_json
 
 SCHEMA = 1
@@ -58,6 +59,11 @@ def to_json(profile: Profile) -> dict[str, Any]:
             "dropped": dict(tuning.dropped),
             "errors": list(tuning.errors),
             "frozen": tuning.frozen,
+            "after": {
+                "median_ms": _ms(tuning.tuned_median_ns),
+                "samples_per_s": tuning.tuned_samples_per_s,
+                "phases": _phases(tuning.tuned_phase_time_ns),
+            },
         }
         if profile.tuning
         else None,
@@ -155,6 +161,7 @@ def _finding(finding: Finding, profile: Profile) -> dict[str, Any]:
         "line": finding.line,
         "ranks": finding.ranks,
         "actions": finding.actions,
+        "in_force": in_force(finding, profile),
         "gains": {name: asdict(finding.gain(profile.step_time_ns, name)) for name in finding.actions},
     }
 

@@ -152,13 +152,23 @@ def samples_rate(profile: Profile) -> str | None:
 
 
 def figures_line(profile: Profile, figures: list[str], room: int) -> str:
-    """Returns the run's figures after those given, as many as fit `room`, the most telling first."""
+    """Returns the run's figures after those given, as many as fit `room`, the most telling first.
+
+    Where tuning kept something they are those before and after, or only the former, and say so.
+    """
     steps, throughput = profile.steps, profile.throughput
     figures = figures or [plural(steps.count, "step")]
+    tuned = profile.tuning if profile.tuning is not None and profile.tuning.kept else None
+    after_ns = tuned.tuned_median_ns if tuned else None
+    after_per_s = tuned.tuned_samples_per_s if tuned else None
     if steps.median_ns is not None:
-        figures.append(f"median {format_duration(steps.median_ns)}")
+        only_before = "before tuning " if tuned and after_ns is None else ""
+        after = "" if after_ns is None else f" -> {format_duration(after_ns)}"
+        figures.append(f"{only_before}median {format_duration(steps.median_ns)}{after}")
     samples = samples_rate(profile)
-    if samples:
+    if throughput.samples_per_s is not None and after_per_s is not None:
+        figures.append(f"{format_rate(throughput.samples_per_s)} -> {format_rate(after_per_s)} samples/s")
+    elif samples:
         figures.append(samples)
     if throughput.tokens_per_s is not None:
         figures.append(f"{format_rate(throughput.tokens_per_s)} tokens/s")

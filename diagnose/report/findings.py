@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, gain_in_words, headline, lost, lost_share, no_fault, place, ranks
+from diagnose.report._faults import (
+    gain,
+    gain_in_words,
+    headline,
+    in_force,
+    lost,
+    lost_share,
+    no_fault,
+    place,
+    ranks,
+)
 from diagnose.report.base import Block, Card, Fact, Paragraph, Section
 from diagnose.report.summary import sentence
 
@@ -26,6 +36,7 @@ class Findings(Section):
 
 def card(finding: Finding, profile: Profile) -> Card:
     """Returns what the report says of one finding."""
+    fixes = " and ".join(in_force(finding, profile))
     phases = sorted(finding.lost_ns, key=lambda phase: -finding.lost_ns[phase])
     names = ", ".join(phase.label for phase in phases if finding.lost_ns[phase])
     return Card(
@@ -40,7 +51,7 @@ def card(finding: Finding, profile: Profile) -> Card:
             Fact(label="gain", value=gain(finding, profile), detail=gain_in_words(finding, profile)),
         ),
         points=finding.evidence,
-        advice=finding.fix,
+        advice=f"Tuning has put {fixes} in force. By hand: {finding.fix}" if fixes else finding.fix,
         code=finding.code,
         caveat=f"The gain assumes: {finding.assumption}.",
     )

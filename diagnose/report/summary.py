@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from diagnose.core.profile import Profile
 from diagnose.core.units import NS_PER_US, format_duration, format_rate
+from diagnose.report._tuning_words import gain
 from diagnose.report._wording import (
     coverage,
     failure,
@@ -39,7 +40,7 @@ class Summary(Section):
             paragraphs.append(Paragraph(text=f"{sentence(nothing_measured(profile))} {advice}", code=code))
         elif doubt:
             paragraphs.append(Paragraph(text=sentence(doubt), alarm=True))
-        return [*paragraphs, Facts(items=(*figures(profile), *cost(profile)), headline=True)]
+        return [*paragraphs, Facts(items=tuple(measured(profile)), headline=True)]
 
 
 def sentence(text: str) -> str:
@@ -47,22 +48,53 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def figures(profile: Profile) -> list[Fact]:
-    """Returns the measured figures, without those that were not measured."""
+def measured(profile: Profile) -> list[Fact]:
+    """Returns what tuning won, the measured figures, and what measuring cost, each where it is known."""
+    return [*_won(profile), *_figures(profile), *_cost(profile)]
+
+
+def _won(profile: Profile) -> list[Fact]:
+    tuning = profile.tuning
+    if tuning is None or not tuning.kept:
+        return []
+    confirmed, of = tuning.confirmation, ""
+    if confirmed is None:
+        confirmed, of = tuning.earlier, f", the first {tuning.num_earlier}"
+    if confirmed is None:
+        return []
+    speedup, _, interval = gain(confirmed).partition(" (")
+    detail = f"{interval.rstrip(')')}; confirmed on against off{of}"
+    return [Fact(label="tuned to", value=speedup, detail=detail)]
+
+
+def _figures(profile: Profile) -> list[Fact]:
+    """Where tuning kept something they are those before it did, and say so, with those after."""
     steps, throughput = profile.steps, profile.throughput
+    tuned = profile.tuning if profile.tuning is not None and profile.tuning.kept else None
+
+    def told(details: Sequence[str], after: str = "") -> str:
+        before = [f"before tuning; after it {after}" if after else "before tuning"] if tuned else []
+        return ", ".join([*details, *before])
+
     facts = []
     if throughput.samples_per_s is not None:
+        after_per_s = tuned.tuned_samples_per_s if tuned else None
         interval = throughput.samples_per_s_ci95
-        detail = f"95 % interval {format_rate(interval[0])}-{format_rate(interval[1])}" if interval else ""
+        within = (
+            [f"95 % interval {format_rate(interval[0])}-{format_rate(interval[1])}"] if interval else []
+        )
+        detail = told(within, "" if after_per_s is None else format_rate(after_per_s))
         facts.append(Fact(label="samples/s", value=format_rate(throughput.samples_per_s), detail=detail))
     if throughput.tokens_per_s is not None:
-        facts.append(Fact(label="tokens/s", value=format_rate(throughput.tokens_per_s)))
+        facts.append(Fact(label="tokens/s", value=format_rate(throughput.tokens_per_s), detail=told([])))
     if steps.median_ns is not None:
+        after_ns = tuned.tuned_median_ns if tuned else None
         tails = (("mean", steps.mean_ns), ("p95", steps.p95_ns), ("p99", steps.p99_ns))
-        detail = ", ".join(f"{name} {format_duration(value)}" for name, value in tails if value is not None)
+        also = [f"{name} {format_duration(value)}" for name, value in tails if value is not None]
+        detail = told(also, "" if after_ns is None else format_duration(after_ns))
         facts.append(Fact(label="step time, median", value=format_duration(steps.median_ns), detail=detail))
     if throughput.steps_per_s is not None:
-        facts.append(Fact(label="steps/s", value=format_rate(throughput.steps_per_s)))
+        facts.append(Fact(label="steps/s", value=format_rate(throughput.steps_per_s), detail=told([])))
     if steps.count:
         first = "the first" if steps.warmup == 1 else f"the first {steps.warmup:,}"
         detail = f"{first} left out as warm-up" if steps.warmup else "all measured"
@@ -70,8 +102,7 @@ def figures(profile: Profile) -> list[Fact]:
     return facts
 
 
-def cost(profile: Profile) -> list[Fact]:
-    """Returns what measuring cost, as far as it was measured."""
+def _cost(profile: Profile) -> list[Fact]:
     spent = profile.overhead
     start = "" if spent.startup_s is None else f"{spent.startup_s:.2f} s at start"
     if spent.us_per_step is None:

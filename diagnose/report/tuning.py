@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from diagnose.core.phases import Phase
@@ -10,6 +11,7 @@ from diagnose.core.trial import Tuning
 from diagnose.core.units import format_part
 from diagnose.report._charts import GainRow, Gains, Waterfall
 from diagnose.report._tuning_words import TOLD, measured, named, outcome, predicted, verdict
+from diagnose.report._wording import printable
 from diagnose.report.base import Block, Column, Paragraph, Row, Section, Table
 from diagnose.report.summary import sentence
 
@@ -71,6 +73,10 @@ class TuningSection(Section):
                     after_ns=tuning.tuned_phase_time_ns,
                 ),
                 _before_and_after(profile),
+                Paragraph(
+                    text="What slows it down with them:",
+                    code=f"diagnose report {shlex.quote(printable(profile.run.id))} --since tuning",
+                ),
             ]
         blocks += [
             Paragraph(text=sentence(f"{action} was kept at first and dropped later: {reason}"))

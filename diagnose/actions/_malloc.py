@@ -1,0 +1,124 @@
+"""The two thresholds by which the GNU C library gives memory back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diagnose.actions.base import CannotApply
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of `mallopt`, as in glibc's `malloc.h`."""
+
+LEAST, MOST = 128 << 10, 32 << 20
+"""Where glibc lets its threshold for mapping a block of its own begin and end, on 64 bits."""
+
+FINER = 1.03
+"""The threshold is found so exactly: a probe that is mapped and freed raises it by no more."""
+
+MAPPED = 0b10
+"""The bit of a block's size field, which lies before the block, that says that it was mapped."""
+
+FITTING = 4 << 30
+"""Bytes of free blocks that a search uses up at most."""
+
+SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+
+def library() -> Any:
+    """Returns the C library.
+
+    Raises:
+        CannotApply: If it is not glibc, another allocator takes its place, or the user has set it up.
+    """
+    if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
+        raise CannotApply("only glibc on 64-bit Linux is known to give memory back so")
+    for name, value in os.environ.items():
+        if name in SETTINGS or (name == "GLIBC_TUNABLES" and "malloc" in value):
+            raise CannotApply(f"{name} is set: the allocator is set up already")
+    if threading.current_thread() is not threading.main_thread():
+        raise CannotApply("another thread than the main one trains: its memory is not that of the heap")
+    process = ctypes.CDLL(None)
+    try:
+        glibc = ctypes.CDLL("libc.so.6")
+        glibc.gnu_get_libc_version  # noqa: B018 -- musl has no such function
+    except (OSError, AttributeError):
+        raise CannotApply("the C library is not glibc") from None
+    if _address(process.malloc) != _address(glibc.malloc):
+        raise CannotApply("another allocator takes the place of glibc's")
+    glibc.malloc.argtypes, glibc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    glibc.free.argtypes, glibc.free.restype = [ctypes.c_void_p], None
+    glibc.sbrk.argtypes, glibc.sbrk.restype = [ctypes.c_ssize_t], ctypes.c_void_p
+    return glibc
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def mapped_from(glibc: Any) -> int:
+    """Returns from how many bytes on a block gets a mapping of its own, which ends with it.
+
+    glibc raises this threshold to the largest mapped block that was freed, up to 32 MiB, and tells nobody.
+    So blocks are asked for, ever larger ones, until one is mapped. Their memory is not touched.
+
+    Raises:
+        CannotApply: If too much memory lies free to find out.
+    """
+    held: list[int] = []
+    try:
+        size = LEAST
+        while size < MOST:
+            if _is_mapped(glibc, size, held):
+                return size
+            size = int(FINER * size)
+        return MOST
+    finally:
+        for block in reversed(held):
+            glibc.free(block)
+
+
+def _is_mapped(glibc: Any, size: int, held: list[int]) -> bool:
+    """Whether a block of this size is mapped where no free one fits; those that do are added to `held`."""
+    for _ in range(FITTING // size):
+        end_of_heap = glibc.sbrk(0)
+        block = glibc.malloc(size)
+        is_mapped = not block or bool(_size_field(block) & MAPPED)
+        if is_mapped or glibc.sbrk(0) != end_of_heap:
+            glibc.free(block)
+            return is_mapped
+        held.append(block)
+    raise CannotApply("too much memory lies free to tell when any goes back")
+
+
+def _size_field(block: int) -> int:
+    return ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value
+
+
+@contextmanager
+def kept(glibc: Any, threshold: int, room: int) -> Iterator[None]:
+    """Keeps what is freed for what is asked for next.
+
+    Args:
+        glibc: The library.
+        threshold: What `mapped_from` told: both thresholds are put back to where that says they were.
+        room: Bytes that may lie free before any goes back to the system, and of the largest block that is
+            kept.
+    """
+    try:
+        _set(glibc, room, room)
+        yield
+    finally:
+        _set(glibc, 2 * threshold, threshold)  # glibc keeps the former at twice the latter
+
+
+def _set(glibc: Any, trim: int, mapped: int) -> None:
+    if not glibc.mallopt(M_TRIM_THRESHOLD, trim):
+        raise CannotApply("glibc does not take the setting")
+    if not glibc.mallopt(M_MMAP_THRESHOLD, mapped):
+        glibc.mallopt(M_MMAP_THRESHOLD, MOST)  # an older one takes no more

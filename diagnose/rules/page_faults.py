@@ -1,0 +1,110 @@
+"""Memory goes back to the system in each step, and is fetched anew in the next"""
+
+from __future__ import annotations
+
+from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
+from diagnose.core.profile import Profile
+from diagnose.core.units import NS_PER_S, format_ms, format_share
+from diagnose.rules._cpus import COMPUTING, spread
+from diagnose.rules._examples import profile
+from diagnose.rules.base import Rule
+
+PAGE_BYTES = 4096
+
+MIN_FAULTS = 20
+"""Per step. A quarter of a megabyte of gradients is as many; fewer are Python's and torch's own objects."""
+
+MIN_SHARE = 0.03
+
+MOST_NS = 5_000
+"""No fault of a small page takes longer: about 3 us were measured in a virtual machine. Time in the kernel
+beyond that is something else's, such as reading files."""
+
+LEAST, EXPECTED, MOST = 0.6, 1.2, 1.7
+"""What is won, as parts of the time in the kernel (`benchmarks/page_faults.py`). More than all of it: what
+is fresh from the kernel is in no table of the CPU's addresses."""
+
+GROWS = 0.5
+"""Where so much of what is fetched stays, the process grows: keeping what is freed would not help."""
+
+CHURNS = HostStats(
+    system_share=0.4, minor_faults_per_s=150_000.0, growth_bytes_per_s=0.0, on_cpu_share=0.98
+)
+
+
+class PageFaults(Rule):
+    """
+    ## What it means
+    Gradients and activations are freed in every step. The C library gives large blocks, and what is free at
+    the end of the heap, back to the system; the next step asks for them again, takes a page fault for each
+    4 KiB, and the kernel fills every page with zeros before it can be used. Where the limits of that lie
+    depends on which block was freed first, so that the same script is fast in one run and slow in the next.
+
+    ## What to do
+    Let the C library keep what is freed: `mallopt`, or in the environment `MALLOC_TRIM_THRESHOLD_` and
+    `MALLOC_MMAP_THRESHOLD_`. Or load an allocator that keeps more, jemalloc or tcmalloc, with `LD_PRELOAD`.
+
+    ## When it is wrong
+    Memory-mapped files are fetched page by page too, and so is what a worker process shares until one of
+    them writes to it. `diagnose run --tune` tries the fix and measures it.
+    """
+
+    needs = ("host.minor_faults_per_s", "host.system_share", "host.growth_bytes_per_s")
+    fires_on = (profile(step_ms=16, host=CHURNS),)
+    silent_on = (
+        profile(
+            step_ms=16,
+            host=HostStats(system_share=0.4, minor_faults_per_s=1000.0, growth_bytes_per_s=0.0),
+        ),
+        profile(
+            step_ms=16,
+            host=HostStats(system_share=0.4, minor_faults_per_s=1e5, growth_bytes_per_s=4e8),
+        ),
+        profile(
+            step_ms=16,
+            host=HostStats(system_share=0.01, minor_faults_per_s=1e5, growth_bytes_per_s=0.0),
+        ),
+    )
+
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return profile.run.device == "cpu"
+
+    def check(self, profile: Profile) -> Finding | None:
+        """See `Rule.check`."""
+        host = profile.host
+        faults_per_s, system, growth = host.minor_faults_per_s, host.system_share, host.growth_bytes_per_s
+        assert faults_per_s is not None and system is not None and growth is not None
+        faults = faults_per_s * profile.step_time_ns / NS_PER_S
+        in_kernel = min(system, faults_per_s * MOST_NS / NS_PER_S)
+        if faults < MIN_FAULTS or EXPECTED * in_kernel < MIN_SHARE:
+            return None
+        if growth > GROWS * faults_per_s * PAGE_BYTES:
+            return None
+        lost = spread(profile, EXPECTED * in_kernel, COMPUTING)
+        total = sum(lost.values())
+        if not total:
+            return None
+        return Finding(
+            rule=self.name,
+            summary=(
+                f"Memory goes back to the system and is fetched anew: {faults:,.0f} page faults in each"
+                f" step, and {format_share(system)} of the time in the kernel"
+            ),
+            lost_ns=lost,
+            low_ns=min(total, LEAST * in_kernel * profile.step_time_ns),
+            high_ns=max(total, min(MOST * in_kernel, 0.95) * profile.step_time_ns),
+            assumption="what is freed in a step is kept for the next",
+            evidence=(
+                f"{faults_per_s:,.0f} page faults a second, none of which read the disk; the process does"
+                " not grow by them.",
+                f"The training thread is in the kernel for {format_ms(system * profile.step_time_ns)}"
+                " of each step.",
+            ),
+            fix="Keep freed memory: this line before training, or MALLOC_TRIM_THRESHOLD_=1073741824"
+            " MALLOC_MMAP_THRESHOLD_=1073741824 in the environment.",
+            code="import ctypes; "
+            "ctypes.CDLL(None).mallopt(-1, 1 << 30); ctypes.CDLL(None).mallopt(-3, 1 << 30)",
+            actions=("keep-freed-memory",),
+        )

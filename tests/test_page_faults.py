@@ -1,0 +1,138 @@
+"""Memory that goes back to the system in each step: seen, named, and kept, on a script that does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diagnose.actions._malloc import FINER, library, mapped_from
+from diagnose.actions.base import CannotApply
+from diagnose.actions.keep_freed_memory import STATEMENT, KeepFreedMemory
+from diagnose.core.job import Job
+from tests.running import environment
+from tests.toggled import ConvNet, assert_equal, images, train, tuned, weights
+
+MAPPED = 12 << 20
+"""Floats of a block larger than any that glibc keeps by itself."""
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def why_not() -> str:
+    """Says why pages are not fetched one by one here."""
+    try:
+        library()
+    except CannotApply as reason:
+        return str(reason)
+    return "pages are huge" if "[always]" in HUGE_PAGES.read_text() else ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "none")
+
+
+def faults() -> int:
+    """Page faults of using a large block of memory once."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(MAPPED)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_pages_are_fetched_once_while_it_is_in_force_and_in_every_step_after_it() -> None:
+    job, action = Job(), KeepFreedMemory()
+    action.check(job)
+    before, pages = action.state(job), 4 * MAPPED // resource.getpagesize()
+    assert faults() > 0.9 * pages
+    with action.prepare(job, None) as ready:
+        for _ in range(2):
+            with action.apply(job, ready):
+                faults()
+                assert max(faults() for _ in range(3)) < 0.1 * pages
+            faults()  # of what is free in the heap
+            assert faults() > 0.9 * pages
+    action.verify_undone(job, before)
+
+
+def test_the_limit_of_what_is_kept_is_found_and_put_back() -> None:
+    glibc, job, action = library(), Job(), KeepFreedMemory()
+    block = 20 << 20
+    glibc.free(glibc.malloc(block))  # raises it, if nothing has set it
+    before = mapped_from(glibc)
+    for _ in range(2):
+        with action.prepare(job, None) as ready, action.apply(job, ready):
+            assert mapped_from(glibc) == 32 << 20, "nothing that is probed is mapped"
+    assert before / FINER <= mapped_from(glibc) <= FINER**4 * before
+
+
+def test_training_ends_with_the_same_bits() -> None:
+    ends = []
+    for action in (None, KeepFreedMemory()):
+        torch.manual_seed(0)
+        model = ConvNet()
+        with tuned(action):
+            train(model, torch.optim.SGD(model.parameters(), lr=0.01), images())
+        ends.append(weights(model))
+    assert_equal(ends[1], ends[0])
+
+
+def test_it_is_refused_where_it_would_do_nothing_or_undo_what_the_user_did(monkeypatch: Any) -> None:
+    with pytest.raises(CannotApply, match="of a device"):
+        KeepFreedMemory().check(Job(device="cuda"))
+    reasons: list[str] = []
+
+    def elsewhere() -> None:
+        try:
+            library()
+        except CannotApply as reason:
+            reasons.append(str(reason))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "main one" in reasons[0]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=none")
+    library()
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1")
+    with pytest.raises(CannotApply, match="GLIBC_TUNABLES is set"):
+        library()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    with pytest.raises(CannotApply, match="is set"):
+        KeepFreedMemory().check(Job())
+
+
+SCRIPT = f"""
+import torch
+{{line}}
+torch.manual_seed(0)
+model = torch.nn.Linear(64, {MAPPED // 64})
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(80):
+    optimizer.zero_grad()
+    model(torch.randn(1, 64)).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def found(folder: Path, line: str) -> list[str]:
+    """Rules that find a fault in the script with a line of its own, the most costly first."""
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT.format(line=line))
+    command = [sys.executable, "-m", "diagnose", "run", "--quiet", "--json", "out.json", "train.py"]
+    subprocess.run(command, cwd=folder, check=True, env={**environment(), "OMP_NUM_THREADS": "1"})
+    return [finding["rule"] for finding in json.loads((folder / "out.json").read_text())["findings"]]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="read from /proc")
+def test_a_script_that_fetches_its_gradients_anew_in_each_step_is_told_and_the_line_mends_it(
+    tmp_path: Path,
+) -> None:
+    assert found(tmp_path / "plain", "")[0] == "page-faults"
+    assert "page-faults" not in found(tmp_path / "mended", STATEMENT)
