@@ -163,6 +163,20 @@ def test_the_causes_of_noise_are_named_with_their_figures() -> None:
     assert causes([replace(runs[0], machine=MachineState(load=0.5, cpus=2, foreign_cpus=0.1))]) == ()
 
 
+def test_runs_that_fetch_their_memory_anew_to_different_extents_are_told_how_to_be_alike() -> None:
+    run = scripted({"base": 10})(0, "base-01", RunPlan())
+    unlike = [
+        replace(run, name=name, machine=MachineState(system_share=share, minor_faults_per_s=1e5))
+        for name, share in (("base-01", 0.15), ("head-01", 0.4), ("base-02", 0.16), ("head-02", 0.41))
+    ]
+    assert causes(unlike) == (), "the head's own doing"
+    mixed = [replace(each, name=f"base-{index}") for index, each in enumerate(unlike)]
+    assert "gives more memory back" in causes(mixed)[0]
+    assert "MALLOC_TRIM_THRESHOLD_" in advice(causes(mixed), Metric.STEP_MS, (), "")
+    few = [replace(each, machine=replace(each.machine, minor_faults_per_s=10.0)) for each in mixed]
+    assert causes(few) == ()
+
+
 @pytest.mark.parametrize("ratio, within", [(1.0, "within"), (1.1, "beyond")])
 def test_where_the_clock_cannot_tell_what_cpu_time_told_is_said(ratio: float, within: str) -> None:
     measure = scripted({"base": 10, "head": 10 * ratio})

@@ -29,6 +29,8 @@ How often the cause that `diagnose` names first is the one that is there. Printe
   right the script says so, and why.
 - *Size error*: predicted loss against true slowdown, as a part of it, median of the cells named right.
 - *False alarm*: a finding that claims 5 % of the step or more in a job without fault.
+- Every job keeps the memory that it frees (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`): else
+  `page-faults` would be true of many, and of each to another extent in each of its runs.
 - `noisy-neighbour` is true wherever the machine is shared. Where it was not injected it is neither right
   nor wrong, and only counted.
 - Thresholds may have been chosen by looking at the *tuning* scripts. The *held-out* ones are others, in

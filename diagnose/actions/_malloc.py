@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from diagnose.actions.base import CannotApply
@@ -23,6 +22,12 @@ FINER = 1.03
 
 MAPPED = 0b10
 """The bit of a block's size field, which lies before the block, that says that it was mapped."""
+
+NOT_MAIN = 0b100
+"""The bit that says that the block is of anarena other than the heap: those end once they are free."""
+
+ELSEWHERE = 5000
+"""Bytes of a block that is of the arena that large ones are of: no list of the thread's own keeps such."""
 
 FITTING = 4 << 30
 """Bytes of free blocks that a search uses up at most."""
@@ -41,8 +46,6 @@ def library() -> Any:
     for name, value in os.environ.items():
         if name in SETTINGS or (name == "GLIBC_TUNABLES" and "malloc" in value):
             raise CannotApply(f"{name} is set: the allocator is set up already")
-    if threading.current_thread() is not threading.main_thread():
-        raise CannotApply("another thread than the main one trains: its memory is not that of the heap")
     process = ctypes.CDLL(None)
     try:
         glibc = ctypes.CDLL("libc.so.6")
@@ -54,6 +57,13 @@ def library() -> Any:
     glibc.malloc.argtypes, glibc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     glibc.free.argtypes, glibc.free.restype = [ctypes.c_void_p], None
     glibc.sbrk.argtypes, glibc.sbrk.restype = [ctypes.c_ssize_t], ctypes.c_void_p
+    block = glibc.malloc(ELSEWHERE)
+    elsewhere = not block or _size_field(block) & NOT_MAIN
+    glibc.free(block)
+    if elsewhere:  # the thread is not the main one, or was once refused memory
+        raise CannotApply(
+            "the memory of the training thread does not lie in the heap: it would not be kept"
+        )
     return glibc
 
 
@@ -100,25 +110,50 @@ def _size_field(block: int) -> int:
     return ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value
 
 
-@contextmanager
-def kept(glibc: Any, threshold: int, room: int) -> Iterator[None]:
-    """Keeps what is freed for what is asked for next.
+class FreedMemory:
+    """What the process frees: given back to the system, as it was, or kept.
 
     Args:
         glibc: The library.
-        threshold: What `mapped_from` told: both thresholds are put back to where that says they were.
-        room: Bytes that may lie free before any goes back to the system, and of the largest block that is
-            kept.
+        room: Bytes that may lie free before any goes back, while it is kept, and of the largest block that
+            is kept.
     """
-    try:
-        _set(glibc, room, room)
-        yield
-    finally:
-        _set(glibc, 2 * threshold, threshold)  # glibc keeps the former at twice the latter
 
+    def __init__(self, glibc: Any, room: int) -> None:
+        self._glibc = glibc
+        self._room = room
+        self._threshold = mapped_from(glibc)
+        self._plugs: list[int] = []
 
-def _set(glibc: Any, trim: int, mapped: int) -> None:
-    if not glibc.mallopt(M_TRIM_THRESHOLD, trim):
-        raise CannotApply("glibc does not take the setting")
-    if not glibc.mallopt(M_MMAP_THRESHOLD, mapped):
-        glibc.mallopt(M_MMAP_THRESHOLD, MOST)  # an older one takes no more
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps what is freed for what is asked for next. Both thresholds are put back to where they were,
+        and what lay free goes back to the system."""
+        try:
+            self.unplug()
+            self._set(self._room, self._room)
+            yield
+        finally:
+            self._set(2 * self._threshold, self._threshold)  # glibc keeps the former at twice the latter
+            self._plug()
+
+    def unplug(self) -> None:
+        """Lets all blocks be used again."""
+        while self._plugs:
+            self._glibc.free(self._plugs.pop())
+
+    def _plug(self) -> None:
+        """Takes the large blocks that now lie free within the heap, and none of their pages: the next large
+        one is mapped, as it was before there were any."""
+        self._glibc.malloc_trim(0)
+        size = self._room
+        with suppress(CannotApply):  # there are more of them than are worth it
+            while size >= self._threshold:
+                _is_mapped(self._glibc, size, self._plugs)  # uses up those that fit
+                size //= 2
+
+    def _set(self, trim: int, mapped: int) -> None:
+        if not self._glibc.mallopt(M_TRIM_THRESHOLD, trim):
+            raise CannotApply("glibc does not take the setting")
+        if not self._glibc.mallopt(M_MMAP_THRESHOLD, mapped):
+            self._glibc.mallopt(M_MMAP_THRESHOLD, MOST)  # an older one takes no more

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.actions._malloc import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, kept, library, mapped_from
+from diagnose.actions._malloc import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, FreedMemory, library
+from diagnose.actions._memory import SHORT_SHARE, free_share
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -23,45 +24,55 @@ class KeepFreedMemory(Action):
     back, the next step takes a page fault for each 4 KiB, and the kernel fills it with zeros.
 
     ## When it takes effect
-    After a step or two, in which the pages are fetched for the last time.
+    After some steps: until small blocks have found places, they take a part of a large one that is free,
+    and the next large one is fetched once more.
 
     ## When it cannot help
     Work on a GPU, whose memory torch keeps itself. A process under jemalloc, tcmalloc or mimalloc. Faults
     that come from memory-mapped files, from records that grow, or after a fork.
 
     ## Hazards
-    The process stays as large as it was at its peak, by up to 1 GiB. Large blocks then lie in the heap,
-    which can only shrink from its end. Undone, both thresholds are where they were, as nearly as can be
-    told (3 %), but the C library no longer moves them by itself.
+    The process stays as large as it was at its peak, and somewhat larger, by up to 1 GiB. Large blocks then
+    lie in the heap, which can only shrink from its end. Undone, both thresholds are where they were, as
+    nearly as can be told (3 %), and what lay free has gone back; but the C library no longer moves the
+    thresholds by itself, and there is room in the heap that was not there.
     """
 
     safety = Safety.EXACT
     order = 10
-    settle_steps = 3
+    settle_steps = 8
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
         if job.device != "cpu":
             raise CannotApply("torch keeps the memory of a device itself")
         library()
+        if _is_short():
+            raise CannotApply(SHORT)
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
-        glibc = library()
-        yield glibc, mapped_from(glibc)
+        memory = FreedMemory(library(), ROOM)
+        try:
+            yield memory
+        finally:
+            memory.unplug()
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
-        glibc, threshold = prepared
         try:
             _in_force.append(self)
-            with kept(glibc, threshold, ROOM):
+            with prepared.kept():
                 yield
         finally:
             if self in _in_force:
                 _in_force.remove(self)
+
+    def why_not_stay(self, prepared: Any) -> str:
+        """See `Action.why_not_stay`."""
+        return SHORT if _is_short() else ""
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
@@ -71,6 +82,13 @@ class KeepFreedMemory(Action):
         """See `Action.settings`."""
         return {"statement": STATEMENT}
 
+
+def _is_short() -> bool:
+    free = free_share(Job())
+    return free is not None and free < SHORT_SHARE
+
+
+SHORT = "memory is short, and what is freed would be kept"
 
 STATEMENT = "; ".join(
     [

@@ -225,6 +225,8 @@ def _machine(logs: Sequence[RankLog], warmup: int) -> MachineState:
         foreign_cpus=foreign_cpus(hosts),
         stolen_cpus=host.stolen_cpus,
         throttled_share=host.throttled_share,
+        system_share=host.system_share,
+        minor_faults_per_s=host.minor_faults_per_s,
     )
 
 

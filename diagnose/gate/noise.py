@@ -17,6 +17,14 @@ STOLEN_SHARE = 0.02
 
 THROTTLED_SHARE = 0.05
 
+UNLIKE_SHARE = 0.08
+"""Runs of which one is in the kernel for so much more of its time than another."""
+
+MANY_FAULTS_PER_S = 5_000
+"""So many page faults take about a percent of the time, in a virtual machine."""
+
+KEEP_FREED = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
+
 STEADY = (Metric.CPU_MS, Metric.INSTRUCTIONS)
 """Metrics that may tell where the clock cannot."""
 
@@ -40,7 +48,26 @@ def causes(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
         found.append(f"the machine's host gave {stolen:.2f} CPUs to other guests (steal)")
     if throttled is not None and throttled > THROTTLED_SHARE:
         found.append(f"the container's CPU quota was used up in {format_share(throttled)} of its periods")
+    if _fetches_memory(runs):
+        found.append(FETCHES)
     return tuple(found)
+
+
+FETCHES = (
+    "in some runs the C library gives more memory back in each step than in others, and the kernel fetches"
+    " it anew"
+)
+
+
+def _fetches_memory(runs: Sequence[MeasuredRun]) -> bool:
+    """Whether runs of one version differ in how long page faults keep them in the kernel."""
+    for side in ("base", "head"):
+        of_side = [run.machine for run in runs if run.name.startswith(side)]
+        shares = [m.system_share for m in of_side if (m.minor_faults_per_s or 0.0) > MANY_FAULTS_PER_S]
+        known = [share for share in shares if share is not None]
+        if len(known) > 1 and max(known) - min(known) > UNLIKE_SHARE:
+            return True
+    return False
 
 
 def advice(found: Sequence[str], metric: Metric, beside: Sequence[Judgement], stopped: str) -> str:
@@ -51,6 +78,8 @@ def advice(found: Sequence[str], metric: Metric, beside: Sequence[Judgement], st
         return "Let the command train for longer, or leave fewer steps out (--warmup)."
     if "recorded no step" in stopped:
         return "See why that rank ended: what it printed lies beside the runs."
+    if FETCHES in found:
+        return f"Let every run keep what it frees: {KEEP_FREED} diagnose gate ..."
     told = next((each for each in beside if each.metric in STEADY and not each.reason), None)
     if metric in BY_THE_CLOCK and told is not None:
         return (

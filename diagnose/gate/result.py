@@ -79,6 +79,8 @@ class MachineState:
         foreign_cpus: CPUs that other processes used on average, those of the run not counted.
         stolen_cpus: CPUs that the machine's host gave to other guests.
         throttled_share: Part of the accounting periods in which the container's CPU quota was used up.
+        system_share: Part of the time that the training thread was in the kernel.
+        minor_faults_per_s: Page faults of the process that only needed memory.
     """
 
     load: float | None = None
@@ -86,6 +88,8 @@ class MachineState:
     foreign_cpus: float | None = None
     stolen_cpus: float | None = None
     throttled_share: float | None = None
+    system_share: float | None = None
+    minor_faults_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def _prose(text: str) -> str:
 
 def _code(lines: str) -> str:
     shown = "\n".join(escape(line) for line in lines.splitlines())
-    return f"<pre><code>{shown}</code></pre>\n" if shown else ""
+    return f'<pre tabindex="0"><code>{shown}</code></pre>\n' if shown else ""
 
 
 def _card(card: Card) -> str:

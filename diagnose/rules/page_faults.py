@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.core.program import Loader, Program
 from diagnose.core.units import NS_PER_S, format_ms, format_share
 from diagnose.rules._cpus import COMPUTING, spread
 from diagnose.rules._examples import profile
@@ -24,6 +26,10 @@ beyond that is something else's, such as reading files."""
 LEAST, EXPECTED, MOST = 0.6, 1.2, 1.7
 """What is won, as parts of the time in the kernel (`benchmarks/page_faults.py`). More than all of it: what
 is fresh from the kernel is in no table of the CPU's addresses."""
+
+FORK_EVERY = 500
+"""Steps. A process that starts workers fetches every page anew that it writes to since; where that is more
+seldom, it is few pages a step."""
 
 GROWS = 0.5
 """Where so much of what is fetched stays, the process grows: keeping what is freed would not help."""
@@ -51,7 +57,10 @@ class PageFaults(Rule):
     """
 
     needs = ("host.minor_faults_per_s", "host.system_share", "host.growth_bytes_per_s")
-    fires_on = (profile(step_ms=16, host=CHURNS),)
+    fires_on = (
+        profile(step_ms=16, host=CHURNS),
+        profile(step_ms=16, host=CHURNS, program=Program(loaders=(Loader(num_workers=0, epochs=20),))),
+    )
     silent_on = (
         profile(
             step_ms=16,
@@ -65,6 +74,7 @@ class PageFaults(Rule):
             step_ms=16,
             host=HostStats(system_share=0.01, minor_faults_per_s=1e5, growth_bytes_per_s=0.0),
         ),
+        profile(step_ms=16, host=CHURNS, program=Program(loaders=(Loader(num_workers=4, epochs=20),))),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -80,9 +90,10 @@ class PageFaults(Rule):
         in_kernel = min(system, faults_per_s * MOST_NS / NS_PER_S)
         if faults < MIN_FAULTS or EXPECTED * in_kernel < MIN_SHARE:
             return None
-        if growth > GROWS * faults_per_s * PAGE_BYTES:
+        if growth > GROWS * faults_per_s * PAGE_BYTES or _forks_often(profile):
             return None
-        lost = spread(profile, EXPECTED * in_kernel, COMPUTING)
+        loads = any(not loader.num_workers for loader in profile.program.loaders)
+        lost = spread(profile, EXPECTED * in_kernel, (*COMPUTING, *([Phase.DATA_WAIT] if loads else [])))
         total = sum(lost.values())
         if not total:
             return None
@@ -108,3 +119,13 @@ class PageFaults(Rule):
             "ctypes.CDLL(None).mallopt(-1, 1 << 30); ctypes.CDLL(None).mallopt(-3, 1 << 30)",
             actions=("keep-freed-memory",),
         )
+
+
+def _forks_often(profile: Profile) -> bool:
+    """Whether workers are started so often that the pages shared with them explain the faults."""
+    return any(
+        loader.num_workers
+        and not loader.persistent_workers
+        and profile.steps.count < FORK_EVERY * loader.epochs
+        for loader in profile.program.loaders
+    )

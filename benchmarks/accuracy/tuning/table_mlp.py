@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import threading
 import time
@@ -57,6 +58,9 @@ def train(args):
     torch.manual_seed(0)
     kind = torch.float64 if args.double else torch.float32
     x, y = torch.rand(4096, FEATURES).to(kind), torch.rand(4096).to(kind)
+    if args.give_back:  # what is freed goes back to the system, as the C library has it by default
+        for parameter in (-1, -3):
+            ctypes.CDLL(None).mallopt(parameter, 128 << 10)
     model = Deep(args.depth, args.width, args.columns).to(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not args.plain_adam)
     records, history = [], []
@@ -70,6 +74,8 @@ def train(args):
         for step in range(args.steps):  # the training loop
             start = step * args.batch % 4096
             inputs, targets = x[start : start + args.batch], y[start : start + args.batch]
+            if args.scratch:
+                torch.ones(args.scratch << 18)
             loss = nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
@@ -97,5 +103,7 @@ if __name__ == "__main__":
     parser.add_argument("--monitor-ms", type=float, default=0)
     parser.add_argument("--remember", type=int, default=0, help="entries of the history per step")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--scratch", type=int, default=0, help="MiB that each step needs for a while")
+    parser.add_argument("--give-back", action="store_true")
     parser.add_argument("--double", action="store_true")
     train(parser.parse_args())
