@@ -154,7 +154,10 @@ def test_an_empty_job_is_refused_or_left_as_it_is(name: str) -> None:
     action.verify_undone(job, before)
 
 
-@each_action
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.extended] * (name == "regional-compile")) for name in ACTIONS],
+)
 def test_it_can_be_applied_and_undone_again_and_again(name: str) -> None:
     running, action = Running(), ACTIONS[name]
     with prepared(action, running) as ready:

@@ -80,6 +80,7 @@ def run(action: Any, **options: Any) -> list[torch.Tensor]:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.slow
+@pytest.mark.extended
 def test_compiled_for_real_it_trains_as_the_script_does_alone_dropout_included() -> None:
     torch.manual_seed(0)
     model = Deep()

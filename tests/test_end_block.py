@@ -84,6 +84,15 @@ diagnose: 412 steps, median 40.1 ms -> 19.6 ms, 776 -> 1,610 samples/s
     )
 
 
+def test_end_block_of_a_tuned_run_counts_what_is_not_found_any_more_as_dealt_with() -> None:
+    assert TUNED.tuning is not None
+    other = replace(SPLIT, actions=("fused-optimizer",))
+    for left, dealt_with in (((), True), (("slow-updates",), False), (None, False)):
+        tuned = replace(TUNED, findings=(SERIAL, other), tuning=replace(TUNED.tuning, left=left))
+        assert ("(20.0 ms lost before), slow-updates (1.00 ms …" in end_block(tuned)) is dealt_with
+        assert ("gain 1.02x" in end_block(tuned)) is not dealt_with
+
+
 def test_end_block_of_a_run_that_ended_before_the_last_trial_gives_the_figures_from_before() -> None:
     assert TUNED.tuning is not None
     cut = replace(

@@ -62,6 +62,7 @@ def test_an_example_prints_and_learns_the_same_and_every_step_is_found(script, a
     assert min(shares["forward"], shares["backward"], shares["optimizer"]) > 0
 
 
+@pytest.mark.extended
 def test_the_distributed_example_is_the_same_on_two_ranks(tmp_path):
     job = [EXAMPLES / "ddp.py", "--waves", "960", "--test-waves", "64", "--epochs", "2", "--save-weights"]
     plain = run_on_one_thread(*TORCHRUN, *job, "plain/weights.pt", cwd=folders(tmp_path))

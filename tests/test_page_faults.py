@@ -86,7 +86,12 @@ before = mapped_from(glibc)
 assert 20 << 20 <= before <= FINER**2 * (20 << 20)
 for _ in range(2):
     with action.prepare(job, None) as ready, action.apply(job, ready):
-        assert mapped_from(glibc) == 32 << 20, "nothing that is probed is mapped"
+        try:
+            mapped_from(glibc)
+        except CannotApply as reason:
+            assert "set the allocator up itself" in str(reason)
+        else:
+            raise AssertionError("nothing that is probed is mapped")
 assert before / FINER <= mapped_from(glibc) <= FINER**4 * before
 """)
 
@@ -144,7 +149,7 @@ import torch
 torch.manual_seed(0)
 model = torch.nn.Linear(64, {MAPPED // 64})
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for _ in range(80):
+for _ in range(45):
     optimizer.zero_grad()
     model(torch.randn(1, 64)).pow(2).mean().backward()
     optimizer.step()

@@ -66,7 +66,9 @@ WAYS = {
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, marks=[pytest.mark.extended] * (way in ("returns", "exits with a text")))
+        pytest.param(
+            way, marks=[pytest.mark.extended] * (way in ("returns", "exits with a text", "exits at once"))
+        )
         for way in WAYS
     ],
 )

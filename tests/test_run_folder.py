@@ -149,6 +149,7 @@ def test_a_full_file_system_is_noticed_before_the_script_starts(tmp_path, full_d
     assert [path.name for path in full_disk.iterdir()] == ["ballast"]
 
 
+@pytest.mark.extended
 def test_a_disk_that_fills_up_stops_the_recording_and_not_the_script(tmp_path, full_disk):
     write(
         tmp_path / "job.py",

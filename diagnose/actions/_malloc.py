@@ -24,7 +24,7 @@ MAPPED = 0b10
 """The bit of a block's size field, which lies before the block, that says that it was mapped."""
 
 NOT_MAIN = 0b100
-"""The bit that says that the block is of anarena other than the heap: those end once they are free."""
+"""The bit that says that the block is of an arena other than the heap: those end once they are free."""
 
 ELSEWHERE = 5000
 """Bytes of a block that is of the arena that large ones are of: no list of the thread's own keeps such."""
@@ -78,7 +78,7 @@ def mapped_from(glibc: Any) -> int:
     So blocks are asked for, ever larger ones, until one is mapped. Their memory is not touched.
 
     Raises:
-        CannotApply: If too much memory lies free to find out.
+        CannotApply: If too much memory lies free to find out, or the script has moved the threshold itself.
     """
     held: list[int] = []
     try:
@@ -87,6 +87,8 @@ def mapped_from(glibc: Any) -> int:
             if _is_mapped(glibc, size, held):
                 return size
             size = int(FINER * size)
+        if not _is_mapped(glibc, MOST + LEAST, held):
+            raise CannotApply("the script has set the allocator up itself")
         return MOST
     finally:
         for block in reversed(held):

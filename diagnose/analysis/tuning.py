@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ def tuning_of(log: RankLog) -> Tuning | None:
     return Tuning(
         state=states[-1]["state"],
         diagnosed="diagnosed" in details,
+        left=_left(details.get("diagnosed", [])),
         trials=tuple(Trial.from_record(each) for each in details.get("trial", ())),
         confirmation=held.confirmation,
         earlier=held.earlier,
@@ -55,6 +57,11 @@ def tuning_of(log: RankLog) -> Tuning | None:
         untouched=(0, len(log.steps) if first_change is None else first_change),
         tuned=tuned,
     )
+
+
+def _left(diagnoses: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
+    last = diagnoses[-1] if diagnoses else {}
+    return tuple(last["rules"]) if last.get("in_force") else None
 
 
 @dataclass(slots=True)

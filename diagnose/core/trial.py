@@ -136,6 +136,8 @@ class Tuning:
         state: What it was doing last: `observing`, `trying`, `confirming`, `holding`, `waiting`, `paused`,
             `frozen` or `ended`.
         diagnosed: Whether the script lived long enough for the rules to be asked.
+        left: Rules that named fixes when they were asked last, with something kept in force; `None` if they
+            were not asked then.
         trials: Every action that was thought of, in order.
         confirmation: All kept actions on against all off; `None` if nothing was kept, or the script ended
             before, or what is kept is no longer what was measured.
@@ -159,6 +161,7 @@ class Tuning:
 
     state: str = ""
     diagnosed: bool = True
+    left: tuple[str, ...] | None = None
     trials: tuple[Trial, ...] = ()
     confirmation: Measured | None = None
     earlier: Measured | None = None

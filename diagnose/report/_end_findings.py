@@ -6,7 +6,7 @@ import textwrap
 
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.report._faults import gain, headline, in_force, lost, no_fault, place, short_gain
+from diagnose.report._faults import gain, headline, in_force, is_gone, lost, no_fault, place, short_gain
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import printable
 
@@ -25,7 +25,9 @@ def finding_lines(profile: Profile, room: int, terminal: Terminal) -> tuple[list
     nothing = no_fault(profile, terminal.width - 2)
     if nothing:
         return [f"  {nothing}"], 0
-    dealt_with = [finding for finding in profile.findings if in_force(finding, profile)]
+    dealt_with = [
+        finding for finding in profile.findings if in_force(finding, profile) or is_gone(finding, profile)
+    ]
     room -= bool(dealt_with)
     others = [finding for finding in profile.findings if finding not in dealt_with]
     shown = others[: max(0, min(MAX_FINDINGS, room // LINES_EACH))]

@@ -62,6 +62,14 @@ def in_force(finding: Finding, profile: Profile) -> tuple[str, ...]:
     return tuple(named(trial) for trial in against)
 
 
+def is_gone(finding: Finding, profile: Profile) -> bool:
+    """Whether a fault that has fixes was not found any more with what tuning has kept."""
+    tuning = profile.tuning
+    if tuning is None or not tuning.kept or tuning.left is None:
+        return False
+    return bool(finding.actions) and finding.rule not in tuning.left
+
+
 def no_fault(profile: Profile, cells: int | None = None) -> str | None:
     """Says that the rules found nothing; `None` where they found something, or were not asked.
 

@@ -11,6 +11,7 @@ from diagnose.report._faults import (
     gain_in_words,
     headline,
     in_force,
+    is_gone,
     lost,
     lost_share,
     no_fault,
@@ -34,9 +35,17 @@ class Findings(Section):
         return [card(finding, profile) for finding in profile.findings]
 
 
+def _done(finding: Finding, profile: Profile) -> str:
+    fixes = " and ".join(in_force(finding, profile))
+    if fixes:
+        return f"Tuning has put {fixes} in force. By hand: "
+    return (
+        "With what tuning has kept it is not found any more. By hand: " if is_gone(finding, profile) else ""
+    )
+
+
 def card(finding: Finding, profile: Profile) -> Card:
     """Returns what the report says of one finding."""
-    fixes = " and ".join(in_force(finding, profile))
     phases = sorted(finding.lost_ns, key=lambda phase: -finding.lost_ns[phase])
     names = ", ".join(phase.label for phase in phases if finding.lost_ns[phase])
     return Card(
@@ -51,7 +60,7 @@ def card(finding: Finding, profile: Profile) -> Card:
             Fact(label="gain", value=gain(finding, profile), detail=gain_in_words(finding, profile)),
         ),
         points=finding.evidence,
-        advice=f"Tuning has put {fixes} in force. By hand: {finding.fix}" if fixes else finding.fix,
+        advice=f"{_done(finding, profile)}{finding.fix}",
         code=finding.code,
         caveat=f"The gain assumes: {finding.assumption}.",
     )

@@ -344,7 +344,8 @@ class Controller:
             self._spending.diagnosed(self._diagnosis.cost_ns)
         self._diagnosis = None
         told = self._world.ranks.exchange("the findings", [asdict(lead) for lead in found or ()])
-        self._world.tell("diagnosed", {"step": self._step.number})
+        rules = [lead["rule"] for lead in told[0]]
+        self._world.tell("diagnosed", {"step": self._step.number, "rules": rules, "in_force": in_force})
         self._leads, self._asked_with = [Lead.from_record(record) for record in told[0]], in_force
 
     def _ahead(self) -> list[Candidate]:
