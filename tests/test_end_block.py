@@ -89,7 +89,7 @@ def test_end_block_of_a_tuned_run_counts_what_is_not_found_any_more_as_dealt_wit
     other = replace(SPLIT, actions=("fused-optimizer",))
     for left, dealt_with in (((), True), (("slow-updates",), False), (None, False)):
         tuned = replace(TUNED, findings=(SERIAL, other), tuning=replace(TUNED.tuning, left=left))
-        assert ("(20.0 ms lost before), slow-updates (1.00 ms …" in end_block(tuned)) is dealt_with
+        assert ("(20.0 ms lost before), slow-updates" in end_block(tuned)) is dealt_with
         assert ("gain 1.02x" in end_block(tuned)) is not dealt_with
 
 
