@@ -2,8 +2,8 @@
 
     python benchmarks/optimizer_step.py [--threads 1]
 
-Prints the least median of three turns, one by one and fused, with freed memory kept. The rule
-`slow-optimizer` does not count on it: it is about many small tensors.
+Prints the least median of three turns, one by one and fused, with freed memory kept: what the rule
+`slow-optimizer` counts on.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def results(ranks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return results
 
 
+@pytest.mark.extended
 @each_hook
 def test_all_ranks_get_the_same_to_the_bit(ranks, name):
     first, second = (rank["results"][name] for rank in ranks)
@@ -55,11 +56,13 @@ def test_all_ranks_get_the_same_to_the_bit(ranks, name):
     assert ranks[0]["static"] == ranks[1]["static"]
 
 
+@pytest.mark.extended
 @each_hook
 def test_gradients_that_are_views_of_buckets_come_out_the_same(results, name):
     assert results[name]["weights of views"] == results[name]["weights"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name, closest, farthest",
     [
@@ -74,6 +77,7 @@ def test_an_average_is_as_far_off_as_its_bits_explain(results, name, closest, fa
     assert closest < results[name]["usual"] < farthest
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name, most",
     [
@@ -88,37 +92,44 @@ def test_it_sends_fewer_bytes_than_float32(results, name, most):
     assert 0 < results[name]["sent_share"] <= most
 
 
+@pytest.mark.extended
 def test_with_a_fixed_factor_what_overflows_is_sent_as_it_is(results):
     assert results["ddp-fp16-hook"]["huge is equal"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ddp-fp16-hook"])
 @pytest.mark.parametrize("scale", ["huge", "tiny"])
 def test_the_other_hooks_do_not_mind_how_large_gradients_are(results, name, scale):
     assert results[name][scale] < 3 * results[name]["usual"]
 
 
+@pytest.mark.extended
 @each_hook
 def test_what_is_not_finite_on_one_rank_is_seen_on_all_and_gone_with_the_next_step(results, name):
     assert results[name]["bad"]
     assert results[name]["healed"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["ddp-power-sgd-hook", "ddp-top-k-hook"])
 def test_what_is_not_sent_at_once_is_sent_later(results, name):
     assert results[name]["delivered"] < 0.02
     assert results[name]["delivered"] < results[name]["usual"] / 4
 
 
+@pytest.mark.extended
 def test_what_is_of_low_rank_arrives_whole(results):
     assert results["ddp-power-sgd-hook"]["of low rank"] < 1e-5
 
 
+@pytest.mark.extended
 @each_hook
 def test_training_with_it_on_and_off_goes_nearly_the_same_way(results, name):
     assert 0 < results[name]["distance"] < 0.05
 
 
+@pytest.mark.extended
 @each_hook
 def test_the_reducer_names_the_hook_and_the_scripts_random_numbers_stay(results, name):
     (hook,) = results[name]["hooks"]
@@ -126,6 +137,7 @@ def test_the_reducer_names_the_hook_and_the_scripts_random_numbers_stay(results,
     assert not results[name]["moved the generator"]
 
 
+@pytest.mark.extended
 @each_hook
 def test_what_it_cannot_send_is_refused_in_words(ranks, name):
     assert ranks[0]["refusals"][name] == [

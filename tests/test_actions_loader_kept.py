@@ -41,7 +41,7 @@ PLANS: dict[str, Plan] = {
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize("stop_at", [-1, 2])
+@pytest.mark.parametrize("stop_at", [-1, pytest.param(2, marks=pytest.mark.extended)])
 def test_samples_and_random_numbers_are_those_of_new_workers(
     make: Callable[[], DataLoader[Any]], plan: Plan, stop_at: int
 ) -> None:

@@ -594,6 +594,7 @@ def test_replay_is_refused_on_a_cpu() -> None:
         OomReplay().check(job_of(Net()))
 
 
+@pytest.mark.extended
 def test_one_rank_replays_and_the_others_do_not_notice(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(

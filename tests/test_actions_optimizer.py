@@ -318,3 +318,13 @@ def test_a_step_that_the_script_compiles_is_left_alone() -> None:
     model(torch.ones(1, 2)).sum().backward()
     with FusedOptimizer().apply(Job(optimizers=[optimizer]), None):
         assert not is_fused(step)
+
+
+def test_without_a_finding_it_is_tried_only_where_large_optimizers_step_on_a_cpu() -> None:
+    large = torch.optim.SGD([nn.Parameter(torch.zeros(400, 400))], momentum=0.9)
+    small = torch.optim.SGD([nn.Parameter(torch.zeros(40, 40))], momentum=0.9)
+    FusedOptimizer().check_unasked(Job(optimizers=[small, large]))
+    with pytest.raises(CannotApply, match="fewer than 100,000 elements"):
+        FusedOptimizer().check_unasked(Job(optimizers=[small]))
+    with pytest.raises(CannotApply, match="where the rules find"):
+        FusedOptimizer().check_unasked(Job(optimizers=[large], device="cuda"))

@@ -44,6 +44,7 @@ def ranks() -> list[dict[str, Any]]:
     return [json.loads(stdout) for stdout, _ in printed]
 
 
+@pytest.mark.extended
 @each_optimizer
 def test_weights_and_state_are_those_of_the_script_alone_to_the_bit(ranks, name):
     for rank in ranks:
@@ -54,6 +55,7 @@ def test_weights_and_state_are_those_of_the_script_alone_to_the_bit(ranks, name)
         assert our_state == its_state
 
 
+@pytest.mark.extended
 @each_optimizer
 def test_a_checkpoint_is_whole_on_whichever_ranks_ask_for_it(ranks, name):
     for rank, steps in zip(ranks, (["3", "4", "10", "11"], ["4"]), strict=True):
@@ -62,6 +64,7 @@ def test_a_checkpoint_is_whole_on_whichever_ranks_ask_for_it(ranks, name):
         assert ours == alone
 
 
+@pytest.mark.extended
 @each_optimizer
 def test_each_rank_holds_about_half_and_all_of_it_afterwards(ranks, name):
     shares = [rank["results"][name]["held_share"] for rank in ranks]
@@ -70,6 +73,7 @@ def test_each_rank_holds_about_half_and_all_of_it_afterwards(ranks, name):
     assert [rank["results"][name]["held_after"] for rank in ranks] == [1.0, 1.0]
 
 
+@pytest.mark.extended
 def test_copies_and_pickles_are_whole_and_a_checkpoint_can_be_loaded_meanwhile(ranks):
     for rank in ranks:
         alone, ours = rank["copies"]
@@ -77,18 +81,21 @@ def test_copies_and_pickles_are_whole_and_a_checkpoint_can_be_loaded_meanwhile(r
         assert ours == alone
 
 
+@pytest.mark.extended
 def test_a_step_may_compute_its_loss_itself(ranks):
     for rank in ranks:
         alone, ours = rank["closure"]
         assert ours == alone
 
 
+@pytest.mark.extended
 def test_undone_while_a_rank_is_held_up_all_have_the_whole_state(ranks):
     for rank in ranks:
         alone, ours = rank["held up"]
         assert ours == alone
 
 
+@pytest.mark.extended
 def test_what_cannot_be_shared_is_refused_in_words(ranks):
     assert ranks[0]["refusals"] == {
         "none wrapped": "no model of the loop is wrapped in DistributedDataParallel",

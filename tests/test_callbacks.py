@@ -216,6 +216,7 @@ def test_a_rank_that_is_measured_already_keeps_no_other_waiting(what, recorded, 
     assert [read_rank(file).meta["rank"] for run in folders for file in rank_files(run)] == recorded
 
 
+@pytest.mark.extended
 def test_a_folder_that_the_first_rank_cannot_make_keeps_no_other_waiting(tmp_path):
     said = of_two_ranks(tmp_path, "no folder")
     assert said[0].startswith("diagnose: this training is not measured, or not reported: ")

@@ -509,6 +509,7 @@ def test_a_running_job_answers_in_its_own_record(tmp_path: Path) -> None:
     assert log.meta["takes_commands"] is True
 
 
+@pytest.mark.extended
 def test_a_deep_window_waits_until_no_fix_is_being_tried_and_says_so(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", ASKS_ITSELF)
     ended = run(*DIAGNOSE, "--tune", "--name", "r", script, cwd=tmp_path)

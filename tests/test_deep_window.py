@@ -118,7 +118,7 @@ def test_a_window_records_what_was_asked_for_and_the_script_is_the_same(tmp_path
 
 @pytest.mark.parametrize(
     "kind",
-    ["raises", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("interrupted", "warns"))],
+    [pytest.param(kind, marks=pytest.mark.extended) for kind in ("raises", "interrupted", "warns")],
 )
 def test_what_the_script_raises_or_warns_inside_a_window_is_its_own(tmp_path: Path, kind: str) -> None:
     plain, ended, _ = windowed(tmp_path, kind)
@@ -126,6 +126,7 @@ def test_what_the_script_raises_or_warns_inside_a_window_is_its_own(tmp_path: Pa
     assert next(each["state"] for each in events_of(tmp_path)) == "begun"
 
 
+@pytest.mark.extended
 def test_the_scripts_own_profiler_goes_before_ours(tmp_path: Path) -> None:
     plain, ended, profile = windowed(tmp_path, "profiler")
     assert plain.stdout.count("addmm") == ended.stdout.count("addmm") > 0
@@ -211,7 +212,8 @@ def test_a_window_after_the_end_is_said_not_to_have_been(tmp_path: Path) -> None
     assert profile.notes == ("There is no deep window: the training ended before.",)
 
 
-@pytest.mark.parametrize("kind", ["compile", pytest.param("bare", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", ["compile", "bare"])
 def test_compiled_code_and_a_loop_without_a_loader_are_recorded_too(tmp_path: Path, kind: str) -> None:
     plain, ended, profile = windowed(tmp_path, kind)
     assert (ended.code, ended.stdout, ended.stderr) == (plain.code, plain.stdout, plain.stderr)

@@ -232,7 +232,7 @@ stalls = st.dictionaries(
 )
 
 
-@settings(max_examples=1_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     body=st.fixed_dictionaries(dict.fromkeys((DATA_WAIT, *PHASES, OPTIMIZER), doings)),
     injected=st.lists(stalls, min_size=4, max_size=7),

@@ -35,7 +35,13 @@ JOBS = (
         marks=pytest.mark.extended,
         id="gpt_text",
     ),
-    pytest.param("gpt_text.py", "--steps 20 --accumulate 3 --eval-every 7", 20, id="accumulation"),
+    pytest.param(
+        "gpt_text.py",
+        "--steps 20 --accumulate 3 --eval-every 7",
+        20,
+        marks=pytest.mark.extended,
+        id="accumulation",
+    ),
     pytest.param(
         "tabular_mlp.py", "--rows 4000 --epochs 2", 58, marks=pytest.mark.extended, id="tabular_mlp"
     ),

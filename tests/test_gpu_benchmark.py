@@ -116,6 +116,7 @@ def rehearsed(folder: Path, library: str, *cases: str) -> subprocess.CompletedPr
     return done
 
 
+@pytest.mark.extended
 def test_the_table_of_optimizers_is_rehearsed_on_the_emulated_device(tmp_path: Path) -> None:
     """Beside a library that ends its process in the middle, as a kernel that breaks the device would."""
     done = rehearsed(tmp_path, ENDS_THE_PROCESS, "F/tiny", "B0/tiny")

@@ -165,6 +165,7 @@ def found(folder: Path, line: str) -> list[str]:
     return [finding["rule"] for finding in json.loads((folder / "out.json").read_text())["findings"]]
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="read from /proc")
 def test_a_script_that_fetches_its_gradients_anew_in_each_step_is_told_and_the_line_mends_it(
     tmp_path: Path,

@@ -65,12 +65,7 @@ WAYS = {
 
 @pytest.mark.parametrize(
     "way",
-    [
-        pytest.param(
-            way, marks=[pytest.mark.extended] * (way in ("returns", "exits with a text", "exits at once"))
-        )
-        for way in WAYS
-    ],
+    [pytest.param(way, marks=[pytest.mark.extended] * (way != "raises")) for way in WAYS],
 )
 def test_a_script_that_trained_is_reported_however_it_ends(tmp_path, way):
     code, status, steps, first_line = WAYS[way]

@@ -93,6 +93,7 @@ def test_run_dir_says_where_runs_are_kept_also_with_blanks_and_umlauts(tmp_path)
     assert not (tmp_path / ".diagnose").exists()
 
 
+@pytest.mark.extended
 def test_a_run_inside_a_run_is_a_run_of_its_own(tmp_path):
     write(tmp_path / "inner.py", "raise SystemExit(3)")
     command = [*DIAGNOSE, "--name", "inner", "inner.py"]
@@ -172,6 +173,7 @@ def tiny_disk(tmp_path, request):
     yield from mounted(tmp_path / "disk", request.param)
 
 
+@pytest.mark.extended
 def test_records_that_found_no_room_are_not_called_steps_that_were_not_seen(tmp_path, tiny_disk):
     write(
         tmp_path / "job.py",

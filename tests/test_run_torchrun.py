@@ -28,6 +28,7 @@ def two() -> list[str]:
         return ["--nproc-per-node", "2", "--master-port", str(probe.getsockname()[1])]
 
 
+@pytest.mark.extended
 def test_both_ways_around_train_the_same_weights_and_report_every_rank_once(tmp_path, two):
     plain = run(*TORCHRUN, *two, TWO_RANKS, cwd=tmp_path)
     for folder, command in (

@@ -264,6 +264,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.extended
 def test_ranks_that_do_not_record_leave_no_file_and_the_report_says_so(tmp_path):
     write(tmp_path / "job.py", JOB)
     ended = run(*DIAGNOSE, "--nproc-per-node", "2", "--ranks", "1", "job.py", cwd=tmp_path)

@@ -333,6 +333,7 @@ train(10)
 # -- child processes
 
 
+@pytest.mark.extended
 def test_children_that_torch_spawns_are_measured_each_for_itself(tmp_path):
     write(
         tmp_path / "job.py",
@@ -375,6 +376,7 @@ train(2)
     assert all(log.meta["finished"] for log in logs)
 
 
+@pytest.mark.extended
 def test_children_that_do_not_train_leave_nothing(tmp_path):
     write(
         tmp_path / "job.py",
@@ -451,6 +453,7 @@ def test_a_module_that_is_not_there_is_not_there(module):
     assert importlib.util.find_spec("awaited_in_vain") is None
 
 
+@pytest.mark.extended
 def test_a_child_forked_in_the_middle_of_a_flush_can_still_flush(tmp_path):
     write(
         tmp_path / "job.py",

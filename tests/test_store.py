@@ -477,6 +477,7 @@ def test_a_million_steps_are_read_and_analysed_in_few_times_what_unpacking_them_
     assert profile.phase_time_ns[Phase.FORWARD] == pytest.approx(1e6, rel=0.05)
 
 
+@pytest.mark.extended
 def test_the_memory_of_a_process_does_not_grow_with_its_steps(tmp_path):
     write(
         tmp_path / "job.py",

@@ -164,6 +164,7 @@ def test_through_torchrun_the_report_tells_it_once(tmp_path, plain):
     assert report["tuning"]["frozen"] == ""
 
 
+@pytest.mark.extended
 def test_a_refusal_of_one_rank_refuses_for_all(tmp_path, plain):
     job = train(tmp_path, wrong="refuses")
     assert (job.codes, job.lines) == (plain.codes, plain.lines)
@@ -172,6 +173,7 @@ def test_a_refusal_of_one_rank_refuses_for_all(tmp_path, plain):
         assert (trial["outcome"], trial["reason"]) == ("refused", "rank 1: not on this machine")
 
 
+@pytest.mark.extended
 def test_averages_are_left_out_nowhere_if_ranks_have_different_numbers_of_batches(tmp_path):
     apply = '[[action]]\nname = "no-sync"\n'
     job = train(tmp_path, apply, script=SCRIPTS / "uneven_ranks.py", steps=60)
@@ -262,7 +264,11 @@ def test_ranks_that_join_with_different_numbers_of_batches_are_left_alone(tmp_pa
 
 @pytest.mark.parametrize(
     "apply, wrong",
-    [pytest.param("", "dies", marks=pytest.mark.extended), (APPLY, "dies"), (APPLY, "dies at an exchange")],
+    [
+        pytest.param("", "dies", marks=pytest.mark.extended),
+        (APPLY, "dies"),
+        pytest.param(APPLY, "dies at an exchange", marks=pytest.mark.extended),
+    ],
 )
 def test_a_rank_that_dies_ends_the_others_as_it_does_without_us(tmp_path, apply, wrong):
     job = train(tmp_path, apply, wrong=wrong, patience_s=300)  # `train` waits for less

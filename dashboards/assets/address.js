@@ -27,10 +27,17 @@
     }, PAUSE_MS);
   }, true);
 
+  const RANGE = ["run-from", "run-to"];
+  let edited; // the one of them that holds what its reader has not finished
+  document.addEventListener("input", (event) => {
+    if (RANGE.includes(event.target.id)) edited = event.target.id;
+  }, true);
+
   /* The fields count steps from 1 and name the last; the address counts from 0, up to the first left out. */
   document.addEventListener("change", (event) => {
-    if (event.target.id !== "run-from" && event.target.id !== "run-to") return;
-    const [first, last] = ["run-from", "run-to"].map((id) => document.getElementById(id).value.trim());
+    if (!RANGE.includes(event.target.id)) return;
+    edited = undefined;
+    const [first, last] = RANGE.map((id) => document.getElementById(id).value.trim());
     if (![first, last].every((text) => /^[0-9]*$/.test(text))) return;
     const [from, to] = [Math.max(0, Number(first) - 1), Number(last)];
     if (last && to <= from) return;
@@ -84,12 +91,15 @@
       return window.dash_clientside.no_update;
     },
 
-    /* What the address asks for goes into the fields. */
+    /* What the address asks for goes into the fields, unless somebody types there. */
     ranged(view) {
       const query = (view && view.query) || {};
       const number = (text) => (/^[0-9]{1,12}$/.test(text || "") ? Number(text) : null);
       const [from, to] = [number(query.from), number(query.to)];
-      return [from === null ? "" : String(from + 1), to === null ? "" : String(to)];
+      const asked = [from === null ? "" : String(from + 1), to === null ? "" : String(to)];
+      return asked.map((text, place) => (
+        RANGE[place] === edited && document.activeElement?.id === edited ? window.dash_clientside.no_update : text
+      ));
     },
   };
 })();

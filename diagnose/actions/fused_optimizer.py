@@ -15,6 +15,9 @@ from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.hooks._fusing import CLASSES, why_sparse
 
+MIN_ELEMENTS = 100_000
+"""Of fewer no step takes a tenth of a millisecond: without a finding a trial would not be worth it."""
+
 
 class FusedOptimizer(Action):
     """
@@ -28,9 +31,12 @@ class FusedOptimizer(Action):
     ## When it takes effect
     At the next step.
 
+    On a CPU it is tried also where nothing was found: what it saves of a step of SGD or Adagrad depends on
+    the size of the tensors, the threads and the memory, and is seen in no reading.
+
     ## When it cannot help
-    Other classes and subclasses of these, a differentiable or capturable optimizer, sparse gradients. A
-    step of few large tensors is bound by memory already.
+    Other classes and subclasses of these, a differentiable or capturable optimizer, sparse gradients. On a
+    GPU, a step of few large tensors is bound by memory already.
 
     ## Hazards
     Where torch's fused step is used, a step in which a gradient lies in memory in another order than its
@@ -42,10 +48,19 @@ class FusedOptimizer(Action):
     safety = Safety.ROUNDING
     order = 30
     touches = "optimizer"
+    unasked = True
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
         _eligible(job)
+
+    def check_unasked(self, job: Job) -> None:
+        """See `Action.check_unasked`."""
+        if job.device != "cpu":
+            raise CannotApply("on a device it is tried where the rules find a slow optimizer")
+        held = [p for each in _eligible(job) for group in each.param_groups for p in group["params"]]
+        if sum(p.numel() for p in held) < MIN_ELEMENTS:
+            raise CannotApply(f"the optimizer updates fewer than {MIN_ELEMENTS:,} elements")
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:

@@ -16,6 +16,15 @@ from diagnose.rules.base import Rule
 MIN_TENSORS = 20
 """With fewer tensors there are few calls to save."""
 
+MIN_ELEMENTS = 100_000
+"""With few tensors and fewer elements the step takes less than what surrounds it in Python."""
+
+SAVED_AT_ANY_SIZE = {"Adam": 0.7, "AdamW": 0.7}
+"""Part of a step on a CPU that one call saves also of few, large tensors: it goes through the memory once,
+where one by one is ten passes. `benchmarks/optimizer_step.py` measured 0.69 to 0.74 from 2,000 to 2 million
+elements per tensor, with one thread and with two. Of SGD with momentum it was 0.31 to 0.56, by the size and
+the threads, which promises nothing."""
+
 SAVED = {
     "Adam": (0.78, 600_000),
     "AdamW": (0.78, 600_000),
@@ -28,7 +37,7 @@ SAVED = {
 """Part of a step that one call for all tensors saves where they are small, and the mean size, in elements,
 at which it is half of that: the memory is then busier than the calls. Measured on two CPU cores, per tensor
 one by one and fused: AdamW 25 and 5.4 us at 64 elements, 128 and 39 us at 65,536; SGD with momentum 6.4 and
-2.3, 50 and 26 us; without 3.4 and 1.5, 16 and 14 us."""
+2.3, 50 and 26 us; without 3.4 and 1.5, 16 and 14 us. On a CPU no less than `SAVED_AT_ANY_SIZE`."""
 
 SAVED_BY_FOREACH = 0.5
 """On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
@@ -40,6 +49,7 @@ LOW, HIGH = 0.6, 1.15
 def one(
     kind: str = "AdamW",
     num_tensors: int = 400,
+    num_elements: int = 400_000,
     implementation: str = "for-loop",
     can_fuse: bool = True,
     can_group: bool = True,
@@ -47,7 +57,7 @@ def one(
     optimizer = Optimizer(
         kind=kind,
         num_tensors=num_tensors,
-        num_elements=1000 * num_tensors,
+        num_elements=num_elements,
         implementation=implementation,
         can_fuse=can_fuse,
         can_group=can_group,
@@ -59,8 +69,8 @@ class SlowOptimizer(Rule):
     """
     ## What it means
     The optimizer calls torch several times for every parameter tensor. With hundreds of small tensors these
-    calls, not the arithmetic, take the time. On a CPU this is torch's default; on a GPU someone asked for
-    it.
+    calls, not the arithmetic, take the time; with a few large ones each of Adam's calls goes through all of
+    the memory anew. On a CPU this is torch's default; on a GPU someone asked for it.
 
     ## What to do
     Give the optimizer `fused=True`: one call updates all tensors. Where torch has no fused
@@ -77,11 +87,20 @@ class SlowOptimizer(Rule):
     fires_on = (
         profile(optimizer_ms=30, program=one()),
         profile(optimizer_ms=8, program=one(kind="SGD")),
+        profile(optimizer_ms=30, program=one(num_tensors=4, num_elements=8_000_000)),
     )
     silent_on = (
         profile(optimizer_ms=30, program=one(implementation="fused")),
         profile(optimizer_ms=2, program=one()),
-        profile(optimizer_ms=30, program=one(num_tensors=4)),
+        profile(optimizer_ms=30, program=one(num_tensors=4, num_elements=4_000)),
+        profile(optimizer_ms=30, program=one(kind="SGD", num_tensors=4, num_elements=8_000_000)),
+        profile(
+            optimizer_ms=30,
+            device="cuda",
+            program=replace(
+                one(num_tensors=4, num_elements=8_000_000), models=(Model(kind="Net", device="cuda"),)
+            ),
+        ),
         profile(optimizer_ms=30, program=one(kind="Mine", implementation="", can_fuse=False)),
         profile(optimizer_ms=30, program=one(kind="SGD", can_fuse=False)),
         profile(
@@ -96,20 +115,16 @@ class SlowOptimizer(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return any(self._is_slow(optimizer) for optimizer in profile.program.optimizers)
-
-    def _is_slow(self, optimizer: Optimizer) -> bool:
-        return optimizer.implementation == "for-loop" and optimizer.num_tensors >= MIN_TENSORS
+        return bool(_slow(profile.program))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         whole = sum(optimizer.num_tensors for optimizer in profile.program.optimizers)
-        slow = [optimizer for optimizer in profile.program.optimizers if self._is_slow(optimizer)]
+        slow, on_gpu = _slow(profile.program), _on_gpu(profile.program)
         worst = max(slow, key=lambda optimizer: optimizer.num_tensors)
-        on_gpu = any(model.device != "cpu" for model in profile.program.models)
         if not worst.can_fuse and not (worst.can_group and on_gpu):
             return None  # on a CPU `foreach` saves little
-        saved = _saved(worst)
+        saved = _saved(worst, on_gpu)
         part = sum(optimizer.num_tensors for optimizer in slow) / whole
         time_ns = profile.phase_time_ns.get(Phase.OPTIMIZER, 0.0)
         lost_ns = saved * part * time_ns
@@ -141,10 +156,32 @@ class SlowOptimizer(Rule):
         )
 
 
-def _saved(optimizer: Optimizer) -> float:
+def _on_gpu(program: Program) -> bool:
+    return any(model.device != "cpu" for model in program.models)
+
+
+def _slow(program: Program) -> list[Optimizer]:
+    """Returns the optimizers that would be faster with one call for all tensors."""
+    on_gpu = _on_gpu(program)
+    return [
+        optimizer
+        for optimizer in program.optimizers
+        if optimizer.implementation == "for-loop"
+        and (optimizer.num_tensors >= MIN_TENSORS or _saved_at_least(optimizer, on_gpu))
+    ]
+
+
+def _saved_at_least(optimizer: Optimizer, on_gpu: bool) -> float:
+    if on_gpu or optimizer.num_elements < MIN_ELEMENTS:
+        return 0.0
+    return SAVED_AT_ANY_SIZE.get(optimizer.kind, 0.0)
+
+
+def _saved(optimizer: Optimizer, on_gpu: bool) -> float:
     """Part of the optimizer's time that one call for all tensors saves."""
     if not optimizer.can_fuse:
         return SAVED_BY_FOREACH
     momentum = " with momentum" if optimizer.kind == "SGD" and optimizer.state_bytes else ""
     most, half_elements = SAVED.get(optimizer.kind + momentum, SAVED["SGD"])
-    return most / (1 + optimizer.num_elements / optimizer.num_tensors / half_elements)
+    saved = most / (1 + optimizer.num_elements / optimizer.num_tensors / half_elements)
+    return max(saved, _saved_at_least(optimizer, on_gpu))
