@@ -49,6 +49,7 @@ def made(ended: Ended) -> dict[str, dict[str, Any]]:
     return {line.pop("way"): line for line in lines}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_breaks_and_recompilations_are_those_without_us(plain, ours, way):
     before, now = made(plain)[way], made(ours)[way]
@@ -64,6 +65,7 @@ def test_graphs_breaks_and_recompilations_are_those_without_us(plain, ours, way)
         assert abs(now["frames"].get(kind, 0) - before["frames"].get(kind, 0)) <= 1
 
 
+@pytest.mark.extended
 def test_full_graphs_stay_one_graph(ours):
     graphs = {way: made(ours)[way]["stats"]["unique_graphs"] for way in WAYS}
     once = ("module", "called_before", "sequential_in_sequential", "function_of_the_loss", "optimizer_step")
@@ -71,6 +73,7 @@ def test_full_graphs_stay_one_graph(ours):
     assert graphs["method"] == 2, "in training and, without gradients, in evaluation"
 
 
+@pytest.mark.extended
 def test_compiling_says_what_it_says_without_us(plain, ours):
     def words(ended: Ended) -> list[str]:
         return [line.partition("] ")[2] for line in ended.stderr.splitlines()]
@@ -78,6 +81,7 @@ def test_compiling_says_what_it_says_without_us(plain, ours):
     assert (ours.code, words(ours)) == (plain.code, words(plain))
 
 
+@pytest.mark.extended
 def test_the_steps_of_compiled_models_have_their_phases(ours, run_folder):
     assert ours.code == 0
     profile = load_profile(run_folder)

@@ -179,6 +179,7 @@ def test_what_a_rank_waits_for_one_other_is_no_collective(tmp_path: Path):
     assert FrequentCollectives().check(together) is not None, "had they not been told apart"
 
 
+@pytest.mark.extended
 @pytest.mark.alone
 def test_what_a_step_waits_for_gradients_is_what_it_loses_to_communication():
     """Over a link that is slow for certain: how fast the machine's own is depends on what else it does."""

@@ -128,6 +128,7 @@ def test_a_loader_that_holds_its_own_iterator_is_not_kept_alive(tmp_path):
         tuning.finish()
 
 
+@pytest.mark.extended
 def test_what_was_kept_is_put_in_force_by_the_next_run_and_confirmed(tuned, tmp_path):
     file = tuned[1] / ".diagnose" / "runs" / "tuned" / "tuned.toml"
     ended = run(*DIAGNOSE, "--apply", file, "--json", "report.json", SCRIPT, A_FEW, cwd=tmp_path)

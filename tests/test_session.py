@@ -302,6 +302,7 @@ def test_a_script_that_asks_first_whether_torch_is_there_is_measured(tmp_path):
     assert load_profile(tmp_path / "run").steps.count == 30
 
 
+@pytest.mark.extended
 def test_the_environment_says_how_many_steps_to_measure_and_where_to_stop(tmp_path):
     write(tmp_path / "job.py", f"{TRAINS}\ntrain(60)\nprint('done')")
     ended = booted(tmp_path, "job.py", DIAGNOSE_STEPS="25", DIAGNOSE_WARMUP="4")

@@ -314,6 +314,7 @@ def exchanges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(stdout) for stdout, _ in printed]
 
 
+@pytest.mark.extended
 def test_every_rank_gets_every_value_in_the_order_of_ranks(exchanges):
     for number, rank in enumerate(exchanges):
         assert rank["values"]["rank"] == number
@@ -325,11 +326,13 @@ def test_every_rank_gets_every_value_in_the_order_of_ranks(exchanges):
         assert rank["many"]["told"] == [[[0, n], [1, n], [2, n]] for n in range(200)]
 
 
+@pytest.mark.extended
 def test_ranks_that_decide_different_things_stop_deciding(exchanges):
     assert exchanges[0]["another plan"]["told"] == ["rank 1 was at that when rank 0 was at it"] * 2
     assert exchanges[1]["another step"]["told"] == ["rank 0 was at step 7 when rank 1 was at step 8"]
 
 
+@pytest.mark.extended
 def test_a_rank_that_leaves_says_why_and_keeps_nobody_waiting(exchanges):
     reason = "rank 1 takes no part any more: it has had enough"
     for rank in (0, 2):
@@ -338,11 +341,13 @@ def test_a_rank_that_leaves_says_why_and_keeps_nobody_waiting(exchanges):
     assert all(rank["leaves"]["took_s"] < 10 for rank in exchanges)
 
 
+@pytest.mark.extended
 def test_a_rank_is_waited_for_longer_where_one_was_late_before_and_where_an_epoch_begins(exchanges):
     for rank in exchanges:
         assert rank["late"]["told"] == [[1] * 3, [2] * 3]
         assert rank["late where an epoch begins"]["told"] == [[1] * 3]
 
 
+@pytest.mark.extended
 def test_the_end_of_the_group_is_told_before_it_is_gone(exchanges):
     assert exchanges[0]["values"]["ended"] == ["values"]

@@ -174,6 +174,7 @@ def test_workers_leave_no_records_of_their_own(tmp_path):
     assert [path.name for path in rank_files(tmp_path / "run")] == ["rank0.sqlite"]
 
 
+@pytest.mark.extended
 def test_spawned_workers_are_measured_too(tmp_path):
     write(
         tmp_path / "job.py",
