@@ -104,6 +104,7 @@ def test_the_map_of_a_job_that_goes_on_grows_as_if_it_had_been_read_at_its_end(t
             lambda now: (
                 now.lateness is not None
                 and now.lateness.by_meetings
+                and len(now.lateness.late.values_ms) == 4
                 and now.lateness.late.values_ms.shape[1] * now.lateness.late.width >= NUM_STEPS
             ),
         ).lateness

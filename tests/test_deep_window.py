@@ -165,11 +165,8 @@ class Unsure(Rule):
 '''
 
 
-@pytest.mark.parametrize(
-    "is_unsure",
-    [True, pytest.param(False, marks=pytest.mark.extended)],
-    ids=["a rule is unsure", "no rule is"],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("is_unsure", [True, False], ids=["a rule is unsure", "no rule is"])
 def test_rules_that_lack_what_a_window_tells_get_one(tmp_path: Path, is_unsure: bool) -> None:
     """A package with such a rule is installed, as no rule of ours lacks a device's readings on a CPU."""
     info = tmp_path / "site" / "unsure-1.0.dist-info"

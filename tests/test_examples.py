@@ -27,7 +27,13 @@ JOBS = (
         marks=[needs_pillow, pytest.mark.extended],
         id="image_classifier",
     ),
-    pytest.param("image_classifier.py", f"{PICTURES} --workers 2", 24, marks=needs_pillow, id="workers"),
+    pytest.param(
+        "image_classifier.py",
+        f"{PICTURES} --workers 2",
+        24,
+        marks=[needs_pillow, pytest.mark.extended],
+        id="workers",
+    ),
     pytest.param(
         "gpt_text.py",
         "--steps 20 --eval-every 10 --eval-batches 2",
@@ -42,9 +48,7 @@ JOBS = (
         marks=pytest.mark.extended,
         id="accumulation",
     ),
-    pytest.param(
-        "tabular_mlp.py", "--rows 4000 --epochs 2", 58, marks=pytest.mark.extended, id="tabular_mlp"
-    ),
+    pytest.param("tabular_mlp.py", "--rows 4000 --epochs 2", 58, id="tabular_mlp"),
     pytest.param("gan.py", "--images 1024 --epochs 2", 32, marks=pytest.mark.extended, id="gan"),
     pytest.param(
         "ddp.py", "--waves 960 --test-waves 32 --epochs 2", 60, marks=pytest.mark.extended, id="ddp-alone"

@@ -348,6 +348,7 @@ def recorded(folder: Path, seconds: float, states: list[dict[str, Any]], **envir
     return only_run(folder)
 
 
+@pytest.mark.extended
 def test_a_reduced_power_limit_a_bad_slot_and_a_death_of_the_driver_are_told_of_a_run(tmp_path):
     driver = tell(
         tmp_path / "driver",

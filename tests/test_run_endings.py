@@ -152,6 +152,7 @@ def losses_of_60_steps(tmp_path_factory) -> list[str]:
     return run(*PLAIN, ENDS, 60, cwd=tmp_path_factory.mktemp("plain")).stdout.splitlines()
 
 
+@pytest.mark.extended
 def test_stop_after_ends_the_script_cleanly(tmp_path, losses_of_60_steps):
     ours = run(*DIAGNOSE, "--json", "report.json", "--stop-after", "25", ENDS, 1000, cwd=tmp_path)
     assert ours.code == 0

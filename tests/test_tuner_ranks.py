@@ -226,6 +226,7 @@ def test_a_rank_that_is_too_late_leaves_all_as_they_are(tmp_path, plain):
     assert not job.told("tuning_error") and not job.told("tuning_error", 1)
 
 
+@pytest.mark.extended
 def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
     waiting, late = start(tmp_path, APPLY, wrong="is very late")
     try:
