@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,6 +85,14 @@ def gate(
             metavar="PATH", help="Show a path that git does not hold, such as data, to both commits."
         ),
     ] = None,
+    in_turns: Annotated[
+        bool,
+        typer.Option(
+            "--in-turns",
+            help="Run both versions at once, each for a moment while the other is stopped: for a noisy "
+            "machine. One process, on CPUs.",
+        ),
+    ] = False,
     allow_machine_mismatch: Annotated[
         bool,
         typer.Option("--allow-machine-mismatch", help="Show another machine's baseline; never passes."),
@@ -109,10 +118,12 @@ def gate(
     if inconclusive not in (None, "pass", "fail"):
         raise DiagnoseError(f"gate: --inconclusive is pass or fail, not {inconclusive!r}.")
     with own_exit_codes("gate"):
-        asked = asked_of(metric, max_drop, steps, warmup, budget)
+        asked = replace(asked_of(metric, max_drop, steps, warmup, budget), in_turns=in_turns)
         commands = _commands(words, ab, base_cmd, head_cmd, baseline)
         if link and ab is None:
             raise DiagnoseError("gate: --link is for the worktrees of --ab: without it there are none.")
+        if in_turns and baseline is not None:
+            raise DiagnoseError("gate: --in-turns is for two versions: of a --baseline only one is run.")
         if allow_machine_mismatch and baseline is None:
             raise DiagnoseError("gate: --allow-machine-mismatch is for --baseline, which is not asked for.")
         for path in (junit, gitlab, Path(json) if json not in (None, STDOUT) else None):
@@ -205,7 +216,8 @@ def _plan(
     if baseline is not None:
         lines.append(f"baseline: {baseline}{'' if baseline.exists() else ' (not there yet)'}")
     else:
-        lines.append(f"{MIN_PAIRS} to {MAX_PAIRS} pairs of runs in the order base, head, head, base")
+        how = "made at once, in turns" if asked.in_turns else "in the order base, head, head, base"
+        lines.append(f"{MIN_PAIRS} to {MAX_PAIRS} pairs of runs {how}")
     lines += [f"command: {shlex.join(each)}" for each in dict.fromkeys(commands)]
     lines.append(f"fails where {asked.metric.label} is more than {format_percent(asked.max_drop)} worse")
     show("\n".join(lines) + "\n")

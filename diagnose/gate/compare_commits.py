@@ -15,9 +15,19 @@ from types import FrameType
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.fingerprint import fingerprint_of
 from diagnose.gate.imports import foreign_sources
-from diagnose.gate.measure import RunPlan, measured_run
+from diagnose.gate.in_turns import KEEPS_FREED
+from diagnose.gate.measure import RunPlan, measured_in_turns, measured_run
 from diagnose.gate.noise import advice, causes
-from diagnose.gate.pairs import Asked, MeasureRun, Paired, Progress, judge, run_pairs
+from diagnose.gate.pairs import (
+    Asked,
+    MeasurePair,
+    MeasureRun,
+    Paired,
+    Progress,
+    judge,
+    run_pairs,
+    why_not_in_turns,
+)
 from diagnose.gate.ranks_read import of_ranks
 from diagnose.gate.result import (
     Failure,
@@ -40,6 +50,7 @@ from diagnose.gate.worktrees import (
 )
 
 Measure = Callable[[Side, str, Path, RunPlan], MeasuredRun]
+MeasureInTurns = Callable[[Sequence[Side], Sequence[str], Path, RunPlan, float], list[MeasuredRun]]
 Explain = Callable[[GateResult], tuple[Reason, ...]]
 
 BESIDE = (
@@ -50,6 +61,11 @@ BESIDE = (
     Metric.PEAK_DEVICE_MEMORY,
 )
 """Judged beside the metric asked for. Neighbours disturb the first two less than the clock."""
+
+IN_TURNS = (
+    "both versions ran at once, in turns, and kept the memory that they freed; steps in which one was "
+    "stopped are left out"
+)
 
 IN_RARE_STEPS = "a usual step is not slower: the loss is in rare ones, such as checkpoints"
 
@@ -81,11 +97,13 @@ class Plumbing:
 
     Attributes:
         measure: Makes one run.
+        measure_in_turns: Makes several at once.
         explain: Attributes a loss, while the worktrees still stand.
         progress: Told of each pair.
     """
 
     measure: Measure = measured_run
+    measure_in_turns: MeasureInTurns = measured_in_turns
     explain: Explain | None = None
     progress: Progress = field(default=lambda text: None)
 
@@ -158,6 +176,10 @@ def _compared(
 ) -> GateResult:
     begun = time.monotonic()
     made: list[MeasuredRun] = []
+    if request.asked.in_turns:
+        keeps = {name: os.environ.get(name, value) for name, value in KEEPS_FREED.items()}
+        sides = [replace(side, environment={**keeps, **side.environment}) for side in sides]
+        notes = (*notes, IN_TURNS)
     result = GateResult(
         verdict=Verdict.INCONCLUSIVE,
         metric=request.asked.metric,
@@ -171,6 +193,7 @@ def _compared(
             _measure(sides, plumbing.measure, request, made, repository),
             request.asked,
             progress=plumbing.progress,
+            measure_pair=_measure_pair(sides, plumbing.measure_in_turns, request, made),
         )
     except TrainingFailed as failure:
         return replace(failed(result, failure), runs=tuple(made), wall_s=time.monotonic() - begun)
@@ -228,6 +251,17 @@ def _measure(
     return run
 
 
+def _measure_pair(
+    sides: Sequence[Side], measure: MeasureInTurns, request: GateRequest, made: list[MeasuredRun]
+) -> MeasurePair:
+    def run(order: Sequence[int], names: Sequence[str], plan: RunPlan, turn_s: float) -> list[MeasuredRun]:
+        measured = measure([sides[side] for side in order], names, request.folder, plan, turn_s)
+        made.extend(measured)
+        return measured
+
+    return run
+
+
 def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
     judgement = paired.judgement
     beside = tuple(
@@ -256,7 +290,16 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
         runs=paired.runs,
         beside=beside,
         causes=words,
-        advice=advice(found, judgement.metric, beside, paired.stopped) if words else "",
+        advice=advice(
+            found,
+            judgement.metric,
+            beside,
+            paired.stopped,
+            may_take_turns=IN_TURNS not in result.notes
+            and all(why_not_in_turns(run) == "" for run in paired.runs),
+        )
+        if words
+        else "",
         notes=tuple(notes),
         fingerprint={"hard": print_.hard, "soft": print_.soft} if print_ is not None else {},
     )

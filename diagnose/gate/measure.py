@@ -1,4 +1,4 @@
-"""One short run of a training command, and its figures."""
+"""One short run of a training command, or several that take turns, and its figures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from diagnose.analysis.signals import host_stats
 from diagnose.core.host import foreign_cpus
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 from diagnose.gate.ended_badly import failed, last_lines
+from diagnose.gate.in_turns import NEVER, TURN_S, Away, take_turns, whole
+from diagnose.gate.in_turns import before as stopped_ns
 from diagnose.gate.instructions import count_of, counting
 from diagnose.gate.interpreter import split
 from diagnose.gate.job_steps import JobSteps, job_steps
@@ -100,46 +103,105 @@ def measured_run(side: Side, name: str, folder: Path, plan: RunPlan) -> Measured
         TrainingFailed: If the command ends with an error.
         OutOfTime: If it does not end in time. Its process is gone then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    started_ns = time.perf_counter_ns()
-    counts = folder / f"{name}.perf"
-    run_folder, stderr = folder / name, folder / f"{name}.stderr.txt"
-    command = [*counting(counts), *_command(side, name, folder, plan)]
-    try:
-        code = _run(command, side, run_folder, plan.timeout_s)
-    except OutOfTime as late:
-        late.last_lines = last_lines(stderr)
-        raise
-    wall_s = (time.perf_counter_ns() - started_ns) / NS_PER_S
-    fate = _fate(read_manifest(run_folder), code)
-    if fate != 0:
-        raise failed(name, fate, stderr)
-    logs, notes = read_logs(run_folder)
-    instructions = count_of(counts)
-    measured = figures_of(
-        logs, None if plan.finds_warmup else plan.warmup, started_ns + _own_startup_ns(run_folder)
-    )
-    figures = dict(measured.figures)
-    if figures:  # a run that never trained has nothing to be judged by
-        with contextlib.suppress(OSError, ValueError):  # it has ended well, and the disk may be full
-            figures[Metric.PEAK_MEMORY] = int(_peak_file(folder, name).read_text()) * MAXRSS_UNIT
-        if instructions is not None:
-            figures[Metric.INSTRUCTIONS] = instructions
-    return MeasuredRun(
-        name=name,
-        folder=run_folder,
-        root=side.root,
-        figures=figures,
-        num_steps=measured.num_steps,
-        warmup=measured.warmup,
-        step_s=measured.step_s,
-        startup_s=figures.get(Metric.STARTUP, wall_s),
-        wall_s=wall_s,
-        machine=_machine(logs, measured.warmup),
-        ranks=measured.job.ranks if measured.job else (),
-        missing_ranks=measured.job.missing if measured.job else (),
-        notes=(*notes, *filter(None, [measured.job.note if measured.job else ""])),
-    )
+    with _started(side, name, folder, plan) as run, _in_time([run]):
+        run.process.wait(plan.timeout_s)
+        run.ended_ns = time.perf_counter_ns()
+    return run.measured()
+
+
+def measured_in_turns(
+    sides: Sequence[Side], names: Sequence[str], folder: Path, plan: RunPlan, turn_s: float = TURN_S
+) -> list[MeasuredRun]:
+    """Likewise several commands, all at the same time: each runs for a moment while the others are stopped.
+
+    Steps in which one was stopped are left out, and so is the time to its first step for which it was.
+
+    Args:
+        sides: What to run, the first one first.
+        names: Of the runs.
+        folder: As of `measured_run`.
+        plan: Likewise, for each; the time is that of all together.
+        turn_s: How long each runs while the others wait.
+    """
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(_started(side, name, folder, plan))
+            for side, name in zip(sides, names, strict=True)
+        ]
+        with _in_time(runs):
+            away = take_turns([run.process for run in runs], turn_s, plan.timeout_s)
+        ended_ns = time.perf_counter_ns()
+    for run, stopped in zip(runs, away, strict=True):
+        run.away, run.ended_ns = stopped, ended_ns
+    return [run.measured() for run in runs]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A run that goes on, or has ended.
+
+    Attributes:
+        started_ns: When its process began; likewise `ended_ns`.
+        away: When it was stopped, in turns with others.
+    """
+
+    side: Side
+    name: str
+    folder: Path
+    plan: RunPlan
+    process: subprocess.Popen[bytes]
+    started_ns: int
+    ended_ns: int = 0
+    away: Away = field(default_factory=NEVER.copy)
+
+    @property
+    def stderr(self) -> Path:
+        return self.folder / f"{self.name}.stderr.txt"
+
+    def measured(self) -> MeasuredRun:
+        """Reads what it recorded.
+
+        Raises:
+            TrainingFailed: If it ended with an error.
+        """
+        run_folder, wall_s = self.folder / self.name, (self.ended_ns - self.started_ns) / NS_PER_S
+        fate = _fate(read_manifest(run_folder), self.process.returncode)
+        if fate != 0:
+            raise failed(self.name, fate, self.stderr)
+        logs, notes = read_logs(run_folder)
+        instructions = count_of(_counts_file(self.folder, self.name))
+        measured = figures_of(
+            logs,
+            None if self.plan.finds_warmup else self.plan.warmup,
+            self.started_ns + _own_startup_ns(run_folder),
+            self.away,
+        )
+        figures = dict(measured.figures)
+        if figures:  # a run that never trained has nothing to be judged by
+            with contextlib.suppress(OSError, ValueError):  # it has ended well, and the disk may be full
+                figures[Metric.PEAK_MEMORY] = (
+                    int(_peak_file(self.folder, self.name).read_text()) * MAXRSS_UNIT
+                )
+            if instructions is not None:
+                figures[Metric.INSTRUCTIONS] = instructions
+        machine = _machine(logs, measured.warmup)
+        return MeasuredRun(
+            name=self.name,
+            folder=run_folder,
+            root=self.side.root,
+            figures=figures,
+            num_steps=measured.num_steps,
+            warmup=measured.warmup,
+            step_s=measured.step_s,
+            startup_s=figures.get(Metric.STARTUP, wall_s),
+            wall_s=wall_s,
+            # Who ran while it was stopped did not disturb it.
+            machine=replace(machine, foreign_cpus=None) if len(self.away) else machine,
+            device=next((str(log.meta.get("device") or "cpu") for log in logs), "cpu"),
+            ranks=measured.job.ranks if measured.job else (),
+            missing_ranks=measured.job.missing if measured.job else (),
+            notes=(*notes, *filter(None, [measured.job.note if measured.job else ""])),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +215,7 @@ class Figures:
     job: JobSteps | None = None
 
 
-def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> Figures:
+def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, away: Away = NEVER) -> Figures:
     """Computes a run's figures from its ranks' records: those of the job, of all ranks together.
 
     Args:
@@ -161,21 +223,25 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> 
             held before the first step.
         warmup: Leading steps to leave out; `None` to find how many, `MIN_WARMUP` at least.
         started_ns: When the script's process began, on the clock of the records.
+        away: When it was stopped: those steps are left out.
     """
     if not logs:
         return Figures(figures={})
     job = job_steps(logs)
+    started_ns += stopped_ns(away, job.first_end_ns)
     figures = {Metric.STARTUP: (job.first_end_ns - started_ns) / NS_PER_S}
     if warmup is None:
         warmup = max(MIN_WARMUP, find_warmup(job.time_N, job.compiled_N))
-    time_N = job.time_N[warmup:]
+    counts_N = whole(job.first_end_ns, job.time_N, away)
+    counts_N[:warmup] = False
+    time_N, samples_N, tokens_N = (each[counts_N] for each in (job.time_N, job.samples_N, job.tokens_N))
     of_job = Figures(figures=figures, num_steps=len(time_N), warmup=warmup, job=job)
     if len(time_N) < MIN_STEPS:
         return of_job
     usual_ns = float(usual_cost(time_N))
     figures[Metric.STEP_MS] = usual_ns / NS_PER_MS
-    for metric, amount_N in ((Metric.SAMPLES_PER_S, job.samples_N), (Metric.TOKENS_PER_S, job.tokens_N)):
-        rate = _usual_rate(time_N, amount_N[warmup:])
+    for metric, amount_N in ((Metric.SAMPLES_PER_S, samples_N), (Metric.TOKENS_PER_S, tokens_N)):
+        rate = _usual_rate(time_N, amount_N)
         if rate is not None:
             figures[metric] = rate
     cpu_ms = _cpu_ms(logs, warmup)
@@ -184,7 +250,7 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int) -> 
     peak_bytes = max((device_of(log, warmup).peak_bytes or 0 for log in logs), default=0)
     if peak_bytes:
         figures[Metric.PEAK_DEVICE_MEMORY] = peak_bytes
-    samples = float(job.samples_N[warmup:].sum())
+    samples = float(samples_N.sum())
     if samples:
         figures[Metric.MEAN_SAMPLES_PER_S] = samples * NS_PER_S / float(time_N.sum())
     return replace(of_job, step_s=usual_ns / NS_PER_S)
@@ -241,23 +307,30 @@ def _command(side: Side, name: str, folder: Path, plan: RunPlan) -> list[str]:
     return [interpreter, "-c", start, "run", *options, *command]
 
 
+def _counts_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.perf"
+
+
 def _peak_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.peak.txt"
 
 
-def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) -> int:
-    """Runs to the end; returns the exit code, as of `subprocess`."""
+@contextlib.contextmanager
+def _started(side: Side, name: str, folder: Path, plan: RunPlan) -> Iterator[_Run]:
+    """Starts a run; it is over on leaving, and so is whatever it started."""
+    folder.mkdir(parents=True, exist_ok=True)
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("DIAGNOSE_") or name in KEPT_SETTINGS
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("DIAGNOSE_") or key in KEPT_SETTINGS
     }
     environment |= {"DIAGNOSE_TUNE": "no", "DIAGNOSE_DRY_RUN": "no", **side.environment}
+    started_ns = time.perf_counter_ns()
     with (
-        open(f"{prefix}.stdout.txt", "wb") as stdout,
-        open(f"{prefix}.stderr.txt", "wb") as stderr,
+        open(folder / f"{name}.stdout.txt", "wb") as stdout,
+        open(folder / f"{name}.stderr.txt", "wb") as stderr,
         subprocess.Popen(
-            command,
+            [*counting(_counts_file(folder, name)), *_command(side, name, folder, plan)],
             cwd=side.root,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -267,14 +340,27 @@ def _run(command: list[str], side: Side, prefix: Path, timeout_s: float | None) 
         ) as process,
     ):
         try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired as late:
-            raise OutOfTime from late
+            yield _Run(
+                side=side, name=name, folder=folder, plan=plan, process=process, started_ns=started_ns
+            )
         finally:
             if process.returncode is None:
                 _end(process)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it left behind would disturb the next run
+
+
+@contextlib.contextmanager
+def _in_time(runs: Sequence[_Run]) -> Iterator[None]:
+    """Says what the first run that has not ended wrote last, where there is no time left for it."""
+    try:
+        yield
+    except subprocess.TimeoutExpired as late:
+        out_of_time = OutOfTime()
+        late_one = next((run for run in runs if run.process.returncode is None), runs[0])
+        _end(late_one.process)
+        out_of_time.last_lines = last_lines(late_one.stderr)
+        raise out_of_time from late
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

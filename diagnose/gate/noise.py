@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from diagnose.core.units import format_share
+from diagnose.gate.in_turns import KEEPS_FREED
 from diagnose.gate.result import Judgement, MeasuredRun, Metric
 from diagnose.gate.words import within
 
@@ -23,7 +24,7 @@ UNLIKE_SHARE = 0.08
 MANY_FAULTS_PER_S = 5_000
 """So many page faults take about a percent of the time, in a virtual machine."""
 
-KEEP_FREED = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
+KEEP_FREED = " ".join(f"{name}={value}" for name, value in KEEPS_FREED.items())
 
 STEADY = (Metric.CPU_MS, Metric.INSTRUCTIONS)
 """Metrics that may tell where the clock cannot."""
@@ -70,14 +71,31 @@ def _fetches_memory(runs: Sequence[MeasuredRun]) -> bool:
     return False
 
 
-def advice(found: Sequence[str], metric: Metric, beside: Sequence[Judgement], stopped: str) -> str:
-    """Returns what would let the next gate tell."""
+def advice(
+    found: Sequence[str],
+    metric: Metric,
+    beside: Sequence[Judgement],
+    stopped: str,
+    *,
+    may_take_turns: bool = False,
+) -> str:
+    """Returns what would let the next gate tell.
+
+    Args:
+        found: What disturbed the runs.
+        metric: What was judged.
+        beside: What was judged beside it.
+        stopped: Why no further pair was made.
+        may_take_turns: Whether both versions could run at once, and have not.
+    """
     if "step was seen" in stopped:
         return "Steps that torch.optim does not drive are marked with diagnose.step()."
     if "to measure" in stopped:
         return "Let the command train for longer, or leave fewer steps out (--warmup)."
     if "recorded no step" in stopped:
         return "See why that rank ended: what it printed lies beside the runs."
+    if may_take_turns and metric in BY_THE_CLOCK and "budget" not in stopped:
+        return "Let both versions run at once, in turns of a moment: --in-turns."
     if FETCHES in found:
         return f"Let every run keep what it frees: {KEEP_FREED} diagnose gate ..."
     told = next((each for each in beside if each.metric in STEADY and not each.reason), None)

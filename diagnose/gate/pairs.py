@@ -1,13 +1,16 @@
-"""Runs of base and head in turn, until they tell or the time is over."""
+"""Runs of base and head, one after the other or both at once, until they tell or the time is over."""
 
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from diagnose.core.errors import DiagnoseError
+from diagnose.gate.in_turns import TURN_S, TURN_STEPS
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.patience import hang, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
@@ -34,6 +37,10 @@ NAMES = ("base", "head")
 MeasureRun = Callable[[int, str, RunPlan], MeasuredRun]
 """Makes one run of the base (0) or the head (1), under a name, by a plan."""
 
+MeasurePair = Callable[[Sequence[int], Sequence[str], RunPlan, float], list[MeasuredRun]]
+"""Makes runs at once: of which sides, the first one first, under which names, by a plan, in turns of so
+many seconds."""
+
 Progress = Callable[[str], None]
 
 
@@ -48,6 +55,7 @@ class Asked:
         warmup: Leading steps to leave out; `None` to find how many.
         budget_s: Time for all runs together; `None` for as long as it takes.
         max_pairs: Pairs to make at most.
+        in_turns: Whether the runs of a pair are made at once, in turns of a moment.
     """
 
     metric: Metric = Metric.SAMPLES_PER_S
@@ -56,6 +64,7 @@ class Asked:
     warmup: int | None = None
     budget_s: float | None = None
     max_pairs: int = MAX_PAIRS
+    in_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ def run_pairs(
     *,
     clock: Callable[[], float] = time.monotonic,
     progress: Progress = lambda text: None,
+    measure_pair: MeasurePair | None = None,
 ) -> Paired:
     """Makes pairs in the order base, head, head, base, so that a drift of the machine favours neither.
 
@@ -87,6 +97,7 @@ def run_pairs(
 
     Raises:
         TrainingFailed: If a run does not end well, or hangs.
+        DiagnoseError: If the runs of a pair cannot be made at once, which was asked for.
     """
     job = _Job(measure=measure, asked=asked, clock=clock, begun=clock())
     plan = RunPlan(steps=asked.steps or STEPS, warmup=asked.warmup or 0, finds_warmup=asked.warmup is None)
@@ -99,10 +110,16 @@ def run_pairs(
         plan = fitted(plan, rehearsals, asked, job.left_s())
         usual_s = max(run_s(plan, rehearsals), *(run.wall_s for run in rehearsals))
         progress(_progress_of_plan(plan, rehearsals))
+        if asked.in_turns:
+            _refuse_turns(rehearsals)
+        turn_s = max(TURN_S, TURN_STEPS * max(run.step_s for run in rehearsals))
         while len(pairs) < asked.max_pairs:
             number = len(pairs) + 1
             order = (BASE, HEAD) if number % 2 else (HEAD, BASE)
-            made = {side: job.run(side, number, plan, usual_s=usual_s) for side in order}
+            if asked.in_turns and measure_pair is not None:
+                made = job.run_at_once(measure_pair, order, number, plan, turn_s, usual_s=2 * usual_s)
+            else:
+                made = {side: job.run(side, number, plan, usual_s=usual_s) for side in order}
             pairs.append(Pair(base=made[BASE], head=made[HEAD], base_first=order[0] == BASE))
             judgement = judge(pairs, metric, asked.max_drop, last=number == asked.max_pairs)
             progress(_progress(judgement, number))
@@ -143,22 +160,77 @@ class _Job:
             plan: How long it is.
             usual_s: What such a run takes, as far as that is known.
         """
-        left_s, name = self.left_s(), f"{NAMES[side]}-{number:02d}"
-        if left_s is not None and left_s < max((run.wall_s for run in self.runs), default=0.0):
+        name = f"{NAMES[side]}-{number:02d}"
+        least_s = max((run.wall_s for run in self.runs), default=0.0)
+        (run,) = self._made(
+            lambda limit_s: [self.measure(side, name, replace(plan, timeout_s=limit_s))],
+            name,
+            least_s,
+            usual_s,
+        )
+        return run
+
+    def run_at_once(
+        self,
+        measure: MeasurePair,
+        order: Sequence[int],
+        number: int,
+        plan: RunPlan,
+        turn_s: float,
+        usual_s: float,
+    ) -> dict[int, MeasuredRun]:
+        """Makes the runs of a pair, which together take what is usual; returns them by their side."""
+        names = [f"{NAMES[side]}-{number:02d}" for side in order]
+        runs = self._made(
+            lambda limit_s: measure(order, names, replace(plan, timeout_s=limit_s), turn_s),
+            " and ".join(names),
+            usual_s,
+            usual_s,
+        )
+        return dict(zip(order, runs, strict=True))
+
+    def _made(
+        self,
+        make: Callable[[float | None], list[MeasuredRun]],
+        name: str,
+        least_s: float,
+        usual_s: float,
+    ) -> list[MeasuredRun]:
+        left_s = self.left_s()
+        if left_s is not None and left_s < least_s:
             raise _Stopped(self._out_of_budget())
         try:
-            run = self.measure(side, name, replace(plan, timeout_s=time_limit(usual_s, left_s)))
+            made = make(time_limit(usual_s, left_s))
         except OutOfTime as late:
             raise hang(name, usual_s, left_s, late) or _Stopped(self._out_of_budget()) from late
-        self.runs.append(run)
-        useless = why_useless(run) or why_other_ranks(self.runs[0], run)
-        if useless:
-            raise _Stopped(useless)
-        return run
+        self.runs += made
+        for run in made:
+            useless = why_useless(run) or why_other_ranks(self.runs[0], run)
+            if useless:
+                raise _Stopped(useless)
+        return made
 
     def _out_of_budget(self) -> str:
         assert self.asked.budget_s is not None
         return used_up(self.asked.budget_s, len(self.runs))
+
+
+def why_not_in_turns(run: MeasuredRun) -> str:
+    """Says why a run cannot be stopped and go on as if nothing had been; empty where it can."""
+    if not hasattr(signal, "SIGSTOP"):
+        return "this system cannot stop a process for a moment"
+    if run.device != "cpu":
+        return f"this one uses {run.device}, which works on while the process is stopped"
+    if len(run.ranks) + len(run.missing_ranks) > 1:
+        return "this one is of several ranks"
+    return ""
+
+
+def _refuse_turns(runs: Sequence[MeasuredRun]) -> None:
+    for run in runs:
+        reason = why_not_in_turns(run)
+        if reason:
+            raise DiagnoseError(f"gate: --in-turns is for one process on CPUs: {reason}.")
 
 
 def used_up(budget_s: float, num_runs: int) -> str:

@@ -106,6 +106,7 @@ class MeasuredRun:
         step_s: What a usual step took.
         startup_s: From the start of the process to the end of its first step.
         wall_s: The whole run.
+        device: Of the first rank, as torch calls it.
         ranks: The ranks whose records were read.
         missing_ranks: Ranks of the job that left no record of a step.
         notes: What could not be read, and which rank stopped before the others.
@@ -121,6 +122,7 @@ class MeasuredRun:
     startup_s: float = 0.0
     wall_s: float = 0.0
     machine: MachineState = field(default_factory=MachineState)
+    device: str = "cpu"
     ranks: tuple[int, ...] = ()
     missing_ranks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()

@@ -1,0 +1,133 @@
+"""Processes that run at the same time and never together: each for a moment, the others stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from diagnose.gate.steps import Vector
+
+TURN_S = 0.3
+"""A turn. A neighbour's burst or a lower clock lasts longer, and so meets all of them."""
+
+TURN_STEPS = 10
+"""A turn has so many steps at least: the one in which it ends is of no use."""
+
+ENDS_ALL = 'while read -r group; do groups="$groups -$group"; done; kill -s KILL -- $groups 2>/dev/null'
+"""A shell's program that reads groups of processes, and ends them when whoever writes is gone: a process
+that is stopped does not hear of it, and would stay for ever."""
+
+KEEPS_FREED = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
+"""Lets the C library keep what is freed. Else it is chance, in each process anew, how much of it goes back
+to the system in each step and is fetched again, and turns win nothing (`benchmarks/gate_turns.py`)."""
+
+Away = npt.NDArray[np.int64]
+"""When a process was stopped and when it went on, in nanoseconds of the monotonic clock: shape `(K, 2)`."""
+
+NEVER: Away = np.empty((0, 2), np.int64)
+
+
+def take_turns(
+    processes: Sequence[subprocess.Popen[bytes]], turn_s: float = TURN_S, timeout_s: float | None = None
+) -> list[Away]:
+    """Lets processes run in turn, the first one first, until all have ended; each leads a group of its own.
+
+    Args:
+        processes: They run when this begins.
+        turn_s: How long each runs while others wait.
+        timeout_s: When to give up, all together; `None` for never.
+
+    Returns:
+        When each was stopped.
+
+    Raises:
+        subprocess.TimeoutExpired: If they do not end in time. All of them go on then.
+    """
+    last = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    away: list[list[tuple[int, int]]] = [[] for _ in processes]
+    stopped_ns: dict[int, int] = {}
+
+    def stop(place: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(processes[place].pid, signal.SIGSTOP)
+        stopped_ns[place] = time.perf_counter_ns()
+
+    def go_on(place: int) -> None:
+        if place in stopped_ns:
+            away[place].append((stopped_ns.pop(place), time.perf_counter_ns()))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(processes[place].pid, signal.SIGCONT)
+
+    with _outlived_by_none(processes):
+        try:
+            for place in range(1, len(processes)):
+                stop(place)
+            going = list(range(len(processes)))
+            while going:
+                for place in tuple(going):
+                    go_on(place)
+                    left_s = last - time.monotonic()
+                    alone_s = turn_s if len(going) > 1 else math.inf
+                    wait_s = min(alone_s, left_s)
+                    try:
+                        processes[place].wait(None if math.isinf(wait_s) else max(0.0, wait_s))
+                        going.remove(place)
+                    except subprocess.TimeoutExpired:
+                        if left_s <= alone_s:
+                            raise
+                        stop(place)
+        finally:
+            for place in tuple(stopped_ns):
+                go_on(place)
+    return [np.array(each, np.int64).reshape(-1, 2) for each in away]
+
+
+@contextlib.contextmanager
+def _outlived_by_none(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Has the processes ended when we are, however that comes about."""
+    shell = subprocess.Popen(
+        ["sh", "-c", ENDS_ALL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert shell.stdin is not None
+    try:
+        for process in processes:
+            shell.stdin.write(f"{process.pid}\n".encode())
+        shell.stdin.flush()
+        yield
+    finally:
+        shell.kill()
+        shell.communicate()
+
+
+def whole(first_end_ns: int, time_N: Vector, away: Away) -> npt.NDArray[np.bool_]:
+    """Returns which steps a process made without being stopped.
+
+    Args:
+        first_end_ns: When the first step ended.
+        time_N: Nanoseconds of each step, shape `(N,)`.
+        away: When it was stopped.
+
+    Returns:
+        Shape `(N,)`.
+    """
+    ends_N = first_end_ns + np.concatenate([[0.0], np.cumsum(time_N[1:])])
+    stopped_N = np.searchsorted(away[:, 0], ends_N) - np.searchsorted(away[:, 1], ends_N - time_N)
+    return np.asarray(stopped_N <= 0)
+
+
+def before(away: Away, moment_ns: float) -> int:
+    """Returns for how many nanoseconds a process was stopped before a moment."""
+    clipped = np.minimum(away, moment_ns)
+    return int((clipped[:, 1] - clipped[:, 0]).sum())

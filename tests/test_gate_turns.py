@@ -1,0 +1,207 @@
+"""Two versions at once, each for a moment while the other is stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diagnose.core.errors import DiagnoseError
+from diagnose.gate.in_turns import NEVER, before, take_turns, whole
+from diagnose.gate.measure import OutOfTime, RunPlan, measured_in_turns
+from diagnose.gate.noise import advice
+from diagnose.gate.pairs import Asked, MeasurePair, run_pairs
+from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed
+from tests.gates import scripted
+from tests.running import environment, has_ended, run
+
+DIAGNOSE = (sys.executable, "-m", "diagnose")
+
+NOTES = """
+import sys, time
+end = time.perf_counter() + float(sys.argv[2])
+with open(sys.argv[1], "w", buffering=1) as file:
+    while time.perf_counter() < end:
+        file.write(f"{time.perf_counter_ns()}\\n")
+        time.sleep(0.002)
+"""
+"""Notes all the time that it runs."""
+
+
+def noting(folder: Path, name: str, seconds: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-S", "-E", "-c", NOTES, str(folder / name), str(seconds)]
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def test_each_runs_only_while_the_other_is_stopped(tmp_path: Path) -> None:
+    processes = [noting(tmp_path, "one", 1.2), noting(tmp_path, "other", 0.6)]
+    away = take_turns(processes, turn_s=0.1)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(away[0]) >= 3
+    for name, stops in zip(("one", "other"), away, strict=True):
+        noted = np.loadtxt(tmp_path / name, dtype=np.int64)
+        inside = np.searchsorted(stops[:, 0] + 5_000_000, noted) - np.searchsorted(stops[:, 1], noted)
+        assert (inside > 0).sum() == 0, "it ran while it was stopped"
+    together = sum(
+        max(0, min(mine[1], theirs[1]) - max(mine[0], theirs[0])) for mine in away[0] for theirs in away[1]
+    )
+    assert together < 0.2e9, "hardly ever is nobody's turn"
+
+
+def test_out_of_time_both_go_on_so_that_they_can_be_ended(tmp_path: Path) -> None:
+    processes = [noting(tmp_path, "one", 60), noting(tmp_path, "other", 60)]
+    with pytest.raises(subprocess.TimeoutExpired):
+        take_turns(processes, turn_s=0.1, timeout_s=0.5)
+    for process in processes:
+        process.terminate()
+        assert process.wait(timeout=10) == -15, "SIGTERM does not end what is stopped"
+
+
+TAKES_TURNS = """
+import subprocess, sys
+from diagnose.gate.in_turns import take_turns
+sleeps = [sys.executable, "-S", "-E", "-c", "import time; time.sleep(60)"]
+processes = [subprocess.Popen(sleeps, start_new_session=True) for _ in range(2)]
+print(*(process.pid for process in processes), flush=True)
+take_turns(processes, turn_s=0.05)
+"""
+
+
+def test_a_gate_that_is_killed_leaves_nothing_that_is_stopped_for_ever() -> None:
+    gate = subprocess.Popen(
+        [sys.executable, "-c", TAKES_TURNS], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert gate.stdout is not None
+    pids = [int(word) for word in gate.stdout.readline().split()]
+    time.sleep(0.4)
+    gate.kill()
+    gate.wait(timeout=10)
+    assert all(has_ended(pid, within_s=10) for pid in pids)
+
+
+def test_steps_in_which_it_was_stopped_are_left_out() -> None:
+    time_N = np.array([10.0, 10, 50, 10, 60, 10])  # they end at 10, 20, 70, 80, 140, 150
+    stops = np.array([[30, 65], [85, 130]])
+    assert whole(10, time_N, stops).tolist() == [True, True, False, True, False, True]
+    assert whole(10, time_N, NEVER).all()
+    assert whole(10, time_N, np.array([[65, 75]])).tolist() == [True, True, False, False, True, True]
+    assert [before(stops, moment) for moment in (20, 50, 100, 500)] == [0, 20, 50, 80]
+
+
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(100_000):
+    optimizer.zero_grad()
+    model(torch.zeros(4, 8)).sum().backward()
+    time.sleep(float(sys.argv[1]))
+    optimizer.step()
+"""
+
+
+def sides(folder: Path, *waits_s: float) -> list[Side]:
+    (folder / "a.py").write_text(SCRIPT)
+    return [Side(label="base", name="a", root=folder, command=("a.py", str(wait))) for wait in waits_s]
+
+
+def test_real_runs_at_once_have_the_figures_that_they_have_alone(tmp_path: Path) -> None:
+    plan = RunPlan(steps=200)
+    names = ("base-01", "head-01")
+    one, other = measured_in_turns(sides(tmp_path, 0.006, 0.009), names, tmp_path / "runs", plan)
+    for measured, wait_ms in ((one, 6), (other, 9)):
+        assert wait_ms < measured.figures[Metric.STEP_MS] < wait_ms + 2.5
+        assert 150 < measured.num_steps < 200, "some of 200 steps were interrupted"
+        assert measured.machine.foreign_cpus is None
+        assert measured.startup_s < measured.wall_s / 2
+    assert measured.wall_s > 200 * 0.015
+
+
+def test_of_two_the_one_that_fails_is_named_and_both_are_over(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import time; time.sleep(0.5); raise SystemExit('no data')")
+    good = sides(tmp_path, 0.005)[0]
+    bad = replace(good, label="head", command=("fails.py",))
+    with pytest.raises(TrainingFailed, match="head-01 ended with exit code 1"):
+        measured_in_turns([good, bad], ("base-01", "head-01"), tmp_path / "runs", RunPlan(steps=30))
+
+
+def test_a_pair_that_hangs_is_ended_and_what_it_wrote_last_is_told(tmp_path: Path) -> None:
+    text = "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(60)"
+    (tmp_path / "hangs.py").write_text(text)
+    side = Side(label="base", name="a", root=tmp_path, command=("hangs.py",))
+    plan = RunPlan(timeout_s=3.0)
+    with pytest.raises(OutOfTime) as late:
+        measured_in_turns([side, side], ("base-01", "head-01"), tmp_path / "runs", plan)
+    assert late.value.last_lines == ("waiting",)
+
+
+def pairs_of(ratio: float) -> tuple[MeasurePair, list[tuple[str, ...]]]:
+    """What makes a pair at once, and the names that it was asked for."""
+    asked: list[tuple[str, ...]] = []
+    measure = scripted({"base": 10, "head": 10 * ratio})
+
+    def measure_pair(
+        order: Sequence[int], names: Sequence[str], plan: RunPlan, turn_s: float
+    ) -> list[MeasuredRun]:
+        asked.append(tuple(names))
+        assert turn_s == 0.3
+        return [measure(side, name, plan) for side, name in zip(order, names, strict=True)]
+
+    return measure_pair, asked
+
+
+def test_pairs_are_made_at_once_and_each_side_begins_every_other_time() -> None:
+    measure_pair, names = pairs_of(1.2)
+    rehearse = scripted({"base": 10, "head": 12})
+    paired = run_pairs(rehearse, Asked(in_turns=True), measure_pair=measure_pair)
+    assert len(rehearse.plans) == 2
+    assert names[:3] == [("base-01", "head-01"), ("head-02", "base-02"), ("base-03", "head-03")]
+    assert [pair.base_first for pair in paired.pairs[:3]] == [True, False, True]
+    assert all(pair.base.name.startswith("base") for pair in paired.pairs)
+    assert paired.judgement.drop == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"device": "cuda"}, "uses cuda, which works on"), ({"ranks": (0, 1)}, "of several ranks")],
+)
+def test_what_cannot_be_stopped_for_a_moment_is_refused(changes: dict[str, object], reason: str) -> None:
+    rehearse = scripted({"base": 10, "head": 10})
+    with pytest.raises(DiagnoseError, match=reason):
+        run_pairs(
+            lambda *call: replace(rehearse(*call), **changes),  # type: ignore[arg-type]
+            Asked(in_turns=True),
+            measure_pair=pairs_of(1.0)[0],
+        )
+
+
+def test_where_the_clock_cannot_tell_turns_are_advised_if_they_can_be_taken() -> None:
+    said = advice((), Metric.SAMPLES_PER_S, (), "", may_take_turns=True)
+    assert "--in-turns" in said
+    assert "--in-turns" not in advice((), Metric.SAMPLES_PER_S, (), "", may_take_turns=False)
+    assert "--in-turns" not in advice((), Metric.PEAK_MEMORY, (), "", may_take_turns=True)
+
+
+def test_a_baseline_has_nobody_to_take_turns_with(tmp_path: Path) -> None:
+    ended = run(*DIAGNOSE, "gate", "--in-turns", "--baseline", "b", "--", "a.py", cwd=tmp_path)
+    assert ended.code == 2
+    assert "--in-turns is for two versions" in ended.stderr
+
+
+@pytest.mark.extended
+def test_a_slower_head_is_found_in_turns_with_its_phase(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(SCRIPT)
+    commands = ("--base-cmd", "a.py 0.006", "--head-cmd", "a.py 0.008", "--steps", "100")
+    ended = run(*DIAGNOSE, "gate", "--in-turns", *commands, "--json", "-", cwd=tmp_path)
+    answer = json.loads(ended.stdout)
+    assert ended.code == 1, ended.stderr
+    assert answer["verdict"] == "regression"
+    assert any("in turns" in note for note in answer["notes"])
