@@ -27,7 +27,7 @@ that is stopped does not hear of it, and would stay for ever."""
 
 KEEPS_FREED = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
 """Lets the C library keep what is freed. Else it is chance, in each process anew, how much of it goes back
-to the system in each step and is fetched again, and turns win nothing (`benchmarks/gate_turns.py`)."""
+to the system in each step and is fetched again, and turns win little (`benchmarks/gate_turns.py`)."""
 
 Away = npt.NDArray[np.int64]
 """When a process was stopped and when it went on, in nanoseconds of the monotonic clock: shape `(K, 2)`."""
