@@ -16,6 +16,7 @@ from diagnose.analysis.across import stride_for
 from diagnose.analysis.compare import StepSeries
 from diagnose.analysis.copies import copies_of
 from diagnose.analysis.deep_window import (
+    Spoilt,
     deep_window_of,
     device_readings,
     spoilt_steps,
@@ -42,6 +43,7 @@ from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import GapParts, divided, phase_series, step_times, warmup_of
+from diagnose.analysis.stopped import stopped_steps
 from diagnose.analysis.throughput import rate, throughput_of
 from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS
@@ -186,7 +188,7 @@ def window_of(manifest: Mapping[str, Any], log: RankLog, first_step: int | None,
         tuning = tuning_of(log)
         if tuning is not None and tuning.untouched[1] > MIN_STEPS:
             part = tuning.untouched
-    spoilt = spoilt_steps(log)
+    spoilt = _spoilt(log)
     looked_at = Window(part=part, spoilt=spoilt).of(log)
     warmup = warmup_of(manifest, looked_at)
     return Window(
@@ -196,6 +198,11 @@ def window_of(manifest: Mapping[str, Any], log: RankLog, first_step: int | None,
         stride=stride_for(len(looked_at.steps), num_ranks),
         bin_width=bin_width(len(looked_at.steps) - warmup),
     )
+
+
+def _spoilt(log: RankLog) -> Spoilt:
+    """Returns the steps that are in no figure."""
+    return (*spoilt_steps(log), *stopped_steps(log))
 
 
 def composed(
@@ -332,7 +339,7 @@ def load_series(run: Path, rank: int | None = None) -> StepSeries:
     if log is None:
         empty = np.zeros(0)
         return StepSeries(step_time_ns=empty, phase_time_ns={}, samples=empty)
-    log = without_steps(log, spoilt_steps(log))
+    log = without_steps(log, _spoilt(log))
     warmup = warmup_of(read_manifest(run), log)
     rows = log.steps[warmup:]
     return StepSeries(

@@ -88,8 +88,8 @@ class StepStats:
     Attributes:
         count: All steps that ended, warm-up included.
         warmup: Leading steps left out of every figure.
-        left_out: Other steps left out: those of a tuned run that were not the script's own, and those that
-            a deep window slowed down.
+        left_out: Other steps left out: those of a tuned run that were not the script's own, those that a
+            deep window slowed down, and those in which a gate stopped the process.
         total_time_ns: Wall time of the measured steps together.
     """
 

@@ -10,10 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from diagnose.gate.steps import Vector
+from diagnose.store.runs import Stops
 
 TURN_S = 0.3
 """A turn. A neighbour's burst or a lower clock lasts longer, and so meets all of them."""
@@ -29,15 +26,10 @@ KEEPS_FREED = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_":
 """Lets the C library keep what is freed. Else it is chance, in each process anew, how much of it goes back
 to the system in each step and is fetched again, and turns win little (`benchmarks/gate_turns.py`)."""
 
-Away = npt.NDArray[np.int64]
-"""When a process was stopped and when it went on, in nanoseconds of the monotonic clock: shape `(K, 2)`."""
-
-NEVER: Away = np.empty((0, 2), np.int64)
-
 
 def take_turns(
     processes: Sequence[subprocess.Popen[bytes]], turn_s: float = TURN_S, timeout_s: float | None = None
-) -> list[Away]:
+) -> list[Stops]:
     """Lets processes run in turn, the first one first, until all have ended; each leads a group of its own.
 
     Args:
@@ -87,7 +79,7 @@ def take_turns(
         finally:
             for place in tuple(stopped_ns):
                 go_on(place)
-    return [np.array(each, np.int64).reshape(-1, 2) for each in away]
+    return [*away]
 
 
 @contextlib.contextmanager
@@ -111,23 +103,6 @@ def _outlived_by_none(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[
         shell.communicate()
 
 
-def whole(first_end_ns: int, time_N: Vector, away: Away) -> npt.NDArray[np.bool_]:
-    """Returns which steps a process made without being stopped.
-
-    Args:
-        first_end_ns: When the first step ended.
-        time_N: Nanoseconds of each step, shape `(N,)`.
-        away: When it was stopped.
-
-    Returns:
-        Shape `(N,)`.
-    """
-    ends_N = first_end_ns + np.concatenate([[0.0], np.cumsum(time_N[1:])])
-    stopped_N = np.searchsorted(away[:, 0], ends_N) - np.searchsorted(away[:, 1], ends_N - time_N)
-    return np.asarray(stopped_N <= 0)
-
-
-def before(away: Away, moment_ns: float) -> int:
-    """Returns for how many nanoseconds a process was stopped before a moment."""
-    clipped = np.minimum(away, moment_ns)
-    return int((clipped[:, 1] - clipped[:, 0]).sum())
+def stopped_ns(stops: Stops, until_ns: int) -> int:
+    """Returns for how many nanoseconds a process was stopped until a moment."""
+    return sum(min(go_on, until_ns) - min(stop, until_ns) for stop, go_on in stops)

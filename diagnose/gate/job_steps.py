@@ -28,7 +28,7 @@ class JobSteps:
     Attributes:
         ranks: The ranks that are read, in order.
         missing: Ranks of the job that recorded no step.
-        first_end_ns: When the last rank ended its first step, on the first rank's clock.
+        end_N: When the last rank ended it, on the first rank's clock.
         time_N: Nanoseconds from the moment when all ranks had made the step before.
         samples_N: Of all ranks together; 0 where a rank's number is not known. Likewise `tokens_N`.
         compiled_N: Whether any rank compiled something.
@@ -37,12 +37,17 @@ class JobSteps:
 
     ranks: tuple[int, ...]
     missing: tuple[int, ...] = ()
-    first_end_ns: int
+    end_N: npt.NDArray[np.int64]
     time_N: Vector
     samples_N: Vector
     tokens_N: Vector
     compiled_N: npt.NDArray[np.bool_]
     note: str = ""
+
+    @property
+    def first_end_ns(self) -> int:
+        """When the first step ended."""
+        return int(self.end_N[0])
 
 
 def job_steps(logs: Sequence[RankLog]) -> JobSteps:
@@ -69,7 +74,7 @@ def job_steps(logs: Sequence[RankLog]) -> JobSteps:
     return JobSteps(
         ranks=ranks,
         missing=tuple(rank for rank in range(world_size) if rank not in by_rank),
-        first_end_ns=int(ends_N[0]),
+        end_N=ends_N,
         time_N=time_N,
         samples_N=_together([rows[:, SAMPLES] for rows in rows_N]),
         tokens_N=_together([rows[:, TOKENS] for rows in rows_N]),

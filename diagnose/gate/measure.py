@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,18 @@ import diagnose
 from diagnose.analysis.device import device_of
 from diagnose.analysis.profile import read_logs
 from diagnose.analysis.signals import host_stats
+from diagnose.analysis.stopped import was_stopped
 from diagnose.core.host import foreign_cpus
 from diagnose.core.units import NS_PER_MS, NS_PER_S
 from diagnose.gate.ended_badly import failed, last_lines
-from diagnose.gate.in_turns import NEVER, TURN_S, Away, take_turns, whole
-from diagnose.gate.in_turns import before as stopped_ns
+from diagnose.gate.in_turns import TURN_S, stopped_ns, take_turns
 from diagnose.gate.instructions import count_of, counting
 from diagnose.gate.interpreter import split
 from diagnose.gate.job_steps import JobSteps, job_steps
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Side
 from diagnose.gate.steps import MIN_STEPS, MIN_WARMUP, Vector, find_warmup, usual_cost
 from diagnose.store.reader import RankLog
-from diagnose.store.runs import read_manifest
+from diagnose.store.runs import Stops, keep_stops, read_manifest
 
 START = """
 import ctypes, os, resource, sys
@@ -129,10 +129,10 @@ def measured_in_turns(
             for side, name in zip(sides, names, strict=True)
         ]
         with _in_time(runs):
-            away = take_turns([run.process for run in runs], turn_s, plan.timeout_s)
+            stops = take_turns([run.process for run in runs], turn_s, plan.timeout_s)
         ended_ns = time.perf_counter_ns()
-    for run, stopped in zip(runs, away, strict=True):
-        run.away, run.ended_ns = stopped, ended_ns
+    for run, of_run in zip(runs, stops, strict=True):
+        run.stops, run.ended_ns = of_run, ended_ns
     return [run.measured() for run in runs]
 
 
@@ -142,7 +142,7 @@ class _Run:
 
     Attributes:
         started_ns: When its process began; likewise `ended_ns`.
-        away: When it was stopped, in turns with others.
+        stops: When it was stopped, in turns with others.
     """
 
     side: Side
@@ -152,7 +152,7 @@ class _Run:
     process: subprocess.Popen[bytes]
     started_ns: int
     ended_ns: int = 0
-    away: Away = field(default_factory=NEVER.copy)
+    stops: Stops = ()
 
     @property
     def stderr(self) -> Path:
@@ -168,13 +168,15 @@ class _Run:
         fate = _fate(read_manifest(run_folder), self.process.returncode)
         if fate != 0:
             raise failed(self.name, fate, self.stderr)
+        if self.stops:
+            keep_stops(run_folder, self.stops)
         logs, notes = read_logs(run_folder)
         instructions = count_of(_counts_file(self.folder, self.name))
         measured = figures_of(
             logs,
             None if self.plan.finds_warmup else self.plan.warmup,
             self.started_ns + _own_startup_ns(run_folder),
-            self.away,
+            self.stops,
         )
         figures = dict(measured.figures)
         if figures:  # a run that never trained has nothing to be judged by
@@ -196,7 +198,7 @@ class _Run:
             startup_s=figures.get(Metric.STARTUP, wall_s),
             wall_s=wall_s,
             # Who ran while it was stopped did not disturb it.
-            machine=replace(machine, foreign_cpus=None) if len(self.away) else machine,
+            machine=replace(machine, foreign_cpus=None) if self.stops else machine,
             device=next((str(log.meta.get("device") or "cpu") for log in logs), "cpu"),
             ranks=measured.job.ranks if measured.job else (),
             missing_ranks=measured.job.missing if measured.job else (),
@@ -215,7 +217,7 @@ class Figures:
     job: JobSteps | None = None
 
 
-def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, away: Away = NEVER) -> Figures:
+def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, stops: Stops = ()) -> Figures:
     """Computes a run's figures from its ranks' records: those of the job, of all ranks together.
 
     Args:
@@ -223,16 +225,16 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, awa
             held before the first step.
         warmup: Leading steps to leave out; `None` to find how many, `MIN_WARMUP` at least.
         started_ns: When the script's process began, on the clock of the records.
-        away: When it was stopped: those steps are left out.
+        stops: When it was stopped: those steps are left out.
     """
     if not logs:
         return Figures(figures={})
     job = job_steps(logs)
-    started_ns += stopped_ns(away, job.first_end_ns)
+    started_ns += stopped_ns(stops, job.first_end_ns)
     figures = {Metric.STARTUP: (job.first_end_ns - started_ns) / NS_PER_S}
     if warmup is None:
         warmup = max(MIN_WARMUP, find_warmup(job.time_N, job.compiled_N))
-    counts_N = whole(job.first_end_ns, job.time_N, away)
+    counts_N = ~was_stopped(job.end_N, job.time_N, stops)
     counts_N[:warmup] = False
     time_N, samples_N, tokens_N = (each[counts_N] for each in (job.time_N, job.samples_N, job.tokens_N))
     of_job = Figures(figures=figures, num_steps=len(time_N), warmup=warmup, job=job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from diagnose.core.errors import DiagnoseError
 DEFAULT_ROOT = Path(".diagnose") / "runs"
 LOST = "lost.txt"
 """Name of the file in which a run says why records of it are lost."""
+STOPPED = "stopped.json"
+"""Likewise of the file that says when a run was stopped for another to run, in nanoseconds."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """What a run may be called: it becomes a folder's name, and is shown in terminals and browsers."""
 RANK_FILE = re.compile(r"rank(\d+)(?:-restart(\d+))?\b")
@@ -86,6 +89,24 @@ def read_lost(run: Path) -> str:
     except OSError:
         return ""
     return said or "The disk had no room left, not even to say which; records are lost."
+
+
+Stops = Sequence[tuple[int, int]]
+"""When a process was stopped and when it went on, in order, in nanoseconds of `time.perf_counter_ns`."""
+
+
+def keep_stops(run: Path, stops: Stops) -> None:
+    """Notes when a run was stopped, so that no figure holds it."""
+    (run / STOPPED).write_text(json.dumps(stops), encoding="utf-8")
+
+
+def read_stops(run: Path) -> Stops:
+    """Returns when a run was stopped; nothing where none is known of, or the file is damaged."""
+    try:
+        told = json.loads((run / STOPPED).read_text(encoding="utf-8"))
+        return [(int(stop), int(go_on)) for stop, go_on in told]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def rank_files(run: Path) -> list[Path]:
