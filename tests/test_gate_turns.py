@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,11 +181,11 @@ def test_pairs_are_made_at_once_and_each_side_begins_every_other_time() -> None:
     ("changes", "reason"),
     [({"device": "cuda"}, "uses cuda, which works on"), ({"ranks": (0, 1)}, "of several ranks")],
 )
-def test_what_cannot_be_stopped_for_a_moment_is_refused(changes: dict[str, object], reason: str) -> None:
+def test_what_cannot_be_stopped_for_a_moment_is_refused(changes: dict[str, Any], reason: str) -> None:
     rehearse = scripted({"base": 10, "head": 10})
     with pytest.raises(DiagnoseError, match=reason):
         run_pairs(
-            lambda *call: replace(rehearse(*call), **changes),  # type: ignore[arg-type]
+            lambda *call: replace(rehearse(*call), **changes),
             Asked(in_turns=True),
             measure_pair=pairs_of(1.0)[0],
         )
