@@ -18,13 +18,17 @@ import sys
 import time
 from pathlib import Path
 
+from diagnose.gate.in_turns import KEEPS_FREED
+
 # Before torch is imported: threads that wait must not spin on the cores that others share with them, or
 # no time of a busy machine could be compared with another.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
-# Nor may chance decide how much of a step fetches memory from the system: see the rule page-faults.
-os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
-os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
+# Nor may chance decide how much of a step fetches memory from the system: see the rule page-faults. The C
+# library reads these when a process starts, and the jobs are forks of this one: it begins anew with them.
+if __name__ == "__main__" and not os.environ.keys() >= KEEPS_FREED.keys():
+    os.environ.update({name: os.environ.get(name, value) for name, value in KEEPS_FREED.items()})
+    os.execv(sys.executable, sys.orig_argv)
 
 from accuracy import tables
 from accuracy.kept import Kept

@@ -1,6 +1,6 @@
 """What measuring costs: one loop bare, under `diagnose`, TraceML and torch.profiler, in turn in one run.
 
-    python benchmarks/overhead.py [--rounds 5] [--step-ms 1 10 100] [--markdown docs/overhead.md]
+    python benchmarks/overhead.py [--rounds 5] [--step-ms 1 10 100] [--device cuda] [--markdown FILE]
 
 Three costs, kept apart, since one hides another: main-thread time per step, seconds that start and end add,
 and whether all steps were completed. Tools alternate within every round, so that a drift of the machine
@@ -37,16 +37,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=int, nargs="+", default=list(STEPS))
     parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
+    parser.add_argument("--device", default="cpu", help="where the job trains")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     args = parser.parse_args()
     tools = [tool for tool in args.tools if tool != "traceml" or importlib.util.find_spec("traceml_ai")]
-    lines = header(args.rounds, missing=set(args.tools) - set(tools))
+    lines = header(args.rounds, args.device, missing=set(args.tools) - set(tools))
     for step_ms in args.step_ms:
         rounds = []
         for number in range(args.rounds):
             # The order rotates, so that none always runs after the same neighbour.
             order = tools[number % len(tools) :] + tools[: number % len(tools)]
-            rounds.append({tool: run(tool, step_ms) for tool in order})
+            rounds.append({tool: run(tool, step_ms, args.device) for tool in order})
             print(f"{step_ms} ms, round {number + 1} of {args.rounds}", file=sys.stderr)
         lines += [row(tool, step_ms, rounds) for tool in tools]
     text = "\n".join(lines) + "\n"
@@ -55,11 +56,12 @@ def main() -> None:
         args.markdown.write_text(text, encoding="utf-8")
 
 
-def run(tool: str, step_ms: int) -> dict[str, Any]:
+def run(tool: str, step_ms: int, device: str) -> dict[str, Any]:
     """Runs the job once under a tool; returns its own figures and the whole process's."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        job = ["--step-ms", str(step_ms), "--steps", str(STEPS[step_ms]), "--tool", tool, "--out", str(out)]
+        job = ["--step-ms", str(step_ms), "--steps", str(STEPS[step_ms]), "--tool", tool]
+        job += ["--device", device, "--out", str(out)]
         command = {
             "diagnose": [sys.executable, "-m", "diagnose", "run", "--run-dir", folder, str(JOB), *job],
             "traceml": [traceml(), "run", "--logs-dir", folder, str(JOB), "--args", *job],
@@ -122,10 +124,13 @@ def spread(values: list[float], digits: int, sign: str = "") -> str:
     return f"{middle:{sign},.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
 
-def header(rounds: int, missing: set[str]) -> list[str]:
+def header(rounds: int, device: str, missing: set[str]) -> list[str]:
     import torch
 
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, no GPU, Python {platform.python_version()}"
+    trains_on = "no GPU" if device == "cpu" else torch.cuda.get_device_name(device)
+    machine = (
+        f"{os.cpu_count()} cores, {platform.machine()}, {trains_on}, Python {platform.python_version()}"
+    )
     return [
         "# What measuring costs",
         "",

@@ -29,10 +29,11 @@ def main() -> None:
     parser.add_argument("--step-ms", type=int, choices=WIDTH, default=1)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--tool", default="bare")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
 
-    model, loader, optimizer, criterion = parts(args.step_ms)
+    model, loader, optimizer, criterion = parts(args.step_ms, args.device)
     step, profiler = around_step(args.tool, model)
 
     cpu_ns: list[int] = []
@@ -43,6 +44,8 @@ def main() -> None:
         while done < args.steps:
             for x, y in loader:
                 with step():
+                    if args.device != "cpu":
+                        x, y = x.to(args.device), y.to(args.device)
                     optimizer.zero_grad()
                     loss = criterion(model(x), y)
                     loss.backward()
@@ -69,15 +72,15 @@ def main() -> None:
 
 
 def parts(
-    step_ms: int,
+    step_ms: int, device: str = "cpu"
 ) -> tuple[torch.nn.Module, DataLoader, torch.optim.Optimizer, torch.nn.Module]:
-    """Returns what is trained, for a step of about so many milliseconds, on one thread."""
+    """Returns what is trained, for a step of about so many milliseconds on one thread of a CPU."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     width = WIDTH[step_ms]
     batch = 32
     layers = [torch.nn.Linear(width, width) for _ in range(8)]
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)).to(device)
     rows = torch.randn(64 * batch, width), torch.randint(0, 10, (64 * batch,))
     loader = DataLoader(TensorDataset(*rows), batch_size=batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

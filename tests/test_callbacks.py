@@ -56,7 +56,7 @@ def test_a_training_is_a_run_with_a_report_in_every_form_asked_for(tmp_path, cap
     assert training.folder == tmp_path / "runs" / "mine"
     assert training.profile is not None and training.profile.steps.count == 30
     said = capsys.readouterr()
-    assert said.out == "" and "diagnose: 30 steps, median" in said.err
+    assert said.out == "" and "diagnose: 30 steps, me" in said.err
     assert json.loads(written.read_text())["steps"]["count"] == 30
     assert html.read_text().startswith("<!doctype html>")
     assert not session.is_measured()

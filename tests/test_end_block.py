@@ -106,6 +106,12 @@ def test_end_block_of_a_run_that_ended_before_the_last_trial_gives_the_figures_f
     assert not any("dealt with" in line for line in lines)
 
 
+def test_end_block_tells_the_mean_that_the_phases_sum_to_where_it_is_not_the_median() -> None:
+    uneven = replace(PROFILE, steps=replace(PROFILE.steps, median_ns=30e6))
+    first = end_block(uneven).splitlines()[0]
+    assert first == "diagnose: 412 steps, mean 41.0 ms (median 30.0 ms), 776 samples/s (770-781)"
+
+
 def test_end_block_with_one_finding_has_room_for_the_lines() -> None:
     lines = end_block(replace(FAULTY, findings=(SERIAL,))).splitlines()
     assert len(lines) == 12

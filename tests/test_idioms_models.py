@@ -186,6 +186,18 @@ def test_helpers_and_trainers_that_log_clip_average_or_score_are_told(function, 
         assert idiom in of_marked(f"def f(step):\n    {body}\n", function, "main", phase=phase)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    ["average.mul_(beta).add_(p.grad, alpha=1 - beta)", "scale = exp_avg_sq.sqrt().add_(group['eps'])"],
+)
+def test_an_optimizer_of_the_scripts_own_neither_clips_nor_averages(statement):
+    loops = "for group in self.param_groups:\n        for p in group['params']:\n            "
+    text = f"def step(self):\n    {loops}{statement}  # here\n"
+    found = of_marked(text, "Lion.step", "main", phase=Phase.OPTIMIZER)
+    assert not {CLIP, EMA} & set(found)
+    assert {CLIP, EMA} & set(of_marked(text, "f", "main"))
+
+
 def test_a_batch_function_is_not_named_by_what_it_computes():
     text = "def f(x):\n    y = x * 2  # here\n"
     assert of_marked(text, "log_mels", "main", phase=Phase.DATA_WAIT) == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,41 @@ def test_a_stream_is_told_from_a_dataset(tmp_path):
         ("Stream", True),
         ("TensorDataset", False),
     ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_dataset_on_a_device_is_told(device):
+    rows = TensorDataset(torch.empty(8, 4, device=device), torch.empty(8, device=device))
+    facts = loader_facts.described(DataLoader(rows, batch_size=4), "", 0)
+    assert facts["on_device"] is (device == "meta")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
+    class Rows(Dataset[Any]):
+        def __init__(self, wait_s: float) -> None:
+            self.wait_s = wait_s
+
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(self.wait_s)
+            return torch.zeros(4)
+
+    diagnose.attach(tmp_path / "run", warmup=0)
+    quick = DataLoader(Rows(0), batch_size=2, num_workers=1)
+    slow = DataLoader(Rows(0.005), batch_size=2, num_workers=1)
+    train([rows] for rows, _ in zip(quick, slow, strict=True))
+    profile = diagnose.detach()
+    assert [loader.line for loader in profile.program.loaders] == [
+        line_of("slow = DataLoader("),
+        line_of("quick = DataLoader("),
+    ]
+    assert (profile.input.loaders_per_step, profile.input.batches_per_step) == (2, 2)
+    assert profile.input.workers is not None
+    assert profile.input.workers.num_workers == 1
+    assert 8 * MS < profile.input.workers.fetch_ns < 40 * MS
 
 
 def test_a_loader_that_only_evaluates_is_not_listed(tmp_path):

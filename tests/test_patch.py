@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from diagnose.cli.patch import patch as print_patch
+from diagnose.core.errors import DiagnoseError
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.trial import Outcome, Safety, Trial, Tuning
@@ -123,6 +125,19 @@ def test_a_line_without_the_call_is_named(tmp_path):
 def test_a_fix_without_a_setting_is_named(tmp_path):
     _, patch = changed(tmp_path, "x = 1\n", kept("channels-last"))
     assert patch.left_out == ("channels-last has no setting in the script; use diagnose run --apply.",)
+
+
+def test_where_nothing_can_be_written_git_is_given_no_empty_diff(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("x = 1\n", encoding="utf-8")
+    monkeypatch.setattr("diagnose.store.runs.resolve_run", lambda run, root: tmp_path)
+    monkeypatch.setattr(
+        "diagnose.analysis.profile.load_profile", lambda run: profile(script, kept("dataset-cache"))
+    )
+    with pytest.raises(
+        DiagnoseError, match=r"nothing to write into the script\.\ndataset-cache has no setting"
+    ):
+        print_patch("slow")
 
 
 def test_the_changed_script_runs_and_computes_the_same(tmp_path):

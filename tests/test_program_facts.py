@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from diagnose.hooks._graph import summarize, walk
 from diagnose.hooks._padding import padding_of
-from diagnose.hooks._record_cost import record_ns
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook
 from diagnose.hooks.backward import BackwardHook
@@ -94,6 +93,13 @@ def test_a_convolution_with_a_bias_before_a_batch_norm_is_named():
     assert facts["channels_last"] is False
     assert facts["dtypes"] == {"float32": facts["param_bytes"]}
     assert describe_model(model.to(memory_format=torch.channels_last))["channels_last"] is True
+
+
+@pytest.mark.parametrize(
+    ("module", "loops"), [(nn.GRU, True), (nn.RNN, True), (nn.LSTM, False), (nn.GRUCell, False)]
+)
+def test_what_torch_computes_step_by_step_is_told_from_one_operation_and_from_cells(module, loops):
+    assert describe_model(nn.Sequential(module(4, 4)))["loops_in_torch"] is loops
 
 
 # -- graphs
@@ -210,6 +216,27 @@ def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str
     expected = 1.0 if again == "no_grad" else 0.0
     assert recorder.facts["calls"]["repeated"] == expected
     assert recorder.facts["calls"]["batch_size"] == 2
+
+
+def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
+    class Adapted(nn.Linear):
+        disable_adapters = False
+
+    model = Adapted(4, 4)
+    recorder = Recorder()
+    recorder.model_appears(model)
+    with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
+        for inspect in recorder.inspections:
+            inspect()
+        for _ in range(7):
+            x = torch.randn(2, 4)
+            model.disable_adapters = False
+            model(x)
+            model.disable_adapters = True
+            with torch.no_grad():
+                model(x)
+            recorder.steps += 1
+    assert recorder.facts["calls"]["repeated"] == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
@@ -338,10 +365,3 @@ def test_the_clocks_are_gone_after_the_passes_that_were_timed():
     recorder.clock = lambda: seen.append(1) or 0  # type: ignore[func-returns-value]
     loss.backward()
     assert not seen
-
-
-def test_the_profiler_is_tried_where_it_is_on_and_nowhere_else():
-    assert record_ns() is None
-    with torch.profiler.profile(record_shapes=True, with_stack=True):
-        tried = record_ns()
-    assert tried is not None and tried > 0

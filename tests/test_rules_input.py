@@ -23,6 +23,7 @@ from diagnose.core.settings import Settings
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
 from diagnose.rules._supply import fed_by, supply_of
 from diagnose.rules.slow_collate import SlowCollate
 
@@ -406,3 +407,49 @@ class TestWorkers:
     def test_workers_that_keep_up_have_no_fault(self, tmp_path):
         loader = DataLoader(Rows(160, 1), batch_size=4, num_workers=2, persistent_workers=True)
         assert names(tmp_path / "run", loader)[0] == []
+
+
+def test_work_of_the_loop_on_what_workers_deliver_is_told_with_what_they_could_take_over():
+    tokenized = at("enc = tokenizer(batch['text'])", 0.3, phase=Phase.DATA_WAIT)
+    given = {"where": (tokenized,), "stats": {"steady_wait_ns": MS, "epoch_start_ns": 0.0}}
+    idle = first(diagnosed(fed_by(data_wait_ms=31, fetch_ms=20, num_workers=4, **given)))
+    busy = first(diagnosed(fed_by(data_wait_ms=31, fetch_ms=180, num_workers=2, **given)))
+    assert idle.rule == busy.rule == "slow-batch-building"
+    assert idle.lost_ns_per_step == pytest.approx(30 * MS)
+    assert idle.low_ns > 15 * MS and busy.low_ns == 0
+    assert (idle.file, idle.line) == (tokenized.file, tokenized.line)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+def test_a_loop_that_tokenizes_what_its_workers_deliver_is_found_in_a_real_run(tmp_path: Path):
+    """The same work in a `collate_fn` is none of the loop's."""
+
+    class Texts(Dataset[str]):
+        def __len__(self) -> int:
+            return 1200
+
+        def __getitem__(self, index: int) -> str:
+            return "some words of a text " * 12
+
+    def encode(texts: list[str]) -> torch.Tensor:
+        return torch.tensor([[float(ord(letter) % 7) for letter in text] for text in texts])
+
+    def train(run: str, in_loop: bool) -> Profile:
+        model = nn.Linear(252, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        loader = DataLoader(Texts(), batch_size=8, num_workers=1, collate_fn=list if in_loop else encode)
+        diagnose.attach(tmp_path / run)
+        try:
+            for batch in loader:
+                rows = encode(batch) if in_loop else batch
+                loss = model(rows).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        finally:
+            profile = diagnose.detach()
+        return profile
+
+    found = [each for each in train("in-the-loop", True).findings if each.rule == "slow-batch-building"]
+    assert found and Path(found[0].file) == Path(__file__)
+    assert not [each for each in train("in-workers", False).findings if each.rule == "slow-batch-building"]

@@ -40,7 +40,7 @@ def until_recorded(process: subprocess.Popen[str], folder: Path) -> None:
 
 # A step ends when the next one begins or training is over: a script cut short has not ended its last.
 WAYS = {
-    "returns": (0, "ok", 30, "diagnose: 30 steps, median "),
+    "returns": (0, "ok", 30, "diagnose: 30 steps, me"),
     "raises": (
         1,
         "script_failed",

@@ -64,7 +64,8 @@ def test_workers_that_help_are_kept_and_measured_in_pairs(tuned):
 def test_the_end_block_names_what_was_kept_and_the_command_that_reuses_it(tuned):
     ended, _ = tuned
     assert "+ loader-workers=" in ended.stderr
-    assert "diagnose run --apply .diagnose/runs/tuned/tuned.toml" in ended.stderr
+    again = f"diagnose run --apply .diagnose/runs/tuned/tuned.toml {SCRIPT} {EPOCHS}"
+    assert ended.stderr.strip().endswith(again)
     block = ended.stderr.strip().splitlines()
     assert len(block) <= 12
     assert max(map(len, block[:-1])) <= 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from diagnose.analysis.deep_window import without_steps
 from diagnose.analysis.loading import input_stats
@@ -17,14 +18,15 @@ from diagnose.store.reader import RankLog
 EPOCH = 16
 
 
-def short_epochs(num_steps: int = 20 * EPOCH) -> RankLog:
-    """Steps of 10 ms; the first of each epoch waits 100 ms for its batch."""
+def short_epochs(num_steps: int = 20 * EPOCH, told: int = 20) -> RankLog:
+    """Steps of 10 ms; the first of each epoch waits 100 ms for its batch. Of `told` is known where."""
     steps = np.zeros((num_steps, len(COLUMNS)), dtype=np.int64)
     begins = np.arange(num_steps) % EPOCH == 0
     steps[:, COLUMNS.index(Phase.DATA_WAIT.value)] = np.where(begins, 100_000_000, 1_000_000)
     steps[:, COLUMNS.index(Phase.FORWARD.value)] = 9_000_000
-    starts = [[step, step, 1] for step in range(0, num_steps, EPOCH)]
+    starts = [[step, step, 1] for step in range(0, num_steps, EPOCH)][:told]
     loader = {"begun_at": num_steps - EPOCH, "steps": num_steps, "epochs": 20, "starts": starts}
+    loader["starts_end"] = told * EPOCH if told < 20 else None
     meta = {"facts": {"loaders": [loader]}, "counters": {"batches": num_steps + 40}}
     return RankLog(path=Path(), steps=steps, meta=meta)
 
@@ -38,6 +40,30 @@ def test_the_beginnings_of_epochs_are_found_in_a_part_of_a_run():
         assert part.epoch_starts == 20 - -(-first // EPOCH)
         assert part.steady_wait_ns == 1_000_000
         assert part.epoch_start_ns is not None and part.epoch_start_ns > 5_000_000
+
+
+def test_of_very_many_epochs_the_first_beginnings_stand_for_all():
+    whole, some = input_stats(short_epochs(), 0), input_stats(short_epochs(told=8), 0)
+    assert some.epoch_starts == 20
+    assert some.epoch_start_ns == whole.epoch_start_ns
+    assert some.steady_wait_ns == whole.steady_wait_ns == 1_000_000
+    part = input_stats(part_of(short_epochs(told=8), 3 * EPOCH + 1), 0)
+    assert 14 <= part.epoch_starts <= 18, "of 16"
+    assert part.steady_wait_ns == 1_000_000
+    late = input_stats(part_of(short_epochs(told=8), 8 * EPOCH), 0)
+    assert late.epoch_starts == 0, "where none is known none is told"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_of_one_batch_wait_for_their_workers_to_start(persistent):
+    log = short_epochs()
+    log.steps[:, COLUMNS.index(Phase.DATA_WAIT.value)] = 50_000_000
+    (loader,) = log.meta["facts"]["loaders"]
+    starts = [[step, step, 1] for step in range(len(log.steps))]
+    loader.update(num_workers=4, persistent_workers=persistent, epochs=len(starts), starts=starts)
+    stats = input_stats(log, 0)
+    assert stats.epoch_starts == len(starts)
+    assert (stats.epoch_start_ns, stats.steady_wait_ns) == ((0.0, 5e7) if persistent else (5e7, 0.0))
 
 
 def test_they_are_found_where_steps_are_left_out():

@@ -178,7 +178,9 @@ tune() {
 }
 
 overhead() {
-    "$PYTHON" benchmarks/overhead.py --rounds 1 --step-ms 10 --tools bare diagnose
+    local device=(--step-ms 1 --device cuda)
+    if [ -n "$DRY_RUN" ]; then device=(--step-ms 10); else sees_gpu || return 77; fi
+    "$PYTHON" benchmarks/overhead.py --rounds 2 "${device[@]}" --tools bare diagnose
 }
 
 export -f sees_gpu sanitizer tests kernel_tests device_tests on_gpu tune overhead

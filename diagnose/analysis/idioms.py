@@ -119,8 +119,9 @@ class Idioms:
         acting = self._acts(stack, via, phase)
         if acting == ENVIRONMENT:
             return (ENVIRONMENT,)
-        in_module = any(function.rpartition(".")[2] == "forward" for _, _, function in stack)
-        within = Within(phase in MODEL, phase is Phase.FORWARD, in_module, waits)
+        inside = {function.rpartition(".")[2] for _, _, function in stack}
+        stepping = phase is Phase.OPTIMIZER and "step" in inside
+        within = Within(phase in MODEL, phase is Phase.FORWARD, "forward" in inside, waits, stepping)
         found = [] if is_training(via) else list(self.of_line(*stack[0][:2], within))
         if called:
             found = [idiom for idiom in found if idiom in OF_A_CALL]

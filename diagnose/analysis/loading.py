@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -56,29 +55,25 @@ class Waits:
         wait_ns: Nanoseconds in `next(loader)` and `iter(loader)`, shape `(steps,)`.
         step_ns: Nanoseconds of each step.
         compute_ns: Nanoseconds in forward, backward and optimizer.
+        epochs: Epochs that begin in these steps.
     """
 
     starts: npt.NDArray[np.int64]
     wait_ns: Vector
     step_ns: Vector
     compute_ns: Vector
+    epochs: int
 
 
 def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
-    """Reads the loaders that fed training, the one that fed most steps first.
+    """Reads the loaders that fed training, the one that fed most steps first; of several that fed the same
+    steps together, the one whose workers take longest.
 
     Args:
         log: One rank's records.
         sources: Where the text of the call that made each is read.
     """
-    facts = list(_facts(log))
-    if facts:
-        latest = max(fact["begun_at"] for fact in facts)
-        steps = {id(fact): fact["steps"] for fact in facts}
-        for fact in facts:  # whoever feeds the steps since the last beginning has not been credited yet
-            if fact["begun_at"] == latest:
-                steps[id(fact)] += max(0, whole_steps(log) - latest)
-        facts.sort(key=lambda fact: -steps[id(fact)])
+    facts = [_facts(log)[index] for index in _order(log)]
     known = set(Loader.__dataclass_fields__)
     return tuple(
         Loader(
@@ -88,6 +83,23 @@ def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
         )
         for fact in facts
     )
+
+
+def _order(log: RankLog) -> list[int]:
+    """Returns the indices of the loaders' facts, in the order of `loaders_of`."""
+    facts = _facts(log)
+    latest = max((fact["begun_at"] for fact in facts), default=0)
+    # Whoever feeds the steps since the last beginning has not been credited yet.
+    since = max(0, whole_steps(log) - latest)
+    steps = [fact["steps"] + since * (fact["begun_at"] == latest) for fact in facts]
+    busy_ns = [0.0] * len(facts)
+    for report in log.workers:
+        index = report.get("loader")
+        if index is not None and 0 <= index < len(facts):
+            busy_ns[index] += (report["fetch_ns"] + report["collate_ns"]) / max(
+                1, facts[index]["num_workers"]
+            )
+    return sorted(range(len(facts)), key=lambda index: (-steps[index], -busy_ns[index]))
 
 
 def input_stats(log: RankLog, warmup: int) -> InputStats:
@@ -107,11 +119,16 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
         fetch_ns=fetch_ns,
         collate_ns=collate_ns,
         workers=workers,
+        loaders_per_step=_loaders_per_step(log),
         batches_per_step=batches_per_step or None,
         early_read_bytes=early_read,
         late_read_bytes=late_read,
     )
-    return _with_waits(stats, waits) if len(rows) and batches_per_step else stats
+    if not len(rows) or not batches_per_step:
+        return stats
+    epochs = round(waits.epochs * len(rows) / len(waits.wait_ns))
+    anew = any(fact.get("num_workers") and not fact.get("persistent_workers") for fact in _facts(log))
+    return replace(_with_waits(stats, waits, anew=anew), epoch_starts=epochs)
 
 
 def _batches_per_step(log: RankLog) -> float:
@@ -126,22 +143,42 @@ def _batches_per_step(log: RankLog) -> float:
     return float(whole) if 1 <= whole <= most else most
 
 
+def _loaders_per_step(log: RankLog) -> int:
+    """Returns how many loaders feed each step together: such begin in the same step, and go as far."""
+    told = [(fact["steps"], fact["begun_at"]) for fact in _facts(log)]
+    order = _order(log)
+    return max(1, told.count(told[order[0]])) if order else 1
+
+
 def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
-    """Returns the waits of measured steps, and which of the steps begin an epoch."""
-    starts = {step for fact in _facts(log) for start in fact.get("starts", ()) for step in start[:2]}
-    within = sorted(step - warmup for step in starts if warmup <= step < warmup + len(rows))
+    """Returns the waits of measured steps, and which of the steps begin an epoch.
+
+    Of a run of very many epochs only the first beginnings are known; what comes after them is left out.
+    """
+    ends = [fact["starts_end"] - warmup for fact in _facts(log) if fact.get("starts_end") is not None]
+    known = min([len(rows), *(end for end in ends if end > 0)])
+    rows = rows[:known]
+    starts = [start[:2] for fact in _facts(log) for start in fact.get("starts", ())]
+
+    def within(steps: Iterable[int]) -> list[int]:
+        return sorted({step - warmup for step in steps if warmup <= step < warmup + known})
+
     return Waits(
-        starts=np.array(within, dtype=np.int64),
+        starts=np.array(within(step for start in starts for step in start), dtype=np.int64),
         wait_ns=rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].astype(float),
         step_ns=rows[:, len(COUNTS) :].sum(axis=1).astype(float),
         compute_ns=rows[:, COMPUTE].sum(axis=1).astype(float),
+        epochs=len(within(first for _, first in starts)),
     )
 
 
-def _with_waits(stats: InputStats, waits: Waits) -> InputStats:
+def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
+    """Adds what the waits show; `anew` tells that each epoch starts its own workers."""
     count = len(waits.wait_ns)
     steady = np.ones(count, dtype=bool)
     steady[waits.starts] = False
+    if not steady.any() and anew:  # each step waits for workers that have just been started
+        return replace(stats, epoch_start_ns=float(waits.wait_ns.mean()), steady_wait_ns=0.0)
     if not steady.any():
         steady[:] = True
     usual_waits = waits.wait_ns[steady]
@@ -150,12 +187,9 @@ def _with_waits(stats: InputStats, waits: Waits) -> InputStats:
     step_ns = float(np.median(waits.step_ns))
     far = usual_waits - usual > max(SPIKE_STEP_SHARE * step_ns, SPIKE_DEVIATIONS * spread)
     quarter = max(1, len(usual_waits) // 4)
-    # Steps in which one epoch begins may be two neighbours; they are one beginning.
-    distinct = sum(late - early > 1 for early, late in pairwise(waits.starts)) + bool(len(waits.starts))
     mean_wait = float(usual_waits.mean())
     return replace(
         stats,
-        epoch_starts=int(distinct),
         epoch_start_ns=_beyond(waits.wait_ns, steady) / count,
         epoch_start_compute_ns=_beyond(waits.compute_ns, steady) / count,
         steady_wait_ns=mean_wait,
@@ -190,8 +224,10 @@ def _on_training_thread(
 
 
 def worker_stats(log: RankLog) -> WorkerStats | None:
-    """Returns what the worker processes did that fed training, all of them together."""
+    """Returns what the worker processes did that fed training: those of the loader that fed most steps."""
     reports = [worker for worker in log.workers if worker.get("loader") != NOT_TRAINING]
+    main = _order(log)[:1]
+    reports = [worker for worker in reports if worker.get("loader") in main] or reports
     if not reports:
         return None
 
@@ -201,7 +237,7 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
     batches = max(1.0, total("batches"))
     busy_ns = total("fetch_ns") + total("collate_ns")
     counters = log.meta.get("counters", {})
-    asked = counters.get("asked", 0)
+    asked = counters.get("asked", 0) if _loaders_per_step(log) == 1 else 0  # of all loaders together
     repeated, varied = sightings(reports)
     delays = [report.get("delay_ns") for report in reports]
     return WorkerStats(
@@ -270,7 +306,8 @@ def slowest(log: RankLog, reports: Iterable[Mapping[str, Any]]) -> tuple[SlowBat
 
 def _busiest(reports: Sequence[Mapping[str, Any]], log: RankLog) -> float | None:
     """Returns the busiest worker's time relative to the mean one's; one that never reported was idle."""
-    configured = [fact["num_workers"] for fact in _facts(log) if fact["num_workers"]]
+    facts = dict(enumerate(_facts(log)))
+    configured = [facts.get(report.get("loader", -1), {}).get("num_workers", 0) for report in reports]
     busy: dict[int, float] = {}
     for report in reports:  # of every epoch
         busy[report["worker"]] = busy.get(report["worker"], 0.0) + report["fetch_ns"] + report["collate_ns"]

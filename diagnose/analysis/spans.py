@@ -64,7 +64,12 @@ def moved_meta(log: RankLog, moved: Callable[[int], int | None]) -> dict[str, An
         for fact in facts["loaders"]:
             starts = [[*map(moved, start[:2]), *start[2:]] for start in fact.get("starts", ())]
             within = [start for start in starts if None not in start[:2]]
-            loaders.append({**fact, "starts": within} if "starts" in fact else fact)
+            untold = fact.get("starts_end")  # the first step of the part from which on none is known
+            if untold is not None:
+                later = map(moved, range(untold, len(log.steps)))
+                untold = next((step for step in later if step is not None), None)
+            known = {"starts": within, "starts_end": untold} if "starts" in fact else {}
+            loaders.append({**fact, **known})
         meta["facts"] = {**facts, "loaders": loaders}
     return meta
 

@@ -105,12 +105,14 @@ class Within(NamedTuple):
         loss: In the forward pass, so that the loss may depend on it.
         module: In the `forward` of a module.
         waits: On a device, for which a value that is read is waited for.
+        stepping: In the step of an optimizer that the script has written itself.
     """
 
     model: bool = False
     loss: bool = False
     module: bool = False
     waits: bool = True
+    stepping: bool = False
 
 
 def of_places(places: Sequence[Place], within: Within) -> tuple[str, ...]:
@@ -146,7 +148,8 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.add(METRIC)
     if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and _tensor_test(place.statement.test):
         found.add(SYNC)
-    found.update(_of_weights(place, nodes))
+    if not within.stepping:
+        found.update(_of_weights(place, nodes))
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
         for inner in place.statement.body:
             inside = Place(inner, (place.statement, *place.loops), place.function)

@@ -62,7 +62,9 @@ def bisect(
     max_drop: Annotated[
         str, typer.Option(metavar="SHARE", help="The least loss that is worth searching for.")
     ] = "3%",
-    metric: Annotated[str, typer.Option(metavar="METRIC", help="As of diagnose gate.")] = "samples_per_s",
+    metric: Annotated[
+        str, typer.Option(metavar="METRIC", help="See diagnose gate --help.")
+    ] = "samples_per_s",
     confidence: Annotated[
         float, typer.Option(min=0.5, max=0.999, metavar="ODDS", help="Odds at which a commit is named.")
     ] = 0.95,

@@ -39,6 +39,10 @@ def patch(
         written = patch_of(profile, Path.cwd())
     except OSError as error:
         raise DiagnoseError(f"diagnose patch: cannot read {error.filename}: {error.strerror}.") from error
+    if not written.diff:  # `git apply` of nothing would fail in words of its own
+        raise DiagnoseError(
+            "diagnose patch: nothing to write into the script.\n" + "\n".join(written.left_out)
+        )
     show(written.diff)
     for reason in written.left_out:
         print(f"diagnose: {reason}", file=sys.stderr)

@@ -20,7 +20,7 @@ def command(app: typer.Typer) -> None:
 
 
 def _torchruns() -> Any:
-    return typer.Option(help="As of torchrun.")
+    return typer.Option(help="Passed to torchrun.")
 
 
 def run(
@@ -45,11 +45,11 @@ def run(
         int | None, typer.Option(min=0, metavar="N", help="Leave the first N steps out of every figure.")
     ] = None,
     quiet: Annotated[
-        bool | None, typer.Option("--quiet", help="Print no start line and no report.")
+        bool | None, typer.Option("--quiet/--no-quiet", help="Print no start line and no report.")
     ] = None,
     tune: Annotated[
         bool | None,
-        typer.Option("--tune", help="Try fixes on the running job; keep what helps."),
+        typer.Option("--tune/--no-tune", help="Try fixes on the running job; keep what helps."),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -58,7 +58,10 @@ def run(
     only: Annotated[list[str] | None, typer.Option(metavar="ACTION", help="Try only this fix.")] = None,
     skip: Annotated[list[str] | None, typer.Option(metavar="ACTION", help="Do not try this fix.")] = None,
     dry_run: Annotated[
-        bool | None, typer.Option("--dry-run", help="Name the fixes that --tune would try; change nothing.")
+        bool | None,
+        typer.Option(
+            "--dry-run/--no-dry-run", help="Name the fixes that --tune would try; change nothing."
+        ),
     ] = None,
     apply: Annotated[
         Path | None,
@@ -66,7 +69,10 @@ def run(
     ] = None,
     dashboard: Annotated[
         bool | None,
-        typer.Option("--dashboard", help="Show the run in a browser while it trains; prints the address."),
+        typer.Option(
+            "--dashboard/--no-dashboard",
+            help="Show the run in a browser while it trains; prints the address.",
+        ),
     ] = None,
     export: Annotated[
         list[str] | None,
@@ -94,7 +100,7 @@ def run(
     master_addr: Annotated[str | None, _torchruns()] = None,
     master_port: Annotated[int | None, _torchruns()] = None,
     local_addr: Annotated[str | None, _torchruns()] = None,
-    standalone: Annotated[bool | None, typer.Option("--standalone", help="As of torchrun.")] = None,
+    standalone: Annotated[bool | None, typer.Option("--standalone", help="Passed to torchrun.")] = None,
     rdzv_backend: Annotated[str | None, _torchruns()] = None,
     rdzv_endpoint: Annotated[str | None, _torchruns()] = None,
     rdzv_id: Annotated[str | None, _torchruns()] = None,

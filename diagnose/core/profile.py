@@ -220,8 +220,9 @@ class InputStats:
     Attributes:
         fetch_ns: Time per batch in `dataset[...]` on the training thread; `None` when workers do it.
         collate_ns: Likewise in `collate_fn`.
-        workers: The worker processes, if there were any.
-        batches_per_step: Training batches asked of a loader per step.
+        workers: The worker processes of the loader that fed most steps, if there were any.
+        batches_per_step: Training batches asked of loaders per step.
+        loaders_per_step: Loaders that feed each step together: `zip(labelled, unlabelled)`.
         epoch_starts: Epochs that began within the measured steps.
         epoch_start_ns: Time per step (of all steps) that waits at the beginning of an epoch took beyond the
             usual wait.
@@ -240,6 +241,7 @@ class InputStats:
     fetch_ns: float | None = None
     collate_ns: float | None = None
     workers: WorkerStats | None = None
+    loaders_per_step: int = 1
     batches_per_step: float | None = None
     epoch_starts: int = 0
     epoch_start_ns: float | None = None

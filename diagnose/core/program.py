@@ -23,6 +23,7 @@ class Loader:
         dataset: Class of the dataset.
         iterable: Whether the dataset is a stream, all of which each worker reads unless it divides itself;
             `None` when unknown.
+        on_device: Whether the dataset holds tensors on a device, which no worker process can use.
         dataset_length: Its samples, where it has a length.
         collate: Name of the function that makes a batch of samples.
         collate_file: Where the script has it written, absolute; empty where it is not the script's.
@@ -44,6 +45,7 @@ class Loader:
     in_order: bool = True
     dataset: str = ""
     iterable: bool | None = None
+    on_device: bool = False
     dataset_length: int | None = None
     collate: str = ""
     collate_file: str = ""
@@ -111,6 +113,7 @@ class Model:
         dtypes: Bytes of the parameters, by type: `float32`.
         frozen_bytes: Bytes of those that want no gradient.
         num_convolutions: Convolutions in it.
+        loops_in_torch: Whether it has an `nn.RNN` or `nn.GRU`, which torch computes step by step on a CPU.
         biased_before_norm: Names of convolutions with a bias directly before a batch normalization.
         biased_bytes: Bytes of the biases of these.
         channels_last: Whether the convolutions' weights are stored so.
@@ -125,6 +128,7 @@ class Model:
     dtypes: Mapping[str, int] = field(default_factory=dict)
     frozen_bytes: int = 0
     num_convolutions: int = 0
+    loops_in_torch: bool = False
     biased_before_norm: tuple[str, ...] = ()
     biased_bytes: int = 0
     channels_last: bool | None = None

@@ -73,7 +73,8 @@ def device_now(index: int | None = None) -> dict[str, Any]:
 
 
 def _told(ask: Callable[[], bool]) -> bool | None:
-    """Torch refuses to answer by its older names once a script has set the newer ones, in part."""
+    """Older names are asked only where there are no newer: torch 2.9 warns of them, and torch refuses to
+    answer by them once a script has set the newer ones."""
     try:
         return ask()
     except (AttributeError, RuntimeError):
@@ -83,15 +84,15 @@ def _told(ask: Callable[[], bool]) -> bool | None:
 def _matmul_tf32() -> bool:
     from torch.backends import cuda
 
-    precision = getattr(cuda.matmul, "fp32_precision", "none")
-    return bool(precision == "tf32" if precision != "none" else cuda.matmul.allow_tf32)
+    precision = getattr(cuda.matmul, "fp32_precision", None)
+    return bool(cuda.matmul.allow_tf32 if precision is None else precision == "tf32")
 
 
 def _cudnn_tf32() -> bool:
     from torch.backends import cudnn
 
-    precision = getattr(getattr(cudnn, "conv", None), "fp32_precision", "none")
-    return bool(precision == "tf32" if precision != "none" else cudnn.allow_tf32)
+    precision = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)
+    return bool(cudnn.allow_tf32 if precision is None else precision == "tf32")
 
 
 def _allocator_settings() -> str:

@@ -24,6 +24,9 @@ MAX_LOADERS = 20
 MAX_STARTS = 256
 """Epochs whose beginning is kept. The facts are written twice a second, so the list must end somewhere."""
 
+MAX_TENSORS = 16
+"""A longer list in a dataset holds its samples."""
+
 
 class LoaderFactsHook(Hook):
     """Writes the facts of each `DataLoader` that the loop iterates over for training, once per epoch.
@@ -117,7 +120,7 @@ class LoaderFacts:
         index = self._index(loader, loaders)
         steps = recorder.steps
         for known in loaders:  # several that begin in the same step feed it together
-            if known["begun_at"] == self._begun_at:
+            if known["begun_at"] == self._begun_at >= 0:
                 known["steps"] += steps - self._begun_at
         fact = loaders[index]
         fact["epochs"] += 1
@@ -127,6 +130,8 @@ class LoaderFacts:
         first = steps + bool(recorder.finder.stepped)
         if len(fact["starts"]) < MAX_STARTS:
             fact["starts"] = [*fact["starts"], [steps, first, took_ns]]
+        elif fact["starts_end"] is None:
+            fact["starts_end"] = steps
         fact["begun_at"] = self._begun_at = steps
         recorder.facts["loaders"] = loaders
         return index
@@ -170,6 +175,7 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
         "in_order": bool(getattr(loader, "in_order", True)),
         "dataset": type(getattr(loader, "dataset", None)).__name__,
         "iterable": isinstance(getattr(loader, "dataset", None), IterableDataset),
+        "on_device": _is_on_device(getattr(loader, "dataset", None)),
         "dataset_length": _length(loader, sampler),
         "collate": str(getattr(collate_fn, "__qualname__", type(collate_fn).__name__)),
         "collate_file": collate_file,
@@ -183,7 +189,19 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
         "begun_at": -1,
         "total_construct_ns": 0,
         "starts": [],
+        "starts_end": None,
     }
+
+
+def _is_on_device(dataset: Any) -> bool:
+    """Whether a dataset itself holds a tensor on a device, or a few of them, as a `TensorDataset` does."""
+    from torch import Tensor
+
+    for value in getattr(dataset, "__dict__", {}).values():
+        few = value if isinstance(value, (tuple, list)) and len(value) <= MAX_TENSORS else (value,)
+        if any(isinstance(each, Tensor) and each.device.type != "cpu" for each in few):
+            return True
+    return False
 
 
 def _length(loader: Any, sampler: str) -> int | None:

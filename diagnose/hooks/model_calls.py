@@ -31,6 +31,7 @@ class Call:
     model: int
     has_grad: bool
     training: bool
+    switches: tuple[object, ...]
     site: tuple[int, int] | None
     batch: weakref.ref[torch.Tensor] | None = None
 
@@ -79,7 +80,8 @@ class _Look:
             self._recorder.on_forward = None
             self._tell()
         elif id(module) in self._models:
-            call = Call(id(module), torch.is_grad_enabled(), module.training, user_frame(sys._getframe(1)))
+            site = user_frame(sys._getframe(1))
+            call = Call(id(module), torch.is_grad_enabled(), module.training, _switches(module), site)
             self._calls.append(call)
             if call.has_grad:
                 self._autocast = _autocast_dtype(next(module.parameters()).device.type)
@@ -95,10 +97,13 @@ class _Look:
         return first is not None and id(first) not in self._trained
 
     def _given(self, call: Call, tensor: torch.Tensor) -> bool:
-        """Notes what a call was given; returns whether the model was trained on it just before."""
+        """Notes what a call was given; returns whether the same model was trained on it just now."""
         before = [other for other in self._calls if other is not call]
         repeated = call.training and any(
-            other.has_grad and other.model == call.model and other.batch and other.batch() is tensor
+            other.has_grad
+            and (other.model, other.switches) == (call.model, call.switches)
+            and other.batch
+            and other.batch() is tensor
             for other in before
         )
         if repeated:
@@ -128,6 +133,13 @@ class _Look:
             "file": file,
             "line": line,
         }
+
+
+def _switches(model: Any) -> tuple[object, ...]:
+    """How the modules are switched: a model whose adapters are disabled for a moment is another model."""
+    return tuple(
+        value for module in model.modules() for value in vars(module).values() if type(value) in (bool, str)
+    )
 
 
 def _has_parameters(model: Any) -> bool:

@@ -10,10 +10,9 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch import run_folder
@@ -22,17 +21,21 @@ from diagnose.launch.settings import Settings
 from diagnose.launch.supervisor import Fate
 from diagnose.store.runs import runs_root
 
-if TYPE_CHECKING:
-    from diagnose.core.profile import Profile
 
+def conclude(record: Record, settings: Settings, fate: Fate, launcher: Sequence[str] = ()) -> None:
+    """Writes the report, and gets in nobody's way: whatever goes wrong here becomes one line on stderr.
 
-def conclude(record: Record, settings: Settings, fate: Fate) -> None:
-    """Writes the report, and gets in nobody's way: whatever goes wrong here becomes one line on stderr."""
+    Args:
+        record: The run.
+        settings: The user's settings.
+        fate: How the script ended.
+        launcher: The options that the user gave for torchrun.
+    """
     if record.folder is None or not record.is_first:
         return
     try:
         with ctrl_c_interrupts():
-            _conclude(record, record.folder, settings, fate)
+            _conclude(record, record.folder, settings, fate, launcher)
     except KeyboardInterrupt:
         say(f"diagnose: the report was interrupted; to see it: diagnose report {record.folder.name}")
     except (DiagnoseError, OSError) as error:
@@ -68,7 +71,9 @@ def say_notes(record: Record) -> None:
         say(f"diagnose: {note}")
 
 
-def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> None:
+def _conclude(
+    record: Record, folder: Path, settings: Settings, fate: Fate, launcher: Sequence[str]
+) -> None:
     if not run_folder.has_room(folder):
         place = folder.parent
         record.note(f"{place} has no room left; what was to be recorded after it filled up is missing.")
@@ -91,7 +96,9 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
     if not settings.quiet and sys.stderr is not None:
         from diagnose.report import Terminal, end_block
 
-        command = _apply_command(folder, profile, settings) or _next_command(folder)
+        command = _next_command(folder)
+        if profile.tuning is not None and profile.tuning.kept and settings.apply is None:
+            command = _apply_command(record, folder, settings, launcher)
         say("\n" + end_block(profile, **asdict(Terminal.of(sys.stderr)), command=command).rstrip())
     if settings.json is not None:
         from diagnose.report import to_json
@@ -103,12 +110,13 @@ def _conclude(record: Record, folder: Path, settings: Settings, fate: Fate) -> N
         _write(settings.html, to_html(profile))
 
 
-def _apply_command(folder: Path, profile: Profile, settings: Settings) -> str | None:
-    """Returns the command that uses what was kept in the next run; `None` if nothing was."""
-    if profile.tuning is None or not profile.tuning.kept or settings.apply is not None:
-        return None
-    kept = shlex.quote(os.path.relpath(folder / "tuned.toml"))
-    return f"diagnose run --apply {kept} {shlex.quote(profile.run.script)}"
+def _apply_command(record: Record, folder: Path, settings: Settings, launcher: Sequence[str]) -> str:
+    """Returns the command that runs the same job again with what was kept."""
+    words = ["diagnose", "run", "--apply", os.path.relpath(folder / "tuned.toml")]
+    for kind in settings.allow:
+        words += ["--allow", kind]
+    words += [*launcher, *(["-m"] if record.facts["module"] else []), record.facts["script"]]
+    return shlex.join([*words, *record.facts["argv"]])
 
 
 def _next_command(folder: Path) -> str | None:

@@ -77,7 +77,7 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         ranks.leave()
     if not told and record.is_first:
         say_notes(record)
-    conclude(record, settings, fate)
+    conclude(record, settings, fate, launcher=launcher[2:])
     if exporting is not None:
         for words in exporting.finish(quiet=settings.quiet):
             say(f"diagnose: {words}")

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 
 from diagnose.actions.base import Action
-from diagnose.core.trial import Safety
+from diagnose.core.trial import ASKED_FOR, Safety
 from diagnose.report._markdown import code, prose
 from diagnose.report._terminal import Terminal
 from diagnose.rules import Rule
@@ -16,25 +16,26 @@ from diagnose.rules import Rule
 MARK = "<!-- written by: diagnose actions --write -->"
 
 MEANING = {
-    Safety.EXACT: "computes bit for bit the same; `--tune` tries it",
-    Safety.ROUNDING: "the same arithmetic, rounded in another order; `--tune` tries it",
-    Safety.PRECISION: "computes with fewer bits; tried with `--allow precision`",
-    Safety.TRAINING: "changes what training does; tried with `--allow training`",
+    Safety.EXACT: "computes bit for bit the same",
+    Safety.ROUNDING: "the same arithmetic, rounded in another order",
+    Safety.PRECISION: "computes with fewer bits",
+    Safety.TRAINING: "changes what training does",
 }
 
 INTRODUCTION = """
 `diagnose run --tune train.py` diagnoses the running job, tries the fixes that the findings name, one
-after the other, and measures each on the job itself: neighbouring windows of steps with the fix and
-without, in turn (A B B A), until a t interval on the ratios of the pairs tells. What is faster stays in
-force; everything else is undone and checked to be undone. In the end all kept fixes together are measured
-on against off: that is the number to believe. Every step of a trial is a step of training.
+after the other, and the few that only a trial can judge. It measures each on the job itself: neighbouring
+windows of steps with the fix and without, in turn (A B B A), until a t interval on the ratios of the pairs
+tells. What is faster stays in force; everything else is undone and checked to be undone. In the end all
+kept fixes together are measured on against off: that is the number to believe. Every step of a trial is a
+step of training.
 
     diagnose run --tune train.py                     # exact and rounding fixes
     diagnose run --tune --allow precision train.py   # bf16 and TF32, too
     diagnose run --tune --only loader-workers train.py
     diagnose run --dry-run train.py                  # what would be tried; changes nothing
     diagnose run --apply tuned.toml train.py         # what was kept before, without trials; confirmed once
-    diagnose patch | git apply                       # and for good
+    diagnose patch | git apply                       # for good, where a fix is a setting of the script
 
 A fix that changes what is computed is first checked: the job computes one more step beside the training,
 with the fix and without, and the difference must be within what the script's own rounding, or the noise
@@ -77,7 +78,7 @@ def tuning_page(actions: Mapping[str, Action], rules: Mapping[str, Rule]) -> str
         f"| [{name}](#{name}) | {prose(title(action))} | {action.safety.value} | {_asked_by(name, rules)} |"
         for name, action in actions.items()
     ]
-    classes = [f"- **{safety.value}**: {meaning}." for safety, meaning in MEANING.items()]
+    classes = [f"- **{safety.value}**: {meaning}. {_leave(safety)}" for safety, meaning in MEANING.items()]
     parts = [
         MARK,
         "# Tuning a running job",
@@ -88,7 +89,7 @@ def tuning_page(actions: Mapping[str, Action], rules: Mapping[str, Rule]) -> str
         "\n".join(["| fix | what it does | numbers | asked for by |", "|---|---|---|---|", *rows]),
     ]
     for name, action in actions.items():
-        parts += [f"### {name}", f"{prose(title(action))}. {_meaning(action)}"]
+        parts += [f"### {name}", f"{prose(title(action))}. {_meaning(name, action, rules)}"]
         for heading, text in sections(action):
             parts += [f"#### {heading}"] if heading else []
             parts.append(text)
@@ -110,7 +111,7 @@ def actions_text(actions: Mapping[str, Action], terminal: Terminal) -> str:
 def action_text(name: str, action: Action, rules: Mapping[str, Rule], terminal: Terminal) -> str:
     """Returns the page of one action for a terminal."""
     lines = textwrap.wrap(f"{name}: {title(action)}", terminal.width)
-    lines += ["", *textwrap.wrap(_meaning(action), terminal.width)]
+    lines += ["", *textwrap.wrap(_meaning(name, action, rules), terminal.width)]
     asked = _asked_by(name, rules)
     by_hand = "name it in the file of --apply" if action.at_start else "name it with --only"
     lines += textwrap.wrap(f"Asked for by: {asked or f'no rule; {by_hand}'}.", terminal.width)
@@ -153,9 +154,23 @@ def built_in_actions() -> dict[str, Action]:
     return discover(importlib.import_module("diagnose.actions"), Action)
 
 
-def _meaning(action: Action) -> str:
+def _meaning(name: str, action: Action, rules: Mapping[str, Rule]) -> str:
+    """What the fix does to the numbers, and when it is tried."""
     meaning = MEANING[action.safety]
-    return f"{meaning[0].upper()}{meaning[1:]}."
+    allow = f" --allow {action.safety.value}" if action.safety in ASKED_FOR else ""
+    if action.at_start:
+        when = "Not tried: it works from the first step on only, through `--apply`"
+    elif action.unasked:
+        when = f"`--tune{allow}` tries it though no finding asks for it: only a trial can tell"
+    elif _asked_by(name, rules):
+        when = f"`--tune{allow}` tries it where a finding asks for it"
+    else:
+        when = f"Tried only where it is named: `--tune{allow} --only {name}`"
+    return f"{meaning[0].upper()}{meaning[1:]}. {when}."
+
+
+def _leave(safety: Safety) -> str:
+    return f"Only with `--allow {safety.value}`." if safety in ASKED_FOR else "`--tune` may try it."
 
 
 def _asked_by(name: str, rules: Mapping[str, Rule]) -> str:

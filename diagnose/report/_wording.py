@@ -151,6 +151,10 @@ def samples_rate(profile: Profile) -> str | None:
     return text
 
 
+UNEVEN = 0.05
+"""A mean that is further from the median, as a part of it, is told beside it."""
+
+
 def figures_line(profile: Profile, figures: list[str], room: int) -> str:
     """Returns the run's figures after those given, as many as fit `room`, the most telling first.
 
@@ -164,7 +168,12 @@ def figures_line(profile: Profile, figures: list[str], room: int) -> str:
     if steps.median_ns is not None:
         only_before = "before tuning " if tuned and after_ns is None else ""
         after = "" if after_ns is None else f" -> {format_duration(after_ns)}"
-        figures.append(f"{only_before}median {format_duration(steps.median_ns)}{after}")
+        text = f"{only_before}median {format_duration(steps.median_ns)}{after}"
+        if after_ns is None and abs(profile.step_time_ns - steps.median_ns) > UNEVEN * steps.median_ns:
+            # The phases below sum to the mean.
+            mean = format_duration(profile.step_time_ns)
+            text = f"{only_before}mean {mean} (median {format_duration(steps.median_ns)})"
+        figures.append(text)
     samples = samples_rate(profile)
     if throughput.samples_per_s is not None and after_per_s is not None:
         figures.append(f"{format_rate(throughput.samples_per_s)} -> {format_rate(after_per_s)} samples/s")

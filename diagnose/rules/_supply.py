@@ -138,7 +138,7 @@ def supply_of(profile: Profile) -> Supply | None:
         return None
     if workers.batches < MIN_WORKER_BATCHES:
         return None
-    batches = stats.batches_per_step or 1.0
+    batches = (stats.batches_per_step or 1.0) / stats.loaders_per_step
     making = workers.fetch_ns + workers.collate_ns
     compute_ns = computing_ns(profile)
     return Supply(
@@ -175,8 +175,9 @@ DIVIDE = (
 
 
 def applicable(actions: tuple[str, ...], loader: Loader | None) -> tuple[str, ...]:
-    """Returns actions that change how a loader is served, or none: all refuse an `IterableDataset`."""
-    return () if loader is not None and loader.iterable else actions
+    """Returns actions that change how a loader is served, or none: nothing divides a stream, and no worker
+    can use tensors on a device."""
+    return () if loader is not None and (loader.iterable or loader.on_device) else actions
 
 
 # -- profiles to write examples with

@@ -69,6 +69,8 @@ def fires(rule: Rule, example: Profile) -> None:
     (finding,) = findings
     for name in ("summary", "evidence", "fix", "assumption"):
         _demand(bool(getattr(finding, name)), f"{rule.name}: its finding has no {name}")
+    unknown = set(finding.actions) - set(rule.actions)
+    _demand(not unknown, f"{rule.name}: its finding names actions that its class does not: {unknown}")
     _demand(
         0 < finding.lost_ns_per_step <= example.step_time_ns * ROUNDING,
         f"{rule.name}: {finding.lost_ns_per_step} ns lost of a step of {example.step_time_ns}",

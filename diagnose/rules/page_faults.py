@@ -57,6 +57,7 @@ class PageFaults(Rule):
     """
 
     needs = ("host.minor_faults_per_s", "host.system_share", "host.growth_bytes_per_s")
+    actions = ("keep-freed-memory",)
     fires_on = (
         profile(step_ms=16, host=CHURNS),
         profile(step_ms=16, host=CHURNS, program=Program(loaders=(Loader(num_workers=0, epochs=20),))),
@@ -117,7 +118,7 @@ class PageFaults(Rule):
             " MALLOC_MMAP_THRESHOLD_=1073741824 in the environment.",
             code="import ctypes; "
             "ctypes.CDLL(None).mallopt(-1, 1 << 30); ctypes.CDLL(None).mallopt(-3, 1 << 30)",
-            actions=("keep-freed-memory",),
+            actions=self.actions,
         )
 
 

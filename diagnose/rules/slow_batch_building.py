@@ -1,4 +1,4 @@
-"""The loop makes its own batches, and takes long over it"""
+"""The loop makes or finishes its own batches, and takes long over it"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, named
+from diagnose.rules._supply import fed_by, supply_of
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
 
@@ -36,17 +37,23 @@ FROM_EXPERIENCE = (
     "Keep the experience in tensors that are made once and written to by index, and take each batch of them"
     " by indexing."
 )
+MAKES, FINISHES = "makes its own batches", "does work on the batches that the DataLoader delivers"
+
+TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
+FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
 
 
 class SlowBatchBuilding(Rule):
     """
     ## What it means
-    There is no `DataLoader`: the loop, or a function like `get_batch`, makes each batch itself, on the
-    training thread, and the model waits for it. Usually it encodes text, or builds lists, in Python.
+    The loop, or a function like `get_batch`, makes each batch itself, on the training thread, and the model
+    waits for it. Usually it encodes text, or builds lists, in Python. Or a `DataLoader` with workers
+    delivers batches, and the loop does the rest of the work on them: it tokenizes, augments, converts.
 
     ## What to do
     Do once, before the loop, what is the same in each epoch (encode the whole text into one tensor), and
-    slice that. Or move the code into a `Dataset`, and let the workers of a `DataLoader` run it.
+    slice that. Or move the code into a `Dataset` or a `collate_fn`, and let the workers of a `DataLoader`
+    run it.
 
     ## When it is wrong
     Data that depends on what the model has just done. The steps of a game are known for what they are, and
@@ -60,6 +67,7 @@ class SlowBatchBuilding(Rule):
             where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
         ),
         profile(data_wait_ms=30, where=(at("x = make(step)", 0.29, phase=Phase.DATA_WAIT),)),
+        fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(TOKENIZED,)),
     )
     silent_on = (
         profile(data_wait_ms=10, where=(at("x = data[i : i + 32]", 0.1, phase=Phase.DATA_WAIT),)),
@@ -73,6 +81,8 @@ class SlowBatchBuilding(Rule):
             where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
         ),
         profile(data_wait_ms=20),
+        fed_by(data_wait_ms=40, stats={"epoch_start_ns": 0.0}, where=(FED, TOKENIZED)),
+        fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(FED,)),
         profile(
             data_wait_ms=52,
             where=(
@@ -84,17 +94,21 @@ class SlowBatchBuilding(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return not profile.program.loaders
+        return all(loader.num_workers for loader in profile.program.loaders)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        is_fed = bool(profile.program.loaders)
         lines = [
             line
             for line in profile.where
-            if line.phase is Phase.DATA_WAIT and not line.in_worker and not is_rollout(line)
+            if line.phase is Phase.DATA_WAIT
+            and not (line.in_worker or is_rollout(line) or (is_fed and _takes_batch(line)))
         ]
         seen = sum(line.share for line in lines)
         wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
+        if is_fed:
+            wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
         share = wait_ns / profile.step_time_ns
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
@@ -104,29 +118,59 @@ class SlowBatchBuilding(Rule):
         shown: list[SourceLine] = [line for line in lines if line.share >= NO_PART * seen][:MAX_LINES]
         lost = {Phase.DATA_WAIT: wait_ns}
         low_ns, high_ns = bounds(lost, lines)
+        does = FINISHES if is_fed else MAKES
+        if any(map(is_rollout, profile.where)):
+            fix = FROM_EXPERIENCE
+        elif is_fed:
+            fix = "Do that in the Dataset or its collate_fn, so that the workers of the DataLoader do it."
+        else:
+            fix = (
+                f"Do what {lines[0].function} does once before the loop, or in a Dataset that the workers"
+                " of a DataLoader read."
+            )
         return Finding(
             rule=self.name,
-            summary=f"The loop makes its own batches, which takes {format_share(share)} of each step,"
+            summary=f"The loop {does}, which takes {format_share(share)} of each step,"
             f" {format_ms(wait_ns)}, most of it in {named(lines[0])}",
             lost_ns=lost,
-            low_ns=LEAST * low_ns,
+            low_ns=min(LEAST * low_ns, _spare_ns(profile, wait_ns)),
             high_ns=high_ns,
-            assumption="batches are made beforehand, or by workers while the model computes",
+            assumption="batches are made beforehand, or by workers while the model computes"
+            + ("; the lower bound shares the workers and CPUs there are" if is_fed else ""),
             evidence=(
-                "No DataLoader feeds the loop.",
+                *(() if is_fed else ("No DataLoader feeds the loop.",)),
                 *(
                     f"{format_share(line.share)} of the time in {named(line)}, {line.function}, before the"
                     f" model has its batch, about {line.num_samples} samples."
                     for line in shown
                 ),
             ),
-            fix=FROM_EXPERIENCE
-            if any(map(is_rollout, profile.where))
-            else f"Do what {lines[0].function} does once before the loop, or in a Dataset that the workers"
-            " of a DataLoader read.",
+            fix=fix,
             file=lines[0].file,
             line=lines[0].line,
         )
+
+
+def _takes_batch(line: SourceLine) -> bool:
+    """Whether a line asks a loader for its batch: that time is the loader's."""
+    return line.trains or line.text.startswith(("for ", "while ")) or "next(" in line.text
+
+
+def _fed_ns(profile: Profile) -> float:
+    """Returns what a step waits for loaders; all of it where that is not known."""
+    steady_ns = profile.input.steady_wait_ns
+    return profile.step_time_ns if steady_ns is None else steady_ns + (profile.input.epoch_start_ns or 0.0)
+
+
+def _spare_ns(profile: Profile, made_ns: float) -> float:
+    """Returns how much shorter a step can be when the workers there are make what takes `made_ns`."""
+    supply = supply_of(profile)
+    if supply is None:
+        return made_ns
+    paces = [(supply.busy_ns + made_ns) / supply.loader.num_workers]
+    if supply.cpus:
+        paces.append((made_ns + supply.own_cpu_ns + supply.worker_cpu_ns) / supply.cpus)
+    return max(0.0, profile.step_time_ns - max(paces))
 
 
 def least_wait_ns(profile: Profile) -> float:

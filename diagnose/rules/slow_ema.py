@@ -1,9 +1,12 @@
-"""Averaged weights are updated tensor by tensor"""
+"""Averaged weights are updated in each step, mostly tensor by tensor"""
 
 from __future__ import annotations
 
+from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
+
+CALLS = ("update_parameters(", ".update(")
 
 LEAST = 0.3
 """One call for all tensors still has to read and write them."""
@@ -12,7 +15,8 @@ LEAST = 0.3
 class SlowEma(LineRule):
     """
     ## What it means
-    A Python loop updates a moving average of the weights, one or more small operations per tensor.
+    A moving average of the weights is updated in each step: in a Python loop, by one or more small
+    operations per tensor, or in a call.
 
     ## What to do
     Update all tensors in one call, or once every few steps with the decay raised to that power.
@@ -23,8 +27,8 @@ class SlowEma(LineRule):
 
     idiom = "ema"
     least = LEAST
-    what = "Averaging weights one by one"
-    assumption = "a call for all tensors at once, or every few steps, costs little beside the loop"
+    what = "Averaging weights"
+    assumption = "a call for all tensors at once, or every few steps, costs little beside that"
     fix = (
         "Replace the loop by one torch._foreach_lerp_ over lists of the tensors, or by "
         "AveragedModel with get_ema_multi_avg_fn, and update every few steps."
@@ -39,3 +43,13 @@ class SlowEma(LineRule):
         profile(other_ms=12, where=(at("average.mul_(decay).add_(p)", 0.01, "ema"),)),
         profile(other_ms=12, where=(at("p.grad.mul_(scale)", 0.1, "clip"),)),
     )
+
+    def cure(self, line: SourceLine) -> tuple[str, str]:
+        """See `LineRule.cure`. A call may do all tensors at once already, as `AveragedModel` does."""
+        if any(call in line.text for call in CALLS):
+            return (
+                "Average every few steps, with the decay raised to that power. AveragedModel takes all"
+                " tensors in one call unless it is given an avg_fn: then give it a multi_avg_fn instead.",
+                "",
+            )
+        return self.fix, self.code

@@ -126,6 +126,10 @@ class SmallOperators(Rule):
             step_ms=20,
             program=Program(graph=replace(graph_of(400), names={"PackPaddedSequence": 1})),
         ),
+        profile(
+            step_ms=20,
+            program=Program(graph=graph_of(400), models=(Model(kind="Tagger", loops_in_torch=True),)),
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -139,8 +143,8 @@ class SmallOperators(Rule):
     def _in_graph(self, profile: Profile) -> Finding | None:
         graph = profile.program.graph
         assert graph is not None
-        if "PackPaddedSequence" in graph.names:
-            return None  # torch loops over the steps of packed sequences itself
+        if "PackPaddedSequence" in graph.names or any(m.loops_in_torch for m in profile.program.models):
+            return None  # torch itself loops over the steps, which no compiler takes apart
         small, total = graph.small_ops, graph.total
         passes_ns = model_ns(profile)
         if small.num_ops < MIN_OPS or small.num_ops < MIN_SMALL_SHARE * total.num_ops:

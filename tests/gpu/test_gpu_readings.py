@@ -109,11 +109,13 @@ import torch
 torch.cuda.set_per_process_memory_fraction(2 * 2**30 / torch.cuda.mem_get_info()[1])
 model = torch.nn.Linear(256, 256).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+side = torch.cuda.Stream()
 for step in range(4000):
     optimizer.zero_grad()
     loss = model(torch.ones(256, 256).to("cuda")).square().mean()
-    if step % 200 > 100 and step > 1000:  # two sizes that do not fit together
-        torch.empty((step % 2 * 300 + 900) << 20, dtype=torch.uint8, device="cuda")
+    if step % 200 > 100 and step > 1000:  # a stream cannot take what the other has cached; two do not fit
+        with torch.cuda.stream(side if step % 2 else torch.cuda.current_stream()):
+            torch.empty(1200 << 20, dtype=torch.uint8, device="cuda")
     loss.backward()
     optimizer.step()
     loss.item()
