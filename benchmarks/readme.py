@@ -70,8 +70,8 @@ def evidence(docs: Path) -> str:
     )
     faults = (
         "On scripts to which no threshold was fitted, the fault named first was the one put there"
-        f" in {found['top 1']}, and {found['false alarms on healthy jobs']} healthy jobs were accused."
-        f" What it costs is {found['size error, median']} off in the median"
+        f" in {found['top 1']} cells; {found['false alarms on healthy jobs']} healthy jobs were accused."
+        f" What it costs is {found['size error, median'].partition(' of')[0]} off in the median"
         f" ([each of them](docs/accuracy.md); {dated(accuracy)})."
     )
     return "\n".join(

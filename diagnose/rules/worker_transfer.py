@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
@@ -11,8 +12,8 @@ from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
 from diagnose.rules.base import Rule
 
 SENDING = 0.35
-"""Part of a worker's time for a batch that goes into sending it; a batch of a few tensors takes a"
-" hundredth."""
+"""Part of a worker's time for a batch that goes into sending it; a batch of a few tensors takes a
+hundredth."""
 
 MIN_SEND_NS = 2_000_000
 """Sending one batch of a few tensors takes less, on most machines."""
@@ -30,12 +31,12 @@ EVENLY = 0.5
 """Part of the wait that may come in single long waits; unpacking takes about the same in each step."""
 
 NEEDLESS = 0.5
-"""Batches that are made in this part of the wait or less would come faster from the training thread"
-" itself."""
+"""Batches that are made in this part of the wait or less would come faster from the training thread
+itself."""
 
-QUIET = 0.1
-"""Part of the time that the training thread may want a CPU and have none: with more, that is what takes"
-" long."""
+QUIET = 0.05
+"""Part of the time that the training thread may want a CPU and have none: with more, that is what takes
+long. At a tenth two healthy jobs were accused."""
 
 
 class WorkerTransfer(Rule):
@@ -63,6 +64,12 @@ class WorkerTransfer(Rule):
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=30, fetch_ms=190, send_ms=1),
+        fed_by(
+            data_wait_ms=8,
+            fetch_ms=1,
+            workers={"ready_batches": 3.8},
+            host=HostStats(cpus=2, process_cpus=1.0, runnable_share=0.07),
+        ),
         fed_by(data_wait_ms=2, fetch_ms=20, send_ms=30, workers={"ready_batches": 2.6}),
         fed_by(data_wait_ms=6, fetch_ms=5, send_ms=5, workers={"ready_batches": 3.9, "pieces": 3}),
     )
