@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import signal
 import sys
@@ -150,11 +151,17 @@ def is_ours(value: object) -> bool:
     return any(name in ("diagnose", "sitecustomize") or str(name).startswith("diagnose.") for name in names)
 
 
+def is_same(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
+    """Whether nothing was set or deleted: quick, for the thousands of attributes that are left alone."""
+    return len(before) == len(after) and all(map(operator.is_, before.values(), after.values()))
+
+
 def traces(before: Mapping[str, dict[str, object]], after: Mapping[str, dict[str, object]]) -> list[str]:
     """Names in torch that hold another object than before, or one of ours that they did not hold."""
     return sorted(
         f"{holder}.{name}"
         for holder, attributes in after.items()
+        if not is_same(before.get(holder, NOTHING), attributes)
         for name, value in attributes.items()
         if (was := before.get(holder, NOTHING).get(name, NOTHING)) is not value
         if f"{holder}.{name}" not in TORCH_REPLACES and (was is not NOTHING or is_ours(value))
