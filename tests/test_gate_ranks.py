@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from diagnose.core.units import NS_PER_MS
 from diagnose.gate.ended_badly import failed, what_failed
 from diagnose.gate.job_steps import job_steps
 from diagnose.gate.measure import RunPlan, figures_of, measured_run
-from diagnose.gate.pairs import Asked, run_pairs
+from diagnose.gate.pairs import Asked, judge, run_pairs
 from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
 from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Side, Verdict
@@ -194,14 +195,21 @@ def made(name: str, **more: Any) -> MeasuredRun:
 
 
 def test_a_job_that_lost_a_rank_is_not_compared_with_a_whole_one() -> None:
-    """Half the samples per second would be a regression, and is a crash."""
+    """Half the samples per second would be a regression, and is a crash; nor do earlier pairs pass it."""
 
     def measure(side: int, name: str, plan: RunPlan) -> MeasuredRun:
-        return made(name, ranks=(0,), missing_ranks=(1,)) if name == "head-03" else made(name)
+        if name == "head-08":
+            return made(name, ranks=(0,), missing_ranks=(1,))
+        scatter = 0.96 if name in ("head-02", "head-05") else 1.0  # seven pairs do not suffice to stop
+        return replace(made(name), figures={Metric.SAMPLES_PER_S: 6400.0 * scatter})
 
     paired = run_pairs(measure, Asked(metric=Metric.SAMPLES_PER_S))
+    assert len(paired.pairs) == 7
+    so_far = judge(paired.pairs, Metric.SAMPLES_PER_S, 0.03, last=True)
+    assert so_far is not None and so_far.verdict is Verdict.PASS
     assert paired.judgement.verdict is Verdict.INCONCLUSIVE
-    assert paired.stopped == "rank 1 recorded no step in head-03 and did in base-00: died early?"
+    assert paired.stopped == "rank 1 recorded no step in head-08 and did in base-00: died early?"
+    assert paired.judgement.reason == paired.stopped
 
 
 def test_the_reader_is_told_how_many_ranks_there_were() -> None:
@@ -209,6 +217,8 @@ def test_the_reader_is_told_how_many_ranks_there_were() -> None:
     assert of_ranks([made("a", ranks=(0,))]) == ()
     assert of_ranks([whole, whole])[0].startswith("2 ranks were read in each run: ")
     assert of_ranks([part])[0].startswith("1 of 3 ranks were read")
+    two = made("c", ranks=(0,), missing_ranks=(1,))
+    assert of_ranks([whole, two])[0].startswith("1 to 2 of 2 ranks were read")
     assert of_ranks([part])[1] == "b: rank1.sqlite: torn"
     assert why_other_ranks(whole, part).startswith("2 ranks recorded no step in b")
     assert why_other_ranks(whole, whole) == why_other_ranks(part, part) == ""

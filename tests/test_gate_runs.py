@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from diagnose.core.phases import Phase
-from diagnose.gate import instructions
+from diagnose.gate import instructions, measure
 from diagnose.gate.fingerprint import fingerprint_of, machine_facts
 from diagnose.gate.history_why import phase_times
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
@@ -171,6 +171,30 @@ def test_two_gates_at_once_do_not_meet(tmp_path: Path) -> None:
     assert git(tmp_path, "worktree", "list").count("\n") == 0
 
 
+STARTS_A_RANK = """
+import signal, subprocess, sys, time
+before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
+if sys.argv[1] == "ends":
+    signal.signal(signal.SIGTERM, before)
+print(rank.pid, flush=True)
+time.sleep(60)
+"""
+"""As torchrun does, in a session of its own; neither SIGTERM nor its parent's end moves it."""
+
+
+@pytest.mark.parametrize("agent", ["ends", "hangs"])
+def test_a_run_that_is_ended_leaves_no_rank(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "GRACE_S", 0.3)
+    command = [sys.executable, "-S", "-E", "-c", STARTS_A_RANK, agent]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        rank = int(process.stdout.readline())
+        measure._end(process)
+    assert process.returncode == (-signal.SIGTERM if agent == "ends" else -signal.SIGKILL)
+    assert has_ended(rank, within_s=10)
+
+
 def test_a_run_that_is_out_of_time_is_ended(tmp_path: Path) -> None:
     script = "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(60)"
     (tmp_path / "a.py").write_text(script)
@@ -197,12 +221,14 @@ for epoch in range(1000):
 
 
 def test_a_real_run_has_every_figure(tmp_path: Path) -> None:
-    """In a folder with modules that bear our names, which must not be taken for ours."""
+    """In a folder with settings, and with modules that bear our names, which must not be taken for ours."""
     (tmp_path / "diagnose.py").write_text("raise SystemExit('the wrong diagnose')")
+    (tmp_path / "pyproject.toml").write_text("[tool.diagnose]\nsteps = 100\n")
     (tmp_path / "train.py").write_text(TRAINING.format(work="__import__('time').sleep(0.01)"))
     side = Side(label="head", name="a", root=tmp_path, command=("train.py",))
     ours = b"1" * (1 << 30)  # Linux counts for a new process what the one that started it used
-    measured = measured_run(side, "head-00", tmp_path / "runs", RunPlan(steps=450, finds_warmup=True))
+    plan = RunPlan(steps=450, finds_warmup=True, timeout_s=60.0)
+    measured = measured_run(side, "head-00", tmp_path / "runs", plan)
     figures = measured.figures
     assert set(figures) >= {
         Metric.SAMPLES_PER_S,

@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagnose.analysis.profile import load_profile
+from diagnose.analysis.profile import load_profile, read_logs
 from diagnose.analysis.stopped import was_stopped
 from diagnose.core.errors import DiagnoseError
+from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.gate.in_turns import stopped_ns, take_turns
-from diagnose.gate.measure import OutOfTime, RunPlan, measured_in_turns
+from diagnose.gate.measure import OutOfTime, RunPlan, figures_of, measured_in_turns
 from diagnose.gate.noise import advice
 from diagnose.gate.pairs import Asked, MeasurePair, run_pairs
 from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed
 from tests.gates import scripted
+from tests.recorded import BATCH, MS, manifest, writer
 from tests.running import environment, has_ended, run
 
 DIAGNOSE = (sys.executable, "-m", "diagnose")
@@ -98,6 +100,29 @@ def test_steps_in_which_it_was_stopped_are_known() -> None:
     assert not was_stopped(end_N, time_N, []).any()
     assert np.flatnonzero(was_stopped(end_N, time_N, [(65, 75)])).tolist() == [2, 3]
     assert [stopped_ns(stops, moment) for moment in (20, 50, 100, 500)] == [0, 20, 50, 80]
+    assert [stopped_ns(stops, 100, since_ns=moment) for moment in (20, 50, 70, 90)] == [50, 30, 15, 10]
+
+
+def test_the_mean_has_the_stall_in_which_it_was_stopped_and_startup_each_stop_once(tmp_path: Path) -> None:
+    """100 steps of 10 ms from 1 s on; one of them takes 510 ms, for 300 of which it is stopped."""
+    manifest(tmp_path)
+    rows_ms = [[1000 + 10 * step, 10] for step in range(1, 101)]
+    for step in range(50, 100):
+        rows_ms[step][0] += 500
+    rows_ms[50][1] += 500
+    file = writer(tmp_path)
+    for end_ms, took_ms in rows_ms:
+        row = dict.fromkeys(COLUMNS, 0) | {"end_ns": end_ms * MS, "samples": BATCH, "forward": took_ms * MS}
+        file.add_steps([tuple(row.values())])
+    file.close()
+    logs, _ = read_logs(tmp_path)
+    stops_ms = [(0, 100), (150, 450), (900, 950), (1600, 1900)]
+    stops = [(stop * MS, go_on * MS) for stop, go_on in stops_ms]
+    found = figures_of(logs, 20, 200 * MS, stops)
+    assert found.num_steps == 79
+    assert found.figures[Metric.STEP_MS] == pytest.approx(10)
+    assert found.figures[Metric.MEAN_SAMPLES_PER_S] == pytest.approx(80 * BATCH / (0.8 + 0.5 - 0.3))
+    assert found.figures[Metric.STARTUP] == pytest.approx(1.01 - 0.2 - 0.25 - 0.05)
 
 
 SCRIPT = """

@@ -175,3 +175,9 @@ def test_to_choose_among_fixes_and_ask_for_none_is_a_mistake_on_the_command_line
         assert getattr(resolve({key: [chosen], **asking}, {}, tmp_path), key) == (chosen,)
     write_project(tmp_path, f"[tool.diagnose]\n{key} = ['{chosen}']\n")
     assert not resolve({}, {}, tmp_path).tunes
+
+
+def test_a_variable_names_the_only_settings_to_read_from_the_project(tmp_path):
+    write_project(tmp_path, "[tool.diagnose]\nnproc-per-node = 2\nsteps = 3\nof-another-version = true\n")
+    assert resolve({}, {"DIAGNOSE_PROJECT": "nproc_per_node"}, tmp_path) == Settings(nproc_per_node="2")
+    assert resolve({}, {"DIAGNOSE_PROJECT": "no"}, tmp_path) == Settings()

@@ -64,7 +64,7 @@ BESIDE = (
 
 IN_TURNS = (
     "both versions ran at once, in turns, and kept the memory that they freed; steps in which one was "
-    "stopped are left out"
+    "stopped are left out, of the mean that time alone"
 )
 
 IN_RARE_STEPS = "a usual step is not slower: the loss is in rare ones, such as checkpoints"

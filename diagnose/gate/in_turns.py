@@ -103,6 +103,6 @@ def _outlived_by_none(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[
         shell.communicate()
 
 
-def stopped_ns(stops: Stops, until_ns: int) -> int:
-    """Returns for how many nanoseconds a process was stopped until a moment."""
-    return sum(min(go_on, until_ns) - min(stop, until_ns) for stop, go_on in stops)
+def stopped_ns(stops: Stops, until_ns: int, *, since_ns: int = 0) -> int:
+    """Returns for how many nanoseconds a process was stopped until a moment, or between two."""
+    return sum(max(0, min(go_on, until_ns) - max(stop, since_ns)) for stop, go_on in stops)

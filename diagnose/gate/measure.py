@@ -50,8 +50,9 @@ them. And asks Linux for SIGTERM when the gate dies, however it dies: no run out
 As it ends, by `os._exit`, it writes down how much memory its largest child used. What Linux tells the gate
 is no less than what the gate itself used when it started the run: within pytest, that may be far more."""
 
-KEPT_SETTINGS = ("DIAGNOSE_NPROC_PER_NODE",)
-"""Settings of `diagnose run` that the gate's runs inherit; any other would make them something else."""
+KEPT_SETTING = "nproc_per_node"
+"""What the gate's runs take from the environment, or from `[tool.diagnose]` of their version; any other
+setting would make them something else."""
 
 GRACE_S = 5.0
 """So long a run that is out of time may take to end by itself."""
@@ -114,7 +115,8 @@ def measured_in_turns(
 ) -> list[MeasuredRun]:
     """Likewise several commands, all at the same time: each runs for a moment while the others are stopped.
 
-    Steps in which one was stopped are left out, and so is the time to its first step for which it was.
+    Steps in which one was stopped are left out, and so is the time to its first step for which it was. The
+    mean is to have every stall, and long steps hold a stop: of them it leaves out that time alone.
 
     Args:
         sides: What to run, the first one first.
@@ -225,13 +227,13 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, sto
             held before the first step.
         warmup: Leading steps to leave out; `None` to find how many, `MIN_WARMUP` at least.
         started_ns: When the script's process began, on the clock of the records.
-        stops: When it was stopped: those steps are left out.
+        stops: When it was stopped: those steps are left out; of the mean, that time alone.
     """
     if not logs:
         return Figures(figures={})
     job = job_steps(logs)
-    started_ns += stopped_ns(stops, job.first_end_ns)
-    figures = {Metric.STARTUP: (job.first_end_ns - started_ns) / NS_PER_S}
+    startup_ns = job.first_end_ns - started_ns - stopped_ns(stops, job.first_end_ns, since_ns=started_ns)
+    figures = {Metric.STARTUP: startup_ns / NS_PER_S}
     if warmup is None:
         warmup = max(MIN_WARMUP, find_warmup(job.time_N, job.compiled_N))
     counts_N = ~was_stopped(job.end_N, job.time_N, stops)
@@ -252,9 +254,11 @@ def figures_of(logs: Sequence[RankLog], warmup: int | None, started_ns: int, sto
     peak_bytes = max((device_of(log, warmup).peak_bytes or 0 for log in logs), default=0)
     if peak_bytes:
         figures[Metric.PEAK_DEVICE_MEMORY] = peak_bytes
-    samples = float(samples_N.sum())
+    samples = float(job.samples_N[warmup:].sum())
     if samples:
-        figures[Metric.MEAN_SAMPLES_PER_S] = samples * NS_PER_S / float(time_N.sum())
+        began_ns, ended_ns = int(job.end_N[warmup] - job.time_N[warmup]), int(job.end_N[-1])
+        ran_ns = float(job.time_N[warmup:].sum()) - stopped_ns(stops, ended_ns, since_ns=began_ns)
+        figures[Metric.MEAN_SAMPLES_PER_S] = samples * NS_PER_S / ran_ns
     return replace(of_job, step_s=usual_ns / NS_PER_S)
 
 
@@ -324,9 +328,9 @@ def _started(side: Side, name: str, folder: Path, plan: RunPlan) -> Iterator[_Ru
     environment = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith("DIAGNOSE_") or key in KEPT_SETTINGS
+        if not key.startswith("DIAGNOSE_") or key == f"DIAGNOSE_{KEPT_SETTING.upper()}"
     }
-    environment |= {"DIAGNOSE_TUNE": "no", "DIAGNOSE_DRY_RUN": "no", **side.environment}
+    environment |= {"DIAGNOSE_PROJECT": KEPT_SETTING, **side.environment}
     started_ns = time.perf_counter_ns()
     with (
         open(folder / f"{name}.stdout.txt", "wb") as stdout,
@@ -366,12 +370,34 @@ def _in_time(runs: Sequence[_Run]) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a run, and the ranks of a job: torchrun starts each in a group of its own."""
+    groups: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
+        groups |= _groups_below(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=GRACE_S)
-            return
+            break
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _groups_below(pid: int) -> set[int]:
+    """Returns the groups of the processes that descend from one, as far as `/proc` tells."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parent, group = map(int, path.read_text(errors="replace").rpartition(")")[2].split()[1:3])
+            children.setdefault(parent, []).append((int(path.parent.name), group))
+    groups: set[int] = set()
+    line = [pid]
+    for each in line:  # it grows
+        for child, group in children.get(each, ()):
+            groups.add(group)
+            line.append(child)
+    return groups
 
 
 def _fate(manifest: Mapping[str, Any], code: int) -> int | None:

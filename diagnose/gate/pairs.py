@@ -128,6 +128,8 @@ def run_pairs(
     except _Stopped as stop:
         stopped = str(stop)
         judgement = judge(pairs, metric, asked.max_drop, last=True)
+        if judgement is not None and isinstance(stop, _Useless):
+            judgement = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=stopped)
     if judgement is None:
         judgement = _no_judgement(metric, asked.max_drop, stopped)
     return Paired(pairs=tuple(pairs), runs=tuple(job.runs), judgement=judgement, stopped=stopped)
@@ -135,6 +137,10 @@ def run_pairs(
 
 class _Stopped(Exception):
     """No further run is worth making; says why."""
+
+
+class _Useless(_Stopped):
+    """A run has nothing to be judged by, and what the others say is not all that is to say."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,7 +213,7 @@ class _Job:
         for run in made:
             useless = why_useless(run) or why_other_ranks(self.runs[0], run)
             if useless:
-                raise _Stopped(useless)
+                raise _Useless(useless)
         return made
 
     def _out_of_budget(self) -> str:

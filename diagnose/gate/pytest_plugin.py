@@ -87,6 +87,8 @@ def _judged(command: tuple[str, ...], options: dict[str, Any], root: Path, folde
         result = _compared(command, options, root, folder)
     except DiagnoseError as error:
         pytest.fail(str(error), pytrace=False)
+    except SystemExit as ended:  # which pytest would take for a failure of this one test
+        pytest.exit("a signal ended the gate", returncode=int(ended.code or 0))
     text = gate_text(result, Terminal())
     if result.verdict in (Verdict.REGRESSION, Verdict.FAILED):
         pytest.fail(text, pytrace=False)
@@ -108,6 +110,7 @@ def _compared(command: tuple[str, ...], options: dict[str, Any], root: Path, fol
 
     asked, plumbing = _asked(options), Plumbing(explain=explain)
     baseline, base = options.get("baseline"), os.environ.get(BASE_VARIABLE) or options.get("base")
+    links = options.get("link", ())
     if baseline is not None:
         side = Side(label="head", name="this version", root=root, command=command)
         place = root / baseline
@@ -121,7 +124,7 @@ def _compared(command: tuple[str, ...], options: dict[str, Any], root: Path, fol
         asked=asked,
         commits=f"{_known(base, root)}..HEAD",
         commands=(command, command),
-        links=tuple(options.get("link", ())),
+        links=(links,) if isinstance(links, str) else tuple(links),
         cwd=root,
         folder=folder,
     )

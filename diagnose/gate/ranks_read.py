@@ -23,11 +23,12 @@ def why_other_ranks(first: MeasuredRun, run: MeasuredRun) -> str:
 def of_ranks(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
     """Says how many ranks were read where a job has several, and what could not be read."""
     read = sorted({len(run.ranks) for run in runs if run.ranks})
-    missing = max((len(run.missing_ranks) for run in runs), default=0)
+    missing = any(run.missing_ranks for run in runs)
     notes: list[str] = []
     if read and (missing or read[-1] > 1):
         number = " to ".join(map(str, dict.fromkeys((read[0], read[-1]))))
-        of_all = f" of {read[-1] + missing}" if missing else ""
+        world_size = max(len(run.ranks) + len(run.missing_ranks) for run in runs)
+        of_all = f" of {world_size}" if missing else ""
         notes.append(
             f"{number}{of_all} ranks were read in each run: a step lasts until the last of them has ended "
             "it, and samples are those of all of them"

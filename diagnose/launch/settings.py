@@ -73,6 +73,9 @@ KEYS = tuple(field.name for field in fields(Settings))
 VARIABLE_OF = {key: "DIAGNOSE_DIR" if key == "run_dir" else f"DIAGNOSE_{key.upper()}" for key in KEYS}
 """The environment variable of each setting. `DIAGNOSE_RUN_DIR` is taken: it names the folder of one run."""
 
+FROM_PROJECT = "DIAGNOSE_PROJECT"
+"""The variable that names, with commas, the only settings read from `[tool.diagnose]`; without it, all."""
+
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")
 
@@ -89,7 +92,7 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
         DiagnoseError: If a key is unknown or a value of the wrong kind; names the key and where it stands.
             If the command line chooses among fixes and asks for none.
     """
-    values = _from_project(folder)
+    values = _from_project(folder, environ.get(FROM_PROJECT, ""))
     for key in KEYS:
         text = environ.get(VARIABLE_OF[key], "")
         if text:
@@ -133,7 +136,7 @@ def find_project_file(folder: Path) -> Path | None:
     return None
 
 
-def _from_project(folder: Path) -> dict[str, Any]:
+def _from_project(folder: Path, only: str) -> dict[str, Any]:
     path = find_project_file(folder)
     if path is None:
         return {}
@@ -151,6 +154,8 @@ def _from_project(folder: Path) -> dict[str, Any]:
     values = {}
     for dashed, value in table.items():
         key = dashed.replace("-", "_")
+        if only and key not in only.split(","):
+            continue
         where = f"{path}: [tool.diagnose] {dashed}"
         if key not in KEYS:
             known = ", ".join(name.replace("_", "-") for name in KEYS)
