@@ -11,6 +11,7 @@ the Go runtime picked it for preemption for the same reasons. System calls that 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import signal
@@ -25,6 +26,9 @@ from diagnose.hooks._frames import user_stack
 from diagnose.hooks._recorder import Recorder
 
 SIGNAL = getattr(signal, "SIGURG", None)
+
+WAKES = "source lines are not sampled while signals wake an event loop (signal.set_wakeup_fd)"
+"""Each signal of ours would write to its pipe, too, until one that the script waits for finds no room."""
 
 INTERVAL_NS = (2_500_000, 4_500_000)
 """Bounds of the interval between samples. It is drawn anew every flush, lest it keep step with the loop."""
@@ -108,6 +112,8 @@ class Sampler:
             self.missing = "source lines are not sampled: the training loop is not in the main thread"
         elif signal.getsignal(SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN, self._handle):
             self.missing = "source lines are not sampled: the script uses SIGURG itself"
+        elif (fd := signal.set_wakeup_fd(-1)) >= 0:
+            self._give_way(fd)
         else:
             self._arm()
 
@@ -133,13 +139,14 @@ class Sampler:
 
     def vary(self) -> None:
         """Draws a new interval. Any thread may call it."""
-        if self._timer is None:
+        timer = self._timer
+        if timer is None:
             return
         interval = int(random.SystemRandom().randint(*INTERVAL_NS) * self._stretch())
         self._interval_ns = interval
         first = divmod((monotonic_ns() // interval + 1) * interval, _NS_PER_S)
         spec = _TimerSpec(_TimeSpec(0, interval), _TimeSpec(*first))
-        self._libc.timer_settime(self._timer, _TIMER_ABSTIME, ctypes.byref(spec), None)
+        self._libc.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(spec), None)
 
     def _stretch(self) -> float:
         """Returns how many times longer than `INTERVAL_NS` the interval has to be."""
@@ -169,8 +176,18 @@ class Sampler:
             if SIGNAL is not None and signal.getsignal(SIGNAL) == self._handle:
                 signal.signal(SIGNAL, self._previous_handler)
 
+    def _give_way(self, fd: int) -> None:
+        """Ends the sampling, and puts back the pipe that signals write to."""
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+        self.stop()
+        self.missing = WAKES
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         begun = perf_counter_ns()
+        if (fd := signal.set_wakeup_fd(-1)) >= 0:  # nothing else tells
+            self._give_way(fd)
+            return
         now = monotonic_ns()
         # Since the last sample, whatever the interval was in between: when a long call into C returns, the
         # flusher may have drawn a new one just before this.
