@@ -63,11 +63,10 @@ def start(*command: object, cwd: Path, **options: Any) -> tuple[subprocess.Popen
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=cwd,
-        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,
+        **{"env": environment(), **options},
     )
     assert process.stdout is not None
     line = process.stdout.readline()

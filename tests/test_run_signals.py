@@ -15,6 +15,7 @@ from tests.running import (
     BY_PATH,
     DIAGNOSE,
     PLAIN,
+    environment,
     finish,
     has_ended,
     only_run,
@@ -77,6 +78,16 @@ def test_a_job_ended_by_its_group_reports_too(tmp_path):
     ours = finish(process)
     assert ours.code == -signal.SIGTERM
     assert ours.stderr.startswith("\ndiagnose: script ended by SIGTERM before ")
+
+
+def test_what_torchrun_sends_to_the_whole_group_reaches_the_script_once(tmp_path):
+    """It starts each rank so, and ends it so."""
+    write(tmp_path / "job.py", COUNTS)
+    env = environment(TORCHELASTIC_RUN_ID="none")
+    process, _ = start(*DIAGNOSE, "job.py", cwd=tmp_path, env=env, start_new_session=True)
+    os.killpg(process.pid, signal.SIGTERM)
+    ours = finish(process)
+    assert (ours.code, ours.stdout) == (9, "\nSIGTERM\n")
 
 
 def test_ctrl_c_interrupts_the_script_once_as_under_plain_python(tmp_path):

@@ -91,11 +91,22 @@ def _wait_for_signals(
         child.send_signal(number)
     while child.poll() is None:
         arrived = signal.sigwaitinfo(awaited)
-        if arrived.si_signo in watched and arrived.si_code != SI_KERNEL:
+        if arrived.si_signo in watched and not _went_to_all(arrived, child.pid):
             child.send_signal(arrived.si_signo)
     while signal.sigtimedwait(awaited, 0) is not None:
         pass  # what was meant for the script, and came too late for it
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+
+
+def _went_to_all(arrived: signal.struct_siginfo, script: int) -> bool:
+    """Whether the script has this signal already, as a member of our process group.
+
+    torchrun gives each rank a group of its own and ends that as a whole.
+    """
+    if arrived.si_code == SI_KERNEL:
+        return True
+    from_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and arrived.si_pid == os.getppid()
+    return from_torchrun and os.getpgid(script) == os.getpid()
 
 
 def _wait_with_handlers(child: subprocess.Popen[bytes], watched: set[int]) -> None:
