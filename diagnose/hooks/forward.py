@@ -22,6 +22,8 @@ FORWARD = SLOT_OF["forward"]
 GAP = GAP_AFTER[FORWARD]
 EVALUATION = SLOT_OF["evaluation"]
 
+FX, FX_TRACES = "torch.fx._symbolic_trace", "_is_fx_tracing_flag"
+
 
 class ForwardHook(Hook):
     """Charges the outermost module call to `forward`, or to `evaluation` when gradients are off.
@@ -52,8 +54,11 @@ class _Search:
 
     def __init__(self, recorder: Recorder, adopted: ExitStack) -> None:
         import torch
+        from torch.compiler import is_compiling
 
         self._is_grad_enabled = torch.is_grad_enabled
+        self._is_tracing = torch._C._is_tracing
+        self._is_compiling = is_compiling
         self._module = torch.nn.Module
         self._recorder = recorder
         self._adopted = adopted
@@ -105,11 +110,11 @@ class _Search:
             base.close()
 
     def _wrap_base(self, original: Any) -> Any:
-        adopt, rest = self._adopt, self._rest
+        adopt, rest, is_traced = self._adopt, self._rest, self._is_traced
         from torch.compiler import is_dynamo_compiling
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or not adopt(type(module)):
+            if is_dynamo_compiling() or is_traced() or not adopt(type(module)):
                 return original(module, *args, **kwargs)
             rest()
             try:
@@ -139,6 +144,8 @@ class _Search:
         recorder, is_grad_enabled = self._recorder, self._is_grad_enabled
         clock, log, models = recorder.clock, recorder.log.append, recorder.models
         routes = recorder.routes
+        module, fx = self._module, vars(sys.modules.get(FX, object))
+        inherits = original is module.__call__
 
         def routed(*args: Any, **kwargs: Any) -> Any:
             if not routes or recorder.current != FORWARD or id(args[0]) not in routes:
@@ -155,14 +162,18 @@ class _Search:
             if is_dynamo_compiling():
                 return original(*args, **kwargs)
             interrupted = recorder.current
+            is_symbolic = fx.get(FX_TRACES)
             if (
                 interrupted < FIRST_GAP
                 or get_ident() != recorder.calm
                 or not is_grad_enabled()
                 or id(args[0]) not in models
                 or routes
+                or is_symbolic
             ):
                 try:
+                    if is_symbolic and inherits:
+                        return module.__call__(*args, **kwargs)  # which torch.fx has replaced meanwhile
                     if routes and interrupted != FORWARD:
                         return tuned(*args, **kwargs)
                     return (original if interrupted == FORWARD else asked)(*args, **kwargs)
@@ -187,7 +198,7 @@ class _Search:
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         recorder = self._recorder
-        if not recorder.outermost:
+        if not recorder.outermost or self._is_traced():
             return -1
         if self._base is not None:
             self._rest()
@@ -210,6 +221,15 @@ class _Search:
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
         self._listen()
+
+    def _is_traced(self) -> bool:
+        """Whether this call only writes down a graph, for `torch.export`, `torch.jit.trace` or `torch.fx`.
+
+        It trains nothing, and a size that we read off a tensor would be fixed in the graph.
+        """
+        if self._is_compiling() or self._is_tracing():
+            return True
+        return bool(getattr(sys.modules.get(FX), FX_TRACES, False))
 
 
 def is_checkpointed() -> bool:

@@ -1,0 +1,92 @@
+"""A model of which torch writes down a graph is written down as without us."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diagnose.hooks._recorder import Recorder
+from tests.fakes import FakeClock, SlowModel, measured, steps_of
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(images))
+
+
+@pytest.fixture(params=[False, True], ids=["at first", "after calls of the parts"])
+def recorder(request: pytest.FixtureRequest) -> Iterator[Recorder]:
+    """With all hooks; the second time the classes of the model's parts have been called by themselves."""
+    with measured(FakeClock()) as recorder:
+        if request.param:
+            nn.Linear(4, 4)(torch.ones(1, 4))
+            nn.BatchNorm2d(3)(torch.ones(2, 3, 4, 4))
+        yield recorder
+        assert not recorder.notes
+
+
+def test_fx_finds_the_modules_of_a_model(recorder):
+    graph = torch.fx.symbolic_trace(Net()).graph
+    assert [(node.op, str(node.target)) for node in graph.nodes] == [
+        ("placeholder", "images"),
+        ("call_module", "layer"),
+        ("call_module", "norm"),
+        ("output", "output"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_model_takes_any_batch_and_nothing_is_warned_of(recorder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(Net().eval(), torch.ones(2, 3, 4, 4))
+    assert traced(torch.ones(5, 3, 4, 4)).shape == (5, 3, 4, 4)
+    assert "aten::size" not in str(traced.graph)
+
+
+def test_an_exported_model_takes_any_batch(recorder):
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(Net().eval(), (torch.ones(2, 3, 4, 4),), dynamic_shapes=({0: batch},))
+    assert exported.module()(torch.ones(5, 3, 4, 4)).shape == (5, 3, 4, 4)
+
+
+def writes_by_fx(model: nn.Module) -> None:
+    torch.fx.symbolic_trace(model)
+
+
+def writes_by_tracing(model: nn.Module) -> None:
+    torch.jit.trace(model, torch.ones(1, 4))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("write", [writes_by_fx, writes_by_tracing])
+def test_what_is_trained_after_a_graph_was_written_down_is_found(write: Callable[[Any], None]):
+    class Model(nn.Module):
+        def __init__(self, clock: FakeClock) -> None:
+            super().__init__()
+            self.clock, self.layer = clock, nn.Linear(4, 1)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            self.clock.spend(7)
+            return self.layer(rows)
+
+    clock = FakeClock()
+    with measured(clock, "forward") as recorder:
+        write(Model(clock))
+        recorder.step_marked()
+        models = [Model(clock), SlowModel(clock, forward_ns=3)]
+        for model in models:
+            model(torch.ones(1, 4))
+            recorder.step_marked()
+        assert [step.times.get("forward", 0) for step in steps_of(recorder)] == [7, 3]
+        assert [module() for module in recorder.modules] == models
