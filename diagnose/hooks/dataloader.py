@@ -13,7 +13,7 @@ from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._batch import batch_size, tells_samples_first
 from diagnose.hooks._collate import CollateClock
 from diagnose.hooks._log import WIDTH
-from diagnose.hooks._recorder import EVALUATED, GAP_AFTER_EVALUATION, TRAINED, Recorder
+from diagnose.hooks._recorder import EVALUATED, GAP_AFTER_EVALUATION, TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 DATA_WAIT = SLOT_OF["data_wait"]
@@ -37,7 +37,7 @@ class DataLoaderHook(Hook):
     no public hook there. The iterator's type, length and attributes stay what they are.
 
     A batch is for evaluation when gradients are off, when the model was switched to evaluation mode, or
-    when no training forward followed this iterator's batch before.
+    when the iterator's batch before met gradient-free model calls only.
     """
 
     requires = "torch.utils.data.dataloader"
@@ -51,6 +51,7 @@ class DataLoaderHook(Hook):
 
         for_evaluation: WeakSet[Any] = WeakSet()
         latest: Any = nothing
+        doubted: Any = nothing  # whose last batch was taken for evaluation as the ones before it were
         loaded = (0, 0)
         plain = False  # whether the size of the first tensor is all that this iterator's batches tell
         calls = 0
@@ -58,10 +59,13 @@ class DataLoaderHook(Hook):
         collating = CollateClock(recorder)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            nonlocal latest
+            nonlocal latest, doubted
             batches = args[0]
             if recorder.current == DATA_WAIT:
                 return -1
+            if doubted() is batches and recorder.batch_use == TRAINED:
+                for_evaluation.discard(batches)
+            doubted = nothing
             if latest() is batches:
                 if recorder.batch_use == EVALUATED:
                     for_evaluation.add(batches)
@@ -69,13 +73,13 @@ class DataLoaderHook(Hook):
                     recorder.tokens -= loaded[1]
             else:
                 latest = ref(batches)
-            if (
-                not is_grad_enabled()
-                or recorder.evaluating
-                or (for_evaluation and batches in for_evaluation)
-            ):
+            evaluating = not is_grad_enabled() or recorder.evaluating
+            if evaluating or (for_evaluation and batches in for_evaluation):
                 latest = nothing
                 recorder.evaluation_begins()
+                if not evaluating:
+                    doubted = ref(batches)
+                    recorder.batch_use = UNUSED
                 return EVALUATION
             recorder.batch_asked()
             if recorder.curious:
@@ -98,7 +102,7 @@ class DataLoaderHook(Hook):
             asked = spanned(original, recorder, before, after)
 
             def call(batches: Any) -> Any:
-                nonlocal calls, loaded
+                nonlocal calls, doubted, loaded
                 if is_dynamo_compiling():
                     return original(batches)
                 interrupted = recorder.current
@@ -118,6 +122,7 @@ class DataLoaderHook(Hook):
                     try:
                         return asked(batches)
                     except BaseException as error:
+                        doubted = nothing  # what is trained next is no batch of it
                         recorder.epochs_ended += latest() is batches and isinstance(error, StopIteration)
                         unseen(error)
                         raise
