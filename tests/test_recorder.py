@@ -405,6 +405,22 @@ def test_what_was_sampled_after_an_evaluation_goes_with_the_gap_that_it_was_samp
         assert [code for _, code, _, _ in recorder.log.placed] == [coded(SLOT_OF[slot], place_of(since_ns))]
 
 
+def test_of_a_step_that_never_ends_only_so_many_samples_are_kept(monkeypatch):
+    monkeypatch.setattr("diagnose.hooks._log.MOST_SAMPLES", 10)
+    clock, gap = FakeClock(), SLOT_OF["gap_after_rest"]
+    recorder = Recorder()
+    recorder.clock = clock
+    recorder.step_marked()
+    for number in range(50):
+        clock.spend(1)
+        recorder.log.sampled.append((clock(), 1, 1, (gap, number)))
+        recorder.resume(gap)
+        assert not recorder.take_rows(1)
+    recorder.step_marked()
+    recorder.take_rows(1)
+    assert [stack for _, _, stack, _ in recorder.log.placed] == [(number,) for number in range(40, 50)]
+
+
 # -- the models that are trained
 
 

@@ -41,7 +41,7 @@ Sample = tuple[int, int, int, tuple[int, ...]]
 stack; see `_frames`."""
 
 MOST_SAMPLES = 100_000
-"""Samples that wait to be read; a process that never trains has no more of them."""
+"""Samples that wait to be read, or for their step to end: a step that never ends has no more of them."""
 
 MOST_PLACES = 64
 """A sample that stands for a long time counts at so many moments of it."""
@@ -126,7 +126,7 @@ class Log:
         self.meetings: deque[tuple[int, int]] = deque()
         self._tail = (0, self._times.copy())
         self._steps = 0
-        self._standing: deque[tuple[int, int, int, Sample]] = deque()
+        self._standing: deque[tuple[int, int, int, Sample]] = deque(maxlen=MOST_SAMPLES)
         self.batches = 0
         self.sampled.clear()
         self.placed: deque[tuple[int, int, tuple[int, ...], int]] = deque()
