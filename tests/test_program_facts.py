@@ -21,6 +21,7 @@ from diagnose.hooks.model_calls import ModelCallsHook
 from diagnose.hooks.model_facts import describe as describe_model
 from diagnose.hooks.optimizer import OptimizerHook
 from diagnose.hooks.optimizer_facts import OptimizerFactsHook, describe
+from diagnose.hooks.torch_settings import settings_now
 from tests.running import run, write
 
 
@@ -365,3 +366,9 @@ def test_the_clocks_are_gone_after_the_passes_that_were_timed():
     recorder.clock = lambda: seen.append(1) or 0  # type: ignore[func-returns-value]
     loss.backward()
     assert not seen
+
+
+def test_what_the_script_profiles_holds_no_operation_of_ours():
+    with torch.profiler.profile() as profiler:
+        settings_now(Recorder())
+    assert [event.name for event in profiler.events()] == []

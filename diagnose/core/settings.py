@@ -15,7 +15,6 @@ class Settings:
         local_processes: Training processes on this machine, this one included.
         trace: Module of the function that Python calls for every line or call, such as `pydevd` or
             `cProfile`; empty when there is none.
-        record_ns: What torch's profiler, where it is on, takes to record one event.
         num_leaf_modules: Modules without children in the models that are trained.
         num_module_hooks: Hooks registered on those models' modules.
     """
@@ -24,6 +23,5 @@ class Settings:
     bound_by: str = ""
     local_processes: int = 1
     trace: str = ""
-    record_ns: float | None = None
     num_leaf_modules: int | None = None
     num_module_hooks: int | None = None

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks._record_cost import record_ns
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -58,7 +57,6 @@ def settings_now(recorder: Recorder) -> dict[str, Any]:
         "bound_by": next((name for name in BINDING if os.environ.get(name)), ""),
         "local_processes": int(local) if local.isdigit() else 1,
         "trace": _module_of(tracer),
-        "record_ns": record_ns(),
         "num_leaf_modules": sum(not module._modules for module in modules),
         "num_module_hooks": sum(
             len(vars(module).get(name) or ()) for module in modules for name in MODULE_HOOKS

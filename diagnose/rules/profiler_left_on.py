@@ -22,7 +22,7 @@ FORWARD, BACKWARD, TENSOR, FUSED = 3.0, 7.5, 35.0, 7.5
 optimizer, updated one by one or together: counted for linear layers and AdamW with torch 2.13."""
 
 EVENT_NS = 300
-"""What one event takes where that was not tried; with shapes or stacks up to three times as much."""
+"""What one event takes; with shapes or stacks up to three times as much."""
 
 IN_STEP = 2.5
 """In a step an event finds its code and data gone from the caches, and writes to memory never used before.
@@ -97,7 +97,7 @@ class ProfilerLeftOn(Rule):
             lost_ns={phase: ns for phase, ns in lost.items() if ns},
             low_ns=BOUNDS[0] * total,
             high_ns=BOUNDS[1] * total,
-            assumption="an operation is as many events as elsewhere, and each takes what one took here",
+            assumption="an operation is as many events as elsewhere, and each takes as long",
             evidence=(seen, f"It costs about {format_duration(total)} of each step."),
             fix=f"Record a few steps with {name}, not all of them.",
             code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5))"
@@ -109,7 +109,7 @@ class ProfilerLeftOn(Rule):
 def recording_ns(profile: Profile) -> dict[Phase, float]:
     """Returns what torch's profiler takes of each phase, from what it has to record."""
     graph = profile.program.graph
-    event_ns = IN_STEP * (profile.settings.record_ns or EVENT_NS) * stretch_of(profile)
+    event_ns = IN_STEP * EVENT_NS * stretch_of(profile)
     if graph is None or not graph.num_nodes or graph.truncated:
         return {
             phase: GUESS * profile.phase_time_ns.get(phase, 0.0)
