@@ -132,6 +132,15 @@ def test_a_second_process_of_the_same_rank_gets_a_file_of_its_own(tmp_path):
     assert [len(read_rank(path).steps) for path in rank_files(tmp_path)] == [10, 20]
 
 
+def test_a_process_that_executes_itself_anew_twice_keeps_the_records_of_all_three(tmp_path):
+    """Its number stays the same, and nobody closes the files."""
+    writers = [Writer(tmp_path, 0) for _ in range(3)]
+    for number, writer in enumerate(writers, 1):
+        writer.add_steps(rows(0, number))
+        writer.commit()
+    assert [len(read_rank(path).steps) for path in rank_files(tmp_path)] == [1, 2, 3]
+
+
 def test_processes_that_begin_at_the_same_instant_get_a_file_each(tmp_path):
     write(
         tmp_path / "job.py",

@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +184,13 @@ class Writer:
 
 
 def _free_name(folder: Path, stem: str) -> Path:
-    path = folder / f"{stem}.sqlite"
-    try:
-        path.touch(exist_ok=False)  # the name is taken, before another process of this rank looks
-    except FileExistsError:
-        return folder / f"{stem}.{os.getpid()}.sqlite"
-    return path
+    own = f"{stem}.{os.getpid()}"  # which a process keeps that executes itself anew
+    for name in chain((stem, own), (f"{own}.{number}" for number in count(2))):
+        path = folder / f"{name}.sqlite"
+        with contextlib.suppress(FileExistsError):
+            path.touch(exist_ok=False)  # the name is taken, before another process of this rank looks
+            return path
+    raise AssertionError("unreachable")
 
 
 def _remove(path: Path) -> None:
