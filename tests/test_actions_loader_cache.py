@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, StackDataset, Subset
 
 from diagnose.actions import dataset_cache
 from diagnose.actions._loader_samples import copied
@@ -43,15 +43,19 @@ class Counted(Rows):
         return super().__getitem__(index)
 
 
-class InBatches(Counted):
-    """Rows that are made by the batch."""
+class Padded(Rows):
+    """Rows that are made by the batch: each as long as the longest."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        return [self[index] for index in indices]
+        return [torch.full((max(indices) + 1,), float(index)) for index in indices]
 
 
 class Spoiling(Rows):
     """Rows whose `collate` hands them out themselves, and a loop that changes them in place."""
+
+
+def of_first(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([one + other for one, other in samples])
 
 
 def spoiled(samples: list[torch.Tensor]) -> torch.Tensor:
@@ -62,8 +66,8 @@ def spoiled(samples: list[torch.Tensor]) -> torch.Tensor:
 
 MAKES: dict[str, Callable[[], DataLoader[Any]]] = {
     "shuffled": lambda: DataLoader(Rows(), 4, shuffle=True),
-    "in batches": lambda: DataLoader(InBatches(), 4, shuffle=True),
     "a part": lambda: DataLoader(Subset(Rows(), range(3, 30)), 4, shuffle=True),
+    "two of them": lambda: DataLoader(StackDataset(Rows(), Rows()), 4, shuffle=True, collate_fn=of_first),
     "no batches": lambda: DataLoader(Rows(5), None),
     "changed in place": lambda: DataLoader(Spoiling(), 4, shuffle=True, collate_fn=spoiled),
 }
@@ -79,9 +83,10 @@ def test_batches_are_those_of_the_loop_left_alone(make: Callable[[], DataLoader[
     assert equal(loop(make, SecondEpoch(), plan, epochs=4), loop(make, epochs=4))
 
 
-@pytest.mark.parametrize("rows", [Counted, InBatches])
-def test_each_sample_is_made_once_and_one_of_them_again_in_each_epoch(rows: type[Rows]) -> None:
-    job, loader = Job(), DataLoader(rows(13), 4, shuffle=True)
+@pytest.mark.parametrize("whole", [True, False])
+def test_each_sample_is_made_once_and_one_of_them_again_in_each_epoch(whole: bool) -> None:
+    dataset = Counted(13)
+    job, loader = Job(), DataLoader(dataset if whole else Subset(dataset, range(13)), 4, shuffle=True)
     batches = begin(job, loader)
     switch = Switch(SecondEpoch(), job)
     switch.on(None)
@@ -89,7 +94,7 @@ def test_each_sample_is_made_once_and_one_of_them_again_in_each_epoch(rows: type
     list(batches)
     assert sorted(made.heard()) == list(range(13))
     assert len(torch.cat(list(begin(job, loader)))) == 13
-    assert len(made.heard()) == (1 if rows is Counted else 4)
+    assert len(made.heard()) == 1
     switch.off()
     list(begin(job, loader))
     assert len(made.heard()) == 13
@@ -187,6 +192,13 @@ def test_a_copy_is_of_the_same_kind_and_shares_no_memory(sample: Any) -> None:
     assert not same(first, original)
 
 
+def test_a_copy_lies_in_memory_as_the_sample_does() -> None:
+    image = np.ones((2, 3, 4)).transpose(2, 0, 1)
+    assert copied(image)[0].strides == image.strides
+    tensor = torch.from_numpy(image)
+    assert copied(tensor)[0].stride() == tensor.stride()
+
+
 @pytest.mark.parametrize(
     "sample", [object(), [lambda: 1], torch.zeros(1, requires_grad=True), np.array([[]], object)]
 )
@@ -201,6 +213,8 @@ def test_what_may_not_copy_well_is_not_kept(sample: Any) -> None:
         (lambda: DataLoader(Noisy(), 4), "samples are random"),
         (lambda: DataLoader(Caching(), 4, shuffle=True), "changes the dataset itself"),
         (lambda: DataLoader(Rows(), 4, num_workers=1), "workers make the batches"),
+        (lambda: DataLoader(Padded(), 4, shuffle=True), "makes samples by the batch"),
+        (lambda: DataLoader(Subset(Padded(), range(9)), 4), "makes samples by the batch"),
         (lambda: DataLoader(Rows(1 << 60), 4), "all samples take"),
     ],
 )

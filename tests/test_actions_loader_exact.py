@@ -136,6 +136,26 @@ def test_batches_of_ours_are_compared_with_those_of_the_script_s_own_workers(
     assert rows(True) == rows(False)
 
 
+class Clips(Rows):
+    """Samples of four axes, which lie in memory as a video decoder writes them."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((2, 3, 4, 4), float(index)).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_lie_in_memory_as_the_script_s_own_do(num_workers: int) -> None:
+    """torch collates another layout in a worker than in the training process."""
+    job = Job()
+    begin(job, DataLoader(Clips(), 4, num_workers=num_workers))
+    if num_workers:
+        LoaderWorkers().check(job)
+    else:
+        with pytest.raises(CannotApply, match="another worker, or none, makes another batch"):
+            LoaderWorkers().check(job)
+    job.iterators.clear()
+
+
 # -- what the script changes
 
 

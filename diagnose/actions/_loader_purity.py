@@ -114,7 +114,7 @@ def silence(sockets: Mapping[int, int]) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two batches are equal bit for bit, types included; NaN equals NaN."""
+    """Whether two batches are equal bit for bit, types and layout in memory included; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -122,6 +122,7 @@ def same(one: Any, other: Any) -> bool:
             one.dtype == other.dtype
             and one.shape == other.shape
             and one.device == other.device
+            and _layout(one) == _layout(other)
             and _equal(one, other)
         )
     if type(one).__module__ == "numpy":
@@ -139,6 +140,11 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(getattr(one, "__dict__", None), dict):
         return same(vars(one), vars(other))
     return bool(one == other)
+
+
+def _layout(tensor: torch.Tensor) -> list[int]:
+    """Returns the strides that say where an element lies: what is computed from it is rounded by them."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -111,15 +111,14 @@ class Remembering:
         is_over: Whether it should have been taken out.
     """
 
+    __getitems__ = None  # torch's fetcher would ask for whole batches
+
     def __init__(self, dataset: Any, samples: Samples, *, aliasing: bool) -> None:
         self.dataset = dataset
         self.serving = False
         self.is_over = False
         self._samples = samples
         self._aliasing = aliasing
-        if callable(getattr(dataset, "__getitems__", None)):
-            # torch's fetcher asks for whole batches where this exists.
-            self.__getitems__ = self._batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.dataset, name)
@@ -134,24 +133,6 @@ class Remembering:
             sample = self.dataset[index]
             self._ours(self._samples.keep, index, sample)
         return sample
-
-    def _batch(self, indices: Sequence[Any]) -> list[Any]:
-        found = [self._ours(self._again, index) for index in indices]
-        missing = [index for index, sample in zip(indices, found, strict=True) if sample is None]
-        if not missing:
-            return found
-        self._ours(self._samples.watch)
-        made = self.dataset.__getitems__(missing)
-        if len(missing) == len(indices):
-            for index, sample in zip(missing, made, strict=False):
-                self._ours(self._samples.keep, index, sample)
-            return list(made)
-        fresh = iter(made)
-        for place, index in enumerate(indices):
-            if found[place] is None:
-                found[place] = next(fresh)
-                self._ours(self._samples.keep, index, found[place])
-        return found
 
     def _ours(self, work: Callable[..., Any], *args: Any) -> Any:
         """Does something of ours; where that fails the dataset makes all samples, from this one on."""
@@ -181,7 +162,7 @@ def copied(sample: Any) -> tuple[Any, int]:
     if type(sample) is torch.Tensor and sample.device.type == "cpu" and not sample.requires_grad:
         return sample.clone(), sample.numel() * sample.element_size()
     if type(sample).__module__ == "numpy" and hasattr(sample, "nbytes") and not sample.dtype.hasobject:
-        return sample.copy(), int(sample.nbytes)
+        return sample.copy(order="K"), int(sample.nbytes)
     if type(sample) is dict:
         parts = {key: copied(value) for key, value in sample.items()}
         return {key: part[0] for key, part in parts.items()}, sum(part[1] for part in parts.values())

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.utils.data import default_collate
+from torch.utils.data import StackDataset, Subset, default_collate
 
 from diagnose.actions._loader_choice import available_bytes, sources
 from diagnose.actions._loader_samples import Remembering, Samples
@@ -37,8 +37,9 @@ class DatasetCache(Action):
     ## When it is refused
     Where `loader-workers` is, for the same reasons: random samples, a dataset that changes itself. Where
     all samples would not fit into a quarter of the memory that is available. Where a sample holds other
-    things than tensors, arrays, numbers and text. A dataset that the script changes is read anew
-    (`loader-workers` says what is seen), and in each epoch one sample is made again and compared.
+    things than tensors, arrays, numbers and text. Where the dataset makes samples by the batch, with
+    `__getitems__`: one may depend on the others, as padding does. A dataset that the script changes is read
+    anew (`loader-workers` says what is seen), and in each epoch one sample is made again and compared.
 
     ## What it does not make permanent
     No setting of torch's does this. In the script, keep what the dataset returns, or write it to disk once.
@@ -151,6 +152,8 @@ def _cache(job: Job) -> Cache:
     if not served:
         raise CannotApply("workers make the batches, each in a process of its own")
     batches, probed = served[0].batches, served[0].probed
+    if batches._auto_collation and _makes_batches(batches._dataset):
+        raise CannotApply("the dataset makes samples by the batch: they may depend on one another")
     num_bytes = probed.batch_bytes / max(1, probed.samples) * len(batches._dataset)
     budget = available_bytes() * MEMORY_SHARE / max(1, job.local_ranks)
     if num_bytes > budget:
@@ -159,3 +162,13 @@ def _cache(job: Job) -> Cache:
         )
     left = -batches._num_yielded % len(batches)
     return Cache(batches._dataset, left + len(batches), budget)
+
+
+def _makes_batches(dataset: Any) -> bool:
+    """Whether samples come from a `__getitems__` that is not torch's: its own ones only ask for each."""
+    if type(dataset) is Subset:
+        return _makes_batches(dataset.dataset)
+    if type(dataset) is StackDataset:
+        datasets = dataset.datasets
+        return any(map(_makes_batches, datasets.values() if isinstance(datasets, dict) else datasets))
+    return callable(getattr(dataset, "__getitems__", None))
