@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from diagnose.actions import device_prefetch
 from diagnose.actions._device_copies import Copies, asks_for
@@ -242,6 +243,20 @@ def test_without_an_accelerator_it_is_refused(action: Action) -> None:
         action.check(job)
     job.iterators.clear()
     assert children_end()
+
+
+def test_a_batch_that_cannot_be_pinned_comes_as_it_is() -> None:
+    """As here, where there is nothing to pin it for."""
+    job, action = Job(), PinMemory()
+    loader = DataLoader(torch.arange(12.0).reshape(6, 2).unbind(), 2)  # type: ignore[arg-type]
+    batches = begin(job, loader)
+    with action.prepare(job, None) as prepared:
+        with action.apply(job, prepared):
+            assert equal(batches, loader)
+        if not torch.accelerator.is_available():
+            assert action.why_not_stay(prepared).startswith("a batch cannot be pinned: RuntimeError: ")
+            with pytest.raises(CannotApply, match="cannot be pinned"), action.apply(job, prepared):
+                pass
 
 
 @pytest.mark.gpu

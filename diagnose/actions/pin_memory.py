@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch.utils.data import _utils
 
+from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._loader_choice import obstacle
 from diagnose.actions._loader_service import on_every_feed, shape
 from diagnose.actions._loader_switch import Feed, feed_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._recorder import from_signal_handler
 
 
 class PinMemory(Action):
@@ -29,7 +31,8 @@ class PinMemory(Action):
 
     ## When it cannot help
     On a machine without a GPU, where it is refused. Where batches are small: pinning costs a copy on the
-    training thread. In the script it is done by a thread of its own, if the loader has workers.
+    training thread. In the script it is done by a thread of its own, if the loader has workers. Where a
+    batch cannot be pinned the loop gets it as it is, and the action is taken back.
 
     ## What was measured
     Nothing yet on a GPU: the tuner measures it in pairs of windows on the job itself.
@@ -45,11 +48,25 @@ class PinMemory(Action):
         _unpinned(job)
 
     @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        """See `Action.prepare`."""
+        yield Failure()
+
+    @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
+        prepared.refuse_again()
 
         def pin(feed: Feed, data: Any) -> Any:
-            return _utils.pin_memory.pin_memory(data)
+            if prepared.reason:
+                return data
+            try:
+                return _utils.pin_memory.pin_memory(data)
+            except Exception as error:
+                if from_signal_handler(error.__traceback__):
+                    raise  # the script's own
+                prepared.reason = f"a batch cannot be pinned: {in_short(error)}"
+                return data
 
         def begins(loader: Any, batches: Any) -> None:
             if not batches._pin_memory and not obstacle(loader, batches):
@@ -59,6 +76,10 @@ class PinMemory(Action):
 
         with on_every_feed(job, lambda: _start(job, pin), begins, lambda feed: feed.finish_without(pin)):
             yield
+
+    def why_not_stay(self, prepared: Any) -> str:
+        """See `Action.why_not_stay`."""
+        return str(prepared.reason)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
