@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -24,6 +26,17 @@ def no_child_is_left() -> Iterator[None]:
     assert children_end()
 
 
+class Opening(Noisy):
+    """Opens what it reads from with the first sample that a worker makes."""
+
+    table: torch.Tensor | None = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(13.0)
+        return super().__getitem__(index) + self.table[index]
+
+
 MAKES: dict[str, Callable[[], DataLoader[Any]]] = {
     "plain": lambda: DataLoader(Rows(13), 4, shuffle=True, num_workers=2),
     "random samples": lambda: DataLoader(Noisy(13), 4, shuffle=True, num_workers=2),
@@ -31,6 +44,7 @@ MAKES: dict[str, Callable[[], DataLoader[Any]]] = {
         Noisy(13), 3, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(3)
     ),
     "no batches": lambda: DataLoader(Noisy(5), None, num_workers=1),
+    "set up by each worker": lambda: DataLoader(Opening(13), 4, num_workers=2),
 }
 PLANS: dict[str, Plan] = {
     "on": {1: on(None)},
@@ -153,6 +167,37 @@ class Counting(Rows):
         return super().__getitem__(index)
 
 
+class Seeding(Rows):
+    """Seeds NumPy's generator once in each worker, as scripts do that know of its old trap."""
+
+    seeded = False
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not self.seeded:
+            np.random.seed(torch.initial_seed() % 2**32)
+            self.seeded = True
+        return super().__getitem__(index) + float(np.random.rand() > 0.5)
+
+
+class Hidden(Rows):
+    """Draws from a generator that nobody sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: SimpleQueue[int] = SimpleQueue()
+        self.drawn.put(0)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = self.drawn.get()
+        self.drawn.put(drawn + 1)
+        return super().__getitem__(index) + drawn
+
+
+class HiddenAndNoisy(Hidden):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + torch.rand(1)
+
+
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
@@ -161,6 +206,9 @@ class Counting(Rows):
         (DataLoader(Rows(401), 4, num_workers=1), "an epoch has 101 steps"),
         (DataLoader(Counting(), 4, num_workers=1), "changes the dataset itself: calls"),
         (DataLoader(Noisy(), 4, num_workers=1, worker_init_fn=print), "sets up each new worker"),
+        (DataLoader(Seeding(), 4, num_workers=1), "kept makes another batch, seeded anew"),
+        (DataLoader(Hidden(), 4, num_workers=1), "kept makes another batch, seeded anew"),
+        (DataLoader(HiddenAndNoisy(), 4, num_workers=1), "kept makes another batch, seeded anew"),
     ],
 )
 def test_what_kept_workers_would_change_is_refused(

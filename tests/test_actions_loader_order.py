@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, WeightedRandomSampler
 
-from diagnose.actions.base import Action
+from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.core.job import Job
-from tests.loops import Plan, Rows, Switch, begin, close, loop, off, on
+from tests.loops import Noisy, Plan, Rows, Switch, begin, close, loop, off, on
 
 Make = Callable[[], "DataLoader[Any]"]
 
@@ -167,6 +167,29 @@ def test_a_deeper_queue_changes_nothing_else(kind: str, plan: Plan) -> None:
     assert equal(loop(make, LoaderPrefetch(), deeper), loop(make))
     assert equal(loop(make, LoaderPrefetch(), deeper, stop_at=6), loop(make, stop_at=6))
     assert children_end()
+
+
+class Memory(Rows):
+    made = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.made += 1
+        return super().__getitem__(index) + self.made
+
+
+@pytest.mark.parametrize("rows", [Noisy, Memory])
+def test_no_deeper_queue_lets_workers_that_stay_make_other_samples(rows: type[Rows]) -> None:
+    """After an epoch that is left early they go on from where the queue has brought them."""
+    job = Job()
+    loader = DataLoader(rows(), 4, num_workers=1, persistent_workers=True)
+    begin(job, loader)
+    with pytest.raises(CannotApply, match="depend on what their worker has made before"):
+        LoaderPrefetch().check(job)
+    job.iterators.clear()
+    loader._iterator = None  # torch keeps it otherwise
+    assert children_end()
+    make = lambda: DataLoader(rows(), 4, num_workers=1)  # noqa: E731
+    assert equal(loop(make, LoaderPrefetch(), {1: on(4)}, stop_at=3), loop(make, stop_at=3))
 
 
 @settings(max_examples=1, database=None)

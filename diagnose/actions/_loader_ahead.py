@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from contextlib import suppress
 from queue import Empty
@@ -44,7 +45,8 @@ class Asked:
         self.number = -1
         self.data: Any = NOTHING
         try:
-            self.number = pool.workers.ask(index)
+            self.index = copy.copy(index)  # a sampler may fill one list anew for each batch
+            self.number = pool.workers.ask(self.index)
         except Exception as error:  # noqa: BLE001 (ours: the index is drawn, and must not be lost)
             pool.refused = f"the workers cannot be asked: {error}"
             self.workers = None

@@ -166,6 +166,11 @@ def sampler_objection(probed: Probed) -> str:
             f"the sampler draws from the process's random numbers ({', '.join(probed.sampler_drew)}) for"
             " each batch: asking it ahead would change the others"
         )
+    if probed.sampler_goes_on:
+        return (
+            "the sampler came to no end of an epoch when it was followed: it may draw from the process's"
+            " random numbers later on, and asking it ahead would change the others"
+        )
     if probed.sampler_changed:
         return (
             f"the sampler keeps its place in itself ({', '.join(probed.sampler_changed[:3])}): a loop that"

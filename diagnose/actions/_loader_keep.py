@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -15,8 +13,9 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from diagnose.actions._blame import raised_by_us
-from diagnose.actions._loader_parts import Watch
+from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_pool import beside_training
+from diagnose.actions._loader_probe import seed_worker
 
 OF_WORKERS = (
     "_data_queue",
@@ -53,13 +52,8 @@ class Reseeding:
 def _reseed(base_seed: int) -> None:
     info = torch_worker.get_worker_info()
     assert info is not None
-    seed = base_seed + info.id
-    object.__setattr__(info, "seed", seed)  # it is frozen
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        state = torch_worker._generate_state(base_seed, info.id)
-        sys.modules["numpy"].random.seed(state)
+    object.__setattr__(info, "seed", base_seed + info.id)  # it is frozen
+    seed_worker(base_seed, info.id)
 
 
 class End:
@@ -96,7 +90,7 @@ class Keeper:
     """
 
     def __init__(self, loader: Any, batches: Any, watch: Watch, *, known: bool) -> None:
-        self._loader: Callable[[], Any] = ref(loader)
+        self._loader = weakly(loader, self._dropped)
         self._watch = watch
         self._keep(batches, known)
         vars(loader)["_get_iterator"] = self._get_iterator
@@ -107,6 +101,11 @@ class Keeper:
         if loader is not None:
             vars(loader).pop("_get_iterator", None)
         self._give_back()
+
+    def _dropped(self) -> None:
+        """The script is done with the loader: nothing is kept for another epoch."""
+        self._give_back()
+        self._watch = Watch(None)
 
     def _keep(self, batches: Any, known: bool = True) -> None:
         """Takes note of an iterator's workers: its end is not theirs."""
@@ -126,6 +125,7 @@ class Keeper:
             batches._persistent_workers = True  # else it asserts that none has ended
             batches._workers_status = [True] * len(batches._workers)
             beside_training(batches._shutdown_workers)
+        self._workers = {}
 
     def _let_go(self) -> None:
         """The iterator that has had the workers is as torch made it; one that has ended has ended them."""

@@ -11,12 +11,12 @@ import torch
 from diagnose.actions._loader_ahead import NOTHING, OWN, Ahead, Asked, Early, Failed, ask_own, forget
 from diagnose.actions._loader_parts import Watch
 from diagnose.actions._loader_pool import Pool
-from diagnose.actions._loader_probe import is_torchs, length
 from diagnose.actions._loader_purity import generators
+from diagnose.actions._loader_sampler import followed, length, not_torchs
 
 CALM_BATCHES = 3
 """A sampler of the script's own is asked ahead when so many batches were handed out and nobody else had
-changed it, nor drawn from its generator."""
+changed it, nor drawn from its generator; and if one of its class was followed to the end of an epoch."""
 
 
 class Habits:
@@ -69,6 +69,7 @@ class Order:
         self._streams: list[Any] = []
         self._length: int | None = None
         self._is_torchs = True
+        self._kind: type = type(None)
         self._habits = Habits()
         self._watch: Watch | None = None
         self._left: list[Any] | None = None
@@ -91,7 +92,8 @@ class Order:
         # Last, because they look into objects of the script's.
         self._streams = generators(batches._index_sampler)
         self._length = length(batches)
-        self._is_torchs = is_torchs(batches._index_sampler)
+        own = not_torchs(batches._index_sampler)
+        self._is_torchs, self._kind = own is None, type(own)
         self._habits = habits_of(batches._index_sampler)
 
     def pop(self) -> None:
@@ -193,7 +195,7 @@ class Order:
             habits.calm += 1
         if drawn and self._watch is None:  # the first index may begin an epoch
             self._watch = Watch(batches._index_sampler, draws=False)
-        return habits.calm > CALM_BATCHES and not habits.meddled
+        return habits.calm > CALM_BATCHES and not habits.meddled and self._kind in followed
 
     def _note_streams(self) -> None:
         if not self._is_torchs:

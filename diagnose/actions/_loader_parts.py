@@ -5,14 +5,16 @@ from __future__ import annotations
 import dis
 import functools
 import logging
+import os
 import random
 import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakMethod, ref
 
 import torch
 
@@ -101,8 +103,29 @@ def signature(whole: Any, **others: Any) -> Signature:
     return Look(whole, **others).seen
 
 
+def weakly(value: Any, then: Callable[[], None] | None = None) -> Callable[[], Any]:
+    """Returns what returns an object while others hold it; always, if it allows no weak references.
+
+    Args:
+        value: The object.
+        then: A method that is called when it goes, unless its own object has gone before; in this process
+            only, and in none that is forked from it.
+    """
+    method, process = WeakMethod(then) if then else None, os.getpid()
+
+    def goes(_: Any) -> None:
+        call = method() if method is not None and os.getpid() == process else None
+        if call is not None:
+            call()
+
+    try:
+        return WeakMethod(value) if isinstance(value, MethodType) else ref(value, goes)
+    except TypeError:
+        return lambda: value
+
+
 class Watch:
-    """Tells whether the script has changed what batches are made from.
+    """Tells whether the script has changed what batches are made from. The objects are not kept alive.
 
     Args:
         whole: See `Look`.
@@ -111,7 +134,8 @@ class Watch:
     """
 
     def __init__(self, whole: Any, *, draws: bool = True, **others: Any) -> None:
-        self._whole, self._others, self._draws = whole, others, draws
+        self._whole, self._draws = weakly(whole), draws
+        self._others = {name: weakly(other) for name, other in others.items()}
         self.renew()
 
     def renew(self) -> None:
@@ -139,7 +163,7 @@ class Watch:
 
     def _look(self) -> Look:
         begun = time.perf_counter()
-        look = Look(self._whole, **self._others)
+        look = Look(self._whole(), **{name: other() for name, other in self._others.items()})
         self._at = time.perf_counter()
         self._took_s = self._at - begun
         return look

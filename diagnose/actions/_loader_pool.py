@@ -19,7 +19,7 @@ import torch
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from diagnose.actions._loader_parts import Watch
+from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_probe import quiet_fork
 from diagnose.actions._loader_purity import moved, open_sockets, random_states, silence
 from diagnose.hooks._recorder import from_signal_handler
@@ -127,6 +127,7 @@ class Workers(_MultiProcessingDataLoaderIter):
             if not theirs and signal_handling._SIGCHLD_handler_set:
                 signal.signal(signal.SIGCHLD, handler)
                 signal_handling._SIGCHLD_handler_set = False
+        vars(self).update(_dataset=None, _collate_fn=None, _worker_init_fn=None)  # the processes have them
 
     def ask(self, index: Any) -> int:
         """Lets the next worker in turn make the batch of these indices; returns its number."""
@@ -260,7 +261,8 @@ class Pool:
         self._exact = exact
         self._batch_s = batch_s
         self._patience_s = max(LEAST_PATIENCE_S, PATIENCE * batch_s)
-        self._dataset, self._collate_fn = batches._dataset, batches._collate_fn
+        self._dataset = weakly(batches._dataset, self._dropped)
+        self._collate_fn = weakly(batches._collate_fn)
         self.workers = self._start(loader, batches)
 
     def received(self, data: Any) -> Any:
@@ -282,7 +284,7 @@ class Pool:
 
     def fits(self, batches: Any) -> bool:
         """Whether it makes the batches of an iterator: of the same loader, or of one made again alike."""
-        return batches._dataset is self._dataset and batches._collate_fn == self._collate_fn
+        return batches._dataset is self._dataset() and batches._collate_fn == self._collate_fn()
 
     def refresh(self, loader: Any, batches: Any) -> None:
         """An epoch begins: where the script has changed what batches are made from, new workers get it as
@@ -312,6 +314,12 @@ class Pool:
         to look between two batches."""
         self._is_stale = self._is_stale or self._watch.has_changed_now()
         return self._is_stale
+
+    def _dropped(self) -> None:
+        """The script is done with the dataset."""
+        self._watch = Watch(None)
+        self.workers.give_up("the script is done with the dataset")
+        self.workers.stop()
 
     def _start(self, loader: Any, batches: Any) -> Workers:
         collate_fn, init = batches._collate_fn, None

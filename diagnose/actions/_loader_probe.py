@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from diagnose.actions._loader_parts import Signature, signature, without_streams
+from diagnose.actions._loader_parts import signature
 from diagnose.actions._loader_purity import (
     file_positions,
     leaves,
@@ -32,14 +32,12 @@ from diagnose.actions._loader_purity import (
     same,
     silence,
 )
+from diagnose.actions._loader_sampler import followed, look_ahead, not_torchs
 from diagnose.actions.base import CannotApply
 from diagnose.core.units import NS_PER_S
 
 PATIENCE_S = 10.0
 """A child that has not made a few batches in this time hangs, or is too slow to be waited for."""
-
-LOOK_AHEAD_S = 0.1
-"""So long the sampler's next indices are drawn, to see whether that moves a generator of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,9 @@ class Probed:
         aliased: Whether the batch is the dataset's own memory, which the script might change in place.
         sampler_drew: Random number generators of the process that the sampler moved between two batches.
         sampler_changed: Parts of the sampler that changed between two batches.
+        sampler_goes_on: Whether a sampler that is not torch's was not followed to the end of an epoch.
+        renewable: Whether a worker that is seeded anew makes what a new one does, and leaves the same
+            random numbers to be drawn.
         files: Open files whose position moved.
         batch_s: Wall time to make a batch.
         cpu_s: Time for which a CPU was used or wanted to make it.
@@ -70,6 +71,8 @@ class Probed:
     aliased: bool = False
     sampler_drew: tuple[str, ...] = ()
     sampler_changed: tuple[str, ...] = ()
+    sampler_goes_on: bool = False
+    renewable: bool = True
     files: tuple[str, ...] = ()
     batch_s: float = 0.0
     cpu_s: float = 0.0
@@ -97,6 +100,8 @@ def probe(batches: Any) -> Probed:
             raise CannotApply(f"a forked process made no two batches in {PATIENCE_S:.0f} s")
         found = ours.recv()
         assert isinstance(found, Probed)
+        if not (found.error or found.sampler_drew or found.sampler_changed or found.sampler_goes_on):
+            followed.add(type(not_torchs(batches._index_sampler)))
         return found
     except EOFError:
         child.join(PATIENCE_S)
@@ -147,14 +152,15 @@ def _report(batches: Any, connection: Connection, sockets: dict[int, int]) -> No
 def _look(batches: Any) -> Probed:
     from torch.utils.data.dataloader import _DatasetKind
 
-    indices, sampler_drew, sampler_changed = _look_ahead(batches)
+    ahead = look_ahead(batches)
+    indices = ahead.first
     if not indices:
         return Probed(error="the sampler yields nothing")
     dataset, collate_fn = batches._dataset, batches._collate_fn
     fetcher = _DatasetKind.create_fetcher(
         batches._dataset_kind, dataset, batches._auto_collation, collate_fn, batches._drop_last
     )
-    other, error = _made_by_another(batches, fetcher, indices[0])
+    other, renewable, error = _made_by_another(batches, fetcher, indices[0])
     if error:
         return Probed(error=error)
     if batches._num_workers:
@@ -186,8 +192,10 @@ def _look(batches: Any) -> Probed:
         repeatable=same(first, again),
         alike=same(first, other),
         aliased=any(tensor.data_ptr() in places for tensor in tensors if tensor.numel()),
-        sampler_drew=sampler_drew,
-        sampler_changed=sampler_changed,
+        sampler_drew=ahead.drew,
+        sampler_changed=ahead.changed,
+        sampler_goes_on=ahead.goes_on,
+        renewable=renewable,
         batch_s=batch_s,
         cpu_s=cpu_s,
         batch_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
@@ -203,17 +211,24 @@ def _become_worker(batches: Any, number: int, num_workers: int) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=number, num_workers=num_workers, seed=seed, dataset=batches._dataset
     )
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(torch_worker._generate_state(batches._base_seed, number))
+    seed_worker(batches._base_seed, number)
     if batches._num_workers and batches._worker_init_fn is not None:
         batches._worker_init_fn(number)
 
 
-def _made_by_another(batches: Any, fetcher: Any, index: Any) -> tuple[Any, str]:
-    """Returns the batch that a worker makes which the script does not have, one more than there are; or why
-    it makes none.
+def seed_worker(base_seed: int, number: int) -> None:
+    """Seeds this process's random number generators as torch does in a new worker."""
+    from torch.utils.data._utils import worker as torch_worker
+
+    random.seed(base_seed + number)
+    torch.manual_seed(base_seed + number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(torch_worker._generate_state(base_seed, number))
+
+
+def _made_by_another(batches: Any, fetcher: Any, index: Any) -> tuple[Any, bool, str]:
+    """Returns the batch that a worker makes which the script does not have, one more than there are, and
+    `Probed.renewable`; or why it makes none.
 
     It is a process of its own, because what a worker opens when it begins cannot be opened twice in one.
     """
@@ -225,20 +240,33 @@ def _made_by_another(batches: Any, fetcher: Any, index: Any) -> tuple[Any, str]:
         signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)  # nobody else would end it
         try:
             _become_worker(batches, batches._num_workers, batches._num_workers + 1)
-            made = pickle.dumps((fetcher.fetch(index), ""))
+            made = pickle.dumps(fetcher.fetch(index))
+            renewable = not batches._num_workers or _is_renewable(batches, fetcher, index, made)
+            sent = pickle.dumps((made, renewable, ""))
         except Exception as error:  # noqa: BLE001 (the dataset's own code; told in words)
-            made = pickle.dumps((None, f"{type(error).__name__}: {error}"))
+            sent = pickle.dumps((pickle.dumps(None), True, f"{type(error).__name__}: {error}"))
         with open(writing, "wb") as pipe:
-            pipe.write(made)
+            pipe.write(sent)
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
         sent = pipe.read()
     _, status = os.waitpid(child, 0)
     if not sent:
-        return None, f"a worker ended with exit code {os.waitstatus_to_exitcode(status)}"
-    found: tuple[Any, str] = pickle.loads(sent)  # noqa: S301 (what our own child has sent)
-    return found
+        return None, True, f"a worker ended with exit code {os.waitstatus_to_exitcode(status)}"
+    made, renewable, why_not = pickle.loads(sent)  # noqa: S301 (what our own child has sent)
+    return pickle.loads(made), renewable, why_not  # noqa: S301
+
+
+def _is_renewable(batches: Any, fetcher: Any, index: Any, made: bytes) -> bool:
+    """Seeds this process anew, which has made a batch as a new worker does, and makes it again."""
+    left = random_states()
+    seed_worker(batches._base_seed, batches._num_workers)
+    seeded = random_states()
+    again = fetcher.fetch(index)
+    drew = moved(seeded, random_states())
+    # That the numbers are others need not show in this batch.
+    return same(pickle.loads(made), again) and not (drew and moved(left, random_states()))  # noqa: S301
 
 
 def _cpu_wanted_s() -> float:
@@ -247,58 +275,3 @@ def _cpu_wanted_s() -> float:
     with suppress(OSError, ValueError, IndexError):
         waited_ns = int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1])
     return time.process_time() + waited_ns / NS_PER_S
-
-
-def _look_ahead(batches: Any) -> tuple[list[Any], tuple[str, ...], tuple[str, ...]]:
-    """Draws from the child's copy of the sampler; returns indices, what generators that moved, and what it
-    changed of the sampler itself."""
-    indices: list[Any] = []
-    sampler = batches._index_sampler
-    for sampling in (batches._sampler_iter, iter(sampler)):
-        states: dict[str, int] = {}
-        parts: list[Signature] = []
-        until = time.perf_counter() + LOOK_AHEAD_S
-        while time.perf_counter() < until:
-            index = next(sampling, END)
-            # Where the end is known beforehand, nobody draws beyond it before the loop does.
-            watched = bool(states) and (index is not END or length(batches) is None)
-            if watched and (drew := moved(states, random_states())):
-                return indices, drew, ()
-            if index is END:
-                break
-            # What it does with the last index is put off: no look is compared before another one follows.
-            if len(parts) > 1 and (changed := moved(*parts)):
-                return indices, (), tuple(".".join(path) or "the sampler" for path in changed)
-            if not is_torchs(sampler):
-                parts = [*parts[-1:], without_streams(signature(sampler))]
-            indices.append(index)
-            states = random_states()  # not before the first draw, which may seed the epoch
-        if len(indices) > 1:
-            break
-    return indices, (), ()
-
-
-END = object()
-
-
-def length(batches: Any) -> int | None:
-    """Returns how many batches an epoch has, `None` if the sampler does not tell."""
-    try:
-        return len(batches._index_sampler)
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def is_torchs(sampler: Any) -> bool:
-    """Whether a sampler, and the one that it draws from, are torch's own: they keep no place in themselves,
-    and draw from a generator that they are given with the first index of an epoch and the last."""
-    while type(sampler).__module__.startswith("torch.utils.data"):
-        if (
-            getattr(sampler, "replacement", False) is True
-            and getattr(sampler, "generator", None) is not None
-        ):
-            return False
-        if not hasattr(sampler, "sampler"):
-            return True
-        sampler = sampler.sampler
-    return False

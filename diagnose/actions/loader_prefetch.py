@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 from diagnose.actions._loader_ahead import Depth
 from diagnose.actions._loader_choice import (
@@ -14,6 +15,7 @@ from diagnose.actions._loader_choice import (
     probed_once,
     sampler_objection,
 )
+from diagnose.actions._loader_probe import Probed
 from diagnose.actions._loader_service import on_every_feed, shape
 from diagnose.actions._loader_switch import feed_of, feeds
 from diagnose.actions.base import Action, CannotApply
@@ -44,11 +46,15 @@ class LoaderPrefetch(Action):
     is ready beforehand.
 
     ## When it is refused
-    For a sampler that draws from the process's generators for each batch, or keeps its place in itself.
+    For a sampler that draws from the process's generators for each batch, or keeps its place in itself, or
+    was not seen to its end. Where workers live for the whole run (`persistent_workers=True`) and a sample
+    depends on what they have made before, as random ones do: after an epoch that is left early they have
+    made more.
 
     ## What was measured
-    That order, samples and random numbers stay the same, also where a loop leaves its epochs early. What it
-    wins depends on how far apart slow samples are: the tuner measures it in windows of 20 steps.
+    That order, samples and random numbers stay the same, where it is not refused also in loops that leave
+    their epochs early. What it wins depends on how far apart slow samples are: the tuner measures it in
+    windows of 20 steps.
 
     ## Its price
     Memory for the batches that wait. A tenth of what is available is the limit.
@@ -89,10 +95,10 @@ class LoaderPrefetch(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         depth = Depth(prepared)
-        loaders = [loader for loader, _ in _loaders(job)]
+        loaders = [ref(loader) for loader, _ in _loaders(job)]
 
         def begins(loader: Any, batches: Any) -> None:
-            if any(loader is known for known in loaders):
+            if any(loader is known() for known in loaders):
                 feed = feed_of(batches)
                 if depth not in feed.in_force:
                     feed.deepen(depth)
@@ -123,7 +129,7 @@ def _loaders(job: Job) -> list[tuple[Any, Any]]:
         served = any(known is batches and feed.active is not None for known, feed in feeds())
         if obstacle(loader, batches) or not (served or batches._num_workers):
             continue
-        objection = sampler_objection(probed_once(batches))
+        objection = _objection(loader, probed_once(batches))
         if objection:
             reason = objection
         else:
@@ -131,6 +137,18 @@ def _loaders(job: Job) -> list[tuple[Any, Any]]:
     if not found:
         raise CannotApply(reason)
     return found
+
+
+def _objection(loader: Any, probed: Probed) -> str:
+    if probed.error:
+        return f"no batch could be made in a forked process: {probed.error}"
+    remembers = probed.drew or probed.changed or not probed.repeatable
+    if loader.persistent_workers and remembers:
+        return (
+            "samples depend on what their worker has made before, and workers live for the whole run: after"
+            " an epoch that is left early they would have made more"
+        )
+    return sampler_objection(probed)
 
 
 def _served(job: Job) -> list[tuple[Any, int, int]]:

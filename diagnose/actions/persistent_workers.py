@@ -36,9 +36,11 @@ class PersistentWorkers(Action):
 
     ## When it is refused
     Where the dataset changes itself: a new worker begins with it as the training process has it, a kept one
-    as it has left it. Where its samples are random and the script sets up its workers by a function of its
-    own. Where the script has changed what batches are made from, new workers get it (`loader-workers` says
-    what is seen); an epoch that is begun while another one is under way gets new ones, too.
+    as it has left it. Where a worker that is kept makes another batch, seeded anew, than a new one would: a
+    dataset that seeds generators once in each worker, or has one that nobody sees. Where its samples are
+    random and the script sets up its workers by a function of its own. Where the script has changed what
+    batches are made from, new workers get it (`loader-workers` says what is seen); an epoch that is begun
+    while another one is under way gets new ones, too.
     """
 
     safety = Safety.EXACT
@@ -164,4 +166,6 @@ def _objection(loader: Any, batches: Any) -> str:
         return f"making a batch changes the dataset itself: {', '.join(probed.changed[:3])}"
     if probed.drew and loader.worker_init_fn is not None:
         return "its samples are random, and the script sets up each new worker by a function of its own"
+    if not (probed.renewable and (probed.repeatable or probed.drew)):
+        return "a worker that is kept makes another batch, seeded anew, than a new one would"
     return ""
