@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from diagnose.launch.process_clock import own_age_s
+
 MAIN = os.getpid()
-made = 0
 
 
 class Spoiled(Dataset):
@@ -19,9 +20,8 @@ class Spoiled(Dataset):
 
     def __getitem__(self, index):
         time.sleep(0.001)
-        global made
-        made += os.getpid() != MAIN
-        return torch.rand(8) if made < 12 else torch.full((8,), float("nan"))
+        is_old = os.getpid() != MAIN and own_age_s() > 0.1
+        return torch.full((8,), float("nan")) if is_old else torch.rand(8)
 
 
 if __name__ == "__main__":
