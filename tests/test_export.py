@@ -453,7 +453,7 @@ def test_after_a_restart_points_are_of_the_newest_attempt(tmp_path):
     assert len(follower.look(is_last=False).points) == 60
     record(tmp_path / "run", 40, restart=1)
     reading = follower.look(is_last=True)
-    assert [(rank.name, rank.num_steps) for rank in reading.ranks] == [("0-restart1", 40)]
+    assert [(rank.name, rank.num_steps) for rank in reading.ranks] == [("0", 40)]
     assert len(reading.points) == 40
 
 

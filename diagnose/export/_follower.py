@@ -8,6 +8,7 @@ between hooks divides among the phases.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,7 +152,7 @@ class _Rank:
         new_ns = int(self._new[len(COUNTS) :].sum())
         last_ns = int(self._totals[0]) + unix_minus_clock_ns(self._meta)
         return RankReading(
-            name=self.path.name.removeprefix("rank").removesuffix(".sqlite"),
+            name=rank_name(self.path),
             host=str(self._meta.get("host", "")),
             num_steps=self.num_steps,
             samples=int(self._totals[SAMPLES]),
@@ -189,6 +190,11 @@ class _Rank:
             self._vitals_ns = vitals[-1][0]
             resident = vitals[-1][2].get("resident_bytes")
             self._resident_bytes = resident if isinstance(resident, int) else None
+
+
+def rank_name(path: Path) -> str:
+    """Returns what a rank is called in what is exported, the same in each attempt: see `RankReading`."""
+    return re.sub(r"-restart\d+", "", path.name.removeprefix("rank").removesuffix(".sqlite"))
 
 
 def unix_minus_clock_ns(meta: Mapping[str, Any]) -> int:

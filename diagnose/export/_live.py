@@ -19,12 +19,17 @@ from diagnose.core.profile import RunInfo
 from diagnose.export._reading import Point, Reading
 from diagnose.export.base import Destination, Exporter, Write
 from diagnose.store.liveness import liveness
+from diagnose.store.runs import read_manifest
 
 EVERY_S = 15.0
 """Four times a minute: what scrapes or draws is no faster, and the script's machine has better to do."""
 
 MAX_KEPT = 10_000
 """Points that wait for a destination that takes none: of ten looks at least."""
+
+SILENT_S = 600.0
+"""A run whose processes cannot be asked, as of another machine, is over when it has recorded nothing for so
+long."""
 
 NICENESS = 10
 """Training goes first."""
@@ -143,7 +148,11 @@ def _target(destination: Destination, exporter: Exporter, run: RunInfo) -> str:
 
 
 def _goes_on(folder: Path) -> bool:
-    return liveness(folder).state is State.RUNNING
+    now = liveness(folder)
+    silent_s = now.last_record_s
+    if silent_s is None:
+        silent_s = time.time() - read_manifest(folder).get("started_unix", 0.0)
+    return now.state is State.RUNNING or (now.state is State.CANNOT_TELL and silent_s < SILENT_S)
 
 
 def _ends_within(folder: Path) -> Callable[[float], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,22 @@ class Reading:
     ranks: tuple[RankReading, ...] = ()
     points: tuple[Point, ...] = ()
     is_last: bool = True
+
+    @property
+    def end(self) -> tuple[int, float]:
+        """The first rank's last step, and when it ended, in seconds; of a run without steps 0, and now."""
+        first = self.ranks[0] if self.ranks else None
+        if first is None or first.last_unix is None:
+            return 0, time.time()
+        return first.num_steps - 1, first.last_unix
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run is over, and did not end well; it may not have come to its first step."""
+        run = self.profile.run
+        return self.is_last and (
+            run.error is not None or run.signal is not None or run.exit_code not in (0, None)
+        )
 
 
 def clean(text: str) -> str:

@@ -19,7 +19,7 @@ from diagnose.analysis.tuning import KINDS
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.parallel import ClockOffset
 from diagnose.core.phases import Phase
-from diagnose.export._follower import SCRIPT_EVENTS, UNREADABLE, unix_minus_clock_ns
+from diagnose.export._follower import SCRIPT_EVENTS, UNREADABLE, rank_name, unix_minus_clock_ns
 from diagnose.export._reading import clean, finite
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
@@ -105,13 +105,9 @@ def read_time_lines(
     each = MAX_STEPS // max(1, len(paths))
     first_ns = _first_anchor_ns(paths)
     traces = (
-        _rank_trace(path, warmup, sources, each, clocks.get(_name_of(path)), first_ns) for path in paths
+        _rank_trace(path, warmup, sources, each, clocks.get(rank_name(path)), first_ns) for path in paths
     )
     return [trace for trace in traces if trace is not None]
-
-
-def _name_of(path: Path) -> str:
-    return path.name.removeprefix("rank").removesuffix(".sqlite")
 
 
 def _first_anchor_ns(paths: Sequence[Path]) -> int:
@@ -148,7 +144,7 @@ def _rank_trace(
     if not segments:
         return None
     return RankTrace(
-        name=_name_of(path),
+        name=rank_name(path),
         host=str(log.meta.get("host", "")),
         segments=segments,
         events=events,

@@ -22,7 +22,8 @@ MAX_BATCH = 1000
 class Mlflow(Exporter):
     """Logs scalars by step; at the end figures of the whole run, and the report as two artifacts.
 
-    Where to: `MLFLOW_TRACKING_URI`, as for every client of MLflow. A run that goes on is `RUNNING` there.
+    Where to: `MLFLOW_TRACKING_URI`, as for every client of MLflow. A run that goes on is `RUNNING` there,
+    one whose script failed `FAILED`.
     """
 
     target = "EXPERIMENT"
@@ -49,7 +50,10 @@ class Mlflow(Exporter):
             for first in range(0, len(metrics), MAX_BATCH):
                 client.log_batch(begun, metrics=metrics[first : first + MAX_BATCH])
 
+        ended = "FINISHED"
+
         def write(reading: Reading) -> str:
+            nonlocal ended
             log(
                 [
                     metric_of(name, value, int(1000 * point.unix), point.step)
@@ -60,8 +64,10 @@ class Mlflow(Exporter):
             for key, text in about(reading).items():
                 client.set_tag(begun, key, text)
             if reading.is_last:
-                at_ms = int(1000 * reading.points[-1].unix) if reading.points else 0
-                log([metric_of(name, value, at_ms, 0) for name, value in summary_of(reading).items()])
+                ended = "FAILED" if reading.has_failed else "FINISHED"
+                step, unix = reading.end
+                at_ms = int(1000 * unix)
+                log([metric_of(name, value, at_ms, step) for name, value in summary_of(reading).items()])
                 from diagnose.report import to_json
 
                 client.log_text(begun, report_of(reading), "diagnose/report.md")
@@ -71,6 +77,6 @@ class Mlflow(Exporter):
         status = "FAILED"
         try:
             yield write
-            status = "FINISHED"
+            status = ended
         finally:
             client.set_terminated(begun, status)

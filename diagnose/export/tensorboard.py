@@ -49,11 +49,10 @@ class Tensorboard(Exporter):
                     summary = scalars.scalar_pb(tag, value)
                     writer.add_event(events.Event(wall_time=point.unix, step=point.step, summary=summary))
             if reading.is_last:
-                step = reading.points[-1].step if reading.points else 0
-                for tag, value in summary_of(reading).items():
-                    writer.add_event(events.Event(step=step, summary=scalars.scalar_pb(tag, value)))
-                summary = texts.text_pb("diagnose/report", report_of(reading))
-                writer.add_event(events.Event(step=step, summary=summary))
+                step, unix = reading.end
+                summaries = [scalars.scalar_pb(tag, value) for tag, value in summary_of(reading).items()]
+                for summary in (*summaries, texts.text_pb("diagnose/report", report_of(reading))):
+                    writer.add_event(events.Event(wall_time=unix, step=step, summary=summary))
             writer.flush()
             return f"wrote {target}: tensorboard --logdir {target}"
 

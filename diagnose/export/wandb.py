@@ -13,6 +13,9 @@ from diagnose.export.base import Exporter, Write, imported
 
 INSTALL = "wandb"
 
+SCRIPTS_OWN = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
+"""Variables that name the run of the script itself: heeded here, they would have us write into it."""
+
 
 class Wandb(Exporter):
     """Logs scalars by step; at the end figures of the whole run, and the report.
@@ -32,6 +35,8 @@ class Wandb(Exporter):
     def open(self, target: str, run: RunInfo) -> Iterator[Write]:
         """Begins a run of the same name."""
         wandb = imported("wandb", "wandb", INSTALL)
+        for name in SCRIPTS_OWN:
+            os.environ.pop(name, None)
         settings = wandb.Settings(
             silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
         )
@@ -42,11 +47,17 @@ class Wandb(Exporter):
             settings=settings,
         )
 
+        # An axis of our own: its own takes no step that is not beyond the last, as after a restart.
+        begun.define_metric("diagnose/*", step_metric="diagnose/step")
+        exit_code = 0
+
         def write(reading: Reading) -> str:
+            nonlocal exit_code
             for point in reading.points:
-                begun.log({**scalars_of(point), "diagnose/unix": point.unix}, step=point.step)
+                begun.log({**scalars_of(point), "diagnose/step": point.step, "diagnose/unix": point.unix})
             begun.config.update(dict(about(reading)), allow_val_change=True)
             if reading.is_last:
+                exit_code = 1 if reading.has_failed else 0
                 begun.summary.update(summary_of(reading))
                 begun.summary["diagnose/report"] = report_of(reading)
             return f"wrote {begun.dir}" + (" (offline)" if begun.offline else "")
@@ -54,4 +65,4 @@ class Wandb(Exporter):
         try:
             yield write
         finally:
-            begun.finish()
+            begun.finish(exit_code)
