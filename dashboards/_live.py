@@ -192,6 +192,9 @@ class Live:
         self._liveness_at = monotonic()
         before = (self._liveness.state, self._manifest)
         self._manifest = read_manifest(self.folder) or self._manifest
+        began = before[1].get("started_unix")
+        if began is not None and began != self._manifest.get("started_unix"):
+            self._forget()
         ranks = self._ranks
         self._liveness = liveness(
             self.folder, None if ranks.has_others else [tail.meta for tail in ranks.tails]
@@ -199,6 +202,14 @@ class Live:
         if self._liveness.state is not before[0]:
             ranks.ask_all_again()
         return before != (self._liveness.state, self._manifest) or self._liveness.state is State.RUNNING
+
+    def _forget(self) -> None:
+        """The run was deleted, and recorded again under its name: nothing holds of what was read before."""
+        self._ranks = Followed(self.folder)
+        self._analysis, self._analysis_words, self._analysing = None, "", False
+        self._analysed_steps, self._analysed_at, self._analysed_state = 0, -1e9, ""
+        self._ranks.find()
+        self._ranks.ask()
 
     def _trained(self) -> tuple[list[RankTail], list[GapParts]]:
         """Returns the ranks that have steps, in order, and how the gaps of each divide."""
@@ -216,20 +227,25 @@ class Live:
         since_s = monotonic() - self._analysed_at
         if self._analysing or not self._ranks.all_asked:
             return False
-        running = self._liveness.state is State.RUNNING
-        if running:
-            longest = self._analysis.took_s / ANALYSE_SHARE if self._analysis is not None else 0.0
+        now = self._liveness.state
+        grown = steps != self._analysed_steps
+        if now is State.RUNNING:
             grown = steps >= max(self._analysed_steps * ANALYSE_GROWTH, FIRST_STEPS)
-            due = since_s > max(ANALYSE_EVERY_S, longest) and (grown or state != self._analysed_state)
-        else:
-            due = steps != self._analysed_steps or state != self._analysed_state
-        if not due:
+        if not (grown or state != self._analysed_state):
+            return False
+        longest = self._analysis.took_s / ANALYSE_SHARE if self._analysis is not None else 0.0
+        may_go_on = now in (State.RUNNING, State.CANNOT_TELL)
+        if may_go_on and since_s <= max(ANALYSE_EVERY_S, longest):
             return False
         self._analysing = True
         self._analysis_words = "being analysed"
         self._analysed_state = state
 
+        ranks = self._ranks
+
         def told(answer: Answer) -> None:
+            if ranks is not self._ranks:
+                return  # of a run that is no more
             if isinstance(answer, Analysis):
                 self._analysis, self._analysis_words = answer, ""
             else:

@@ -243,7 +243,7 @@ def refreshed(
         analysed = (snap.analysed_steps, snap.profile is None, snap.over, snap.lost)
         new = {
             "title": f"{snap.id}/{snap.version}",
-            "body": _stamp((snap.id, analysed, query, *key(snap))),
+            "body": _stamp((snap.id, snap.started, analysed, query, *key(snap))),
         }
         drawn = drawn or {}
         if new == drawn:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from diagnose.dashboards._analyst import Analyst, Answer, Compared
+from diagnose.dashboards._analyst import Analyst, Compared
+from diagnose.dashboards._comparisons import Comparisons
 from diagnose.dashboards._listed import RunRow
 from diagnose.dashboards._live import SETTLED_S, Live
 from diagnose.dashboards._run_list import RunList
@@ -50,7 +51,7 @@ class Source:
         self._live: OrderedDict[str, Live] = OrderedDict()
         self._list = RunList(root, self._analyst)
         self._ranges = Ranges()
-        self._compared: dict[tuple[str, str], Answer | None] = {}
+        self._comparisons = Comparisons(self._analyst)
         self._expected_until: dict[str, float] = {}
 
     def folder(self, run: str) -> Path:
@@ -119,21 +120,13 @@ class Source:
         return self._list.rows()
 
     def compared(self, before: str, after: str) -> Compared | None:
-        """Returns two runs compared; `None` while that is being done: ask again.
+        """Returns two runs compared; `None` while that is being done for the first time: ask again.
 
         Raises:
             DiagnoseError: If there is no such run, or they cannot be compared.
         """
-        folders = self.folder(before), self.folder(after)
-        key = (before, after)
-        with self._lock:
-            if key not in self._compared:
-                self._compared[key] = None
-                self._analyst.compare(*folders, lambda answer: self._compared.update({key: answer}))
-        answer = self._compared[key]
+        answer = self._comparisons.of(self.folder(before), self.folder(after))
         if isinstance(answer, str):
-            with self._lock:
-                del self._compared[key]  # the next to ask tries again
             raise DiagnoseError(answer)
         assert answer is None or isinstance(answer, Compared)
         return answer

@@ -101,7 +101,7 @@ class RankTail:
 
     def poll(self) -> bool:
         """Reads what is new; says whether there was anything."""
-        stamp = _stamp(self.path)
+        stamp = stamp_of(self.path)
         if stamp == self._stamp:
             return False
         try:
@@ -262,7 +262,7 @@ class RankTail:
         self.words = f"{self.path.name}: {'; '.join(words)}" if words else ""
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
+def stamp_of(path: Path) -> tuple[int, ...]:
     """Returns what changes with every commit to a file."""
     found: list[int] = []
     for name in (path, f"{path}-wal"):

@@ -16,8 +16,8 @@ MAX_KEPT = 8
 READ_SHARE = 0.05
 """A range that grows is read again so seldom that it takes this part of one CPU."""
 
-Range = tuple[str, int, int]
-"""A run, the first step, and the first that is not wanted."""
+Range = tuple[str, str, int, int]
+"""A run, when it was started, the first step, and the first that is not wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Ranges:
             last: The first that is not wanted.
             wait_s: For so long to wait where nothing was read of it.
         """
-        asked = (snap.id, first, last)
+        asked = (snap.id, snap.started, first, last)
         with self._news:
             known = self._kept.get(asked)
             if known is None or known.is_old(snap, last):
@@ -88,7 +88,7 @@ class Ranges:
                     return
             asked, live, snap = following
             begun = monotonic()
-            steps = live.steps(*asked[1:])
+            steps = live.steps(*asked[2:])
             read = RangeRead(
                 steps=steps,
                 end=snap.num_steps,
