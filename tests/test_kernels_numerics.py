@@ -105,11 +105,15 @@ def slack(kernel: Kernel, row: Tensors, name: str, arrays: Arrays, with_: Settin
         # The second launch reads moments as they were stored: small ones of v in f16 have few digits.
         return 0.1 * np.abs(expected - arrays["p"])
     if name == "p" and kernel.name in ("adamw", "lamb"):
-        # The weights of the old moment and the gradient are floats, as torch's; that is much beside
-        # a gradient that is almost nothing.
-        moment = with_.beta1 * arrays["m"] + (1 - with_.beta1) * arrays["g"] * with_.clip_coef
-        off = np.abs(arrays["m"]) / np.maximum(np.abs(moment), 1e-30)
-        return np.minimum(off * 2.0**-23, 0.01) * np.abs(expected - arrays["p"])
+        # Sums are rounded in float32 as torch's are; where their parts nearly cancel, that is much.
+        decay = 0.0 if kernel.name == "lamb" or with_.flags & GroupFlag.DECOUPLED else with_.weight_decay
+        gradient = arrays["g"] * with_.clip_coef * (-1 if with_.flags & GroupFlag.MAXIMIZE else 1)
+        parts = np.abs(gradient) + decay * np.abs(arrays["p"])
+        gradient = gradient + decay * arrays["p"]
+        moment = with_.beta1 * arrays["m"] + (1 - with_.beta1) * gradient
+        off = parts / np.maximum(np.abs(gradient), 1e-30)
+        off = off + (np.abs(arrays["m"]) + parts) / np.maximum(np.abs(moment), 1e-30)
+        return off * 2.0**-23 * np.abs(expected - arrays["p"])
     return 0.0
 
 
@@ -192,7 +196,9 @@ start_hypothesis()
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(cases())
-@example(("adamw", Settings(step=1, lr=0.25, beta1=2e-6, beta2=0.0, eps=1e-8, clip_coef=1e-3), [(1, 0)], 1))
+@example(
+    ("adamw", Settings(step=1, lr=0.25, beta1=2e-6, beta2=0.0, eps=1e-8, clip_coef=1e-3), [(889, 0)], 1)
+)
 def test_any_settings_give_what_the_reference_gives(
     case: tuple[str, Settings, list[tuple[int, int]], int],
 ) -> None:
