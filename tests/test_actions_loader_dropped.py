@@ -16,6 +16,7 @@ from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
 from tests.loops import Rows, Switch, begin
+from tests.test_actions_loader_cache import SecondEpoch
 from tests.test_actions_loader_order import children_end, equal
 
 
@@ -60,6 +61,41 @@ def test_a_loader_that_the_script_drops_goes_with_its_rows_and_workers(case: str
     assert rows() is None
     assert children_end()
     switch.close()
+
+
+def test_remembered_samples_go_with_their_dataset() -> None:
+    job, loader = Job(), DataLoader(Rows(), 4)
+    rows, batches = ref(loader.dataset), begin(job, loader)
+    switch = Switch(SecondEpoch(), job)
+    switch.on(None)
+    list(batches)
+    list(begin(job, loader))
+    samples = switch.prepare(None).samples
+    assert samples.are_all_known and samples._kept
+    job.loaders.clear()
+    job.iterators.clear()
+    del loader, batches
+    assert rows() is None and not samples._kept and samples.refused
+    other = DataLoader(Rows(), 4)
+    assert equal(list(begin(job, other)), other)
+    switch.close()
+
+
+def test_a_loader_has_its_workers_after_another_one_was_dropped() -> None:
+    job, stays, goes = Job(), DataLoader(Rows(), 4), DataLoader(Rows(), 5)
+    switch = Switch(LoaderWorkers(), job)
+    for loader in (stays, goes):
+        begin(job, loader)
+    switch.on(2)
+    job.loaders.pop()
+    job.iterators.pop()
+    del loader, goes
+    assert equal(list(begin(job, stays)), DataLoader(Rows(), 4))
+    switch.off()
+    switch.on(2)
+    assert equal(list(begin(job, stays)), DataLoader(Rows(), 4))
+    switch.close()
+    assert children_end()
 
 
 def test_an_iterator_that_outlives_its_loader_has_its_workers_to_the_end() -> None:

@@ -64,13 +64,15 @@ def test_samples_and_random_numbers_are_those_of_new_workers(
 
 
 class Whose(Rows):
-    """Rows that tell the process that made them."""
+    """Rows that tell which of the training process's workers made them."""
 
     level = 0
+    trains = os.getpid()
 
     def __getitem__(self, index: int) -> torch.Tensor:
         assert get_worker_info() is not None
-        return torch.tensor([os.getpid(), self.level])
+        is_probe = os.getppid() != self.trains
+        return torch.tensor([0 if is_probe else os.getpid(), self.level])
 
 
 def makers(batches: Any) -> set[int]:
@@ -179,6 +181,27 @@ class Seeding(Rows):
         return super().__getitem__(index) + float(np.random.rand() > 0.5)
 
 
+class DrawnTable(Rows):
+    """Draws a table once in each worker."""
+
+    table: torch.Tensor | None = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.table is None:
+            self.table = self.made()
+        return super().__getitem__(index) + self.table[index]
+
+    def made(self) -> torch.Tensor:
+        return torch.rand(len(self))
+
+
+class SeededTable(DrawnTable):
+    """Draws it from a generator of its own, with the worker's seed."""
+
+    def made(self) -> torch.Tensor:
+        return torch.rand(len(self), generator=torch.Generator().manual_seed(torch.initial_seed()))
+
+
 class Hidden(Rows):
     """Draws from a generator that nobody sees."""
 
@@ -207,6 +230,8 @@ class HiddenAndNoisy(Hidden):
         (DataLoader(Counting(), 4, num_workers=1), "changes the dataset itself: calls"),
         (DataLoader(Noisy(), 4, num_workers=1, worker_init_fn=print), "sets up each new worker"),
         (DataLoader(Seeding(), 4, num_workers=1), "kept makes another batch, seeded anew"),
+        (DataLoader(DrawnTable(), 4, num_workers=1), "kept makes another batch, seeded anew"),
+        (DataLoader(SeededTable(), 4, num_workers=1), "kept makes another batch, seeded anew"),
         (DataLoader(Hidden(), 4, num_workers=1), "kept makes another batch, seeded anew"),
         (DataLoader(HiddenAndNoisy(), 4, num_workers=1), "kept makes another batch, seeded anew"),
     ],

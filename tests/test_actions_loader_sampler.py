@@ -132,7 +132,17 @@ class OneList(Sampler[list[int]]):
                 batch.clear()
 
 
-def test_a_list_that_the_sampler_fills_anew_is_asked_for_as_it_was() -> None:
-    make: Callable[[], DataLoader[Any]] = lambda: DataLoader(Rows(), batch_sampler=OneList())  # noqa: E731
+class OneTensor(OneList):
+    """Likewise with a tensor."""
+
+    def __iter__(self) -> Iterator[Any]:
+        batch = torch.zeros(2, dtype=torch.int64)
+        for index in range(len(self)):
+            yield batch.copy_(torch.tensor([2 * index, 2 * index + 1]))
+
+
+@pytest.mark.parametrize("sampler", [OneList, OneTensor])
+def test_what_the_sampler_fills_anew_is_asked_for_as_it_was(sampler: type[OneList]) -> None:
+    make: Callable[[], DataLoader[Any]] = lambda: DataLoader(Rows(), batch_sampler=sampler())  # noqa: E731
     assert equal(loop(make, LoaderWorkers(), {1: on(2)}), loop(make))
     assert children_end()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import diagnose
 from diagnose.analysis.calls import call_at, with_arguments
@@ -103,8 +103,10 @@ def test_a_stream_is_told_from_a_dataset(tmp_path):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_dataset_on_a_device_is_told(device):
     rows = TensorDataset(torch.empty(8, 4, device=device), torch.empty(8, device=device))
-    facts = loader_facts.described(DataLoader(rows, batch_size=4), "", 0)
-    assert facts["on_device"] is (device == "meta")
+    part = Subset(rows, [0, 1])
+    for dataset in (rows, part, ConcatDataset([part, rows])):
+        facts = loader_facts.described(DataLoader(dataset, batch_size=4), "", 0)
+        assert facts["on_device"] is (device == "meta")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
@@ -133,6 +135,17 @@ def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
     assert profile.input.workers is not None
     assert profile.input.workers.num_workers == 1
     assert 8 * MS < profile.input.workers.fetch_ns < 40 * MS
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_of_which_a_batch_was_looked_at_feeds_no_step(tmp_path, num_workers):
+    diagnose.attach(tmp_path / "run", warmup=0)
+    next(iter(DataLoader(ROWS, batch_size=4, num_workers=num_workers)))
+    rows = TensorDataset(torch.zeros(80, 4))
+    train(DataLoader(rows, batch_size=2, num_workers=1))
+    profile = diagnose.detach()
+    assert profile.input.loaders_per_step == 1
 
 
 def test_a_loader_that_only_evaluates_is_not_listed(tmp_path):

@@ -101,6 +101,7 @@ def test_a_convolution_with_a_bias_before_a_batch_norm_is_named():
 )
 def test_what_torch_computes_step_by_step_is_told_from_one_operation_and_from_cells(module, loops):
     assert describe_model(nn.Sequential(module(4, 4)))["loops_in_torch"] is loops
+    assert not describe_model(nn.ModuleList([module(4, 4), nn.GRUCell(4, 4)]))["loops_in_torch"]
 
 
 # -- graphs

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from accuracy.score import NOTHING, Score, is_right, named, score, size_error
 from accuracy.server import TURN_NS
-from accuracy.truth import LAUNCHES, MIN_NOISES, MIN_TRUE_SHARE, Answer
+from accuracy.truth import LAUNCHES, MIN_NOISES, MIN_TRUE_SHARE, SHARP, Answer
 
 INTRODUCTION = """\
 # Accuracy
@@ -22,7 +22,8 @@ How often the cause that `diagnose` names first is the one that is there. Printe
 - A *cell* is a training script of `benchmarks/accuracy/` with one fault of a wanted size. What the fault
   truly costs is measured at the same time, by a clock of the benchmark's own at the optimizer: the same job
   and seed with the fault and without, two processes that take turns every {turn_ms} ms, started
-  {launches} times. Where workers, threads or ranks go on while a job waits, whole runs take turns instead.
+  {launches} times, and up to twice as often until the median is known to {sharp:.0%} of it. Where workers,
+  threads or ranks go on while a job waits, whole runs take turns instead.
 - A cell whose slowdown is less than {noises:g} times the noise, which is how much launches differ, or less
   than {share:.0%} of the step, is *unresolved*: counted, and judged nowhere.
 - *Top 1*: the first finding has the fault's name; *top 3*: one of the first three. Where two names are as
@@ -49,6 +50,7 @@ def page(answers: Sequence[Answer], peers: Sequence[str] = ()) -> str:
             share=MIN_TRUE_SHARE,
             turn_ms=TURN_NS // 1_000_000,
             launches=LAUNCHES,
+            sharp=SHARP,
         ),
         summary({name: score(of) for name, of in by_set.items()}),
         commits(answers),

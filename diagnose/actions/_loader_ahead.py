@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from contextlib import suppress
 from queue import Empty
@@ -13,6 +12,7 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _DatasetKind
 
 from diagnose.actions._loader_pool import Broken, Pool, Workers
+from diagnose.actions._loader_sampler import own_index
 
 NOTHING = object()
 
@@ -45,7 +45,7 @@ class Asked:
         self.number = -1
         self.data: Any = NOTHING
         try:
-            self.index = copy.copy(index)  # a sampler may fill one list anew for each batch
+            self.index = own_index(index)
             self.number = pool.workers.ask(self.index)
         except Exception as error:  # noqa: BLE001 (ours: the index is drawn, and must not be lost)
             pool.refused = f"the workers cannot be asked: {error}"

@@ -9,13 +9,12 @@ from weakref import ref
 
 import torch
 from torch.utils.data._utils import signal_handling
-from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_pool import beside_training
-from diagnose.actions._loader_probe import seed_worker
+from diagnose.actions._loader_probe import reseed_worker
 
 OF_WORKERS = (
     "_data_queue",
@@ -46,14 +45,7 @@ class Reseeding:
         self._base_seed = base_seed
 
     def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
-        return _reseed, (self._base_seed,)
-
-
-def _reseed(base_seed: int) -> None:
-    info = torch_worker.get_worker_info()
-    assert info is not None
-    object.__setattr__(info, "seed", base_seed + info.id)  # it is frozen
-    seed_worker(base_seed, info.id)
+        return reseed_worker, (self._base_seed,)
 
 
 class End:

@@ -233,6 +233,7 @@ class Pool:
         num_workers: As above.
         prefetch_factor: As above.
         refused: Why its batches are not to be used any more; empty while they are.
+        is_over: Whether the script is done with the dataset.
         proven: Whether a batch of its workers has been compared lately with one that the script would have
             had without them.
         workers: The processes, as they are now.
@@ -254,6 +255,7 @@ class Pool:
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
         self.refused = ""
+        self.is_over = False
         self.proven = not exact
         self._doubted = self._is_stale = False
         self._has_own = batches._num_workers > 0
@@ -317,7 +319,7 @@ class Pool:
 
     def _dropped(self) -> None:
         """The script is done with the dataset."""
-        self._watch = Watch(None)
+        self.is_over, self._watch = True, Watch(None)
         self.workers.give_up("the script is done with the dataset")
         self.workers.stop()
 

@@ -160,9 +160,11 @@ def _look(batches: Any) -> Probed:
     fetcher = _DatasetKind.create_fetcher(
         batches._dataset_kind, dataset, batches._auto_collation, collate_fn, batches._drop_last
     )
-    other, renewable, error = _made_by_another(batches, fetcher, indices[0])
-    if error:
-        return Probed(error=error)
+    try:
+        other, _ = _made_by_another(batches, fetcher, indices[0])
+        renewable = not batches._num_workers or _is_renewable(batches, fetcher, indices[0])
+    except WorkerFailed as error:
+        return Probed(error=str(error))
     if batches._num_workers:
         _become_worker(batches, 0, batches._num_workers)
         fetcher.fetch(indices[0])  # handles that each worker opens when it begins
@@ -203,21 +205,30 @@ def _look(batches: Any) -> Probed:
     )
 
 
-def _become_worker(batches: Any, number: int, num_workers: int) -> None:
+def _become_worker(batches: Any, number: int, num_workers: int, base_seed: int | None = None) -> None:
     """Lets this process pass for a worker, as torch sets one up."""
     from torch.utils.data._utils import worker as torch_worker
 
-    seed = batches._base_seed + number
+    base_seed = batches._base_seed if base_seed is None else base_seed
     torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=number, num_workers=num_workers, seed=seed, dataset=batches._dataset
+        id=number, num_workers=num_workers, seed=base_seed + number, dataset=batches._dataset
     )
-    seed_worker(batches._base_seed, number)
+    _seed(base_seed, number)
     if batches._num_workers and batches._worker_init_fn is not None:
         batches._worker_init_fn(number)
 
 
-def seed_worker(base_seed: int, number: int) -> None:
-    """Seeds this process's random number generators as torch does in a new worker."""
+def reseed_worker(base_seed: int) -> None:
+    """Seeds this worker's random number generators as torch does in a new one."""
+    from torch.utils.data._utils import worker as torch_worker
+
+    info = torch_worker.get_worker_info()
+    assert info is not None
+    object.__setattr__(info, "seed", base_seed + info.id)  # it is frozen
+    _seed(base_seed, info.id)
+
+
+def _seed(base_seed: int, number: int) -> None:
     from torch.utils.data._utils import worker as torch_worker
 
     random.seed(base_seed + number)
@@ -226,11 +237,27 @@ def seed_worker(base_seed: int, number: int) -> None:
         sys.modules["numpy"].random.seed(torch_worker._generate_state(base_seed, number))
 
 
-def _made_by_another(batches: Any, fetcher: Any, index: Any) -> tuple[Any, bool, str]:
+class WorkerFailed(Exception):
+    """A process that passes for a worker has made no batch; the message says why."""
+
+
+def _made_by_another(
+    batches: Any, fetcher: Any, index: Any, *, base_seed: int | None = None, then: int | None = None
+) -> tuple[Any, dict[str, int]]:
     """Returns the batch that a worker makes which the script does not have, one more than there are, and
-    `Probed.renewable`; or why it makes none.
+    the fingerprints of its random number generators.
 
     It is a process of its own, because what a worker opens when it begins cannot be opened twice in one.
+
+    Args:
+        batches: The script's iterator.
+        fetcher: What makes its batches.
+        index: Of the batch.
+        base_seed: That it begins with; by default the script's.
+        then: With which it is seeded anew, and makes the batch a second time.
+
+    Raises:
+        WorkerFailed: If it makes none.
     """
     reading, writing = os.pipe()
     with quiet_fork():
@@ -239,12 +266,14 @@ def _made_by_another(batches: Any, fetcher: Any, index: Any) -> tuple[Any, bool,
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)  # nobody else would end it
         try:
-            _become_worker(batches, batches._num_workers, batches._num_workers + 1)
-            made = pickle.dumps(fetcher.fetch(index))
-            renewable = not batches._num_workers or _is_renewable(batches, fetcher, index, made)
-            sent = pickle.dumps((made, renewable, ""))
+            _become_worker(batches, batches._num_workers, batches._num_workers + 1, base_seed)
+            made = fetcher.fetch(index)
+            if then is not None:
+                reseed_worker(then)
+                made = fetcher.fetch(index)
+            sent = pickle.dumps(("", pickle.dumps((made, random_states()))))
         except Exception as error:  # noqa: BLE001 (the dataset's own code; told in words)
-            sent = pickle.dumps((pickle.dumps(None), True, f"{type(error).__name__}: {error}"))
+            sent = pickle.dumps((f"{type(error).__name__}: {error}", b""))
         with open(writing, "wb") as pipe:
             pipe.write(sent)
         os._exit(0)
@@ -253,20 +282,21 @@ def _made_by_another(batches: Any, fetcher: Any, index: Any) -> tuple[Any, bool,
         sent = pipe.read()
     _, status = os.waitpid(child, 0)
     if not sent:
-        return None, True, f"a worker ended with exit code {os.waitstatus_to_exitcode(status)}"
-    made, renewable, why_not = pickle.loads(sent)  # noqa: S301 (what our own child has sent)
-    return pickle.loads(made), renewable, why_not  # noqa: S301
+        raise WorkerFailed(f"a worker ended with exit code {os.waitstatus_to_exitcode(status)}")
+    why_not, made = pickle.loads(sent)  # noqa: S301 (what our own child has sent)
+    if why_not:
+        raise WorkerFailed(why_not)
+    found: tuple[Any, dict[str, int]] = pickle.loads(made)  # noqa: S301
+    return found
 
 
-def _is_renewable(batches: Any, fetcher: Any, index: Any, made: bytes) -> bool:
-    """Seeds this process anew, which has made a batch as a new worker does, and makes it again."""
-    left = random_states()
-    seed_worker(batches._base_seed, batches._num_workers)
-    seeded = random_states()
-    again = fetcher.fetch(index)
-    drew = moved(seeded, random_states())
-    # That the numbers are others need not show in this batch.
-    return same(pickle.loads(made), again) and not (drew and moved(left, random_states()))  # noqa: S301
+def _is_renewable(batches: Any, fetcher: Any, index: Any) -> bool:
+    """Whether a worker that is seeded anew makes the batch that a new one makes, and leaves the same random
+    numbers to be drawn: that these are others need not show in this batch."""
+    anew = batches._base_seed ^ 1
+    kept, kept_states = _made_by_another(batches, fetcher, index, then=anew)
+    new, new_states = _made_by_another(batches, fetcher, index, base_seed=anew)
+    return same(kept, new) and kept_states == new_states
 
 
 def _cpu_wanted_s() -> float:

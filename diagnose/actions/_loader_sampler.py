@@ -104,12 +104,18 @@ def _follow(
         took_s = time.perf_counter() - begun
         looks_s, until = looks_s + took_s, until + took_s
         if number < 2:
-            first.append(copy.copy(index))  # a sampler may fill one list anew for each batch
+            first.append(own_index(index))
         number += 1
     return Foreseen(first=tuple(first), goes_on=not of_torch and number != most)
 
 
 END = object()
+
+
+def own_index(index: Any) -> Any:
+    """Returns a copy: a sampler may fill one list, or one tensor, anew for each batch."""
+    plain = type(index) is list and set(map(type, index)) <= {int}
+    return index.copy() if plain else copy.deepcopy(index)
 
 
 def length(batches: Any) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from diagnose.actions._careful import in_short
-from diagnose.actions._loader_parts import Watch
+from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_purity import moved, random_states, same
 from diagnose.hooks._recorder import from_signal_handler
 
@@ -31,7 +31,7 @@ class Samples:
     def __init__(self, dataset: Any, budget_bytes: float) -> None:
         self.refused = ""
         self.asked = 0
-        self._dataset = dataset
+        self._dataset = weakly(dataset, self._dropped)
         self._kept: dict[int, Any] = {}
         self._room = budget_bytes
         self._budget = budget_bytes
@@ -42,7 +42,8 @@ class Samples:
     @property
     def are_all_known(self) -> bool:
         """Whether as many samples have been asked for as an epoch has."""
-        return self.asked >= len(self._dataset)
+        dataset = self._dataset()
+        return dataset is not None and self.asked >= len(dataset)
 
     def epoch_begins(self) -> None:
         """Forgets everything if the script has changed the dataset, or what it is made of. If not, one
@@ -50,6 +51,11 @@ class Samples:
         if self._watch.has_changed():
             self._forget()
         self._doubted = True
+
+    def _dropped(self) -> None:
+        """The script is done with the dataset."""
+        self.refuse("the script is done with the dataset")
+        self._watch = Watch(None)
 
     def _forget(self) -> None:
         self._watch.renew()

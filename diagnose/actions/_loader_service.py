@@ -101,7 +101,7 @@ def in_force(job: Job, pools: Sequence[Pool]) -> Iterator[None]:
     Raises:
         CannotApply: If a pool has been found not to do what the script would have done itself.
     """
-    for pool in pools:
+    for pool in [pool for pool in pools if not pool.is_over] or pools:
         if pool.broken:
             raise CannotApply(pool.broken)
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch.utils.data import StackDataset, Subset, default_collate
 
 from diagnose.actions._loader_choice import available_bytes, sources
+from diagnose.actions._loader_parts import weakly
 from diagnose.actions._loader_samples import Remembering, Samples
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.job import Job
@@ -113,17 +114,17 @@ class Cache:
     def __init__(self, dataset: Any, num_batches: int, budget_bytes: float) -> None:
         self.num_batches = num_batches
         self.samples = Samples(dataset, budget_bytes)
-        self._dataset = dataset
+        self._dataset = weakly(dataset)
         self._serving = False
         self._views: WeakKeyDictionary[Any, Remembering] = WeakKeyDictionary()
 
     def put(self, batches: Any) -> None:
         """Lets an iterator fetch from here, if it fetches from the dataset in this process."""
-        fetcher = getattr(batches, "_dataset_fetcher", None)
-        if fetcher is not None and fetcher.dataset is self._dataset:
+        fetcher, dataset = getattr(batches, "_dataset_fetcher", None), self._dataset()
+        if fetcher is not None and dataset is not None and fetcher.dataset is dataset:
             # torch's own function only copies from samples; another one may hand them out themselves.
             aliasing = batches._auto_collation and batches._collate_fn is default_collate
-            view = Remembering(self._dataset, self.samples, aliasing=aliasing)
+            view = Remembering(dataset, self.samples, aliasing=aliasing)
             view.serving = self._serving
             fetcher.dataset = self._views[batches] = view
 
@@ -138,7 +139,7 @@ class Cache:
         for batches, view in list(self._views.items()):
             view.is_over = True
             if batches._dataset_fetcher.dataset is view:
-                batches._dataset_fetcher.dataset = self._dataset
+                batches._dataset_fetcher.dataset = view.dataset
         self._views.clear()
 
 

@@ -26,6 +26,9 @@ PER_OCTAVE = 4
 NOT_TRAINING = -1
 """What a worker's report names as its loader if that only evaluates; as in `hooks._worker_reports`."""
 
+HALF = 2
+"""Loaders that feed steps together have had as many batches made; the reports of one may be older."""
+
 ROUNDING = 0.05
 """A run that is killed has asked for a few batches more than it has finished steps for."""
 
@@ -93,13 +96,17 @@ def _order(log: RankLog) -> list[int]:
     since = max(0, whole_steps(log) - latest)
     steps = [fact["steps"] + since * (fact["begun_at"] == latest) for fact in facts]
     busy_ns = [0.0] * len(facts)
-    for report in log.workers:
-        index = report.get("loader")
-        if index is not None and 0 <= index < len(facts):
-            busy_ns[index] += (report["fetch_ns"] + report["collate_ns"]) / max(
-                1, facts[index]["num_workers"]
-            )
+    for number, report in _reports(log):
+        busy = report["fetch_ns"] + report["collate_ns"]
+        busy_ns[number] += busy / max(1, facts[number]["num_workers"])
     return sorted(range(len(facts)), key=lambda index: (-steps[index], -busy_ns[index]))
+
+
+def _reports(log: RankLog) -> list[tuple[int, Mapping[str, Any]]]:
+    """Returns what workers reported, each with the number of its loader, where that is known."""
+    count = len(_facts(log))
+    told = [(report.get("loader"), report) for report in log.workers]
+    return [(number, report) for number, report in told if number is not None and 0 <= number < count]
 
 
 def input_stats(log: RankLog, warmup: int) -> InputStats:
@@ -144,10 +151,23 @@ def _batches_per_step(log: RankLog) -> float:
 
 
 def _loaders_per_step(log: RankLog) -> int:
-    """Returns how many loaders feed each step together: such begin in the same step, and go as far."""
-    told = [(fact["steps"], fact["begun_at"]) for fact in _facts(log)]
-    order = _order(log)
-    return max(1, told.count(told[order[0]])) if order else 1
+    """Returns how many loaders feed each step together: such begin in the same step, and go as far.
+
+    One of which the script has only looked at a batch before it trained has made fewer.
+    """
+    facts, order = _facts(log), _order(log)
+    made = [0] * len(facts)
+    for number, report in _reports(log):
+        made[number] += report["batches"]
+    together = 0
+    for number in order:
+        fact, main = facts[number], facts[order[0]]
+        alike = all(fact[key] == main[key] for key in ("steps", "begun_at"))
+        has_made = bool(fact["num_workers"]) >= bool(main["num_workers"]) and (
+            HALF * made[number] >= made[order[0]]
+        )
+        together += alike and has_made
+    return max(1, together)
 
 
 def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:

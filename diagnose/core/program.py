@@ -113,7 +113,8 @@ class Model:
         dtypes: Bytes of the parameters, by type: `float32`.
         frozen_bytes: Bytes of those that want no gradient.
         num_convolutions: Convolutions in it.
-        loops_in_torch: Whether it has an `nn.RNN` or `nn.GRU`, which torch computes step by step on a CPU.
+        loops_in_torch: Whether it has an `nn.RNN` or `nn.GRU`, which torch computes step by step on a CPU,
+            and no cell, such as `nn.GRUCell`, over which the script loops itself.
         biased_before_norm: Names of convolutions with a bias directly before a batch normalization.
         biased_bytes: Bytes of the biases of these.
         channels_last: Whether the convolutions' weights are stored so.

@@ -27,6 +27,9 @@ MAX_STARTS = 256
 MAX_TENSORS = 16
 """A longer list in a dataset holds its samples."""
 
+MAX_DEPTH = 3
+"""A part of a part of a part of a dataset is still looked at."""
+
 
 class LoaderFactsHook(Hook):
     """Writes the facts of each `DataLoader` that the loop iterates over for training, once per epoch.
@@ -193,14 +196,18 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
     }
 
 
-def _is_on_device(dataset: Any) -> bool:
-    """Whether a dataset itself holds a tensor on a device, or a few of them, as a `TensorDataset` does."""
+def _is_on_device(dataset: Any, depth: int = MAX_DEPTH) -> bool:
+    """Whether a dataset, or one that it is a part of, holds a tensor on a device, or a few of them."""
     from torch import Tensor
+    from torch.utils.data import Dataset
 
-    for value in getattr(dataset, "__dict__", {}).values():
-        few = value if isinstance(value, (tuple, list)) and len(value) <= MAX_TENSORS else (value,)
-        if any(isinstance(each, Tensor) and each.device.type != "cpu" for each in few):
-            return True
+    for value in list(getattr(dataset, "__dict__", {}).values()):
+        several = isinstance(value, (tuple, list)) and len(value) <= MAX_TENSORS
+        for each in value if several else (value,):
+            if isinstance(each, Tensor) and each.device.type != "cpu":
+                return True
+            if depth and isinstance(each, Dataset) and _is_on_device(each, depth - 1):
+                return True
     return False
 
 

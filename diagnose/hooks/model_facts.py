@@ -45,7 +45,7 @@ class ModelFactsHook(Hook):
 
 def describe(model: Any) -> dict[str, Any]:
     """Returns the facts of `core.program.Model`."""
-    from torch.nn import DataParallel, RNNBase
+    from torch.nn import DataParallel, RNNBase, RNNCellBase
 
     inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None) or model
     params = list(model.parameters())
@@ -62,7 +62,8 @@ def describe(model: Any) -> dict[str, Any]:
         "dtypes": dict(dtypes),
         "frozen_bytes": sum(p.numel() * p.element_size() for p in params if not p.requires_grad),
         "num_convolutions": len(convolutions),
-        "loops_in_torch": any(isinstance(m, RNNBase) and m.mode != "LSTM" for m in inner.modules()),
+        "loops_in_torch": any(isinstance(m, RNNBase) and m.mode != "LSTM" for m in inner.modules())
+        and not any(isinstance(m, RNNCellBase) for m in inner.modules()),
         "biased_before_norm": [name for name, _ in biased[:MAX_NAMES]],
         "biased_bytes": sum(c.bias.numel() * c.bias.element_size() for _, c in biased),
         "channels_last": _channels_last(convolutions),

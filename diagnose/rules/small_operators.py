@@ -143,15 +143,14 @@ class SmallOperators(Rule):
     def _in_graph(self, profile: Profile) -> Finding | None:
         graph = profile.program.graph
         assert graph is not None
-        if "PackPaddedSequence" in graph.names or any(m.loops_in_torch for m in profile.program.models):
+        models = profile.program.models
+        if "PackPaddedSequence" in graph.names or (models and all(m.loops_in_torch for m in models)):
             return None  # torch itself loops over the steps, which no compiler takes apart
         small, total = graph.small_ops, graph.total
         passes_ns = model_ns(profile)
         if small.num_ops < MIN_OPS or small.num_ops < MIN_SMALL_SHARE * total.num_ops:
             return None
-        num_tensors = max(
-            graph.names.get("AccumulateGrad", 0), sum(model.num_tensors for model in profile.program.models)
-        )
+        num_tensors = max(graph.names.get("AccumulateGrad", 0), sum(model.num_tensors for model in models))
         if small.num_ops < MIN_OPS_PER_TENSOR * num_tensors:
             return None
         took = of_work(profile, small, graph)
