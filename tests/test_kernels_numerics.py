@@ -113,7 +113,7 @@ def slack(kernel: Kernel, row: Tensors, name: str, arrays: Arrays, with_: Settin
         moment = with_.beta1 * arrays["m"] + (1 - with_.beta1) * gradient
         off = parts / np.maximum(np.abs(gradient), 1e-30)
         off = off + (np.abs(arrays["m"]) + parts) / np.maximum(np.abs(moment), 1e-30)
-        return off * 2.0**-23 * np.abs(expected - arrays["p"])
+        return off * 2.0**-21 * np.abs(expected - arrays["p"])
     return 0.0
 
 

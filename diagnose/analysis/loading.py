@@ -163,7 +163,7 @@ def _loaders_per_step(log: RankLog) -> int:
     for number in order:
         fact, main = facts[number], facts[order[0]]
         alike = all(fact[key] == main[key] for key in ("steps", "begun_at"))
-        has_made = bool(fact["num_workers"]) >= bool(main["num_workers"]) and (
+        has_made = bool(fact.get("num_workers")) >= bool(main.get("num_workers")) and (
             HALF * made[number] >= made[order[0]]
         )
         together += alike and has_made
