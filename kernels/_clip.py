@@ -129,12 +129,19 @@ class Clipping:
             self._last = None
 
     def outcome(
-        self, grads: list[torch.Tensor], max_norm: float, epsilon: float = TORCH_EPSILON
+        self,
+        grads: list[torch.Tensor],
+        max_norm: float,
+        *,
+        epsilon: float = TORCH_EPSILON,
+        grad_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """What the kernel `norm` says of gradients: norm, factor that clips them, whether an infinity is
-        among them. `None` where it cannot."""
+        """What the kernel `norm` says of gradients, divided by their scale: norm, factor that clips them,
+        whether an infinity is among them. `None` where it cannot."""
         found = self._tables.look_at(grads)
-        return None if found is None else self._tables.measure(found, max_norm=max_norm, epsilon=epsilon)
+        if found is None:
+            return None
+        return self._tables.measure(found, max_norm=max_norm, epsilon=epsilon, grad_scale=grad_scale)
 
     def _norm_for(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @torch.no_grad()

@@ -197,16 +197,25 @@ class Lamb(SteppedByKernels):
         return loss
 
     def clip_in_step(self) -> None:
-        """Finds by how much this step has to clip all gradients, and hands it to what makes the step."""
+        """Finds by how much this step has to clip all gradients, and hands it to what makes the step; where
+        no kernels do, clips in memory."""
         max_norm = self.defaults["max_grad_norm"]
         params = [p for group in self.param_groups for p in group["params"]]
         grads = [p.grad for p in params if p.grad is not None]
-        swap = swap_of(self)
-        if not max_norm or not grads or swap is None:
+        if not max_norm or not grads:
             return
-        outcome_4 = CLIPPING.outcome(grads, max_norm, epsilon=0.0)
+        swap = swap_of(self)
+        if swap is None:
+            torch.nn.utils.clip_grad_norm_(params, max_norm)
+            return
+        grad_scale = getattr(self, "grad_scale", None)
+        if grad_scale is None and swap.pending is not None and swap.pending.is_of(grads):
+            grad_scale = swap.pending.grad_scale
+        outcome_4 = CLIPPING.outcome(grads, max_norm, epsilon=0.0, grad_scale=grad_scale)
         if outcome_4 is None:
             norm = torch.nn.utils.get_total_norm(grads).float()
+            if grad_scale is not None:
+                norm = norm / grad_scale.to(norm.device)
             outcome_4 = torch.stack([norm, torch.clamp(max_norm / norm, max=1.0)])
         swap.defer(grads, places(grads), outcome_4, coef=outcome_4[1])
 

@@ -18,6 +18,7 @@ from diagnose.kernels._lineup import Lineup, Member, by_device, why_misfit
 from diagnose.kernels._masters import made_from
 from diagnose.kernels._shards import PLAIN, is_sharded, own_part, own_part_alike
 from diagnose.kernels._structs import PAIRS, Group, GroupFlag
+from diagnose.kernels._table import keep_for_graphs
 from torch.optim import Optimizer
 
 from diagnose.core.errors import DiagnoseError
@@ -274,6 +275,8 @@ class Stepper:
         if self._algorithm.counts_steps:
             lineup.adopt([member.state["step"] for member in lineup.members])
             for member, count in zip(lineup.members, lineup.table.steps_N.unbind(), strict=False):
+                if self._optimizer.param_groups[member.group].get("capturable"):
+                    keep_for_graphs(member.state["step"])
                 member.state["step"] = count
         else:
             lineup.adopt([self._taken_by(member) for member in lineup.members])

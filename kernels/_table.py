@@ -44,7 +44,12 @@ _WORD_BYTES = 8
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _IN_GRAPHS: list[object] = []
-"""The memory of tables that a CUDA graph refers to. It stays for good: nobody says when a graph is gone."""
+"""The memory that a CUDA graph refers to. It stays for good: nobody says when a graph is gone."""
+
+
+def keep_for_graphs(memory: object) -> None:
+    """Keeps what a CUDA graph may refer to, which itself keeps nothing alive that it did not allocate."""
+    _IN_GRAPHS.append(memory)
 
 
 class Table:

@@ -85,6 +85,16 @@ def test_the_size_error_is_a_part_of_the_true_slowdown(accuracy, answer):
     assert accuracy.score.size_error(answer(("gc-pauses", 0.25))) is None
 
 
+def test_of_several_runs_the_first_is_judged_and_the_median_is_their_size(accuracy, answer):
+    first, *more = (answer(("slow-collate", size)) for size in (0.5, 0.26, 0.2))
+    silent = answer()
+    several = dataclasses.replace(first, more=(*(each.job for each in more), silent.job))
+    assert accuracy.score.size_error(several) == pytest.approx(0.3)
+    scored = accuracy.score.score([several])
+    assert (scored.asked, scored.top_1, scored.again) == (1, 1.0, (2, 3))
+    assert accuracy.score.size_error(dataclasses.replace(several, job=silent.job)) is None
+
+
 def test_a_slowdown_within_the_noise_is_unresolved_and_not_judged(accuracy, answer):
     scored = accuracy.score.score([answer(("gc-pauses", 0.2), true=0.1, noise=0.06)])
     assert (scored.unresolved, scored.asked, scored.top_1) == (1, 0, None)
@@ -123,6 +133,7 @@ def test_a_pair_wants_both_among_three(accuracy, answer):
 
 def test_an_answer_is_kept_for_the_next_sitting_even_after_a_torn_one(accuracy, answer, tmp_path):
     first, second = answer(("slow-collate", 0.2)), answer(("gc-pauses", 0.3), faults=("gc-pauses",))
+    first = dataclasses.replace(first, more=(second.job, first.job))
     path = tmp_path / "answers.jsonl"
     accuracy.kept.Kept(path).keep(first)
     said = accuracy.truth.Said(verdicts=("INPUT_BOUND: slow", "other"), grave=("other",))

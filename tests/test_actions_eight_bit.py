@@ -163,6 +163,30 @@ def test_a_scheduler_and_a_scaler_work_on(device):
     assert {float(state["step"]) for state in optimizer.state.values()} == {4.0}
 
 
+@pytest.mark.parametrize("number", [1.0, float("inf")])
+def test_what_the_kernels_leave_of_a_fused_optimizer_is_unscaled_or_skipped(device, number):
+    """Torch's fused step would do both itself; it is not the one that follows."""
+    ends = []
+    for scale in (None, 2.0**12):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(7, 40), nn.Tanh(), nn.Linear(40, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, fused=True)
+        first = next(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        with EightBitStates().apply(Job(models=[model], optimizers=[optimizer]), None):
+            for reading in (1.0, number if scale else 1.0, 2.0):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.full((1, 7), reading)).square().sum()).backward()
+                first.grad = first.grad.t().contiguous().t()
+                if reading != float("inf") or scale:
+                    scaler.step(optimizer)
+                    scaler.update()
+        ends.append(first.detach().clone())
+    assert ends[1].isfinite().all()
+    if number == 1.0:
+        torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_a_copy_made_meanwhile_is_plain_torchs_and_goes_on(device, copied):
     model, optimizer, job = training()

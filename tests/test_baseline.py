@@ -493,6 +493,21 @@ def test_a_pass_that_rests_on_scattered_jobs_is_a_warning_too(tmp_path: Path) ->
         assert any("is beyond chance" in note for note in found.notes) == warned
 
 
+def test_what_this_job_could_not_measure_is_not_missing_in_the_baseline(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(stand_in(10))
+    side = Side(label="head", name="x", root=tmp_path, command=("train.py",))
+    plumbing = compare_commits.Plumbing(measure=measured_stand_in)
+    now, place = fingerprint_of(tmp_path, side.command), tmp_path / "b.json"
+    figures = {Metric.INSTRUCTIONS: 1e9, Metric.STEP_MS: 10.0}
+    entries = tuple(replace(each, metrics=figures, runs=(figures,) * 3) for each in history().entries)
+    save(Baseline(fingerprint=now, entries=entries), place)
+    found = compare_with_history(
+        side, Asked(metric=Metric.INSTRUCTIONS), place, tmp_path / "runs", plumbing=plumbing
+    )
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "could not be measured in this job" in found.causes[0]
+
+
 def test_a_wild_job_still_ends(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(stand_in(10, scatter=WILD))
     side = Side(label="head", name="x", root=tmp_path, command=("train.py",))

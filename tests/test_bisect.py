@@ -218,6 +218,59 @@ def test_a_commit_that_hangs_is_left_out(repository: Path, tmp_path: Path) -> No
     assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
 
 
+def test_where_none_between_runs_the_ends_are_measured_again_for_the_reasons(
+    repository: Path, tmp_path: Path
+) -> None:
+    """The worktree of the last commit, whose lines the reasons name, was left for those between."""
+    asked: list[str] = []
+
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        asked.append(git(repository, "log", "-1", "--format=%s", side.commit).split()[1])
+        return quick_run(
+            replace(side, command=("-c", "1/0")) if asked[-1] == "4" else side, name, folder, plan
+        )
+
+    found = bisect(request(repository, "main~7..main~4", tmp_path), measure=run)
+    assert found.ending is Ending.FOUND
+    assert found.suspects == range(3)
+    assert set(asked[-4:]) == {"2", "5"}
+
+
+def test_a_commit_that_trains_on_other_ranks_is_left_out(repository: Path, tmp_path: Path) -> None:
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        made = quick_run(side, name, folder, plan)
+        if git(repository, "log", "-1", "--format=%s", side.commit).split()[1] != "2":
+            return made
+        figures = {Metric.STEP_MS: 2 * made.figures[Metric.STEP_MS]}
+        return replace(made, figures=figures, missing_ranks=(1,))
+
+    found = bisect(request(repository, "main~8..main~4", tmp_path), measure=run)
+    assert found.odds is not None
+    assert 0 in found.odds.skipped
+    assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
+
+
+def test_a_run_of_an_end_without_the_figure_is_left_out(repository: Path, tmp_path: Path) -> None:
+    of_the_end: list[str] = []
+
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        made = quick_run(side, name, folder, plan)
+        step_ms = made.figures[Metric.STEP_MS]
+        subject = git(repository, "log", "-1", "--format=%s", side.commit)
+        if subject.startswith("change 9 "):
+            of_the_end.append(name)
+            if len(of_the_end) == 3:
+                return made
+        return replace(made, figures={Metric.STEP_MS: step_ms, Metric.CPU_MS: step_ms})
+
+    asked = request(repository, "main~9..main", tmp_path)
+    asked = replace(asked, asked=replace(asked.asked, metric=Metric.CPU_MS))
+    found = bisect(asked, measure=run)
+    assert len(of_the_end) > 3
+    assert found.ending is Ending.FOUND
+    assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
+
+
 def test_without_a_loss_nothing_is_searched(repository: Path, tmp_path: Path) -> None:
     found = bisect(request(repository, "main~9..main~7", tmp_path), measure=quick_run)
     assert (found.ending, found.odds) == (Ending.NO_LOSS, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import timeit
 from collections import deque
@@ -24,6 +25,7 @@ from diagnose.tuner.kept import Kept
 from diagnose.tuner.policy import Policy
 from tests.running import DIAGNOSE, run, write
 from tests.test_tuner import Change, Machine, controller, lead, train
+from tests.test_tuner_loss import Training, tuned
 
 # -- what a command is
 
@@ -221,6 +223,26 @@ def test_what_is_kept_stays_in_force_while_tuning_is_paused() -> None:
     assert not [kind for kind, _ in machine.told if kind == "recheck"]
     control.finish()
     assert machine.factors == {}, "the end of the script undoes it, paused or not"
+
+
+def test_an_alarm_of_the_loss_does_not_end_a_pause() -> None:
+    machine = Machine()
+    training = Training(machine)
+    fewer = Change(machine, "fewer-bits", factor=0.5, safety=Safety.PRECISION)
+    control = tuned(machine, training, fewer, Change(machine, "late", factor=0.5, not_before=1000))
+    while control.state != "holding":
+        train(machine, control, 1)
+    ask(control, "pause-tuning")
+    train(machine, control, 10)
+    training.wrong = lambda: math.nan
+    train(machine, control, 1)
+    assert machine.factors == {}
+    training.wrong = lambda: None
+    train(machine, control, 2000)
+    assert (control.state, machine.factors) == ("paused", {})
+    ask(control, "resume-tuning")
+    train(machine, control, 1000)
+    assert set(machine.factors) == {"late"}
 
 
 def test_an_action_is_undone_and_not_tried_again() -> None:

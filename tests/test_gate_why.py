@@ -231,6 +231,18 @@ def test_a_new_line_grew_from_nothing_and_a_deleted_one_does_not_hide_it(tmp_pat
     assert [(each.line, each.growth.before_ns, each.idiom) for each in why.lines] == [(7, 0.0, ("sync",))]
 
 
+def test_a_line_that_stands_now_where_another_was_deleted_is_compared_with_itself(tmp_path: Path) -> None:
+    before, after = pairs_of(7, forward=10.0)
+    base, head = tmp_path / "base", tmp_path / "head"
+    old = BEFORE.replace("    loss = model", "    print('hello', 1, 2, 3)\n    loss = model")
+    before = [
+        version(base, old, {(7, "step"): 5.0, (8, "step"): 24.0, (9, "step"): 9.0}, run) for run in before
+    ]
+    after = [version(head, BEFORE, {(7, "step"): 24.0, (8, "step"): 19.0}, run) for run in after]
+    why = attributed(before, after, base, head)
+    assert [(each.line, round(each.growth.before_ns / MS)) for each in why.lines] == [(8, 9)]
+
+
 def test_a_line_of_the_workers_is_compared_by_the_time_of_a_batch(tmp_path: Path) -> None:
     def with_workers(run: Profile, root: Path, fetch_ms: float, share: float) -> Profile:
         line = SourceLine(

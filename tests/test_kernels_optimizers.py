@@ -251,6 +251,40 @@ def test_lambs_clipping_ends_where_all_gradients_together_are_small(device: CpuD
     assert ends[1] < 1e-3 * 7
 
 
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_lambs_clipping_is_of_gradients_without_their_scale(device: CpuDevice, unscaled: bool) -> None:
+    ends = []
+    for clip in ("off", "deferred"):
+        model = network()
+        optimizer = ours.Lamb(model.parameters(), lr=1e-2, max_grad_norm=0.1, clip=clip)  # type: ignore[arg-type]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+        for number in range(4):
+            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
+            optimizer.zero_grad()
+            scaler.scale(model(image).square().mean()).backward()
+            if unscaled:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+
+
+class OwnLamb(ours.Lamb):
+    pass
+
+
+@pytest.mark.parametrize("kind", [OwnLamb, ours.Lamb])
+def test_lamb_clips_where_no_kernels_are_under_it(device: CpuDevice, kind: type[ours.Lamb]) -> None:
+    def make(params: Any) -> torch.optim.Optimizer:
+        optimizer = kind(params, lr=1e-2, max_grad_norm=0.1)
+        diagnose.kernels.unswap(optimizer)
+        assert swap_of(optimizer) is None
+        return optimizer
+
+    assert_close(everything(*trained(make)), everything(*trained(PLAIN["lamb"])))
+
+
 def eight_bits(params: Any) -> torch.optim.Optimizer:
     return AdamW8bit(params, lr=1e-2)
 

@@ -358,6 +358,8 @@ def test_an_error_of_an_action_ends_the_tuning_with_the_others_undone(where):
     assert control.state == "ended"
     assert machine.stopped == 1
     assert f"{where} failed" in machine.last("tuning_error")["error"]
+    assert control._attempt is None, "it may keep the weights of before"
+    assert all("the script ended" not in trial["reason"] for trial in machine.trials())
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
@@ -604,6 +606,12 @@ def test_a_hopeless_setting_is_dropped_after_one_pair():
     assert trial["steps_spent"] < 20
 
 
+def test_a_hopeless_setting_is_told_of_though_no_finding_asked_for_it():
+    machine = Machine(base_ns=30 * MS)
+    train(machine, controller(machine, [Change(machine, "awful", factor=4.0, unasked=True)], []), 300)
+    assert machine.outcomes() == {"awful": "reverted"}
+
+
 def test_what_was_kept_is_undone_when_it_comes_to_cost():
     machine = Machine(seed=2)
     action = Change(machine, "fickle", factor=0.6)
@@ -614,6 +622,33 @@ def test_what_was_kept_is_undone_when_it_comes_to_cost():
     train(machine, control, 1200)
     assert machine.factors == {}
     assert "slower" in machine.last("undone")["reason"]
+
+
+def test_two_pairs_that_agree_by_chance_undo_nothing():
+    class Even(Machine):
+        def step_ns(self) -> int:
+            return int(self.base_ns * math.prod(self.factors.values()))
+
+    machine = Even()
+    action = Change(machine, "fickle", factor=0.6)
+    control = controller(machine, [action])
+    train(machine, control, 500)
+    action.factor = machine.factors["fickle"] = 1.01
+    train(machine, control, 1200)
+    assert machine.last("recheck")["high"] < 1
+    assert machine.factors == {"fickle": 1.01}
+
+
+def test_what_must_be_there_from_the_start_stays_where_the_others_come_to_cost():
+    machine = Machine(seed=2)
+    first, action = Change(machine, "first", at_start=True), Change(machine, "fickle", factor=0.6)
+    control = controller(machine, [first, action], reuse=[Kept(action="first"), Kept(action="fickle")])
+    train(machine, control, 500)
+    action.factor = machine.factors["fickle"] = 1.5
+    train(machine, control, 1200)
+    assert machine.factors == {"first": 1.0}
+    assert "slower" in machine.last("dropped")["reason"]
+    assert "undone" not in [kind for kind, _ in machine.told]
 
 
 def test_a_file_of_settings_is_put_in_force_at_once_and_confirmed():

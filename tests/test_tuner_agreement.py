@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from diagnose.actions.base import CannotApply
+from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import RanksLost
@@ -256,7 +257,7 @@ def test_what_fails_unseen_by_the_others_freezes():
     assert machines[1].stopped, "what fails in each step is not called for ever"
 
 
-@pytest.mark.parametrize("spoiled_from", ["trial", "holding"])
+@pytest.mark.parametrize("spoiled_from", ["trial", "holding", "paused"])
 def test_an_alarm_of_one_rank_undoes_the_change_on_all_at_the_same_step(spoiled_from):
     meeting = Meeting(2)
     machines = [Machine(seed=rank, base_ns=60 * MS) for rank in range(2)]
@@ -274,9 +275,13 @@ def test_an_alarm_of_one_rank_undoes_the_change_on_all_at_the_same_step(spoiled_
                 snapshot=training.snapshot,
             )
         )
-    if spoiled_from == "holding":
+    if spoiled_from != "trial":
         train_together(machines, controls, 600)
         assert [set(machine.factors) for machine in machines] == [{"lossy"}] * 2
+    if spoiled_from == "paused":
+        controls[0]._world.commands.append(Command(command="pause-tuning"))
+        train_together(machines, controls, 200)
+        assert [control.state for control in controls] == ["paused"] * 2
     trainings[1].wrong = lambda: math.nan if machines[1].factors else None
     train_together(machines, controls, 400)
     assert [machine.factors for machine in machines] == [{}, {}]

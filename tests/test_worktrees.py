@@ -97,7 +97,7 @@ def test_import_paths_move_by_whatever_name_they_lead_into_the_repository(
         str(tmp_path / "short" / "sub"): str(root / "src" / "sub"),
         str(top / "out"): str(root / "out"),
         "..": str(root),
-        "../../beside": "../../beside",
+        "../../beside": str(top.parent / "beside"),
         "/usr/lib/x": "/usr/lib/x",
         "": "",
     }

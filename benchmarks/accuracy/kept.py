@@ -39,10 +39,12 @@ class Kept:
         known = self._known.get(_key(cell))
         if known is None:
             return None
-        job, options = job_of(dict(known["job"])), tuple(known["options"])
+        options = tuple(known["options"])
+        job, *more = (job_of(dict(each)) for each in (known["job"], *known.get("more", ())))
         return Answer(
             cell=cell,
             job=job,
+            more=tuple(more),
             options=options,
             true_share=known["true_share"],
             noise_share=known["noise_share"],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from accuracy.server import Job
 from accuracy.truth import Answer
 
 WORTH_SHARE = 0.05
@@ -74,13 +75,18 @@ def is_among_three(answer: Answer) -> bool:
 
 
 def size_error(answer: Answer) -> float | None:
-    """Returns how far the predicted loss is from the true one, as a part of it; `None` where nothing right
-    was named."""
+    """Returns how far the predicted loss, the median of the judged runs, is from the true one, as a part of
+    it; `None` where the first of them named nothing right."""
     assert answer.job is not None
-    right = [finding for finding in answer.job.findings if finding.rule in answer.cell.right]
-    if not answer.true_share or not right or answer.cell.kind == "decoy":
+    claims = [claim for job in (answer.job, *answer.more) if (claim := _claim(answer, job))]
+    if not answer.true_share or not _claim(answer, answer.job) or answer.cell.kind == "decoy":
         return None
-    return abs(sum(finding.lost_share for finding in right) - answer.true_share) / answer.true_share
+    return abs(statistics.median(claims) - answer.true_share) / answer.true_share
+
+
+def _claim(answer: Answer, job: Job) -> float:
+    """Returns what part of the step all right findings of a run claim."""
+    return sum(finding.lost_share for finding in job.findings if finding.rule in answer.cell.right)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +114,7 @@ class Score:
         asked: Answers with one fault.
         unresolved: Cells whose true slowdown drowned in noise, or was none; judged nowhere.
         failed: Cells whose job could not be run.
+        again: Further judged runs of answers with one fault, and in how many of them it was named first.
         abstained: Single faults that were not named first and whose rule missed a reading.
         disturbed: Jobs without neighbours of ours in which `noisy-neighbour` was named.
     """
@@ -115,6 +122,7 @@ class Score:
     asked: int
     top_1: float | None
     top_3: float | None
+    again: tuple[int, int]
     size_error: float | None
     size_errors: int
     controls: int
@@ -140,12 +148,14 @@ def score(answers: Sequence[Answer]) -> Score:
         kind: [a for a in known if a.cell.kind == kind] for kind in ("single", "control", "pair", "decoy")
     }
     singles = of["single"]
+    further = [replace(answer, job=job) for answer in singles for job in answer.more]
     errors = [error for answer in singles if (error := size_error(answer)) is not None]
     severities = sorted({answer.cell.severity for answer in singles})
     return Score(
         asked=len(singles),
         top_1=share(map(is_right, singles)),
         top_3=share(map(is_among_three, singles)),
+        again=(sum(map(is_right, further)), len(further)),
         size_error=statistics.median(errors) if errors else None,
         size_errors=len(errors),
         controls=len(of["control"]),

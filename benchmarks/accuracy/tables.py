@@ -27,8 +27,10 @@ How often the cause that `diagnose` names first is the one that is there. Printe
 - A cell whose slowdown is less than {noises:g} times the noise, which is how much launches differ, or less
   than {share:.0%} of the step, is *unresolved*: counted, and judged nowhere.
 - *Top 1*: the first finding has the fault's name; *top 3*: one of the first three. Where two names are as
-  right the script says so, and why.
-- *Size error*: predicted loss against true slowdown, as a part of it, median of the cells named right.
+  right the script says so, and why. A cell is judged by its first run; further runs of it, {launches} in
+  all, are counted apart.
+- *Size error*: predicted loss, the median of those runs, against true slowdown, as a part of it; median of
+  the cells named right.
 - *False alarm*: a finding that claims 5 % of the step or more in a job without fault.
 - Every job keeps the memory that it frees (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`): else
   `page-faults` would be true of many, and of each to another extent in each of its runs.
@@ -103,6 +105,7 @@ def summary(scores: Mapping[str, Score]) -> str:
             )
             for severity in severities
         ),
+        row("top 1 of further runs", *(f"{one.again[0]} of {one.again[1]}" for one in columns)),
         row("top 3", *(percent(one.top_3) for one in columns)),
         row("size error, median", *(f"{percent(one.size_error)} of {one.size_errors}" for one in columns)),
         row("false alarms on healthy jobs", *(f"{one.false_alarms} of {one.controls}" for one in columns)),

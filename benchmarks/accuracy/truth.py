@@ -1,9 +1,9 @@
 """What a fault truly costs: the same job with and without it, in turn.
 
 Where nothing works beside the training loop, two jobs take turns every tenth of a second, without
-`diagnose`. The judged run is another one, of more steps, as the start of `diagnose` is a part of its first
-second. Else whole runs take turns, all under `diagnose`, and the judged one is the first of those with the
-fault. The time is our own clock's.
+`diagnose`. The judged runs are others between those, of more steps, as the start of `diagnose` is a part of
+their first second. Else whole runs take turns, all under `diagnose`, and those with the fault are judged.
+The time is our own clock's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MIN_TRUE_SHARE = 0.02
 """A fault that truly takes less is not there to be named, whatever its size was to be."""
 
 LAUNCHES = 3
-"""So often two jobs are started to take turns, and up to twice as often until the median is sharp."""
+"""So often two jobs are started to take turns, and up to twice as often until the median is sharp; so often
+a run is judged."""
 
 SHARP = 0.05
 """A truth is sharp when its noise is this part of it: a size error of 15 % can then be told from none."""
@@ -94,7 +95,9 @@ class Answer:
 
     Attributes:
         job: The judged run.
-        options: Its options.
+        more: Further ones of the same options, seconds apart: a shared machine is not the same in any two,
+            and neither is the part of the step that a fault takes.
+        options: Their options.
         true_share: Part of its step that the faults took, 0 to 1; `None` for a control.
         noise_share: How far that may be off, from how much launches differ.
         failed: The last words of a job that could not be run.
@@ -103,6 +106,7 @@ class Answer:
 
     cell: Cell
     job: Job | None
+    more: tuple[Job, ...] = ()
     options: tuple[str, ...] = ()
     true_share: float | None = None
     noise_share: float = 0.0
@@ -217,13 +221,16 @@ class Bench:
         return (on_ms - off_ms) / on_ms
 
     def _in_turn(self, cell: Cell, off: tuple[str, ...], on: tuple[str, ...]) -> Answer:
-        judged = self.run(cell.script, (*on, *cell.longer))
+        judged: list[Job] = []
         shares: list[float] = []
         while len(shares) < self.launches * (1 + self.repeat):
+            if len(judged) < self.launches:
+                judged.append(self.run(cell.script, (*on, *cell.longer)))
             shares.append(self.share_in_turn(cell.script, off, on))
             answer = Answer(
                 cell=cell,
-                job=judged,
+                job=judged[0],
+                more=tuple(judged[1:]),
                 options=on,
                 true_share=statistics.median(shares),
                 noise_share=_median_error(shares),
@@ -257,6 +264,7 @@ def _compare(cell: Cell, on: tuple[str, ...], without: list[Job], with_: list[Jo
     return Answer(
         cell=cell,
         job=with_[0],
+        more=tuple(with_[1:]),
         options=on,
         true_share=(slow_ms - statistics.median(off_ms)) / slow_ms,
         noise_share=max((max(ms) - min(ms)) / len(ms) for ms in (off_ms, on_ms)) / slow_ms,

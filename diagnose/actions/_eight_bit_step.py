@@ -60,7 +60,7 @@ class _Kernels:
     """The hooks of one optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.stepper = Stepper(optimizer, ADAMW_8BIT)
+        self.stepper = _stepper(optimizer)
         self._optimizer = optimizer
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class _Kernels:
             return None
         stepper = self.stepper
         if optimizer is not self._optimizer:  # a copy of it, as the tuner makes to compare updates
-            stepper = Stepper(optimizer, ADAMW_8BIT)
+            stepper = _stepper(optimizer)
         return (_Coded(optimizer, stepper, lambda: None), *args[1:]), kwargs
 
     def loaded(self, optimizer: Optimizer) -> None:
@@ -90,6 +90,12 @@ class _Kernels:
         held: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
         plain = {p: _as_torch(state, p) for p, state in self.stepper.saved(held["state"]).items()}
         return {**held, "state": defaultdict(dict, plain)}
+
+
+def _stepper(optimizer: Optimizer) -> Stepper:
+    stepper = Stepper(optimizer, ADAMW_8BIT)
+    stepper.scaling_is_ours = True  # what the kernels leave comes to no step of torch's that unscales
+    return stepper
 
 
 class _Coded(StandIn):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,21 +190,16 @@ def _waits(line: LineGrowth) -> bool:
 def _lines(ones: Sequence[Profile], others: Sequence[Profile], matching: Matching) -> list[LineGrowth]:
     """Returns every sampled line of either side, the most costly in the second first."""
     shown: dict[LineKey, SourceLine] = {}
-    gone: set[LineKey] = set()
 
-    def before_key(line: SourceLine) -> LineKey:
+    def before_key(line: SourceLine) -> LineKey | None:
         file, number = matching.place_before(line.file, line.line)
-        key = (file, line.line if number is None else number, line.in_worker)
-        if number is None:
-            gone.add(key)
-        return key
+        return None if number is None else (file, number, line.in_worker)
 
     def after_key(line: SourceLine) -> LineKey:
         return (matching.place_after(line.file), line.line, line.in_worker)
 
     after = [_times(profile, after_key, shown) for profile in others]
-    # The first version's own number of a line that is gone must not meet another line of the second.
-    before = [_times(profile, before_key, shown, skip=gone) for profile in ones]
+    before = [_times(profile, before_key, shown) for profile in ones]
     found = []
     for key in {key for times in (*before, *after) for key in times}:
         file, number, in_worker = key
@@ -229,17 +224,17 @@ def _lines(ones: Sequence[Profile], others: Sequence[Profile], matching: Matchin
 
 def _times(
     profile: Profile,
-    key_of: Callable[[SourceLine], LineKey],
+    key_of: Callable[[SourceLine], LineKey | None],
     shown: dict[LineKey, SourceLine],
-    skip: Iterable[LineKey] = (),
 ) -> dict[LineKey, float]:
-    """Returns nanoseconds by line: per step, or, of a line of workers, per batch."""
+    """Returns nanoseconds by line: per step, or, of a line of workers, per batch. Without a key, a line is
+    left out."""
     workers = profile.input.workers
     batch_ns = workers.fetch_ns + workers.collate_ns if workers is not None else 0.0
     times: dict[LineKey, float] = {}
     for line in profile.where:  # the most expensive first: its phase and text are shown
         key = key_of(line)
-        if key in skip:
+        if key is None:
             continue
         shown.setdefault(key, line)
         times[key] = times.get(key, 0.0) + line.share * (

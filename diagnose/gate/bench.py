@@ -16,6 +16,7 @@ from diagnose.gate.imports import foreign_sources
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import BASE, MeasureRun
 from diagnose.gate.posterior import CannotRun, OutOfBudget
+from diagnose.gate.ranks_read import why_other_ranks
 from diagnose.gate.result import MeasuredRun, Metric, Pair, Side, TrainingFailed
 from diagnose.gate.steps import MIN_STEPS
 from diagnose.gate.worktrees import NotInThisVersion, moved_path, worktrees
@@ -61,7 +62,7 @@ class Bench:
         """Makes a run of each, the other one first every second time.
 
         Raises:
-            CannotRun: If the second one does not run, or does not train.
+            CannotRun: If the second one does not run, or does not train, or on other ranks.
             TrainingFailed: If the first one does not run any more.
             OutOfBudget: If there is no time left for it.
         """
@@ -72,6 +73,9 @@ class Bench:
             self._rehearse(commit, one, plan)
         order = (one, other) if base_first else (other, one)
         made = {commit.hash: self._within_budget(commit, one, plan) for commit in order}
+        other_ranks = why_other_ranks(made[one.hash], made[other.hash])
+        if other_ranks:
+            raise CannotRun(other_ranks)
         return Pair(base=made[one.hash], head=made[other.hash], base_first=base_first)
 
     def _rehearse(self, commit: Commit, one: Commit, plan: RunPlan) -> None:
@@ -154,13 +158,18 @@ class Bench:
             self._sides.pop(name)[0].close()
 
 
+def has_figure(pair: Pair, metric: Metric) -> bool:
+    """Whether both runs of a pair have a metric."""
+    return min(pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)) > 0
+
+
 def log_cost(pair: Pair, metric: Metric) -> float:
     """Returns the logarithm of what the second run's work cost over the first one's.
 
     Raises:
         CannotRun: If a run has no such figure: it trained too little.
     """
-    one, other = pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)
-    if min(one, other) <= 0:
+    if not has_figure(pair, metric):
         raise CannotRun(f"no {metric.label} was measured")
+    one, other = pair.base.figures[metric], pair.head.figures[metric]
     return math.log(one / other) if metric.more_is_better else math.log(other / one)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
-from diagnose.gate.bench import Bench, log_cost
+from diagnose.gate.bench import Bench, has_figure, log_cost
 from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
 from diagnose.gate.compare_commits import (
     IN_RARE_STEPS,
@@ -134,7 +134,7 @@ class _Search:
         odds = search(
             len(found.commits),
             lambda index: self._log_of_pair(found, index, plan, metric),
-            ends=[log_cost(pair, metric) for pair in ends.pairs],
+            ends=[log_cost(pair, metric) for pair in ends.pairs if has_figure(pair, metric)],
             confidence=self.request.confidence,
             may_go_on=lambda odds: odds.num_pairs < self.request.max_pairs,
         )
@@ -170,7 +170,7 @@ class _Search:
         first, last = found.suspects[0], found.suspects[-1]
         before = found.commits[first - 1] if first else found.good
         pairs = ends
-        if first or last < len(found.commits) - 1:  # else the ends are these two
+        if len(found.commits) > 1:  # else the ends are these two, and their worktrees still stand
             self.progress(f"{found.commits[last].hash[:9]} it is; measuring it beside its parent")
             made: list[Pair] = []
             try:

@@ -175,6 +175,13 @@ def _judged(
     if other:
         others = tuple(f"another machine or other work: {each}" for each in other)
         return replace(result, notes=(*others, *notes), causes=other, advice=UPDATE)
+    if judgement is None and not any(metric in run.figures for run in made):
+        return replace(
+            result,
+            verdict=Verdict.INCONCLUSIVE,
+            causes=(f"{metric.label} could not be measured in this job", *causes(made)),
+            advice=SIDE_BY_SIDE,
+        )
     if judgement is None:
         return replace(result, causes=(f"the baseline holds no {metric.label}",), advice=UPDATE)
     if judgement.verdict is Verdict.PASS:

@@ -210,7 +210,7 @@ def _moved(entry: str, top: Path, root: Path) -> str:
         real = outer.resolve()
         if real.is_relative_to(top):
             return str(root / real.relative_to(top) / absolute.relative_to(outer))
-    return entry
+    return entry if os.path.isabs(entry) else str(absolute)  # the run begins in another folder
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -59,6 +59,9 @@ LOST = 0.98
 """What is kept is measured again after so many steps. Where that looks like a loss of 2 % it is looked at
 as closely as at first, and undone if the interval then lies below 1."""
 
+NEVER_BEGUN = (Outcome.REFUSED, Outcome.NOT_ALLOWED)
+"""What no finding asked for is not told of where this became of it."""
+
 RECHECK_SHARE = 0.01
 """Steps that could have been made while what is kept was taken out may be so many of all."""
 
@@ -374,7 +377,7 @@ class Controller:
         if trial.outcome is Outcome.NOT_YET:
             if candidate.asked:
                 self._postponed[candidate.name] = replace(trial, outcome=Outcome.REFUSED)
-        elif candidate.asked or trial.measured is not None or trial.outcome is Outcome.NOT_TRIED:
+        elif candidate.asked or trial.measured is not None or trial.outcome not in NEVER_BEGUN:
             self._tell(trial)
         return trial
 
@@ -484,6 +487,7 @@ class Controller:
         self._plan = None
         for text in filter(None, [error, *self._changes.undo()]):
             self._world.tell("tuning_error", {"error": text})
+        self._cut_off("tuning failed" if error else "tuning ended")
         self._close_diagnosis()
         self._enter("ended")
         self._orders.refuse("tuning has ended")

@@ -33,7 +33,7 @@ def measure_kept(
         spending: Gets what it costs.
         kind: What the measurement is recorded as.
         pairs: Pairs of windows, and how many more where the first ones are not enough.
-        enough: Whether they are.
+        enough: Whether they are: nothing is undone then.
 
     Returns:
         About how many more steps could have been made meanwhile; the same on every rank.
@@ -46,7 +46,8 @@ def measure_kept(
         yield from measure(world, kept, test, spending, pairs[0])
         measured = test.measured(CONFIRM_CONFIDENCE)
         assert measured is not None
-        if not enough(measured):
+        doubted = not enough(measured)
+        if doubted:
             yield from measure(world, kept, test, spending, sum(pairs))
             measured = test.measured(CONFIRM_CONFIDENCE)
             assert measured is not None
@@ -54,10 +55,13 @@ def measure_kept(
         changes.put_back()
         return 0
     world.tell(kind, asdict(measured))
-    if measured.high < 1:
-        changes.remove(*kept)
-        slower = f"{1 / measured.speedup:.2f} times slower with all changes than without"
-        world.tell("undone", {"reason": f"steps came to be {slower}"})
+    if doubted and measured.high < 1:
+        slower = f"steps came to be {1 / measured.speedup:.2f} times slower with all changes than without"
+        if len(kept) < len(changes.kept):  # what must be there from the start stays
+            changes.drop(slower, *kept)
+        else:
+            changes.remove(*kept)
+            world.tell("undone", {"reason": slower})
     else:
         changes.put_back()
     return math.ceil(test.lost_ns / measured.with_ns)

@@ -8,7 +8,7 @@ from itertools import chain
 
 from diagnose.core.command import Command
 from diagnose.core.trial import Safety
-from diagnose.tuner.agreement import rest
+from diagnose.tuner.agreement import heed_loss, loss_now, rest
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.policy import Policy
 from diagnose.tuner.world import Plan, World
@@ -49,8 +49,9 @@ class Orders:
         self._enter = enter
 
     def wait(self) -> bool:
-        """Whether a command may be waiting. Asked after each step: costs a look at an empty queue."""
-        return bool(self._world.commands) or self._world.ranks.num > 1
+        """Whether tuning is paused, or a command may be waiting. Asked after each step: costs a look at an
+        empty queue."""
+        return self.paused or bool(self._world.commands) or self._world.ranks.num > 1
 
     def _is_told(self) -> bool:
         """Whether a command waits that this process can obey by itself."""
@@ -81,6 +82,7 @@ class Orders:
 
         Raises:
             RankFailed, RanksLost, RuntimeError: See `Changes.remove`.
+            LossAlarm: If a rank's loss went wrong while tuning was paused.
         """
         self._obey()
         rested = False
@@ -89,8 +91,9 @@ class Orders:
                 self._enter("paused")
                 rested = True
             yield from rest(PAUSED_STEPS, self._is_told)
-            if self.wait():
-                self._obey()
+            self._obey()
+            if self._world.ranks.num > 1:
+                heed_loss(self._world.ranks.exchange("the loss", loss_now(self._world)))
         if rested:
             self._enter(state)
 
