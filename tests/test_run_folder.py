@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from diagnose.launch.run_folder import create, folder_name, write_manifest
+from diagnose.launch.run_folder import create, folder_name, has_room, write_manifest
 from diagnose.store.runs import NAME
 from tests.running import DIAGNOSE, SCRIPTS, run, write
 
@@ -230,3 +232,17 @@ def test_a_limit_on_file_size_stops_the_recording_and_not_the_script(tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["run"]["exit_code"] == 0
     assert "are lost" in ours.stderr, "the report says what is missing"
+
+
+@pytest.mark.parametrize(
+    "blocks, free, free_to_all, uid, room",
+    [(9, 0, 0, 0, False), (9, 4, 0, 0, True), (9, 4, 0, 1000, False), (0, 0, 0, 0, True)],
+    ids=["full", "kept back for root", "kept back from others", "not told"],
+)
+def test_a_disk_is_full_when_nothing_more_can_be_written(
+    blocks: int, free: int, free_to_all: int, uid: int, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_bavail=free_to_all)
+    monkeypatch.setattr(os, "statvfs", lambda folder: told)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert has_room(Path()) is room

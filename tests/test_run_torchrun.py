@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from diagnose.launch.torchrun import RanksAtWork, place_in_torchrun, torchrun_arguments
+from diagnose.launch.torchrun import RANKS_LATE_S, RanksAtWork, place_in_torchrun, torchrun_arguments
 from diagnose.store.runs import rank_files
 from tests.running import DIAGNOSE, SCRIPTS, only_run, run, write
 
@@ -115,6 +115,13 @@ def test_every_rank_derives_the_same_folder_and_restarts_get_their_own():
     assert len({name.partition("-train-")[0] for name in names}) == 1, (
         "the time at which the parent started"
     )
+
+
+def test_where_nobody_knows_when_the_parent_began_an_old_folder_of_that_name_is_no_place(monkeypatch):
+    """As in a container, of which it is the first process."""
+    monkeypatch.setattr("diagnose.launch.torchrun.started_unix", lambda pid: None)
+    place = place_in_torchrun({**RANK_1, "TORCHELASTIC_RUN_ID": "job7"}, "train")
+    assert (place.folder, place.late_s) == ("train-job7", RANKS_LATE_S)
 
 
 def test_the_user_names_the_folder_that_several_hosts_share():

@@ -46,6 +46,16 @@ def train(steps: int, step_s: float = 0.0) -> None:
 # -- attach, detach, step
 
 
+def test_a_script_may_change_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    folder = diagnose.attach("run")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(20, step_s=0.001)
+    profile = diagnose.detach()
+    assert (folder, profile.steps.count, profile.notes) == (tmp_path / "run", 20, ())
+
+
 def test_what_happens_between_attach_and_detach_is_measured(tmp_path):
     train(5)
     folder = diagnose.attach(tmp_path / "run")

@@ -22,6 +22,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.core.places import coded
+from diagnose.store import reader as reader_module
 from diagnose.store import writer as writer_module
 from diagnose.store.format import VERSION
 from diagnose.store.reader import RankLog, read_rank
@@ -95,6 +96,26 @@ def test_a_file_is_read_while_it_is_being_written(tmp_path):
     writer.commit()
     assert len(read_rank(writer.path).steps) == 20
     writer.close()
+
+
+def test_what_is_written_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
+    writer, steps = Writer(tmp_path, 0), reader_module._steps
+    writer.add_samples(0, [(2, STACK, 5)])
+    writer.commit()
+
+    def meanwhile(chunks: Any) -> Any:
+        writer.add_samples(0, [(2, [("/home/me/new.py", 1, "f")], 6)])
+        writer.commit()
+        return steps(chunks)
+
+    monkeypatch.setattr(reader_module, "_steps", meanwhile)
+    log = read_rank(writer.path)
+    writer.close()
+    assert [(frames[0][0], weight) for _, _, frames, weight in log.samples] == [
+        ("", 5),
+        ("/home/me/new.py", 6),
+    ]
+    assert log.notes == []
 
 
 def test_no_steps_make_no_chunk(tmp_path):

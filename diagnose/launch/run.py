@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -79,8 +80,9 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         say_notes(record)
     conclude(record, settings, fate, launcher=launcher[2:])
     if exporting is not None:
-        for words in exporting.finish(quiet=settings.quiet):
-            say(f"diagnose: {words}")
+        with contextlib.suppress(KeyboardInterrupt), ctrl_c_interrupts():
+            for words in exporting.finish(quiet=settings.quiet):
+                say(f"diagnose: {words}")
     if opened is not None:
         with ctrl_c_interrupts():
             opened.close()

@@ -264,7 +264,8 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         raise RuntimeError("this process is measured already; call diagnose.detach() first")
     import torch
 
-    folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="diagnose-"))
+    # The script may change its folder.
+    folder = Path(run_dir).absolute() if run_dir is not None else Path(tempfile.mkdtemp(prefix="diagnose-"))
     if read_manifest(folder).get("ended_unix"):  # empty while another rank is writing it
         raise RuntimeError(f"{folder} holds an earlier run; name another folder")
     folder.mkdir(parents=True, exist_ok=True)

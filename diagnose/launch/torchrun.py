@@ -75,15 +75,12 @@ def place_in_torchrun(environ: Mapping[str, str], name: str) -> Place | None:
     path = environ.get("DIAGNOSE_RUN_DIR", "")
     if path:
         return Place(rank=rank, folder=Path(path).name, path=Path(path))
-    if environ.get("GROUP_WORLD_SIZE", "1") != "1":
+    started = started_unix(os.getppid())
+    # Else nothing but the name would tell this launch's folder from the last one's.
+    if started is None or environ.get("GROUP_WORLD_SIZE", "1") != "1":
         common = named(f"{name}-{job_id(environ) or run_id}{again}")
         return Place(rank=rank, folder=common, late_s=RANKS_LATE_S)
-    run_id += again
-    started = started_unix(os.getppid())
-    if started is None:
-        run_id += f"-{os.getppid()}"
-    folder = folder_name(time.localtime(started or 0), f"{name}-{run_id}")
-    return Place(rank=rank, folder=folder)
+    return Place(rank=rank, folder=folder_name(time.localtime(started), f"{name}-{run_id}{again}"))
 
 
 def place_of_node(

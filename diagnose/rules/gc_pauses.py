@@ -7,7 +7,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import doing, named
+from diagnose.rules._lines import IN_LOOP, named
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
@@ -46,7 +46,11 @@ class GcPauses(Rule):
         if share is None or share < MIN_SHARE:
             return None
         lost_ns = profile.phase_time_ns[Phase.GC]
-        calls = doing(profile, "collect")
+        calls = tuple(
+            line
+            for line in profile.where
+            if "collect" in line.idiom and not line.in_worker and line.phase in (Phase.GC, *IN_LOOP)
+        )
         count = profile.events.get("gc", 0)
         evidence = [
             f"{format_ms(lost_ns)} of each step pass inside the collector, measured at its callbacks."

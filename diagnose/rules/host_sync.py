@@ -26,7 +26,7 @@ class HostSync(LineRule):
     """
 
     idiom = "sync"
-    beside = ("log", "metric", "clip", "ema")
+    beside = ("log", "metric", "clip", "ema", "save")
     what = "Reading tensors back"
     assumption = "what the lines were sampled in is not needed in each step"
     fix = "Accumulate on the device, and read the value every 100 steps."

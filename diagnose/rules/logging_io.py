@@ -31,6 +31,7 @@ class LoggingIo(LineRule):
     """
 
     idiom = "log"
+    beside = ("save",)
     what = "Logging"
     assumption = "the loop logs rarely enough for its cost to vanish"
     fix = (

@@ -12,7 +12,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.05
-"""The training thread waits for a CPU for this part of the time, or more. A quiet machine has 0.01."""
+"""The training thread waits for a CPU for this part of the time, or more."""
 
 MIN_FOREIGN_CPUS = 0.25
 """Other programs use so many CPUs, or more: the system's own services use a tenth."""
@@ -22,6 +22,9 @@ MIN_FOREIGN_PART = 0.5
 
 WORST = 0.99
 """Two threads that compute together, on one free CPU, were seen to take a hundred times as long."""
+
+QUIET_DELAY = 0.01
+"""So much a thread waits for a CPU on a machine with nothing else to do."""
 
 LEAST_NS = 2_000_000_000
 """A shorter run may have met one burst of another program."""
@@ -112,7 +115,7 @@ class NoisyNeighbour(Rule):
             return None
         lost = spread(profile, part * delayed_share(host))
         total = sum(lost.values())
-        low = part * min(host.runnable_share, MOST) * profile.step_time_ns
+        low = part * min(max(0.0, host.runnable_share - QUIET_DELAY), MOST) * profile.step_time_ns
         evidence = [
             f"The training thread was ready to run and had no CPU for"
             f" {format_share(host.runnable_share)} of the time.",

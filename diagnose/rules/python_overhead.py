@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from diagnose.analysis.idioms import is_training
@@ -19,7 +21,8 @@ MIN_SHARE = 0.03
 """Some code stands between the calls of every loop; below this it is nobody's fault."""
 
 LINE_SHARE = 0.01
-"""A line that takes less of the step is not counted: that much is what a loop is made of."""
+"""A line of the loop that takes less of the step is not counted, nor a function that it calls: that much is
+what a loop is made of."""
 
 OTHERS_NAMES = "log sync synchronize collect wait save clip ema metric schedule environment"
 OTHERS = frozenset(OTHERS_NAMES.split())
@@ -45,6 +48,9 @@ COPIED = (
 )
 
 
+STEPS = at("optimizer.step()", 0.4, phase=Phase.OPTIMIZER)
+
+
 class PythonOverhead(Rule):
     """
     ## What it means
@@ -63,11 +69,14 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(at("weights = [f(i) for i in order]", 0.1, "python-loop"),)),
         profile(other_ms=5, where=(at("book.update(batch)", 0.04),)),
         profile(other_ms=12, where=(at("watcher.step(batch)", 0.1),)),
+        profile(
+            other_ms=12, where=tuple(replace(at(f"a{i} = b{i}", 0.008), function="book") for i in range(12))
+        ),
     )
     silent_on = (
         profile(other_ms=2.9),
         profile(other_ms=12, where=(at("print(step)", 0.1, "log"),)),
-        profile(other_ms=4, where=tuple(at(f"a{i} = b{i}", 0.004) for i in range(10))),
+        profile(other_ms=4, where=(*(at(f"a{i} = b{i}", 0.004) for i in range(10)), STEPS)),
         profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
         profile(other_ms=12, where=(at("self.optimizer.step()", 0.1),)),
         profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
@@ -77,7 +86,7 @@ class PythonOverhead(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        lines = loop_lines(profile, is_own_code)
+        lines = counted(loop_lines(profile, is_own_code), profile.where)
         share = share_of(lines)
         if share < MIN_SHARE:
             return None
@@ -105,12 +114,31 @@ class PythonOverhead(Rule):
         )
 
 
+def counted(own: Iterable[SourceLine], where: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
+    """Returns the lines that are more than every loop is made of: by themselves, or, in a function that
+    trains nothing, together."""
+    own, trains = tuple(own), {(line.file, line.function) for line in where if _trains(line)}
+    shares: Counter[tuple[str, str]] = Counter()
+    for line in own:
+        shares[line.file, line.function] += line.share  # type: ignore[assignment]  # a sum, not a count
+    return tuple(
+        line
+        for line in own
+        if line.share >= LINE_SHARE
+        or (shares[line.file, line.function] >= LINE_SHARE and (line.file, line.function) not in trains)
+    )
+
+
+def _trains(line: SourceLine) -> bool:
+    passes = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    return line.phase in passes or line.trains or bool(TRAINS.search(line.text))
+
+
 def is_own_code(line: SourceLine) -> bool:
     """Whether a line is the loop's own business: no phase's, no other rule's, no edge of a call, and no
     trainer's."""
     return (
         line.phase is Phase.OTHER
-        and line.share >= LINE_SHARE
         and not OTHERS & set(line.idiom)
         and not TRAINS.search(line.text)
         and not line.trains

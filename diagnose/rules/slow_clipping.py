@@ -25,6 +25,7 @@ class SlowClipping(LineRule):
     """
 
     idiom = "clip"
+    beside = ("log",)
     least = LEAST
     what = "Clipping gradients, or taking their norms, one by one"
     assumption = "a call for all tensors at once costs little beside the loop"

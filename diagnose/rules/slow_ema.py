@@ -26,6 +26,7 @@ class SlowEma(LineRule):
     """
 
     idiom = "ema"
+    beside = ("log", "clip")
     least = LEAST
     what = "Averaging weights"
     assumption = "a call for all tensors at once, or every few steps, costs little beside that"

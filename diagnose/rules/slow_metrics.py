@@ -26,7 +26,7 @@ class SlowMetrics(LineRule):
 
     explains = ("gc-pauses", "host-sync", "python-overhead")
     idiom = "metric"
-    beside = ("log",)
+    beside = ("log", "clip", "ema")
     least = LEAST
     what = "Computing metrics"
     assumption = "metrics are computed rarely enough for their cost to vanish"

@@ -92,7 +92,17 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
                 f"{path.name}: written by a newer diagnose: format {version[0][0]}, not {VERSION}.\n"
                 "Upgrade: pip install --upgrade torch-diagnose"
             )
-        stacks = dict(_rows(db, "SELECT id, frames FROM stacks", path, notes, _stack))
+        stacks: dict[int, tuple[Frame, ...]] = dict(
+            _rows(db, "SELECT id, frames FROM stacks", path, notes, _stack)
+        )
+
+        def stack_of(number: int) -> tuple[Frame, ...]:
+            # Of a run under way: what was sampled since they were read may have brought new ones.
+            if number not in stacks and number > (newest := max(stacks, default=0)):
+                newer = f"SELECT id, frames FROM stacks WHERE id > {newest}"
+                stacks.update(_rows(db, newer, path, notes, _stack))
+            return stacks[number]
+
         meta = dict(_rows(db, "SELECT key, value FROM meta", path, notes, lambda k, v: (k, json.loads(v))))
         # A scan is in the order of the integer primary key, the first step.
         steps = _steps(_rows(db, "SELECT num_steps, columns FROM chunks", path, notes, _chunk))
@@ -106,7 +116,7 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
                 "SELECT * FROM samples" if brief_from is None else _brief_samples(db, brief_from),
                 path,
                 notes,
-                lambda first, slot, stack, weight: (int(first), int(slot), stacks[stack], int(weight)),
+                lambda first, slot, stack, weight: (int(first), int(slot), stack_of(stack), int(weight)),
             ),
             sites=_rows(db, "SELECT * FROM sites", path, notes),
             events=_rows(
@@ -131,7 +141,7 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
                 "SELECT * FROM worker_samples",
                 path,
                 notes,
-                lambda stack, weight: (stacks[stack], int(weight)),
+                lambda stack, weight: (stack_of(stack), int(weight)),
             )
             if brief_from is None
             else [],
