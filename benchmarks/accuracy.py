@@ -20,11 +20,7 @@ from pathlib import Path
 
 from diagnose.gate.in_turns import KEEPS_FREED
 
-# Before torch is imported: threads that wait must not spin on the cores that others share with them, or
-# no time of a busy machine could be compared with another.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
-# Nor may chance decide how much of a step fetches memory from the system: see the rule page-faults. The C
+# Chance must not decide how much of a step fetches memory from the system: see the rule page-faults. The C
 # library reads these when a process starts, and the jobs are forks of this one: it begins anew with them.
 if __name__ == "__main__" and not os.environ.keys() >= KEEPS_FREED.keys():
     os.environ.update({name: os.environ.get(name, value) for name, value in KEEPS_FREED.items()})

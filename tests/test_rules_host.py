@@ -225,6 +225,14 @@ def test_pauses_of_a_step_that_is_recorded_are_not_called_jitter():
     assert set(found_in(profile(series=rare, host=recorded))) == {"profiler-left-on"}
 
 
+def test_a_profiler_that_records_shapes_costs_more_and_says_so():
+    plain, _, recorded, *_ = RULES["profiler-left-on"].fires_on
+    wide = [found_in(one)["profiler-left-on"] for one in (plain, recorded)]
+    assert wide[1].lost_ns_per_step > 1.5 * wide[0].lost_ns_per_step
+    assert "record_shapes" in " ".join(wide[1].evidence)
+    assert "record_shapes" not in " ".join(wide[0].evidence)
+
+
 def test_more_threads_are_a_trial_and_no_promise():
     rule = RULES["too-few-threads"]
     found = found_in(rule.fires_on[0])["too-few-threads"]

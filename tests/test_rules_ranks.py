@@ -11,6 +11,7 @@ from diagnose.core.phases import Phase
 from diagnose.rules import diagnosed
 from diagnose.rules._ranks import latest, ranks_example
 from diagnose.rules.input_straggler import InputStraggler
+from diagnose.rules.small_buckets import SmallBuckets
 from tests.running import DIAGNOSE, only_run, run, write
 
 pytestmark = pytest.mark.alone
@@ -74,3 +75,10 @@ def test_a_rank_that_is_slow_in_its_backward_pass_is_named(tmp_path: Path):
     found = {finding.rule: finding for finding in profile.findings}
     assert found["compute-straggler"].ranks == (1,)
     assert found["compute-straggler"].lost_ns_per_step > 0.3 * profile.step_time_ns
+
+
+def test_small_buckets_also_cost_the_cpu_that_their_reduction_takes():
+    *_, crowded = SmallBuckets.fires_on
+    found = SmallBuckets().check(crowded)
+    assert found is not None
+    assert found.lost_ns[Phase.BACKWARD] == pytest.approx(0.15 * (1 - 2 / 40) * crowded.step_time_ns)

@@ -263,6 +263,17 @@ def test_a_trace_function_is_named():
         sys.setprofile(previous)
 
 
+def test_what_the_scripts_profiler_records_besides_is_known():
+    recorder = Recorder()
+    before = torch.autograd.profiler.profile._start_trace
+    with TorchSettingsHook().install(recorder):
+        with torch.profiler.profile(with_flops=True, profile_memory=True):
+            (inspect,) = recorder.inspections
+            inspect()
+        assert recorder.facts["settings"]["recorded"] == ["record_shapes", "profile_memory"]
+    assert torch.autograd.profiler.profile._start_trace is before
+
+
 def burn_nothing(*_: object) -> None:
     """Stands for a profiler."""
 

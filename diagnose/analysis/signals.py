@@ -97,7 +97,8 @@ def python_threads(readings: Sequence[Mapping[str, Any]], wall_ns: int) -> tuple
 
 def settings_of(log: RankLog) -> Settings:
     """Reads how the process was set up."""
-    (settings,) = _made(Settings, [log.meta.get("facts", {}).get("settings", {})])
+    facts = log.meta.get("facts", {}).get("settings", {})
+    (settings,) = _made(Settings, [{**facts, "recorded": tuple(facts.get("recorded", ()))}])
     assert isinstance(settings, Settings)
     return settings
 

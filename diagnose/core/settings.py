@@ -15,6 +15,8 @@ class Settings:
         local_processes: Training processes on this machine, this one included.
         trace: Module of the function that Python calls for every line or call, such as `pydevd` or
             `cProfile`; empty when there is none.
+        recorded: What torch's profiler, if the script starts it, records besides operations, by the names
+            of its arguments: `record_shapes`, `with_stack`.
         num_leaf_modules: Modules without children in the models that are trained.
         num_module_hooks: Hooks registered on those models' modules.
     """
@@ -23,5 +25,6 @@ class Settings:
     bound_by: str = ""
     local_processes: int = 1
     trace: str = ""
+    recorded: tuple[str, ...] = ()
     num_leaf_modules: int | None = None
     num_module_hooks: int | None = None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook
+from diagnose.hooks.base import Hook, replaced, spanned
 
 BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 MODULE_HOOKS = (
@@ -18,6 +18,8 @@ MODULE_HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+RECORDED = ("record_shapes", "with_stack", "profile_memory", "with_modules")
+"""What torch's profiler can be asked to record besides; `with_flops` sets the first."""
 
 
 class TorchSettingsHook(Hook):
@@ -31,12 +33,21 @@ class TorchSettingsHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
 
+        from torch.autograd import profiler
+
+        recorded: list[str] = []
+
+        def starts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            recorded[:] = [name for name in RECORDED if getattr(args[0], name, False)]
+            return -1
+
         def inspect() -> None:
-            recorder.facts["settings"] = settings_now(recorder)
+            recorder.facts["settings"] = {**settings_now(recorder), "recorded": recorded}
 
         recorder.inspections.append(inspect)
         try:
-            yield
+            with replaced(profiler.profile, "_start_trace", lambda start: spanned(start, recorder, starts)):
+                yield
         finally:
             recorder.inspections.remove(inspect)
 

@@ -22,12 +22,15 @@ FORWARD, BACKWARD, TENSOR, FUSED = 3.0, 7.5, 35.0, 7.5
 optimizer, updated one by one or together: counted for linear layers and AdamW with torch 2.13."""
 
 EVENT_NS = 300
-"""What one event takes; with shapes or stacks up to three times as much."""
+"""What one event takes when many follow each other at once."""
 
-IN_STEP = 2.5
+IN_STEP = 3.5
 """In a step an event finds its code and data gone from the caches, and writes to memory never used before.
-Measured on one thread in steps of linear layers against events at once after each other: 0.58 us for 0.29,
-with shapes 1.4 for 0.47, with stacks 1.3 for 0.59."""
+Measured on one thread in steps of 40 linear layers: 0.9 us in the forward pass, 1.1 us in the backward."""
+
+RECORDED = {"record_shapes": 2.5, "with_stack": 1.8, "with_modules": 1.8}
+"""So many times more does an event take with these, measured likewise (2.7, 1.6, 1.6 in the backward pass,
+more in the forward), and no more with two of them. `profile_memory` costs hardly anything."""
 
 LEAF_NS, TRACED_TENSOR_NS = 8_000, 23_000
 """What `cProfile` adds per module that is called, and per such tensor, likewise."""
@@ -65,6 +68,12 @@ class ProfilerLeftOn(Rule):
         profile(step_ms=20, host=HostStats(profiler_share=1.0)),
         profile(
             step_ms=20,
+            host=HostStats(profiler_share=1.0),
+            settings=Settings(recorded=("record_shapes", "profile_memory")),
+            program=WIDE,
+        ),
+        profile(
+            step_ms=20,
             host=HostStats(profiler_share=0.0),
             settings=Settings(trace="cProfile", num_leaf_modules=100),
         ),
@@ -98,7 +107,7 @@ class ProfilerLeftOn(Rule):
             low_ns=BOUNDS[0] * total,
             high_ns=BOUNDS[1] * total,
             assumption="an operation is as many events as elsewhere, and each takes as long",
-            evidence=(seen, f"It costs about {format_duration(total)} of each step."),
+            evidence=(seen, *extras(profile), f"It costs about {format_duration(total)} of each step."),
             fix=f"Record a few steps with {name}, not all of them.",
             code="torch.profiler.profile(schedule=torch.profiler.schedule(wait=10, warmup=2, active=5))"
             if share >= MIN_READINGS
@@ -109,7 +118,8 @@ class ProfilerLeftOn(Rule):
 def recording_ns(profile: Profile) -> dict[Phase, float]:
     """Returns what torch's profiler takes of each phase, from what it has to record."""
     graph = profile.program.graph
-    event_ns = IN_STEP * EVENT_NS * stretch_of(profile)
+    more = max((RECORDED.get(name, 1.0) for name in profile.settings.recorded), default=1.0)
+    event_ns = IN_STEP * EVENT_NS * more * stretch_of(profile)
     if graph is None or not graph.num_nodes or graph.truncated:
         return {
             phase: GUESS * profile.phase_time_ns.get(phase, 0.0)
@@ -124,6 +134,12 @@ def recording_ns(profile: Profile) -> dict[Phase, float]:
             + FUSED * sum(each.num_tensors for each in profile.program.optimizers if each.fused)
         ),
     }
+
+
+def extras(profile: Profile) -> tuple[str, ...]:
+    """Says what the profiler records besides that makes each event dearer."""
+    named = [name for name in profile.settings.recorded if name in RECORDED]
+    return (f"It was asked for {' and '.join(named)}, too, which every event pays for.",) if named else ()
 
 
 def tracing_ns(profile: Profile) -> dict[Phase, float]:
