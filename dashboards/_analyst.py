@@ -216,7 +216,7 @@ def compare(before: Path, after: Path) -> Compared:
         DiagnoseError: If one is too large, or a newer version wrote it.
     """
     from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences
+    from diagnose.analysis.compare import differences, tuned_parts
     from diagnose.analysis.predictions import prediction
     from diagnose.analysis.profile import load_profile, load_series
     from diagnose.analysis.recorders import measured_otherwise
@@ -225,7 +225,7 @@ def compare(before: Path, after: Path) -> Compared:
     _refuse_if_huge(before)
     _refuse_if_huge(after)
     profiles = (diagnosed(load_profile(before)), diagnosed(load_profile(after)))
-    notes = differences(profiles[0].run, profiles[1].run)
+    notes = (*differences(profiles[0].run, profiles[1].run), *tuned_parts(*profiles))
     otherwise = measured_otherwise(profiles[0], profiles[1])
     comparison = compare_series(load_series(before), load_series(after), notes=notes, otherwise=otherwise)
     return Compared(comparison=comparison, profiles=profiles, prediction=prediction(*profiles, comparison))

@@ -78,6 +78,7 @@ class Live:
         self._manifest = read_manifest(folder)
         self._liveness = Liveness(state=State.CANNOT_TELL)
         self._liveness_at = -LIVENESS_EVERY_S
+        self._attempt = ""
         self._analysis: Analysis | None = None
         self._analysis_words = ""
         self._analysing = False
@@ -171,6 +172,10 @@ class Live:
     def _turn(self) -> bool:
         """Reads what is new and a piece of the history, and publishes; says whether there is more."""
         self._unpublished |= self._ranks.find() | self._ranks.ask() | self._ask_whether_it_runs()
+        attempt = self._ranks.tails[0].path.name if self._ranks.tails else ""
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._forget_analysis()  # it is of ranks that have died, and were started again
         if not self._ready.is_set():
             self._publish()  # the newest steps, before the rest is read
             self._ready.set()
@@ -206,10 +211,13 @@ class Live:
     def _forget(self) -> None:
         """The run was deleted, and recorded again under its name: nothing holds of what was read before."""
         self._ranks = Followed(self.folder)
-        self._analysis, self._analysis_words, self._analysing = None, "", False
-        self._analysed_steps, self._analysed_at, self._analysed_state = 0, -1e9, ""
+        self._forget_analysis()
         self._ranks.find()
         self._ranks.ask()
+
+    def _forget_analysis(self) -> None:
+        self._analysis, self._analysis_words, self._analysing = None, "", False
+        self._analysed_steps, self._analysed_at, self._analysed_state = 0, -1e9, ""
 
     def _trained(self) -> tuple[list[RankTail], list[GapParts]]:
         """Returns the ranks that have steps, in order, and how the gaps of each divide."""
@@ -241,11 +249,11 @@ class Live:
         self._analysis_words = "being analysed"
         self._analysed_state = state
 
-        ranks = self._ranks
+        asked_of = self._ranks, self._attempt
 
         def told(answer: Answer) -> None:
-            if ranks is not self._ranks:
-                return  # of a run that is no more
+            if asked_of != (self._ranks, self._attempt):
+                return  # of a run, or of ranks, that are no more
             if isinstance(answer, Analysis):
                 self._analysis, self._analysis_words = answer, ""
             else:

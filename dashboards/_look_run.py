@@ -25,6 +25,7 @@ from diagnose.report._faults import gain, headline, lost, lost_share, no_fault
 from diagnose.report._wording import (
     coverage,
     failure,
+    how_it_ended,
     likely_reason,
     nothing_measured,
     outcome,
@@ -152,10 +153,11 @@ def badge(snap: Snapshot) -> Component:
     if state is Alive.RUNNING:
         return html.Span(printable(snap.words), className="badge live")
     if state is Alive.ENDED:
-        ended = outcome(snap.profile.run) if snap.profile is not None else ""
-        if ended in ("ok", ""):
+        # What was analysed while the run went on does not know how it ended.
+        known_end = snap.profile.run if snap.profile is not None and snap.over else None
+        if known_end is None or how_it_ended(known_end) is None:
             return html.Span("ended", className="badge")
-        return html.Span(printable(ended), className="badge alarm")
+        return html.Span(printable(outcome(known_end)), className="badge alarm")
     return html.Span(printable(snap.words), className="badge warn")
 
 

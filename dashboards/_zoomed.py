@@ -41,7 +41,8 @@ class RangeRead:
     def is_old(self, snap: Snapshot, last: int) -> bool:
         """Whether there is more to read by now, and it is time to."""
         grown = self.end < min(last, snap.num_steps) or self.analysed_steps != snap.analysed_steps
-        return grown and monotonic() - self.read_at > self.took_s / READ_SHARE
+        began_anew = snap.num_steps < self.end  # the ranks were started again
+        return (grown or began_anew) and monotonic() - self.read_at > self.took_s / READ_SHARE
 
 
 class Ranges:

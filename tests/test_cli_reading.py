@@ -167,6 +167,12 @@ def test_a_report_can_begin_later_in_the_run_or_where_tuning_had_kept_its_fixes(
         assert later["notes"][0] == "This is about the steps from 101 on alone."
     assert "--since tuning" in diagnose("report").out
 
+    record(folder.parent, "fixed", started=2, forward_ms=3, steps=100)
+    compared = json.loads(diagnose("compare", "tuned", "fixed", "--json", "-").out)
+    (step_time,) = (metric for metric in compared["metrics"] if metric["unit"] == "ms")
+    assert (step_time["before"], step_time["after"]) == (10, pytest.approx(4, rel=1e-3))
+    assert any("the first run was tuned: only its" in note for note in compared["notes"])
+
 
 def test_a_report_cannot_begin_where_nothing_is(diagnose: Diagnose, two_runs: Path) -> None:
     assert "no steps with kept fixes" in diagnose("report", "--since", "tuning").err

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from diagnose.dashboards import _comparisons, _live
 from diagnose.dashboards._analyst import Analyst, Compared, analyse, compare
 from diagnose.dashboards._comparisons import Comparisons
 from diagnose.dashboards._live import Live
+from diagnose.dashboards._look_run import badge
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards._zoomed import Ranges
@@ -94,6 +98,49 @@ def test_a_range_is_of_the_run_that_is_there(tmp_path: Path) -> None:
         recorded(folder, 50, started="2026-11-21T11:00:00+00:00")
         snapshot = until(live, lambda now: now.num_steps == 50)
         assert len(ranges.steps(live, snapshot, 40, 60, WAIT_S)[0]) == 10
+
+
+# -- started again
+
+
+def test_ranks_that_were_started_again_are_analysed_anew(tmp_path: Path) -> None:
+    facts = {"pid": os.getpid(), "host": socket.gethostname(), "started_unix": 1.0}
+    folder = recorded(tmp_path / "run", 400, **GOES_ON, **facts)
+    analyst, ranges = Asked(), Ranges()
+    with quickly():
+        live = Live(folder, analyst)
+        try:
+            assert comes_true(lambda: analyst.waiting)
+            analyst.waiting.pop()(analyse(folder))
+            snapshot = until(live, lambda now: now.profile is not None)
+            assert len(ranges.steps(live, snapshot, 0, 100, WAIT_S)[0]) == 100
+            with closing(writer(folder, 0, restart=1, **facts)) as file:
+                file.add_steps(steps(0, 30))
+                file.commit()
+            snapshot = until(live, lambda now: now.num_steps == 30)
+            assert snapshot.profile is None
+            assert comes_true(lambda: len(ranges.steps(live, snapshot, 0, 100, WAIT_S)[0]) == 30)
+            assert comes_true(lambda: analyst.waiting), "there is another run to say something of"
+        finally:
+            live.close()
+
+
+def test_a_run_whose_end_is_not_yet_analysed_is_no_alarm(tmp_path: Path) -> None:
+    facts = {"pid": os.getpid(), "host": socket.gethostname(), "started_unix": 1.0}
+    folder, analyst = recorded(tmp_path / "run", 400, **GOES_ON, **facts), Asked()
+    with quickly():
+        live = Live(folder, analyst)
+        try:
+            assert comes_true(lambda: analyst.waiting)
+            analyst.waiting.pop()(analyse(folder))
+            until(live, lambda now: now.profile is not None)
+            manifest(folder, ended_unix=time.time(), exit_code=0, **facts)
+            ended = until(live, lambda now: now.liveness.state is State.ENDED)
+            assert "alarm" not in badge(ended).className
+            failed = replace(ended.profile, run=replace(ended.profile.run, exit_code=3))
+            assert "alarm" in badge(replace(ended, over=True, profile=failed)).className
+        finally:
+            live.close()
 
 
 # -- on another machine

@@ -23,6 +23,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.ledger import COLUMNS, COUNTS, DEVICE_COLUMNS, SLOTS
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.hooks import device_clock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.device_clock import follow
 from diagnose.launch import session
@@ -305,6 +306,42 @@ def test_on_a_build_without_cuda_nothing_is_installed(monkeypatch: pytest.Monkey
     with HOOKS["device-clock"].install(recorder):
         assert not recorder.cared
         assert not recorder.flushed
+
+
+def test_on_a_build_with_cuda_no_hook_asks_the_driver_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError(
+            "the driver was started: CUDA_VISIBLE_DEVICES is settled, and forks are spoilt"
+        )
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch._C, "_get_accelerator", asked)
+    for module in (torch.cuda, torch.accelerator):
+        for name in ("is_available", "device_count"):
+            monkeypatch.setattr(module, name, asked)
+    with measured(FakeClock()) as recorder:
+        for look in (*recorder.cared, *recorder.inspections):
+            look()
+        for tell in recorder.flushed:
+            tell()
+        assert not recorder.notes
+
+
+def test_a_clock_does_not_begin_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = True
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    monkeypatch.setattr(device_clock, "device_of", lambda modules: SimulatedDevice())
+    recorder = Recorder()
+    with HOOKS["device-clock"].install(recorder):
+        (look,) = recorder.cared
+        look()
+        assert recorder.device is None
+        captured = False
+        look()
+        assert recorder.device is not None
 
 
 def test_on_a_build_with_cuda_a_model_on_the_cpu_starts_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ def by_device(host: RankLog, copying_ns: int) -> RankLog:
 @contextmanager
 def steps_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """A recorder of a loop whose tensors are copied to `meta`, in place of a device, and from there."""
-    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     recorder = Recorder()
     with CopyToDeviceHook().install(recorder):
         yield recorder

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from opentelemetry.sdk.metrics.export import (
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from diagnose.cli.main import main
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.phases import Phase
 from diagnose.core.profile import RunInfo
@@ -435,7 +437,7 @@ def test_one_destination_that_fails_is_said_once_and_the_others_go_on(tmp_path, 
     monkeypatch.setattr(_live, "_ends_within", lambda folder: lambda seconds: next(looks))
     gone, good = tmp_path / "gone" / "x.prom", tmp_path / "x.prom"
     monkeypatch.setattr(os, "nice", lambda by: 0)
-    follow_run(
+    assert not follow_run(
         folder,
         [Destination(name="prometheus", target=str(path)) for path in (gone, good)],
         till_stdin_closes=False,
@@ -455,6 +457,18 @@ def test_after_a_restart_points_are_of_the_newest_attempt(tmp_path):
     reading = follower.look(is_last=True)
     assert [(rank.name, rank.num_steps) for rank in reading.ranks] == [("0", 40)]
     assert len(reading.points) == 40
+
+
+def test_where_nothing_can_be_written_is_said_before_a_run_is_followed(tmp_path, monkeypatch, capsys):
+    recorded_run(tmp_path / "run")
+    nowhere = f"prometheus={tmp_path / 'gone' / 'x.prom'}"
+    words = ["diagnose", "export", "run", "--follow", "--to", nowhere, "--run-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own there
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "is no folder that takes files" in capsys.readouterr().err
 
 
 class Memory(Exporter):
@@ -487,8 +501,8 @@ class Memory(Exporter):
         return "taken"
 
 
-def followed(folder: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports a run of a hundred steps that grows by a quarter before each look."""
+def followed(folder: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Exports a run of a hundred steps that grows by a quarter before each look; says whether all came."""
     file, quarters = writer(manifest(folder, ended_unix=None)), iter(range(0, 100, 25))
 
     def over(seconds: float) -> bool:
@@ -501,7 +515,7 @@ def followed(folder: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "nice", lambda by: 0)
     monkeypatch.setattr(Destination, "exporter", lambda self: memory)
     try:
-        follow_run(folder, [Destination(name="memory")], till_stdin_closes=False)
+        return follow_run(folder, [Destination(name="memory")], till_stdin_closes=False)
     finally:
         file.close()
 
@@ -509,7 +523,7 @@ def followed(folder: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("fails_at", [(), (1,), (2, 3)])
 def test_points_that_were_not_taken_come_before_the_next(fails_at, tmp_path, monkeypatch, capsys):
     memory = Memory(*fails_at)
-    followed(tmp_path / "run", memory, monkeypatch)
+    assert followed(tmp_path / "run", memory, monkeypatch)
     assert memory.steps == list(range(100)) and memory.is_complete
     assert capsys.readouterr().err.splitlines()[-1] == "memory: taken"
 
@@ -523,7 +537,7 @@ def test_of_points_that_nobody_takes_the_latest_are_kept(tmp_path, monkeypatch):
 
 def test_what_fails_at_the_end_is_closed_all_the_same(tmp_path, monkeypatch, capsys):
     memory = Memory(4)
-    followed(tmp_path / "run", memory, monkeypatch)
+    assert not followed(tmp_path / "run", memory, monkeypatch)
     assert memory.steps == list(range(75)) and memory.is_complete
     assert capsys.readouterr().err.splitlines()[-1] == (
         "export: memory failed: ConnectionError: no route to the host"
@@ -540,7 +554,7 @@ def test_a_run_that_cannot_be_read_at_the_end_is_closed_all_the_same(tmp_path, m
 
     monkeypatch.setattr(Follower, "look", torn)
     memory = Memory()
-    followed(tmp_path / "run", memory, monkeypatch)
+    assert not followed(tmp_path / "run", memory, monkeypatch)
     assert memory.steps == list(range(75)) and memory.is_complete
     assert capsys.readouterr().err.splitlines()[-1] == (
         "export: the run could not be read: OSError: the disk is gone"

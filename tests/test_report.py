@@ -17,6 +17,7 @@ from diagnose.core.profile import (
 )
 from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
 from diagnose.report._end_findings import finding_lines
+from diagnose.report._wording import coverage, nothing_measured, what_to_do_without_steps
 from diagnose.report.base import Column, Row, Table, sections
 from tests.profiles import (
     FAULTY,
@@ -195,7 +196,7 @@ def test_json_report_has_every_published_key_and_shares_that_sum_to_one() -> Non
             ]
         ),
         "throughput": ["samples_per_s", "samples_per_s_ci95", "steps_per_s", "tokens_per_s"],
-        "steps": ["count", "mean_ms", "median_ms", "p95_ms", "p99_ms", "warmup"],
+        "steps": ["count", "left_out", "mean_ms", "median_ms", "p95_ms", "p99_ms", "warmup"],
         "clock": ["device_share"],
         "overhead": ["startup_s", "us_per_step"],
         "input": sorted(field.name for field in fields(InputStats)),
@@ -328,6 +329,23 @@ def test_json_report_of_nothing_measured_keeps_its_keys_and_invents_no_zero() ->
     assert report["phases"] == report["where"] == []
     assert report["throughput"]["samples_per_s"] is None
     assert report["steps"]["median_ms"] is None
+
+
+def test_steps_that_were_left_out_are_said_to_be() -> None:
+    tuned = replace(PROFILE, steps=replace(PROFILE.steps, count=5000, warmup=10, left_out=4850))
+    text = to_text(tuned, Terminal(width=200))
+    assert "140 measured; 4,850 and the warm-up left out" in text
+    assert coverage(tuned) == "report covers 140 of 5,000 steps"
+    assert to_json(tuned)["steps"]["left_out"] == 4850
+    beyond = replace(NOTHING, steps=replace(NOTHING.steps, count=100, warmup=0, left_out=100))
+    assert "warm-up" not in nothing_measured(beyond) + "".join(what_to_do_without_steps(beyond))
+
+
+def test_a_run_that_was_detached_is_no_alarm() -> None:
+    detached = replace(PROFILE, run=replace(PROFILE.run, exit_code=None, duration_s=5.0))
+    assert ' alarm">measured' not in to_html(detached)
+    failed = replace(PROFILE, run=replace(PROFILE.run, exit_code=3))
+    assert ' alarm">' in to_html(failed)
 
 
 def test_json_report_has_no_number_that_json_lacks() -> None:

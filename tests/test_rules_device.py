@@ -60,6 +60,17 @@ def test_a_device_without_readings_makes_rules_abstain_and_none_fire():
     assert missing["allocator-retries"] == "device.alloc_retries"
 
 
+@pytest.mark.parametrize("name", ["allocator-retries", "memory-fragmentation"])
+def test_retries_are_counted_in_the_steps_that_were_looked_at(name: str):
+    rule = RULES[name]
+    looked = rule.fires_on[0]
+    retries = looked.device.alloc_retries
+    assert retries is not None
+    tuned = replace(looked, steps=replace(looked.steps, count=1000 * retries, left_out=999 * retries))
+    findings, _ = ask({name: rule}, tuned)
+    assert f"{retries} retries in {retries} steps" in " ".join(findings[0].evidence)
+
+
 def test_a_healthy_busy_device_has_no_fault():
     findings, _ = ask(RULES, profile(device=card()))
     assert findings == ()

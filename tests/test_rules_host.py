@@ -24,6 +24,7 @@ from diagnose.rules._cpus import delayed_share, spread
 from diagnose.rules._engine import ask, rules
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
+from diagnose.rules._ranks import ranks_example
 from diagnose.rules.frequent_evaluation import epoch_steps
 
 pytestmark = pytest.mark.alone
@@ -231,6 +232,12 @@ def test_a_profiler_that_records_shapes_costs_more_and_says_so():
     assert wide[1].lost_ns_per_step > 1.5 * wide[0].lost_ns_per_step
     assert "record_shapes" in " ".join(wide[1].evidence)
     assert "record_shapes" not in " ".join(wide[0].evidence)
+
+
+def test_what_was_counted_in_a_part_of_the_steps_of_all_ranks_is_said_so():
+    job = ranks_example({Phase.GC: 5.0, Phase.BACKWARD: 95.0}, {Phase.BACKWARD: 100.0}, events={"gc": 30})
+    job = replace(job, steps=replace(job.steps, count=5000, left_out=4850))
+    assert "30 full collections in 150 steps on 2 ranks." in found_in(job)["gc-pauses"].evidence
 
 
 def test_more_threads_are_a_trial_and_no_promise():

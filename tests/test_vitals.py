@@ -254,6 +254,15 @@ def test_settings_are_those_of_the_thread_that_trains(monkeypatch: pytest.Monkey
     assert (settings["num_leaf_modules"], settings["num_module_hooks"]) == (2, 1)
 
 
+def test_what_lets_threads_sleep_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", " PASSIVE")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "0")
+    assert settings_now(Recorder())["sleeps_by"] == "OMP_WAIT_POLICY=passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "300000")
+    assert settings_now(Recorder())["sleeps_by"] == ""
+
+
 def test_a_trace_function_is_named():
     previous = sys.getprofile()
     sys.setprofile(burn_nothing)

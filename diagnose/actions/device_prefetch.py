@@ -56,7 +56,7 @@ class DevicePrefetch(Action):
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        if not torch.cuda.is_available() or job.device != "cuda":
+        if job.device != "cuda" or not torch.cuda.is_available():
             raise CannotApply("the model is not on a GPU: there is nothing to copy to")
         allocator_of(job)
         _fed_by_workers(job)

@@ -216,5 +216,5 @@ def _broadcast_already(model: nn.Module) -> Iterator[None]:
 
 def _empty_caches() -> None:
     gc.collect()  # a cycle may hold activations
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -43,7 +43,7 @@ class PinMemory(Action):
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        if not torch.accelerator.is_available() or job.device == "cpu":
+        if job.device == "cpu" or not torch.accelerator.is_available():
             raise CannotApply("the model is not on an accelerator: there is nothing to copy to")
         _unpinned(job)
 

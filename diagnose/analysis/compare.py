@@ -21,7 +21,7 @@ import numpy.typing as npt
 from diagnose.analysis.recorders import OTHERWISE
 from diagnose.core.comparison import Change, Comparison, Unit
 from diagnose.core.phases import Phase
-from diagnose.core.profile import RunInfo
+from diagnose.core.profile import Profile, RunInfo
 from diagnose.core.units import NS_PER_S
 
 FloatArray = npt.NDArray[np.float64]
@@ -133,6 +133,17 @@ def differences(before: RunInfo, after: RunInfo) -> tuple[str, ...]:
         ("torch", before.torch, after.torch),
     )
     return tuple(f"not the same {name}: {one} and {other}" for name, one, other in pairs if one != other)
+
+
+def tuned_parts(before: Profile, after: Profile) -> tuple[str, ...]:
+    """Says of tuned runs which of their steps are compared: those of the script as it is."""
+    runs = (("first", before), ("second", after))
+    return tuple(
+        f"the {which} run was tuned: only its {profile.steps.measured:,} steps before anything was changed"
+        " are compared"
+        for which, profile in runs
+        if profile.tuning is not None and profile.tuning.trials and profile.steps.left_out
+    )
 
 
 def _change(

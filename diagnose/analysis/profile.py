@@ -21,7 +21,6 @@ from diagnose.analysis.deep_window import (
     device_readings,
     spoilt_steps,
     untold_window,
-    without_steps,
 )
 from diagnose.analysis.device import device_of
 from diagnose.analysis.device_ledger import device_share, idle_ns
@@ -339,8 +338,8 @@ def load_series(run: Path, rank: int | None = None) -> StepSeries:
     if log is None:
         empty = np.zeros(0)
         return StepSeries(step_time_ns=empty, phase_time_ns={}, samples=empty)
-    log = without_steps(log, _spoilt(log))
-    warmup = warmup_of(read_manifest(run), log)
+    window = window_of(read_manifest(run), log, None, 1)  # the steps that `load_profile` is of
+    log, warmup = window.of(log), window.warmup
     rows = log.steps[warmup:]
     return StepSeries(
         step_time_ns=step_times(rows).astype(float),

@@ -28,7 +28,7 @@ def compare(
     Sets the predicted gain of a fix beside the measured one.
     """
     from diagnose.analysis.compare import compare as compare_series
-    from diagnose.analysis.compare import differences
+    from diagnose.analysis.compare import differences, tuned_parts
     from diagnose.analysis.predictions import prediction
     from diagnose.analysis.profile import load_profile, load_series
     from diagnose.analysis.recorders import measured_otherwise
@@ -44,7 +44,7 @@ def compare(
     comparison = compare_series(
         load_series(one),
         load_series(other),
-        notes=differences(*runs),
+        notes=(*differences(*runs), *tuned_parts(*profiles)),
         otherwise=measured_otherwise(*profiles),
     )
     predicted = prediction(*profiles, comparison)

@@ -42,7 +42,12 @@ def export(
 
     destinations = [Destination.parse(text) for text in to]
     folder = resolve_run(run, root_of_runs(run_dir))
-    if follow or beside:
-        follow_run(folder, destinations, till_stdin_closes=beside)
+    if beside:
+        follow_run(folder, destinations, till_stdin_closes=True)
+    elif follow:
+        for destination in destinations:
+            destination.check()
+        if not follow_run(folder, destinations, till_stdin_closes=False):
+            raise typer.Exit(1)
     else:
         export_once(folder, destinations)

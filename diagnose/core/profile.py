@@ -107,6 +107,11 @@ class StepStats:
         """Number of steps that the figures rest on."""
         return self.count - self.warmup - self.left_out
 
+    @property
+    def looked_at(self) -> int:
+        """Number of steps that counts of events and calls are of: the measured ones and the warm-up."""
+        return self.count - self.left_out
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLine:
@@ -313,7 +318,8 @@ class Profile:
         copies: What is copied between host and device.
         deep_window: A few steps recorded operation by operation; `None` where none were. No other figure is
             of those steps.
-        events: How often something happened over the whole run: `compile`, `checkpoint`, `gc`, ...
+        events: How often something happened, on all ranks, in the steps that were looked at, warm-up
+            included: `compile`, `checkpoint`, `gc`, ...
         findings: Named faults, the most costly first; empty until the rules have been asked.
         abstained: Rules that missed a reading.
         num_rules: How many rules there were to ask, those that abstained included; `None` until then.

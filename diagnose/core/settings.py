@@ -12,6 +12,8 @@ class Settings:
     Attributes:
         omp_num_threads: What `OMP_NUM_THREADS` was set to; 0 when it was not.
         bound_by: The variable of the environment that binds threads to CPUs, such as `KMP_AFFINITY`.
+        sleeps_by: The setting of the environment that lets idle threads of torch sleep at once, such as
+            `OMP_WAIT_POLICY=passive`; empty when there is none.
         local_processes: Training processes on this machine, this one included.
         trace: Module of the function that Python calls for every line or call, such as `pydevd` or
             `cProfile`; empty when there is none.
@@ -23,6 +25,7 @@ class Settings:
 
     omp_num_threads: int | None = None
     bound_by: str = ""
+    sleeps_by: str = ""
     local_processes: int = 1
     trace: str = ""
     recorded: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ def export_once(folder: Path, destinations: Sequence[Destination]) -> None:
         _say(f"{destination.name}: {words}")
 
 
-def follow_run(folder: Path, destinations: Sequence[Destination], *, till_stdin_closes: bool) -> None:
+def follow_run(folder: Path, destinations: Sequence[Destination], *, till_stdin_closes: bool) -> bool:
     """Exports a run every `EVERY_S` until it is over, and then once more.
 
     Where one destination fails, that is said once, and the others go on.
@@ -63,6 +63,9 @@ def follow_run(folder: Path, destinations: Sequence[Destination], *, till_stdin_
         destinations: Where to.
         till_stdin_closes: The run is over when stdin is closed, by the process that waits for the script;
             else when its processes are no more, or Ctrl-C is pressed.
+
+    Returns:
+        Whether all of it arrived everywhere.
     """
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
@@ -71,24 +74,31 @@ def follow_run(folder: Path, destinations: Sequence[Destination], *, till_stdin_
     follower = Follower(folder)
     over = _stdin_closes_within if till_stdin_closes else _ends_within(folder)
     kept = [_Kept(destination) for destination in destinations]
-    is_last = False
+    is_last = was_read = False
     try:
         while not is_last:
             is_last = over(EVERY_S)
+            was_read = False
             try:
                 reading = follower.look(is_last=is_last)
             except Exception as error:  # noqa: BLE001 (a fault of ours, or a torn file: the next look may do)
                 _say(f"export: the run could not be read: {_words(error)}")
                 continue
+            was_read = True
             for each in kept:
                 each.take(reading)
     finally:
         for each in kept:
             each.close()
+    return was_read and not any(each.failed for each in kept)
 
 
 class _Kept:
-    """One destination, held open for as long as the run goes on."""
+    """One destination, held open for as long as the run goes on.
+
+    Attributes:
+        failed: Why it did not take what it was last given; empty if it did.
+    """
 
     def __init__(self, destination: Destination) -> None:
         self._name = destination.name
@@ -97,7 +107,7 @@ class _Kept:
         self._write: Write | None = None
         self._not_taken: tuple[Point, ...] = ()
         self._words = ""
-        self._failed = ""
+        self.failed = ""
 
     def take(self, reading: Reading) -> None:
         """Gives it a reading; what goes wrong is said, and tried anew with the next reading."""
@@ -116,7 +126,7 @@ class _Kept:
             self._tell(error)
         else:
             self._not_taken = ()
-            self._failed = ""
+            self.failed = ""
             self._words = words if reading.is_last else ""
 
     def close(self) -> None:
@@ -131,9 +141,9 @@ class _Kept:
 
     def _tell(self, error: Exception) -> None:
         words = _words(error)
-        if words != self._failed:
+        if words != self.failed:
             _say(f"export: {self._name} failed: {words}")
-        self._failed = words
+        self.failed = words
 
 
 def _words(error: Exception) -> str:

@@ -40,7 +40,10 @@ class CudaDevice:
 
     def new_event(self) -> Event:
         """See `Device`."""
-        return self._cuda.Event(enable_timing=True)
+        event = self._cuda.Event(enable_timing=True)
+        # Never destroyed: a forked child that ends would ask its parent's device, and abort.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+        return event
 
     def begin_reading(self) -> None:
         """See `Device`. While one thread captures a graph, CUDA lets no other ask for an event, and breaks

@@ -35,10 +35,13 @@ class CopyToDeviceHook(Hook):
         """See `Hook.install`."""
         import torch
 
-        accelerator = torch._C._get_accelerator().type
-        if accelerator == "cpu":
+        # Of the build. Asking for one that is there would start the driver, which then takes no other
+        # CUDA_VISIBLE_DEVICES from the script, and leaves forked processes without devices.
+        built_for = torch.accelerator.current_accelerator()
+        if built_for is None:
             yield
             return
+        accelerator = built_for.type
         copies = Copies(recorder)
         looking: tuple[Any, ...] | None = None
 

@@ -32,10 +32,11 @@ class DeviceClockHook(Hook):
         if not torch.backends.cuda.is_built():
             yield
             return
-        ledgers: list[DeviceLedger] = []  # for good: a forked child must not free its parent's events
+        ledgers: list[DeviceLedger] = []
 
         def look() -> None:
-            if recorder.device is None and cuda_in_use():
+            # An event recorded while a graph is captured is the graph's, and cannot be asked.
+            if recorder.device is None and cuda_in_use() and not torch.cuda.is_current_stream_capturing():
                 device = device_of(alive(recorder.modules))
                 if device is not None:
                     ledgers.append(follow(recorder, device))

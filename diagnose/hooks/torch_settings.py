@@ -18,6 +18,8 @@ MODULE_HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+SPINS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+"""Variables of GNU's OpenMP, which torch's wheels bring, and what lets idle threads sleep at once."""
 RECORDED = ("record_shapes", "with_stack", "profile_memory", "with_modules")
 """What torch's profiler can be asked to record besides; `with_flops` sets the first."""
 
@@ -66,6 +68,9 @@ def settings_now(recorder: Recorder) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "omp_num_threads": int(omp) if omp.strip().isdigit() else 0,
         "bound_by": next((name for name in BINDING if os.environ.get(name)), ""),
+        "sleeps_by": next(
+            (f"{name}={value}" for name, value in SPINS.items() if _setting(name) == value), ""
+        ),
         "local_processes": int(local) if local.isdigit() else 1,
         "trace": _module_of(tracer),
         "num_leaf_modules": sum(not module._modules for module in modules),
@@ -73,6 +78,10 @@ def settings_now(recorder: Recorder) -> dict[str, Any]:
             len(vars(module).get(name) or ()) for module in modules for name in MODULE_HOOKS
         ),
     }
+
+
+def _setting(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
 
 
 def _module_of(tracer: Any) -> str:

@@ -14,7 +14,7 @@ from diagnose.report._charts import Chart
 from diagnose.report._colors import PHASE_COLORS, text_on
 from diagnose.report._html_charts import chart_svg
 from diagnose.report._html_style import STYLE
-from diagnose.report._wording import outcome, printable, spans, started
+from diagnose.report._wording import how_it_ended, printable, spans, started
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table, document
 
 Draw = Callable[[Chart], str]
@@ -45,7 +45,7 @@ def to_html(profile: Profile, *, interactive: bool = False) -> str:
     policy = _html_interactive.policy(scripts) if interactive else POLICY
     run = profile.run
     under = [run.id, started(run), f"torch {run.torch}" if run.torch else "", run.device]
-    alarm = "" if profile.status is Status.OK and outcome(run) == "ok" else " alarm"
+    alarm = "" if profile.status is Status.OK and how_it_ended(run) is None else " alarm"
     return "".join(
         (
             "<!doctype html>\n",

@@ -38,6 +38,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "steps": {
             "count": steps.count,
             "warmup": steps.warmup,
+            "left_out": steps.left_out,
             "mean_ms": _ms(steps.mean_ns),
             "median_ms": _ms(steps.median_ns),
             "p95_ms": _ms(steps.p95_ns),

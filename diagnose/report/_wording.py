@@ -96,7 +96,10 @@ def failure(profile: Profile) -> str | None:
 
 def coverage(profile: Profile) -> str:
     """Says which steps, counted from 1, the figures are made of."""
-    return f"report covers steps {profile.steps.warmup + 1:,}-{profile.steps.count:,}"
+    steps = profile.steps
+    if steps.left_out:
+        return f"report covers {max(0, steps.measured):,} of {steps.count:,} steps"
+    return f"report covers steps {steps.warmup + 1:,}-{steps.count:,}"
 
 
 def likely_reason(run: RunInfo) -> str | None:
@@ -107,6 +110,8 @@ def likely_reason(run: RunInfo) -> str | None:
 def nothing_measured(profile: Profile) -> str:
     """Says what was seen of a run without steps to measure."""
     run, steps = profile.run, profile.steps
+    if steps.left_out:
+        return f"{plural(steps.count, 'step')} ended, {steps.left_out:,} left out: nothing was measured"
     if steps.count:
         return f"{plural(steps.count, 'step')} ended, all within the warm-up: nothing was measured"
     if run.lost:
@@ -119,6 +124,8 @@ def nothing_measured(profile: Profile) -> str:
 
 def what_to_do_without_steps(profile: Profile) -> tuple[str, str]:
     """Returns advice for a run without steps, and the code to paste, which may be empty."""
+    if profile.steps.left_out:
+        return "Let it train longer, or ask for an earlier part of it.", ""
     if profile.steps.count:
         return "Let it train longer, or shorten the warm-up:", "diagnose run --warmup 0 ..."
     if profile.run.lost:

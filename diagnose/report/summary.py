@@ -98,6 +98,8 @@ def _figures(profile: Profile) -> list[Fact]:
     if steps.count:
         first = "the first" if steps.warmup == 1 else f"the first {steps.warmup:,}"
         detail = f"{first} left out as warm-up" if steps.warmup else "all measured"
+        if steps.left_out:
+            detail = f"{max(0, steps.measured):,} measured; {steps.left_out:,} and the warm-up left out"
         facts.append(Fact(label="steps", value=f"{steps.count:,}", detail=detail))
     return facts
 

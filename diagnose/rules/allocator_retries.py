@@ -53,11 +53,11 @@ class AllocatorRetries(DeviceRule):
         lost_ns = min(
             device.retry_ns, sum(profile.phase_time_ns.get(p, 0.0) for p in (Phase.FORWARD, Phase.BACKWARD))
         )
-        per_step = device.alloc_retries / max(1, profile.steps.count)
+        per_step = device.alloc_retries / max(1, profile.steps.looked_at)
         if per_step < MIN_PER_STEP or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         evidence = [
-            f"{device.alloc_retries} retries in {profile.steps.count} steps; they take"
+            f"{device.alloc_retries} retries in {profile.steps.looked_at} steps; they take"
             f" {format_ms(lost_ns)} of each."
         ]
         if device.peak_bytes is not None and device.total_bytes is not None:

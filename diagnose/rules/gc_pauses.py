@@ -56,7 +56,8 @@ class GcPauses(Rule):
             f"{format_ms(lost_ns)} of each step pass inside the collector, measured at its callbacks."
         ]
         if count:
-            evidence.append(f"{count} full collections in {profile.steps.count} steps.")
+            ranks = f" on {len(profile.ranks)} ranks" if len(profile.ranks) > 1 else ""
+            evidence.append(f"{count} full collections in {profile.steps.looked_at} steps{ranks}.")
         if calls:
             evidence.append(f"The script itself asks for collections: {named(calls[0])}.")
         fix = "Before the loop: import gc; gc.collect(); gc.freeze()."

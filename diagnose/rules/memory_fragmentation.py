@@ -81,7 +81,7 @@ class MemoryFragmentation(DeviceRule):
         if split < MIN_SPLIT_SHARE * reserved or reserved < NEARLY_ALL * total:
             return None
         lost_ns = min(device.retry_ns, busy_ns(profile) or device.retry_ns)
-        per_step = device.alloc_retries / max(1, profile.steps.count)
+        per_step = device.alloc_retries / max(1, profile.steps.looked_at)
         if per_step < MIN_PER_STEP or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
@@ -94,8 +94,8 @@ class MemoryFragmentation(DeviceRule):
             evidence=(
                 f"{format_bytes(split)} of {format_bytes(reserved)} reserved are free pieces of larger"
                 f" blocks; the device has {format_bytes(total)}.",
-                f"{device.alloc_retries} retries in {profile.steps.count} steps take {format_ms(lost_ns)}"
-                " of each.",
+                f"{device.alloc_retries} retries in {profile.steps.looked_at} steps take"
+                f" {format_ms(lost_ns)} of each.",
             ),
             fix="Set the variable in the environment of the script, before it starts.",
             code="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",

@@ -14,6 +14,7 @@ from diagnose.core.ledger import DEVICE_COLUMNS, SLOT_OF, SLOTS
 from diagnose.hooks._cuda import CudaDevice, cuda_in_use, device_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.device_clock import follow
+from tests.running import DIAGNOSE, run, write
 
 MS = 1_000_000
 STEPS = 30
@@ -192,3 +193,32 @@ def test_the_device_is_the_one_that_the_model_is_on(gpu: torch.device) -> None:
     found = device_of([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).to(gpu)])
     assert found is not None
     assert found.index == gpu.index
+
+
+FORKS = """
+import os
+import torch
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "" if {hidden} else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+if {hidden}:
+    raise SystemExit(int(torch.cuda.is_available()))
+if not os.fork():
+    torch.zeros(1, device="cuda")  # which a driver that the parent had started would refuse
+    os._exit(0)
+assert os.wait()[1] == 0
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(30):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+if not os.fork():
+    raise SystemExit(0)  # an end that frees what it has, the parent's events not among it
+raise SystemExit(os.wait()[1])
+"""
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_the_driver_is_the_scripts_to_start_and_its_children_end_well(gpu, hidden: bool, tmp_path) -> None:
+    write(tmp_path / "train.py", FORKS.format(hidden=hidden))
+    ended = run(*DIAGNOSE, "train.py", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
