@@ -28,8 +28,8 @@ ELSEWHERE = (Phase.DATA_WAIT, Phase.COPY, Phase.COMMUNICATION, Phase.CHECKPOINT)
 """Phases in which it may wait for workers, devices, ranks and disks."""
 
 WAKING_NS = 22_000
-"""What the kernel takes on the CPU for each wait: the part of the time in system calls over their number, in
-four jobs of the accuracy benchmark with `OMP_WAIT_POLICY=passive`."""
+"""What the kernel takes on the CPU for each wait: the part of the time in system calls over the number of
+waits, in four jobs of the accuracy benchmark with `OMP_WAIT_POLICY=passive`."""
 
 LOW, HIGH = 0.5, 1.4
 """Threads that stay awake still wait for the slowest of them; and those that slept find their caches cold.
