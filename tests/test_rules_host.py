@@ -235,7 +235,8 @@ def test_a_profiler_that_records_shapes_costs_more_and_says_so():
 
 
 def test_what_was_counted_in_a_part_of_the_steps_of_all_ranks_is_said_so():
-    job = ranks_example({Phase.GC: 5.0, Phase.BACKWARD: 95.0}, {Phase.BACKWARD: 100.0}, events={"gc": 30})
+    alike = {Phase.GC: 5.0, Phase.BACKWARD: 95.0}
+    job = ranks_example(alike, alike, events={"gc": 30})
     job = replace(job, steps=replace(job.steps, count=5000, left_out=4850))
     assert "30 full collections in 150 steps on 2 ranks." in found_in(job)["gc-pauses"].evidence
 
