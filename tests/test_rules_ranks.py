@@ -11,6 +11,7 @@ from diagnose.core.phases import Phase
 from diagnose.rules import diagnosed
 from diagnose.rules._ranks import latest, ranks_example
 from diagnose.rules.input_straggler import InputStraggler
+from diagnose.rules.missing_no_sync import MissingNoSync
 from diagnose.rules.small_buckets import SmallBuckets
 from tests.running import DIAGNOSE, only_run, run, write
 
@@ -82,3 +83,11 @@ def test_small_buckets_also_cost_the_cpu_that_their_reduction_takes():
     found = SmallBuckets().check(crowded)
     assert found is not None
     assert found.lost_ns[Phase.BACKWARD] == pytest.approx(0.15 * (1 - 2 / 40) * crowded.step_time_ns)
+
+
+def test_averages_that_are_not_needed_cost_what_was_waited_in_all_of_them():
+    *_, waiting = MissingNoSync.fires_on
+    found = MissingNoSync().check(waiting)
+    assert found is not None
+    hidden = 3 * 0.3 * 3e6
+    assert found.lost_ns == {Phase.COMMUNICATION: pytest.approx(24e6 * 3 / 4 + hidden)}

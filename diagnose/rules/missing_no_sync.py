@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.parallel import Ddp
+from diagnose.core.parallel import Ddp, Meetings
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms
@@ -20,7 +20,7 @@ HIDDEN_COST = 0.3
 LOW, HIGH = 0.6, 1.5
 
 
-def accumulating(passes: float, synced: float) -> Program:
+def accumulating(passes: float, synced: float, waited_ns: float | None = None) -> Program:
     ranks = (
         Ddp(
             rank=rank,
@@ -33,7 +33,10 @@ def accumulating(passes: float, synced: float) -> Program:
         )
         for rank in (0, 1)
     )
-    return Program(ddp=tuple(ranks))
+    if waited_ns is None:
+        return Program(ddp=tuple(ranks))
+    met = Meetings(num_steps=100, wait_ns={0: waited_ns, 1: 2 * waited_ns}, common_ns=waited_ns / 2)
+    return Program(ddp=tuple(ranks), meetings=met)
 
 
 class MissingNoSync(Rule):
@@ -52,7 +55,11 @@ class MissingNoSync(Rule):
     needs = ("program.ddp",)
     actions = ("no-sync",)
     explains = ("exposed-communication",)
-    fires_on = (profile(program=accumulating(4, 1.0)), profile(program=accumulating(2, 1.0)))
+    fires_on = (
+        profile(program=accumulating(4, 1.0)),
+        profile(program=accumulating(2, 1.0)),
+        profile(communication_ms=30, program=accumulating(4, 1.0, waited_ns=24e6)),
+    )
     silent_on = (profile(program=accumulating(4, 0.25)), profile(program=accumulating(1, 1.0)))
 
     def applies(self, profile: Profile) -> bool:
@@ -72,6 +79,10 @@ class MissingNoSync(Rule):
         needless = synced * passes - 1
         waiting = reduces_in(profile)
         there_ns = profile.phase_time_ns.get(waiting, 0.0)
+        meetings = profile.program.meetings
+        if meetings is not None and meetings.wait_ns:
+            # Every wait was measured; what the rank that waits least does is no straggler's doing.
+            exposed = min(meetings.wait_ns.values()) / (needless + 1)
         lost_ns = min(needless * (exposed + HIDDEN_COST * hidden), 0.9 * there_ns)
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
@@ -81,7 +92,7 @@ class MissingNoSync(Rule):
             lost_ns={waiting: lost_ns},
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, there_ns),
-            assumption="each average costs what DDP's timers show of the sampled ones",
+            assumption="each average holds a pass up for as long as the others do",
             evidence=(
                 f"{passes:.0f} backward passes per step, all of those looked at with a reduction.",
                 f"One reduction holds the pass up for {format_ms(exposed)}.",
