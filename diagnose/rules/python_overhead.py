@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -118,9 +118,9 @@ def counted(own: Iterable[SourceLine], where: Iterable[SourceLine]) -> tuple[Sou
     """Returns the lines that are more than every loop is made of: by themselves, or, in a function that
     trains nothing, together."""
     own, trains = tuple(own), {(line.file, line.function) for line in where if _trains(line)}
-    shares: Counter[tuple[str, str]] = Counter()
+    shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in own:
-        shares[line.file, line.function] += line.share  # type: ignore[assignment]  # a sum, not a count
+        shares[line.file, line.function] += line.share
     return tuple(
         line
         for line in own
