@@ -36,6 +36,11 @@ def doing(profile: Profile, idiom: str, *, beside: Collection[str] = ()) -> tupl
     return loop_lines(profile, lambda line: idiom in line.idiom and not set(beside) & set(line.idiom))
 
 
+def waiting_share(profile: Profile) -> float:
+    """Returns the part of the time in which lines of the script, none of a worker's, sleep or wait."""
+    return sum(line.share for line in profile.where if "wait" in line.idiom and not line.in_worker)
+
+
 def garbage_of(profile: Profile, idiom: str, lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
     """Returns where such lines were interrupted by the garbage collector.
 

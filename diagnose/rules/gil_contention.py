@@ -11,6 +11,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import MOST, spread
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import waiting_share
 from diagnose.rules._machine import one_core
 from diagnose.rules.base import Rule
 
@@ -73,7 +74,7 @@ class GilContention(Rule):
         threads = [thread for thread in host.python_threads if thread.cpus >= MIN_CPUS]
         assert host.voluntary_per_s is not None
         # What the loop waits for, a batch or a sleep, is no wait for the lock.
-        elsewhere = sum(line.share for line in profile.where if "wait" in line.idiom and not line.in_worker)
+        elsewhere = waiting_share(profile)
         waited = host.off_cpu_share or 0.0
         data = profile.share(Phase.DATA_WAIT) or 0.0
         if any(loader.num_workers for loader in profile.program.loaders) or data > 0.5:

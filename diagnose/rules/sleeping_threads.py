@@ -12,6 +12,7 @@ from diagnose.core.settings import Settings
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import COMPUTING, spread
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import waiting_share
 from diagnose.rules.base import Rule
 
 MIN_WAITING = 0.1
@@ -86,10 +87,7 @@ class SleepingThreads(Rule):
         if host.voluntary_per_s < MIN_WAITS_PER_S or sum(t.cpus for t in host.python_threads) > MAX_HELD:
             return None
         each_ns = 1e9 * host.off_cpu_share / host.voluntary_per_s
-        elsewhere = sum(profile.share(phase) or 0.0 for phase in ELSEWHERE)
-        elsewhere += sum(
-            line.share for line in profile.where if "wait" in line.idiom and not line.in_worker
-        )
+        elsewhere = waiting_share(profile) + sum(profile.share(phase) or 0.0 for phase in ELSEWHERE)
         waiting = host.off_cpu_share - elsewhere
         if waiting < MIN_WAITING or each_ns > MAX_WAIT_NS:
             return None
