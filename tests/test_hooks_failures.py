@@ -42,6 +42,21 @@ def fails_in_the_dataset() -> None:
     next(iter(DataLoader(Broken())))
 
 
+def fails_in_a_transform_that_is_a_module() -> None:
+    class Crop(nn.Module):
+        def forward(self, row: torch.Tensor) -> torch.Tensor:
+            raise ValueError("the image is too small")
+
+    class Cropped(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return nn.Sequential(Crop())(torch.ones(1))
+
+    next(iter(DataLoader(Cropped())))
+
+
 def fails_in_collate() -> None:
     next(iter(DataLoader([torch.ones(1), torch.ones(2)], batch_size=2)))
 
@@ -368,6 +383,7 @@ TELLS = sorted(
     and name not in ("take_rows", "take_device_rows", "has_rows")
     and name
     not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked", "unmeasured")
+    and name != "tell_stepped_beside"
 )
 """What hooks tell the recorder."""
 

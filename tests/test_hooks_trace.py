@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from diagnose.hooks.base import replaced
 from tests.conftest import torch_attributes
-from tests.fakes import HOOKS, FakeClock, SlowData, SlowModel, measured, steps_of
+from tests.fakes import HOOKS, FakeClock, SlowData, SlowModel, SlowOptimizer, measured, steps_of
 from tests.hook_calls import CHARGES, group_of_one  # noqa: F401 (a fixture)
 
 replacing = pytest.mark.parametrize("name", sorted(HOOKS))
@@ -146,6 +148,65 @@ def test_models_and_their_classes_pickle_and_copy_under_the_hooks(clock, tmp_pat
         assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
 
 
+class Scripts(nn.Linear):
+    """A model of the script's own."""
+
+
+class Derived(Scripts):
+    """One whose class has a class of the script's above it."""
+
+
+@pytest.mark.parametrize("called", [(Scripts,), (Derived,), (Scripts, Derived), (Derived, Scripts)])
+def test_a_class_of_the_scripts_own_can_be_pickled_by_what_it_holds(clock, tmp_path, called):
+    """As a script's classes are that another process is to know (MLflow, joblib, Ray)."""
+    module = sys.modules[__name__]
+    with measured(clock):
+        for cls in called:
+            model = cls(4, 2)
+            model(torch.ones(1, 4)).sum().backward()
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            pickled = cloudpickle.dumps((type(model), model.state_dict()))
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+    (tmp_path / "pickled").write_bytes(pickled)
+    told = subprocess.check_output([sys.executable, "-c", UNPICKLED], cwd=tmp_path, text=True)
+    assert told.splitlines() == ["True", "False", str(model(torch.ones(1, 4)).tolist())]
+
+
+UNPICKLED = """
+import pickle, sys, torch
+cls, state = pickle.load(open("pickled", "rb"))
+model = cls(4, 2)
+model.load_state_dict(state)
+told = cls.__call__ is torch.nn.Module.__call__, "diagnose" in sys.modules, model(torch.ones(1, 4)).tolist()
+print(*told, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "torch.save",
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.distributed.all_reduce",
+        "torch.distributed.init_process_group",
+        "torch.distributed.checkpoint.save",
+        "torch.autograd.backward",
+    ],
+)
+def test_a_function_can_be_handed_to_another_process_under_the_hooks(clock, path):
+    import pickle
+
+    import torch.distributed.checkpoint  # noqa: F401 (which has one of them)
+
+    owner, name = holder_of(path)
+    plain = getattr(owner, name)
+    with measured(clock):
+        pickled = pickle.dumps(getattr(owner, name))
+    assert pickle.loads(pickled) is plain, "the other process has torch's own"
+
+
 # -- names that a torch may lack
 
 
@@ -238,6 +299,29 @@ def test_a_submodule_is_called_by_torchs_own_call(clock):
         for _ in range(3):
             model(torch.ones(1))
     assert calls == [Path(__file__).name] * 3, "no wrapper of ours stands between a model and its parts"
+
+
+def test_after_an_evaluation_the_search_does_not_go_on_in_training(clock):
+    own = vars(nn.Module)["__call__"]
+    seen: list[bool] = []
+
+    class Whole(SlowModel):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            seen.append(vars(nn.Module)["__call__"] is own)
+            return super().forward(rows)
+
+    model = Whole(clock, forward_ns=1, backward_ns=1)
+    optimizer = SlowOptimizer(clock, model, step_ns=1)
+    with measured(clock) as recorder:
+        for index, rows in enumerate(DataLoader(SlowData(clock, num_rows=120, fetch_ns=1), batch_size=1)):
+            model(rows).sum().backward()
+            optimizer.step()
+            if index % 10 == 9:
+                with torch.no_grad():
+                    model(rows)
+            assert index < 70 or not recorder.listening
+    assert len(seen) == 132
+    assert all(seen[80:])
 
 
 def test_a_model_that_appears_late_is_found_and_the_search_rests_meanwhile(clock):

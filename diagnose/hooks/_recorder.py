@@ -82,6 +82,7 @@ class Recorder:
         samples: Samples that loaders have handed over for training, and likewise `tokens`.
         backward_passes: Number of outermost backward passes.
         evaluating: Whether the model is in evaluation mode between training steps.
+        evaluated: Whether it has been called in that mode since.
         batch_use: What the last batch of a training loader was used for so far: `UNUSED`, `EVALUATED` or
             `TRAINED`.
         models: Identities of the modules that were called in training.
@@ -103,6 +104,9 @@ class Recorder:
         on_pass: Called with the arguments of each outermost backward pass, before it.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
+        stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
+            autograd's: those of a GPU's tensors do, in a hook of a parameter.
+        fed: Iterators that the loop began for training.
         epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
@@ -129,9 +133,11 @@ class Recorder:
         "current",
         "device",
         "epochs_ended",
+        "evaluated",
         "evaluating",
         "events",
         "facts",
+        "fed",
         "finder",
         "flushed",
         "in_step",
@@ -155,6 +161,7 @@ class Recorder:
         "samples",
         "searching",
         "sites",
+        "stepped_beside",
         "steps",
         "stop_after",
         "thread",
@@ -198,7 +205,9 @@ class Recorder:
         self.samples = 0
         self.tokens = 0
         self.epochs_ended = 0
+        self.fed: weakref.WeakSet[Any] = weakref.WeakSet()
         self.backward_passes = 0
+        self.evaluated = False
         self.evaluating = False
         self.batch_use = TRAINED
         self.models.clear()
@@ -207,6 +216,7 @@ class Recorder:
         self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.sites: dict[tuple[str, int, int], int] = {}
+        self.stepped_beside: deque[int] = deque()
         self.events: deque[tuple[int, int, str, dict[str, Any]]] = deque()
         self.notes: deque[str] = deque()
         self.finder = StepFinder(self._mark, self._close)
@@ -368,6 +378,13 @@ class Recorder:
         if self.stop_after:
             self._stop_if_done()
 
+    def tell_stepped_beside(self) -> None:
+        """A backward pass has ended in which optimizers stepped in other threads."""
+        if get_ident() == self.thread:
+            for optimizer in dict.fromkeys(self.stepped_beside):
+                self.optimizer_stepped(optimizer)
+            self.stepped_beside.clear()
+
     def evaluation_begins(self) -> None:
         """A gradient-free model call, or a batch for one: the gap since the last one belongs to it too."""
         self.calm = 0
@@ -385,6 +402,7 @@ class Recorder:
                 self._settle_evaluation(True)
             self._run_into(EVALUATION)
             self.evaluating = True
+            self.evaluated = False
             self.calm = 0
         elif not inside:
             self.evaluating = False

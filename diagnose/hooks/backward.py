@@ -23,7 +23,8 @@ class BackwardHook(Hook):
     """Charges `autograd.backward`, which `Tensor.backward` calls, and `autograd.grad` to `backward`.
 
     Torch has no process-wide hook around a backward pass. Only the outermost counts as a pass: reentrant
-    checkpointing runs one inside another.
+    checkpointing runs one inside another. What optimizers did in it, in a thread of autograd's, is told
+    when it ends.
     """
 
     requires = "torch.autograd"
@@ -62,10 +63,13 @@ class BackwardHook(Hook):
                     recorder.guarded(recorder.on_inner_backward, args)
                 if interrupted < FIRST_GAP or get_ident() != recorder.calm:
                     try:
-                        return asked(*args, **kwargs)
+                        result = asked(*args, **kwargs)
                     except BaseException as error:
                         unseen(error)
                         raise
+                    if recorder.stepped_beside and interrupted != BACKWARD:
+                        recorder.guarded(recorder.tell_stepped_beside)
+                    return result
                 recorder.backward_passes += 1
                 if recorder.on_pass is not None:
                     recorder.guarded(recorder.on_pass, args)
@@ -79,6 +83,8 @@ class BackwardHook(Hook):
                     raise
                 recorder.current = GAP
                 log(clock() * WIDTH + GAP)
+                if recorder.stepped_beside:
+                    recorder.guarded(recorder.tell_stepped_beside)
                 return result
 
             recorder.log.kept_by(call)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FunctionType
@@ -78,6 +78,23 @@ def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+@contextmanager
+def replaced_in(owners: Sequence[Any], name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces what several modules have under one name, by one and the same.
+
+    A function is pickled by the name that it has in the module that defines it, so what stands there must
+    be what others took from there.
+
+    Raises:
+        AttributeError: If an owner has no such attribute.
+    """
+    once = functools.cache(wrap)
+    with ExitStack() as stack:
+        for owner in owners:
+            stack.enter_context(replaced(owner, name, once))
+        yield
 
 
 THEN = 64

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
+from diagnose.hooks.base import Hook, replaced_in, spanned
 
 CHECKPOINT = SLOT_OF["checkpoint"]
 
@@ -23,13 +23,13 @@ class CheckpointHook(Hook):
         """See `Hook.install`."""
         import torch
 
-        with (
-            replaced(torch, "save", lambda original: spanned(original, recorder, saving(recorder))),
-            replaced(
-                torch.serialization, "save", lambda original: spanned(original, recorder, saving(recorder))
-            ),
-        ):
+        with replaced_in((torch.serialization, torch), "save", wrapped(recorder)):
             yield
+
+
+def wrapped(recorder: Recorder) -> Callable[[Any], Any]:
+    """Returns what wraps a function that saves."""
+    return lambda original: spanned(original, recorder, saving(recorder))
 
 
 def saving(recorder: Recorder) -> Any:

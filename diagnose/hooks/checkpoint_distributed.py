@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
-from diagnose.hooks.checkpoint import saving
+from diagnose.hooks.base import Hook, replaced_in
+from diagnose.hooks.checkpoint import wrapped
 
 
 class CheckpointDistributedHook(Hook):
@@ -19,11 +19,10 @@ class CheckpointDistributedHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         from torch.distributed import checkpoint
+        from torch.distributed.checkpoint import state_dict_saver
 
-        with (
-            replaced(checkpoint, "save", lambda original: spanned(original, recorder, saving(recorder))),
-            replaced(
-                checkpoint, "async_save", lambda original: spanned(original, recorder, saving(recorder))
-            ),
-        ):
+        with ExitStack() as stack:
+            for name in ("save", "async_save"):
+                owners = (state_dict_saver, checkpoint)
+                stack.enter_context(replaced_in(owners, name, wrapped(recorder)))
             yield

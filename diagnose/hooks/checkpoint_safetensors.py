@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, replaced, spanned
-from diagnose.hooks.checkpoint import saving
+from diagnose.hooks.base import Hook, replaced
+from diagnose.hooks.checkpoint import wrapped
 
 
 class CheckpointSafetensorsHook(Hook):
@@ -24,7 +24,5 @@ class CheckpointSafetensorsHook(Hook):
         """See `Hook.install`."""
         # Not `import`: the package does not have its new submodule as an attribute yet.
         safetensors = sys.modules[self.requires]
-        with replaced(
-            safetensors, "save_file", lambda original: spanned(original, recorder, saving(recorder))
-        ):
+        with replaced(safetensors, "save_file", wrapped(recorder)):
             yield

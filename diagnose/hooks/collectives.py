@@ -9,7 +9,7 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
+from diagnose.hooks.base import THEN, Hook, hidden, replaced, replaced_in, spanned, unseen
 
 COMMUNICATION = SLOT_OF["communication"]
 
@@ -120,10 +120,9 @@ class CollectivesHook(Hook):
         recorder.flushed.append(tell_more)
         try:
             with ExitStack() as stack:
-                for owner in (distributed_c10d, distributed):
-                    for name, wrapper in wraps.items():
-                        if hasattr(owner, name):
-                            stack.enter_context(replaced(owner, name, wrapper))
+                for name, wrapper in wraps.items():
+                    owners = [owner for owner in (distributed_c10d, distributed) if hasattr(owner, name)]
+                    stack.enter_context(replaced_in(owners, name, wrapper))
                 for name in MADE_BY:
                     stack.enter_context(replaced(distributed_c10d.ProcessGroup, name, wrap_maker))
                 stack.enter_context(replaced(distributed_c10d.Work, "wait", wrap_wait))

@@ -37,7 +37,8 @@ class DataLoaderHook(Hook):
     no public hook there. The iterator's type, length and attributes stay what they are.
 
     A batch is for evaluation when gradients are off, when the model was switched to evaluation mode, or
-    when the iterator's batch before met gradient-free model calls only.
+    when the iterator's batch before met gradient-free model calls only. An iterator that was begun for
+    training goes on with it once the evaluation has had its model calls, whatever mode the model is in.
     """
 
     requires = "torch.utils.data.dataloader"
@@ -73,7 +74,8 @@ class DataLoaderHook(Hook):
                     recorder.tokens -= loaded[1]
             else:
                 latest = ref(batches)
-            evaluating = not is_grad_enabled() or recorder.evaluating
+            trained = recorder.evaluated and batches in recorder.fed
+            evaluating = not is_grad_enabled() or (recorder.evaluating and not trained)
             if evaluating or (for_evaluation and batches in for_evaluation):
                 latest = nothing
                 recorder.evaluation_begins()
@@ -102,7 +104,7 @@ class DataLoaderHook(Hook):
             asked = spanned(original, recorder, before, after)
 
             def call(batches: Any) -> Any:
-                nonlocal calls, doubted, loaded
+                nonlocal calls, doubted, latest, loaded
                 if is_dynamo_compiling():
                     return original(batches)
                 interrupted = recorder.current
@@ -123,7 +125,9 @@ class DataLoaderHook(Hook):
                         return asked(batches)
                     except BaseException as error:
                         doubted = nothing  # what is trained next is no batch of it
-                        recorder.epochs_ended += latest() is batches and isinstance(error, StopIteration)
+                        if isinstance(error, StopIteration) and latest() is batches:
+                            recorder.epochs_ended += 1
+                            latest = nothing  # no batch is under way; persistent workers keep the iterator
                         unseen(error)
                         raise
                 try:
@@ -136,7 +140,9 @@ class DataLoaderHook(Hook):
                     batch = original(batches)
                 except BaseException as error:
                     recorder.leave(DATA_WAIT, interrupted)
-                    recorder.epochs_ended += isinstance(error, StopIteration)
+                    if isinstance(error, StopIteration):
+                        recorder.epochs_ended += 1
+                        latest = nothing
                     unseen(error)
                     raise
                 recorder.current = GAP

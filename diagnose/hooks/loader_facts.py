@@ -35,7 +35,9 @@ class LoaderFactsHook(Hook):
     """Writes the facts of each `DataLoader` that the loop iterates over for training, once per epoch.
 
     Charges `iter(loader)` to `data_wait`: the loop is blocked there until the workers are started. An
-    iteration that begins without gradients or in evaluation mode is evaluation, and so are its workers.
+    iteration that begins without gradients or in evaluation mode is evaluation, and so are its workers. Not
+    that of a loader that has fed training once the evaluation has had its calls: trainers switch back only
+    when they have the batch.
     """
 
     requires = "torch.utils.data.dataloader"
@@ -64,7 +66,8 @@ class LoaderFactsHook(Hook):
             nonlocal begun_ns
             if recorder.current == DATA_WAIT:
                 return -1  # a loader that makes its batches out of another loader
-            if not is_grad_enabled() or recorder.evaluating:
+            trained = recorder.evaluated and facts.has_fed(args[0])
+            if not is_grad_enabled() or (recorder.evaluating and not trained):
                 recorder.evaluation_begins()
                 begun_ns = 0
                 return EVALUATION + THEN
@@ -75,8 +78,11 @@ class LoaderFactsHook(Hook):
             index = NOT_TRAINING
             if begun_ns:
                 index = facts.begins(args[0], recorder.clock() - begun_ns)
+                recorder.fed.add(batches)
                 for begins in list(recorder.on_iterator):
                     recorder.guarded(begins, args[0], batches)
+            else:
+                recorder.fed.discard(batches)  # persistent workers keep the iterator
             for process in getattr(batches, "_workers", ()):
                 inbox.loaders[process.pid] = index
 
@@ -107,6 +113,10 @@ class LoaderFacts:
         if frame is not None:
             file, line, _ = resolve(*frame)
             self._sites[loader] = (file, line)
+
+    def has_fed(self, loader: Any) -> bool:
+        """Whether the loop has iterated over a loader for training before."""
+        return loader in self._seen
 
     def begins(self, loader: Any, took_ns: int) -> int:
         """The loop has begun to iterate over a loader.

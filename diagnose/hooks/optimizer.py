@@ -12,6 +12,7 @@ from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks.base import Hook, always, spanned
 
+BACKWARD = SLOT_OF["backward"]
 OPTIMIZER = SLOT_OF["optimizer"]
 GAP = GAP_AFTER[OPTIMIZER]
 
@@ -28,6 +29,7 @@ class OptimizerHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
+        from torch._C import _current_graph_task_id as in_backward
         from torch.compiler import is_dynamo_compiling
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
@@ -62,6 +64,8 @@ class OptimizerHook(Hook):
             if get_ident() != recorder.thread:
                 recorder.claim_thread()
                 if not recorder.on_training_thread():
+                    if recorder.current == BACKWARD and in_backward() >= 0:
+                        recorder.stepped_beside.append(id(optimizer))
                     return None
             try:
                 if open_steps:

@@ -9,7 +9,7 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, charged, replaced
+from diagnose.hooks.base import Hook, charged, replaced, replaced_in
 
 OPTIMIZER = SLOT_OF["optimizer"]
 
@@ -53,8 +53,7 @@ class OptimizerRestHook(Hook):
             stack.enter_context(replaced(torch.nn.Module, "zero_grad", wrap))
             for scheduler in schedulers:
                 stack.enter_context(replaced(scheduler, "step", wrap))
-            for owner in (clip_grad, torch.nn.utils):
-                for name in CLIPPING:
-                    if hasattr(owner, name):
-                        stack.enter_context(replaced(owner, name, wrap))
+            for name in CLIPPING:
+                owners = [owner for owner in (clip_grad, torch.nn.utils) if hasattr(owner, name)]
+                stack.enter_context(replaced_in(owners, name, wrap))
             yield

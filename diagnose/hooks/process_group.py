@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, replaced, unseen
+from diagnose.hooks.base import Hook, hidden, replaced_in, unseen
 
 
 class ProcessGroupHook(Hook):
@@ -46,7 +46,7 @@ class ProcessGroupHook(Hook):
             return hidden(functools.wraps(original)(init))
 
         with ExitStack() as stack:
-            for owner in (distributed.distributed_c10d, distributed):
-                stack.enter_context(replaced(owner, "init_process_group", wrap))
+            owners = (distributed.distributed_c10d, distributed)
+            stack.enter_context(replaced_in(owners, "init_process_group", wrap))
             recorder.guarded(joined)
             yield

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
-from diagnose.hooks.base import hidden, replaced, unseen
+from diagnose.hooks.base import hidden, replaced_in, unseen
 from diagnose.tuner.agreement import RanksLost
 
 PATIENCE_S = 30.0
@@ -81,9 +81,12 @@ class GlooRanks:
 
         if not distributed.is_available():
             return
-        for owner in (distributed.distributed_c10d, distributed):
-            self._hooks.enter_context(replaced(owner, "init_process_group", _joining(self._joined)))
-            self._hooks.enter_context(replaced(owner, "destroy_process_group", _leaving(self._destroys)))
+        owners = (distributed.distributed_c10d, distributed)
+        for name, wrap in (
+            ("init_process_group", _joining(self._joined)),
+            ("destroy_process_group", _leaving(self._destroys)),
+        ):
+            self._hooks.enter_context(replaced_in(owners, name, wrap))
         if distributed.is_initialized():
             self._lost = "the process group was there before diagnose was"
             self.rank, self.num = distributed.get_rank(), distributed.get_world_size()
