@@ -80,6 +80,18 @@ def test_a_job_ended_by_its_group_reports_too(tmp_path):
     assert ours.stderr.startswith("\ndiagnose: script ended by SIGTERM before ")
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_sent_to_our_group_reaches_the_script_once(tmp_path, name):
+    """As by `kill %1`, `timeout`, systemd and batch systems."""
+    write(tmp_path / "job.py", COUNTS)
+    process, _ = start(*DIAGNOSE, "job.py", cwd=tmp_path, start_new_session=True)
+    os.killpg(process.pid, signal.Signals[name])
+    ours = finish(process)
+    assert (ours.code, ours.stdout) == (9, f"\n{name}\n")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
 def test_what_torchrun_sends_to_the_whole_group_reaches_the_script_once(tmp_path):
     """It starts each rank so, and ends it so."""
     write(tmp_path / "job.py", COUNTS)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
+from diagnose.launch.witness import Witness
+
 PASSED_ON = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -20,10 +22,6 @@ PASSED_ON = tuple(
 )
 
 WITH_A_KEY = {getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name)}
-
-SI_KERNEL = 0x80
-"""The kernel itself sent the signal: a key was pressed, and the whole foreground group, script included,
-has it already. Python gives this constant of Linux no name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +60,12 @@ def supervise(
         signal.signal(number, note)
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it takes the child's exit code with it
-    child = subprocess.Popen(command, env=environment, close_fds=False)
     if hasattr(signal, "sigwaitinfo"):
-        _wait_for_signals(child, watched, early, beside)
+        with Witness(watched) as witness:
+            child = subprocess.Popen(command, env=environment, close_fds=False)
+            _wait_for_signals(child, watched, early, beside, witness)
     else:
+        child = subprocess.Popen(command, env=environment, close_fds=False)
         _begin(beside)
         _wait_with_handlers(child, watched)
     if child.returncode < 0 and os.name == "posix":
@@ -78,7 +78,11 @@ def _begin(beside: Callable[[], None]) -> None:
 
 
 def _wait_for_signals(
-    child: subprocess.Popen[bytes], watched: set[int], early: list[int], beside: Callable[[], None]
+    child: subprocess.Popen[bytes],
+    watched: set[int],
+    early: list[int],
+    beside: Callable[[], None],
+    witness: Witness,
 ) -> None:
     """Takes signals one by one, with their origin, instead of being interrupted by them.
 
@@ -88,25 +92,15 @@ def _wait_for_signals(
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     _begin(beside)  # the thread has them blocked, too
     for number in early:
+        witness.has(number)  # which it may have had before the script began
         child.send_signal(number)
     while child.poll() is None:
         arrived = signal.sigwaitinfo(awaited)
-        if arrived.si_signo in watched and not _went_to_all(arrived, child.pid):
+        if arrived.si_signo in watched and not witness.has(arrived.si_signo):
             child.send_signal(arrived.si_signo)
     while signal.sigtimedwait(awaited, 0) is not None:
         pass  # what was meant for the script, and came too late for it
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
-
-
-def _went_to_all(arrived: signal.struct_siginfo, script: int) -> bool:
-    """Whether the script has this signal already, as a member of our process group.
-
-    torchrun gives each rank a group of its own and ends that as a whole.
-    """
-    if arrived.si_code == SI_KERNEL:
-        return True
-    from_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and arrived.si_pid == os.getppid()
-    return from_torchrun and os.getpgid(script) == os.getpid()
 
 
 def _wait_with_handlers(child: subprocess.Popen[bytes], watched: set[int]) -> None:
