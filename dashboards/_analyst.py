@@ -218,7 +218,7 @@ def compare(before: Path, after: Path) -> Compared:
     from diagnose.analysis.compare import compare as compare_series
     from diagnose.analysis.compare import differences, tuned_parts
     from diagnose.analysis.predictions import prediction
-    from diagnose.analysis.profile import load_profile, load_series
+    from diagnose.analysis.profile import load_job_series, load_profile
     from diagnose.analysis.recorders import measured_otherwise
     from diagnose.rules import diagnosed
 
@@ -227,7 +227,8 @@ def compare(before: Path, after: Path) -> Compared:
     profiles = (diagnosed(load_profile(before)), diagnosed(load_profile(after)))
     notes = (*differences(profiles[0].run, profiles[1].run), *tuned_parts(*profiles))
     otherwise = measured_otherwise(profiles[0], profiles[1])
-    comparison = compare_series(load_series(before), load_series(after), notes=notes, otherwise=otherwise)
+    series = (load_job_series(before, profiles[0]), load_job_series(after, profiles[1]))
+    comparison = compare_series(*series, notes=notes, otherwise=otherwise)
     return Compared(comparison=comparison, profiles=profiles, prediction=prediction(*profiles, comparison))
 
 

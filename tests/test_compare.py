@@ -14,7 +14,7 @@ import pytest
 
 from diagnose.analysis.compare import MIN_STEPS, StepSeries, compare, differences
 from diagnose.analysis.predictions import gone_findings
-from diagnose.analysis.profile import load_profile, load_series
+from diagnose.analysis.profile import load_job_series, load_profile, load_series
 from diagnose.analysis.recorders import OTHERWISE, measured_otherwise
 from diagnose.core.comparison import Change, Comparison, Outcome, Unit
 from diagnose.core.finding import Finding
@@ -268,6 +268,20 @@ def two_ranks(folder: Path, *, recorder: int | None, met: bool) -> Path:
         file.set_meta({"state": {"steps": 200, "finished": True}})
         file.close()
     return folder
+
+
+def test_samples_per_s_are_those_of_all_ranks(tmp_path: Path) -> None:
+    """As the report has them: twice the ranks with as many samples each do twice the work."""
+    two = two_ranks(tmp_path / "two", recorder=RECORDER, met=False)
+    one = two_ranks(tmp_path / "one", recorder=RECORDER, met=False)
+    (one / "rank1.sqlite").unlink()
+    profiles = load_profile(one), load_profile(two)
+    found = compare(*(load_job_series(run, of) for run, of in zip((one, two), profiles, strict=True)))
+    (change,) = [change for change in found.metrics if change.name == "samples_per_s"]
+    rates = [profile.throughput.samples_per_s for profile in profiles]
+    assert [change.before, change.after] == pytest.approx(rates)
+    assert rates[1] == pytest.approx(2 * rates[0])
+    assert "not the same samples per step: 32 and 64" in "".join(found.notes)
 
 
 def judged(before: Path, after: Path) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -10,18 +10,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from diagnose.analysis.loading import reading_rates
+from diagnose.analysis.program import memory_of
 from diagnose.analysis.signals import host_stats, python_threads
 from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.torch_settings import TorchSettingsHook, settings_now
 from diagnose.launch import quota, vitals
-from diagnose.store.reader import RankLog
+from diagnose.store.reader import RankLog, read_rank
+from diagnose.store.writer import Writer
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="readings of Linux")
 
@@ -294,3 +298,31 @@ def test_the_settings_hook_takes_its_inspection_back():
         inspect()
     assert recorder.inspections == []
     assert "num_threads" in recorder.facts["settings"]
+
+
+def test_what_the_script_does_after_its_training_is_no_part_of_the_readings(tmp_path: Path):
+    def reading(time_ms: int, step: int, *, cpu_ms: int, read: int) -> tuple[int, int, dict[str, int]]:
+        own = {
+            "thread_cpu_ns": cpu_ms * MS,
+            "thread_delay_ns": 0,
+            "own_bytes": read,
+            "resident_bytes": read,
+        }
+        return time_ms * MS, step, {**own, "read_bytes": read, "minor_faults": read // 4096}
+
+    training = [reading(500 * i, 10 * i, cpu_ms=400 * i, read=10**6 * i) for i in range(21)]
+    testing = [reading(10_000 + 500 * i, 200, cpu_ms=8000, read=10**9 * i) for i in range(1, 41)]
+    alone = RankLog(path=tmp_path, steps=np.empty((0, len(COLUMNS)), dtype=np.int64), vitals=training)
+    whole = replace(alone, vitals=training + testing)
+    assert host_stats(whole, 10) == host_stats(alone, 10)
+    assert host_stats(whole, 10).on_cpu_share == pytest.approx(0.8)
+    assert memory_of(whole, 10) == memory_of(alone, 10)
+    assert reading_rates(whole, 200) == reading_rates(alone, 200)
+
+    writer = Writer(tmp_path, 0)
+    for row in training + testing:
+        writer.add_vitals(*row)
+    writer.close()
+    brief = read_rank(tmp_path / "rank0.sqlite", brief_from=10)
+    assert brief.vitals[-1] == training[-1]
+    assert host_stats(brief, 10).on_cpu_share == pytest.approx(0.8)

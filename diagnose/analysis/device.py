@@ -59,7 +59,9 @@ def device_of(log: RankLog, warmup: int, supplied: Mapping[str, Any] | None = No
 
 def driver_readings(log: RankLog, warmup: int) -> list[Figures]:
     """Returns what the driver said over the measured steps, in order."""
-    rows: list[Mapping[str, Any]] = [readings for _, step, readings in log.vitals if step >= warmup]
+    rows: list[Mapping[str, Any]] = [
+        readings for _, step, readings in log.training_vitals if step >= warmup
+    ]
     return [row["device"] for row in rows if "device" in row]
 
 

@@ -363,10 +363,11 @@ def sightings(reports: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 def reading_rates(log: RankLog, num_steps: int) -> tuple[float | None, float | None]:
     """Returns bytes read from storage per step, by process and workers, in the first quarter of the run's
     time and in the last."""
-    if len(log.vitals) < 2 or not num_steps:
+    vitals = log.training_vitals
+    if len(vitals) < 2 or not num_steps:
         return None, None
-    begin, end = log.vitals[0][0], log.vitals[-1][0]
-    own = [(time_ns, readings.get("read_bytes")) for time_ns, _, readings in log.vitals]
+    begin, end = vitals[0][0], vitals[-1][0]
+    own = [(time_ns, readings.get("read_bytes")) for time_ns, _, readings in vitals]
     tracks = [own]
     for report in log.workers:
         points = [(time_ns, read) for time_ns, _, _, read, _ in report.get("history", ())]
@@ -382,7 +383,7 @@ def reading_rates(log: RankLog, num_steps: int) -> tuple[float | None, float | N
         times, totals = zip(*track, strict=True)
         return float(np.interp(until, times, totals) - np.interp(after, times, totals))
 
-    steps = [(time_ns, step) for time_ns, step, _ in log.vitals]
+    steps = [(time_ns, step) for time_ns, step, _ in vitals]
 
     def rate(after: float, until: float) -> float:
         return sum(grown(track, after, until) for track in tracks) / max(1.0, grown(steps, after, until))

@@ -48,6 +48,7 @@ from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
+from diagnose.core.units import NS_PER_S
 from diagnose.store.reader import RankLog
 from diagnose.store.runs import earlier_files, number_of, rank_files, read_lost, read_manifest
 
@@ -343,8 +344,26 @@ def load_series(run: Path, rank: int | None = None) -> StepSeries:
     rows = log.steps[warmup:]
     return StepSeries(
         step_time_ns=step_times(rows).astype(float),
-        phase_time_ns=phase_series(log, rows, warmup, Roles(log.sites, Sources(), log.samples)),
+        phase_time_ns=phase_series(log, rows, warmup, Roles(log.sites, Sources(log.sources), log.samples)),
         samples=rows[:, COLUMNS.index("samples")].astype(float),
+    )
+
+
+def load_job_series(run: Path, profile: Profile) -> StepSeries:
+    """Reads the steps of a run's first rank as `load_series` does, with the samples that all ranks made
+    meanwhile.
+
+    Args:
+        run: The run's folder.
+        profile: What `load_profile` returned of it.
+    """
+    series = load_series(run)
+    whole = profile.throughput.samples_per_s
+    own = NS_PER_S * float(series.samples.sum()) / max(1.0, float(series.step_time_ns.sum()))
+    return (
+        replace(series, samples=series.samples.astype(np.float64) * (whole / own))
+        if whole and own
+        else series
     )
 
 
@@ -382,7 +401,7 @@ def _tuning(log: RankLog, ranks: float) -> Tuning | None:
     part = part_of(log, *tuning.tuned)
     if not len(part.steps):
         return tuning
-    series = phase_series(part, part.steps, 0, Roles(part.sites, Sources(), part.samples))
+    series = phase_series(part, part.steps, 0, Roles(part.sites, Sources(part.sources), part.samples))
     return replace(
         tuning,
         tuned_phase_time_ns={phase: float(times.mean()) for phase, times in series.items()},

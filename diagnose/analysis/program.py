@@ -86,7 +86,7 @@ def memory_of(log: RankLog, warmup: int) -> Memory:
     """Reads the memory that the process keeps over the measured steps."""
     rows = [
         (step, r.get("own_bytes", r["resident_bytes"]))
-        for _, step, r in log.vitals
+        for _, step, r in log.training_vitals
         if "resident_bytes" in r
     ]
     total = _facts(log).get("memory_bytes")

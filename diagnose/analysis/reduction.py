@@ -30,6 +30,7 @@ class Reduced:
 
     def add(self, place: int, log: RankLog, window: Window, script: Script) -> None:
         """Takes a rank in that is not there yet."""
+        script.sources.know(log.sources)
         if len(log.steps):
             summary, across = summarize(log, place, window, script)
             self.fold(Reduced(ranks={place: summary}, across=across))

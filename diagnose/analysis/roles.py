@@ -181,11 +181,15 @@ class Sources:
     """Source text by file, read once.
 
     Args:
-        texts: Texts that are known already, such as those kept with the run.
+        texts: Texts that are known already: those kept with the run. The file may be another by now.
     """
 
-    def __init__(self, texts: dict[str, str] | None = None) -> None:
+    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts: dict[str, str | None] = dict(texts or {})
+
+    def know(self, texts: Mapping[str, str]) -> None:
+        """Takes in what is kept with one more rank."""
+        self._texts.update((file, text) for file, text in texts.items() if file not in self._texts)
 
     def text(self, file: str) -> str | None:
         """Returns the text of a file, or `None` when it cannot be read."""

@@ -33,7 +33,7 @@ def host_stats(log: RankLog, warmup: int) -> HostStats:
         quota_cpus=limits.get("quota"),
         num_threads=settings.get("num_threads", meta.get("num_threads")),
     )
-    rows = [row for row in log.vitals if row[1] >= warmup]
+    rows = [row for row in log.training_vitals if row[1] >= warmup]
     if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
         return known
     (begun_ns, _, first), (ended_ns, _, last) = rows[0], rows[-1]

@@ -30,7 +30,7 @@ def compare(
     from diagnose.analysis.compare import compare as compare_series
     from diagnose.analysis.compare import differences, tuned_parts
     from diagnose.analysis.predictions import prediction
-    from diagnose.analysis.profile import load_profile, load_series
+    from diagnose.analysis.profile import load_job_series, load_profile
     from diagnose.analysis.recorders import measured_otherwise
     from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
     from diagnose.rules import diagnosed
@@ -42,8 +42,8 @@ def compare(
     profiles = (diagnosed(load_profile(one)), diagnosed(load_profile(other)))
     runs = (profiles[0].run, profiles[1].run)
     comparison = compare_series(
-        load_series(one),
-        load_series(other),
+        load_job_series(one, profiles[0]),
+        load_job_series(other, profiles[1]),
         notes=(*differences(*runs), *tuned_parts(*profiles)),
         otherwise=measured_otherwise(*profiles),
     )

@@ -124,6 +124,7 @@ def _rank_trace(
 ) -> RankTrace | None:
     try:
         log = read_rank(path)
+        sources.know(log.sources)
         weights = phase_weights(split_gaps(log, warmup, Roles(log.sites, sources, log.samples)))
         own_ns = unix_minus_clock_ns(log.meta)
 

@@ -161,6 +161,7 @@ class Flusher:
         if last or len(recorder.sites) != self._sites:
             self._sites = len(recorder.sites)
             writer.add_sites(_resolved_sites(dict(recorder.sites)))
+            writer.add_sources(loader["file"] for loader in recorder.facts.get("loaders", ()))
         if recorder.thread:
             readings = {**vitals.read(recorder.thread), **self._device.read(recorder.facts)}
             writer.add_vitals(time.perf_counter_ns(), recorder.steps, readings)

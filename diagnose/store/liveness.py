@@ -79,8 +79,8 @@ def _is_alive(pid: int, seen_unix: float) -> bool:
         return True
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        since_boot_s = float(Path("/proc/uptime").read_text().split()[0])
     except OSError:  # no /proc here, or just gone
         return True
+    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)  # in a container /proc/uptime may be its own
     age_s = since_boot_s - int(stat[19]) / os.sysconf("SC_CLK_TCK")
     return stat[0] != "Z" and time.time() - age_s < seen_unix + CLOCKS_DIFFER_S

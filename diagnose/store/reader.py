@@ -48,6 +48,7 @@ class RankLog:
         worker_samples: Stack and nanoseconds, of all workers together.
         meetings: int64 of shape `(passes, 2)`: when this rank's gradients of a backward pass were there,
             and when those of all ranks were, by `time.perf_counter_ns`. Empty where nothing was reduced.
+        sources: Texts of the source files that were seen while it trained, as they were then, by name.
         notes: What could not be read, in words.
     """
 
@@ -64,7 +65,16 @@ class RankLog:
     vitals: list[tuple[int, int, dict[str, int]]] = field(default_factory=list)
     worker_samples: list[tuple[tuple[Frame, ...], int]] = field(default_factory=list)
     meetings: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
+    sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def training_vitals(self) -> list[tuple[int, int, dict[str, int]]]:
+        """`vitals` up to the first at which all steps were done: what follows is of what the script does
+        after its training."""
+        last = max((step for _, step, _ in self.vitals), default=0)
+        end = next((index for index, row in enumerate(self.vitals) if row[1] == last), 0)
+        return self.vitals[: end + 1]
 
 
 BRIEF_VITALS = 16
@@ -146,6 +156,7 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
             if brief_from is None
             else [],
             meetings=_meetings(db, path, notes),
+            sources=_sources(db, path, notes),
             notes=notes,
         )
     finally:
@@ -208,12 +219,16 @@ def _brief_samples(db: sqlite3.Connection, first_step: int) -> str:
     return "SELECT * FROM samples"
 
 
+_TRAINED = "SELECT min(time_ns) FROM vitals WHERE step = (SELECT max(step) FROM vitals)"
+"""When all steps were done, as `RankLog.training_vitals` has it."""
+
+
 def _brief_vitals(db: sqlite3.Connection, first_step: int) -> str:
     """Returns the query for the first reading from a step on, the last, and some between them."""
     begin = f"SELECT time_ns FROM vitals WHERE step >= {first_step} ORDER BY time_ns LIMIT 1"
     try:
         ((first,),) = db.execute(begin).fetchall()
-        ((last,),) = db.execute("SELECT max(time_ns) FROM vitals").fetchall()
+        ((last,),) = db.execute(_TRAINED).fetchall()
     except (ValueError, *DAMAGE):  # none that late, or none that can be read
         return "SELECT * FROM vitals LIMIT 0"
     spread = (first + part * (last - first) // BRIEF_VITALS for part in range(BRIEF_VITALS + 1))
@@ -245,6 +260,16 @@ def _meetings(db: sqlite3.Connection, path: Path, notes: list[str]) -> npt.NDArr
         return np.empty((0, 2), dtype=np.int64)
     blobs = _rows(db, "SELECT times FROM meetings", path, notes, _times)  # in the order of its key
     return np.concatenate([*blobs, np.empty((0, 2), dtype=np.int64)])
+
+
+def _sources(db: sqlite3.Connection, path: Path, notes: list[str]) -> dict[str, str]:
+    if not _has_table(db, "sources", path, notes):
+        return {}
+    return dict(_rows(db, "SELECT file, text FROM sources", path, notes, _source))
+
+
+def _source(file: str, text: bytes) -> tuple[str, str]:
+    return file, zlib.decompress(text).decode(errors="replace")
 
 
 def _device_steps(

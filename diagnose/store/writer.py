@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -18,6 +19,10 @@ from diagnose.store.merging import Merging
 BUCKETS = 64
 """A bucket of sampled stacks spans this part of the steps before it, which is less than a look at any part
 of a run can tell from its neighbours."""
+
+MAX_SOURCES = 64
+MAX_SOURCE_BYTES = 1 << 20
+"""A longer file was written by a program."""
 
 LONGEST_WAIT_MS = 1000
 """So long the end of a script waits for somebody who reads the file; a look takes a hundredth of it."""
@@ -55,6 +60,7 @@ class Writer:
             _remove(self.path)
             raise
         self._stacks: dict[str, int] = {}
+        self._sources: set[str] = set()
         self._steps = 0
         self._meetings = 0
         self._chunks_merging = Merging(self._db, "chunks", "columns", len(COLUMNS), "num_steps", "totals")
@@ -110,7 +116,20 @@ class Writer:
 
     def add_sites(self, sites: Iterable[tuple[str, str, int, str, int]]) -> None:
         """Replaces the counts of call sites: kind, file, line, function, calls."""
+        sites = list(sites)
+        self.add_sources(file for _, file, *_ in sites)
         self._db.executemany("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", sites)
+
+    def add_sources(self, files: Iterable[str]) -> None:
+        """Keeps the texts of source files as they are now: they may be edited before anybody looks."""
+        for file in {*files} - self._sources:
+            if len(self._sources) == MAX_SOURCES or not os.path.isabs(file):
+                continue
+            self._sources.add(file)
+            with contextlib.suppress(OSError):
+                if os.path.getsize(file) <= MAX_SOURCE_BYTES:
+                    packed = zlib.compress(Path(file).read_bytes())
+                    self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (file, packed))
 
     def add_events(self, events: Iterable[tuple[int, int, str, Mapping[str, Any]]]) -> None:
         """Appends events: time, step, kind, detail."""
@@ -179,6 +198,7 @@ class Writer:
         known = self._stacks.get(text)
         if known is None:
             known = self._stacks[text] = len(self._stacks)
+            self.add_sources(file for file, _, _ in frames[1:])
             self._db.execute("INSERT INTO stacks VALUES (?, ?)", (known, text))
         return known
 
