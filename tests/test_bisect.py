@@ -338,6 +338,47 @@ def test_the_advice_for_a_merge_is_a_row_that_can_be_searched(tmp_path: Path) ->
     assert [commit.subject for commit in inside] == ["one", "two"]
 
 
+@pytest.fixture
+def updated_branch(tmp_path: Path) -> Path:
+    """Of a topic that took over the main branch once, before it was merged: one, two, update, three."""
+    git(tmp_path, "init", "-q", "-b", "main")
+
+    def commits(*subjects: str) -> None:
+        for subject in subjects:
+            git(tmp_path, "commit", "-q", "--allow-empty", "-m", subject)
+
+    commits("root")
+    git(tmp_path, "checkout", "-q", "-b", "topic")
+    commits("one", "two")
+    git(tmp_path, "checkout", "-q", "main")
+    commits("faster")
+    git(tmp_path, "checkout", "-q", "topic")
+    git(tmp_path, "merge", "-q", "--no-ff", "-m", "update", "main")
+    commits("three")
+    git(tmp_path, "checkout", "-q", "main")
+    git(tmp_path, "merge", "-q", "--no-ff", "-m", "merge", "topic")
+    return tmp_path
+
+
+def test_a_branch_that_was_updated_is_searched_from_where_it_began(updated_branch: Path) -> None:
+    good, commits = row_of_commits(updated_branch, "main~1..main")
+    found = Bisection(ending=Ending.FOUND, good=good, commits=commits, suspects=range(1))
+    (advice,) = [line for line in next_steps(found) if "merge" in line]
+    _, _, command = advice.partition("diagnose bisect ")
+    first_word = ["sh", "-c", f'set -- {command}; printf %s "$1"']
+    row = subprocess.check_output(first_word, cwd=updated_branch, text=True)
+    start, inside = row_of_commits(updated_branch, row)
+    assert start.subject == "root"
+    assert [commit.subject for commit in inside] == ["one", "two", "update", "three"]
+
+
+def test_a_start_that_came_by_a_merge_is_refused(updated_branch: Path) -> None:
+    """What came before the merge lacks what the start has, and would look slow for it."""
+    root = git(updated_branch, "rev-parse", "--short=12", "main~2")
+    with pytest.raises(DiagnoseError, match=f"Begin where the branch does: {root}"):
+        row_of_commits(updated_branch, "main~1..topic")
+
+
 GPG = """\
 #!/bin/sh
 case "$*" in *--verify*) echo 'gpg: Good signature from a\tb\tc' >&2; exit 0 ;; esac

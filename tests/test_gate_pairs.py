@@ -129,6 +129,33 @@ def test_a_budget_that_ends_before_a_run_could_is_no_hang() -> None:
     assert paired.stopped == "the budget of 2 min was used up by 1 run"
 
 
+def test_a_run_that_the_budgets_end_finds_far_too_long_leaves_no_verdict() -> None:
+    """What the pairs before it say is not all that is to say: the head may hang."""
+    now = [0.0]
+
+    def measure(side: int, name: str, plan: RunPlan) -> MeasuredRun:
+        now[0] += 21.0 if plan.finds_warmup else 5.0
+        if name == "head-11":
+            raise OutOfTime
+        uneven = 1.05 if side == HEAD and int(name[-2:]) % 2 else 0.98
+        return scripted({"base": 100, "head": 100 * uneven})(side, name, plan)
+
+    paired = run_pairs(measure, Asked(budget_s=200.0, steps=40), clock=lambda: now[0])
+    assert len(paired.pairs) == 10
+    assert paired.judgement.verdict is Verdict.INCONCLUSIVE
+    assert "head-11 had not ended after" in paired.judgement.reason
+
+
+def test_the_rehearsals_do_not_say_for_how_long_a_run_must_have_time() -> None:
+    """They are longer: with 1.2 s a step, seven pairs of shorter runs fit, which tell."""
+    measure, clock, plans = in_simulated_time(1200, 1200)
+    paired = run_pairs(measure, Asked(budget_s=1800.0), clock=clock)
+    assert plans[2].steps < 200
+    assert len(paired.pairs) >= 7
+    assert paired.judgement.verdict is Verdict.PASS
+    assert clock() <= 1800.0
+
+
 def test_a_loss_that_may_be_chance_is_said_to_be_one() -> None:
     ratios = [0.999, 1.05, 1.04, 1.045, 1.05, 1.04, 1.045]
     pairs = []

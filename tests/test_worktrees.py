@@ -15,7 +15,7 @@ import pytest
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate import imports
 from diagnose.gate.compare_commits import GateRequest, Plumbing, compare_versions, sigterm_unwinds
-from diagnose.gate.imports import foreign_sources
+from diagnose.gate.imports import why_same_code
 from diagnose.gate.measure import RunPlan
 from diagnose.gate.pairs import Asked
 from diagnose.gate.result import MeasuredRun, Side, Verdict
@@ -106,10 +106,14 @@ def test_import_paths_move_by_whatever_name_they_lead_into_the_repository(
         assert [os.path.normpath(path) if path else "" for path in moved] == list(moves.values())
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, *files: Path | str) -> None:
+def seen(monkeypatch: pytest.MonkeyPatch, *files: Path | str, in_worker: bool = False) -> None:
     """Lets a run have been seen in these files."""
-    samples = [(0, 0, ((str(file), 1, "f"),), 0) for file in files]
-    monkeypatch.setattr(imports, "read_logs", lambda run: ([SimpleNamespace(samples=samples)], ()))
+    stacks = [((str(file), 1, "f"),) for file in files]
+    log = SimpleNamespace(
+        samples=[] if in_worker else [(0, 0, stack, 0) for stack in stacks],
+        worker_samples=[(stack, 1) for stack in stacks] if in_worker else [],
+    )
+    monkeypatch.setattr(imports, "read_logs", lambda run: ([log], ()))
 
 
 def test_the_working_copys_code_is_known_by_any_name(
@@ -120,19 +124,47 @@ def test_the_working_copys_code_is_known_by_any_name(
     (top / "inside" / "copied.py").symlink_to(top / "src" / "net.py")
     (top / "shared").mkdir()
     (top / "inside" / "shared").symlink_to(top / "shared")
-    net = str(top / "src" / "net.py")
-    for file, foreign in {
-        linked / "src" / "net.py": [net],
-        top / "inside" / "copied.py": [net],
-        top / "inside" / "src" / "net.py": [],
-        top / "inside" / "shared" / "code.py": [],
-        top / ".venv" / "lib" / "site-packages" / "net.py": [],
-        tmp_path / "elsewhere.py": [],
-        "<string>": [],
+    net, packages = f"{top}/src/net.py, of the working copy", top / ".venv" / "lib" / "site-packages"
+    for file, reason in {
+        linked / "src" / "net.py": net,
+        top / "inside" / "copied.py": net,
+        top / "inside" / "src" / "net.py": "",
+        top / "inside" / "shared" / "code.py": "",
+        packages / "net.py": f"{packages}/net.py, an installed copy of what stands in the worktree",
+        tmp_path / "dist-packages" / "train.py": f"{tmp_path}/dist-packages/train.py, an installed copy",
+        packages / "torch.py": "",
+        packages / "src" / "other.py": "",
+        tmp_path / "elsewhere.py": "",
+        "<string>": "",
     }.items():
-        seen(monkeypatch, file)
-        for name in (top, linked):
-            assert foreign_sources(tmp_path, name, top / "inside" / "src", ["shared"]) == foreign, file
+        for in_worker in (False, True):
+            seen(monkeypatch, file, in_worker=in_worker)
+            for name in (top, linked):
+                said = why_same_code("gate", tmp_path, name, top / "inside" / "src", ["shared"])
+                assert (f"used {reason}" in said) if reason else not said, file
+                assert ("installed copy" not in said) or f"PYTHONPATH={top}" in said
+
+
+def test_an_installed_copy_of_the_project_is_not_judged(linked: Path, tmp_path: Path) -> None:
+    """As after `pip install .`: both worktrees would run the one that is installed."""
+    installed = tmp_path / "site-packages"
+    for top in (linked, installed):
+        write(top / "net" / "__init__.py", "import time\n\ndef work():\n    time.sleep(0.01)\n")
+    write(
+        linked / "scripts" / "train.py",
+        f"import sys\nsys.path.append({str(installed)!r})\n"
+        "import torch\nfrom net import work\n"
+        "weight = torch.nn.Parameter(torch.ones(1))\n"
+        "optimizer = torch.optim.SGD([weight])\n"
+        "for _ in range(1000):\n    work()\n    (weight * 2).sum().backward()\n    optimizer.step()\n",
+    )
+    git(linked, "add", ".")
+    git(linked, "commit", "--quiet", "--all", "--message", "a training")
+    call = ("gate", "--ab", "HEAD..HEAD", "--steps", "60", "--warmup", "0", "--", "scripts/train.py")
+    ended = run(sys.executable, "-c", BY_PATH, *call, cwd=linked)
+    assert ended.code == 2, ended.stdout + ended.stderr
+    assert f"used {installed}/net/__init__.py, an installed copy" in ended.stderr
+    assert f"PYTHONPATH={linked.resolve()} diagnose gate" in ended.stderr
 
 
 def test_a_run_that_imports_the_working_copy_over_a_link_is_not_judged(linked: Path) -> None:

@@ -88,7 +88,7 @@ def next_steps(found: Bisection) -> list[str]:
     steps = [f"Look at it: git show {commit.hash[:12]}"]
     if commit.is_merge:
         name = commit.hash[:12]
-        since = f"$(git merge-base {name}^ {name}^2)..{name}^2"
+        since = f"$(git rev-list --first-parent {name}^2 --not {name}^ | tail -n 1)^..{name}^2"
         steps.append(f'It is a merge. Search what it merged: diagnose bisect "{since}" -- ...')
     return steps
 

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from diagnose.gate.bisection import BisectRequest, Commit
 from diagnose.gate.compare_commits import Measure
-from diagnose.gate.imports import foreign_sources
+from diagnose.gate.imports import why_same_code
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import BASE, MeasureRun
 from diagnose.gate.posterior import CannotRun, OutOfBudget
@@ -29,7 +29,7 @@ class Bench:
     Attributes:
         measure: Makes one run.
         ends_at: When the budget is used up, on the monotonic clock; `None` for never.
-        longest_s: The longest run so far.
+        longest_s: The longest run so far, of those that are as long as further ones.
     """
 
     request: BisectRequest
@@ -116,13 +116,9 @@ class Bench:
         self.num_runs += 1
         run = self.measure(side, f"run-{self.num_runs:03d}-{commit.hash[:9]}", self.request.folder, plan)
         self.longest_s = max(self.longest_s, run.wall_s)
-        foreign = foreign_sources(run.folder, self.repository, side.root, self.request.links)
-        if foreign:
-            raise NotInThisVersion(
-                f"bisect: the run in a worktree used {foreign[0]}, of the working copy: all versions\n"
-                "would run the same code (an editable installation?). Import from the worktree:\n"
-                f"PYTHONPATH={Path(foreign[0]).parents[1]} diagnose bisect ... (moved to each worktree)"
-            )
+        reason = why_same_code("bisect", run.folder, self.repository, side.root, self.request.links)
+        if reason:
+            raise NotInThisVersion(reason)
         return run
 
     def _side(self, commit: Commit) -> Side:

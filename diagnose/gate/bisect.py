@@ -17,7 +17,7 @@ from diagnose.gate.compare_commits import (
     sigterm_unwinds,
 )
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
-from diagnose.gate.pairs import Paired, Progress, judge, run_pairs
+from diagnose.gate.pairs import Paired, Progress, counted, judge, run_pairs
 from diagnose.gate.posterior import CannotRun, OutOfBudget, search
 from diagnose.gate.result import Judgement, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.why import reasons, why_of
@@ -96,6 +96,13 @@ def row_of_commits(repository: Path, text: str) -> tuple[Commit, tuple[Commit, .
     commits = _logged(repository, "--first-parent", "--reverse", f"{good}..{bad}")
     if not commits:
         raise DiagnoseError(f"bisect: {text}: that is one and the same commit; name a slower, later one.")
+    before = git(repository, "rev-parse", f"{commits[0].hash}^").strip()
+    if before != good:
+        # What the branch did not have yet, it is not slow for lack of.
+        raise DiagnoseError(
+            f"bisect: {text}: the first came to the second's branch by a merge, and what came before the "
+            f"merge is not built on it.\nBegin where the branch does: {before[:12]}"
+        )
     return _logged(repository, "--max-count=1", good)[0], commits
 
 
@@ -120,6 +127,7 @@ class _Search:
         if asked.budget_s is not None:
             asked = replace(asked, budget_s=ENDS_PART * asked.budget_s)
         ends = run_pairs(self.bench.ends(found.good, found.commits[-1]), asked, progress=self.progress)
+        self.bench.longest_s = max((run.wall_s for run in counted(ends.runs)), default=0.0)
         judgement = self._judged(ends)
         if judgement is not ends.judgement:
             found = replace(found, notes=(*found.notes, IN_RARE_STEPS))

@@ -14,7 +14,7 @@ from types import FrameType
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.fingerprint import fingerprint_of
-from diagnose.gate.imports import foreign_sources
+from diagnose.gate.imports import why_same_code
 from diagnose.gate.in_turns import KEEPS_FREED
 from diagnose.gate.measure import RunPlan, measured_in_turns, measured_run
 from diagnose.gate.noise import advice, causes
@@ -238,13 +238,9 @@ def _measure(
     def run(side: int, name: str, plan: RunPlan) -> MeasuredRun:
         measured = measure(sides[side], name, request.folder, plan)
         if repository is not None and len(made) < len(sides):  # the first of each
-            foreign = foreign_sources(measured.folder, repository, sides[side].root, request.links)
-            if foreign:
-                raise DiagnoseError(
-                    f"gate: the run in a worktree used {foreign[0]}, of the working copy: both versions\n"
-                    "would run the same code (an editable installation?). Import from the worktree:\n"
-                    f"PYTHONPATH={Path(foreign[0]).parents[1]} diagnose gate ... (moved to each worktree)"
-                )
+            reason = why_same_code("gate", measured.folder, repository, sides[side].root, request.links)
+            if reason:
+                raise DiagnoseError(reason)
         made.append(measured)
         return measured
 

@@ -10,29 +10,65 @@ from diagnose.gate.worktrees import repository_of
 
 PACKAGES = {"site-packages", "dist-packages"}
 
+SOURCES = ("", "src")
+"""Folders of a project that hold what is installed of it."""
 
-def foreign_sources(run: Path, repository: Path, ran_in: Path, links: Sequence[str] = ()) -> list[str]:
-    """Returns the source files, seen while the run trained, that lie in the working copy.
 
-    An editable installation points there whatever worktree a script runs in. Files are taken for what they
-    are, by whatever links their names lead there; those that the user linked are meant to.
+def why_same_code(
+    command: str, run: Path, repository: Path, ran_in: Path, links: Sequence[str] = ()
+) -> str:
+    """Says why all versions would run the same code, and what to do; empty where none was seen.
+
+    An editable installation points into the working copy, whatever worktree a script runs in, and any other
+    one is of one version only. Files are taken for what they are, by whatever links their names lead there;
+    those that the user linked are meant to.
 
     Args:
+        command: Whose message it is: `gate`.
         run: The run's folder.
         repository: The working copy.
         ran_in: Where it ran, in a worktree, which may itself lie in the working copy.
         links: Paths that both versions share.
     """
-    logs, _ = read_logs(run)
     top, worktree = repository.resolve(), repository_of(ran_in).resolve()
     shared = [(top / link).resolve() for link in links]
-    seen = {file for log in logs for _, _, frames, _ in log.samples for file, _, _ in frames}
-    files = {Path(file).resolve() for file in seen if Path(file).is_absolute()}
-    return sorted(
-        str(file)
-        for file in files
-        if file.is_relative_to(top)
-        and not file.is_relative_to(worktree)
-        and not any(file.is_relative_to(place) for place in shared)
-        and not PACKAGES.intersection(file.parts)
-    )
+    for file in sorted(_seen(run)):
+        folder = _installed_from(file, (worktree, ran_in.resolve()))
+        if folder is not None:
+            what, kind = "an installed copy of what stands in the worktree", ""
+            importable = top / folder.relative_to(worktree)
+        elif (
+            file.is_relative_to(top)
+            and not file.is_relative_to(worktree)
+            and not any(file.is_relative_to(place) for place in shared)
+            and not PACKAGES.intersection(file.parts)
+        ):
+            what, kind = "of the working copy", " (an editable installation?)"
+            importable = file.parents[1]
+        else:
+            continue
+        return (
+            f"{command}: the run in a worktree used {file}, {what}: all versions\n"
+            f"would run the same code{kind}. Import from the worktree:\n"
+            f"PYTHONPATH={importable} diagnose {command} ... (moved to each worktree)"
+        )
+    return ""
+
+
+def _seen(run: Path) -> set[Path]:
+    """Returns the source files that were seen while the run trained, in its workers too."""
+    logs, _ = read_logs(run)
+    stacks = [frames for log in logs for _, _, frames, _ in log.samples]
+    stacks += [frames for log in logs for frames, _ in log.worker_samples]
+    names = {file for frames in stacks for file, _, _ in frames}
+    return {Path(name).resolve() for name in names if Path(name).is_absolute()}
+
+
+def _installed_from(file: Path, projects: Sequence[Path]) -> Path | None:
+    """Returns the folder of a project in which an installed file stands as well."""
+    index = next((index for index, part in enumerate(file.parts) if part in PACKAGES), None)
+    if index is None:
+        return None
+    inside = Path(*file.parts[index + 1 :])
+    folders = (project / folder for project in projects for folder in SOURCES)
+    return next((folder for folder in folders if (folder / inside).is_file()), None)

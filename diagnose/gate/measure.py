@@ -273,7 +273,7 @@ def _cpu_ms(logs: Sequence[RankLog], warmup: int) -> float | None:
     """Returns the CPU time per step of the ranks and their workers together."""
     total_ms = 0.0
     for log in logs:
-        rows = [row for row in log.vitals if row[1] >= warmup and "cpu_ns" in row[2]]
+        rows = [row for row in log.training_vitals if row[1] >= warmup and "cpu_ns" in row[2]]
         if len(rows) < 2 or rows[-1][0] - rows[0][0] < LEAST_CPU_S * NS_PER_S:
             return None
         (_, first_step, first), (_, last_step, last) = rows[0], rows[-1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.in_turns import TURN_S, TURN_STEPS
 from diagnose.gate.measure import OutOfTime, RunPlan
-from diagnose.gate.patience import hang, time_limit
+from diagnose.gate.patience import SUSPECT, hang, not_ended, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, Verdict
 from diagnose.gate.statistics import MAX_PAIRS, MIN_PAIRS, Decision, State, decide, max_error
@@ -108,7 +108,7 @@ def run_pairs(
         rehearsals.append(job.run(HEAD, 0, plan, usual_s=rehearsals[0].wall_s))
         metric = _judged_metric(metric, rehearsals)
         plan = fitted(plan, rehearsals, asked, job.left_s())
-        usual_s = max(run_s(plan, rehearsals), *(run.wall_s for run in rehearsals))
+        usual_s = run_s(plan, rehearsals)
         progress(_progress_of_plan(plan, rehearsals))
         if asked.in_turns:
             _refuse_turns(rehearsals)
@@ -167,11 +167,11 @@ class _Job:
             usual_s: What such a run takes, as far as that is known.
         """
         name = f"{NAMES[side]}-{number:02d}"
-        least_s = max((run.wall_s for run in self.runs), default=0.0)
+        like = counted(self.runs) if number else self.runs
         (run,) = self._made(
             lambda limit_s: [self.measure(side, name, replace(plan, timeout_s=limit_s))],
             name,
-            least_s,
+            max((run.wall_s for run in like), default=usual_s if number else 0.0),
             usual_s,
         )
         return run
@@ -208,7 +208,10 @@ class _Job:
         try:
             made = make(time_limit(usual_s, left_s))
         except OutOfTime as late:
-            raise hang(name, usual_s, left_s, late) or _Stopped(self._out_of_budget()) from late
+            hangs = hang(name, usual_s, left_s, late)
+            if hangs is None and left_s is not None and left_s > SUSPECT * usual_s:
+                raise _Useless(not_ended(name, left_s, usual_s)) from late
+            raise hangs or _Stopped(self._out_of_budget()) from late
         self.runs += made
         for run in made:
             useless = why_useless(run) or why_other_ranks(self.runs[0], run)
@@ -219,6 +222,11 @@ class _Job:
     def _out_of_budget(self) -> str:
         assert self.asked.budget_s is not None
         return used_up(self.asked.budget_s, len(self.runs))
+
+
+def counted(runs: Sequence[MeasuredRun]) -> Sequence[MeasuredRun]:
+    """Returns the runs of pairs: without the two rehearsals, whose length is another."""
+    return runs[2:]
 
 
 def why_not_in_turns(run: MeasuredRun) -> str:
@@ -337,8 +345,13 @@ def fitted(
 
 
 def run_s(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> float:
-    """What a run of the plan takes: of the slower version."""
-    return max(run.startup_s + (plan.warmup + plan.steps) * run.step_s for run in rehearsals)
+    """What a run of the plan takes, of the slower version: its steps, and all that was not steps."""
+
+    def of(run: MeasuredRun) -> float:
+        beside_s = max(run.startup_s, run.wall_s - (run.warmup + run.num_steps) * run.step_s)
+        return beside_s + (plan.warmup + plan.steps) * run.step_s
+
+    return max(map(of, rehearsals))
 
 
 def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:

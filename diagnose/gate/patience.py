@@ -15,6 +15,10 @@ LEAST_PATIENCE_S = 300.0
 budget it is half of what is left, or a head that hangs would only ever use it up."""
 
 
+SUSPECT = 3.0
+"""A run that the budget's end finds so many times as long as it should be spoils the others' verdict."""
+
+
 def time_limit(usual_s: float, left_s: float | None) -> float | None:
     """Returns after how many seconds to end a run; `None` for never.
 
@@ -31,11 +35,16 @@ def hang(name: str, usual_s: float, left_s: float | None, late: OutOfTime) -> Tr
     patience_s = _patience_s(usual_s, left_s)
     if left_s is not None and left_s <= patience_s:
         return None
-    reason = (
-        f"{name} had not ended after {patience_s:.0f} s, where such a run takes {usual_s:.0f} s: "
+    reason = not_ended(name, patience_s, usual_s)
+    return TrainingFailed(name, reason, exit_code=None, signal=None, last_lines=late.last_lines)
+
+
+def not_ended(name: str, after_s: float, usual_s: float) -> str:
+    """Says that a run takes too long."""
+    return (
+        f"{name} had not ended after {after_s:.0f} s, where such a run takes {usual_s:.0f} s: "
         "it hangs, or is very much slower"
     )
-    return TrainingFailed(name, reason, exit_code=None, signal=None, last_lines=late.last_lines)
 
 
 def _patience_s(usual_s: float, left_s: float | None) -> float:
