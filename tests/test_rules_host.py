@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from running import DIAGNOSE, only_run, run, write
 
-from diagnose.analysis.profile import load_profile
+from diagnose.analysis.profile import load_profile, load_series
+from diagnose.analysis.series import summarize_series
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, RankProfile
+from diagnose.core.profile import Profile, RankProfile, SourceLine
 from diagnose.core.program import Loader, Program
 from diagnose.core.series import Series
 from diagnose.core.settings import Settings
@@ -102,6 +105,44 @@ def test_a_fault_in_a_real_run_is_named_with_its_line_and_its_size(fault: str, r
     true_ns = 1e9 * sum(spent) / len(spent)
     assert found.lost_ns_per_step == pytest.approx(true_ns, rel=0.3)
     assert rule == next(iter(findings)), "the fault takes more than everything else"
+
+
+SMALL_OPERATIONS = """
+import torch
+from torch import nn
+
+torch.set_num_threads(2)
+layers = [module for _ in range(24) for module in (nn.Linear(256, 256), nn.Tanh())]
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x = torch.randn(64, 256)
+for step in range(150):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two threads want two CPUs")
+def test_threads_that_sleep_between_operations_are_told_by_what_waking_them_costs(tmp_path: Path):
+    script = write(tmp_path / "train.py", SMALL_OPERATIONS)
+    quickest_ns = {}
+    for policy in ("active", "passive"):
+        folder = tmp_path / policy
+        folder.mkdir()
+        ended = run(*DIAGNOSE, "--quiet", script, cwd=folder, OMP_WAIT_POLICY=policy, GOMP_SPINCOUNT=None)
+        assert ended.code == 0, ended.stderr[-2000:]
+        seen = load_profile(only_run(folder))
+        # What else runs here makes steps longer, and those whose threads stay awake by more.
+        quickest_ns[policy] = float(np.quantile(load_series(only_run(folder)).step_time_ns, 0.05))
+        found = {finding.rule: finding for finding in ask(RULES, seen)[0]}.get("sleeping-threads")
+        assert (found is not None) is (policy == "passive"), seen.host
+    assert found is not None
+    if (seen.foreign_cpus or 0.0) > 0.2:
+        pytest.skip("what else runs here takes CPUs: threads that stay awake are no faster then")
+    truth = 1 - quickest_ns["active"] / quickest_ns["passive"]
+    low, high = (ns / seen.step_time_ns for ns in (found.low_ns, found.high_ns))
+    assert low / 1.3 < truth < 1.3 * high
 
 
 # -- two rules that see the same time
@@ -256,6 +297,29 @@ def test_a_line_of_the_evaluation_or_of_a_worker_is_not_the_loops():
     assert "logging-io" not in found_in(profile(evaluation_ms=9, where=lines))
 
 
+@pytest.mark.parametrize(
+    ("larger", "smaller"),
+    [
+        (at("hits += accuracy(out, y)", 0.3, "metric"), at("values = out.cpu().numpy()", 0.1, "sync")),
+        (at("hits += accuracy(out, y)", 0.3, "metric"), at("weights = [f(i) for i in order]", 0.1)),
+        (at("pickle.dump(state, file)", 0.3, "save"), at("print(step, loss)", 0.1, "log")),
+    ],
+)
+def test_lines_of_two_kinds_are_two_faults(larger: SourceLine, smaller: SourceLine):
+    found = found_in(profile(other_ms=45, where=(larger, smaller)))
+    assert [round(finding.lost_ns_per_step / 1e6) for finding in found.values()] == [30, 10]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_host_lost_need_not_be_won_on_an_accelerator(device: str):
+    line = at("weights = [f(i) for i in order]", 0.3, "python-loop")
+    line_of_code = found_in(profile(other_ms=45, where=(line,), device=device))["python-overhead"]
+    neighbour = found_in(profile(host=BUSY_MACHINE, device=device))["noisy-neighbour"]
+    for finding in (line_of_code, neighbour):
+        assert (finding.low_ns > 0) is (device == "cpu"), finding.rule
+        assert ("queued meanwhile" in finding.assumption) is (device == "cuda")
+
+
 def test_the_machines_readings_are_evidence_where_they_say_something():
     said = "One CPU was busy all the time, the other 7 were not: one thread computed at a time."
     line = at("weights = [f(i) for i in order]", 0.1, "python-loop")
@@ -346,6 +410,20 @@ def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
     line = at("current = copy.deepcopy(model)", 0.14)
     found = found_in(profile(other_ms=15, where=(line,)))["python-overhead"]
     assert found.fix.startswith("Make the copy once")
+
+
+@pytest.mark.parametrize("warmup", [0, 20, 100])
+def test_what_grows_is_counted_from_the_first_step_of_the_run(warmup: int):
+    grown_ns = 0.1e6 * np.arange(300)[warmup:]
+    times = {Phase.OTHER: grown_ns, Phase.FORWARD: np.full(len(grown_ns), 30e6)}
+    mean = {phase: float(ns.mean()) for phase, ns in times.items()}
+    example = profile(
+        step_ms=sum(mean.values()) / 1e6, steps=len(grown_ns), other_ms=mean[Phase.OTHER] / 1e6
+    )
+    steps = replace(example.steps, count=300, warmup=warmup)
+    example = replace(example, steps=steps, series=summarize_series(times))
+    finding = found_in(example)["step-drift"]
+    assert finding.lost_ns_per_step == pytest.approx(mean[Phase.OTHER], rel=0.05)
 
 
 # -- the arithmetic they share

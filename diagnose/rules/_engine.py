@@ -13,13 +13,14 @@ from diagnose.core.finding import Abstention, Finding
 from diagnose.core.phases import Phase
 from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile, Status
-from diagnose.rules._lines import BESIDE_DEVICE
 from diagnose.rules._own import own_rules
 from diagnose.rules._traps import traps
 from diagnose.rules.base import Rule
 
 WORTH_SHARE = 0.02
 """A fault that costs less of the step is not worth anybody's time, and near what noise can feign."""
+
+BESIDE_DEVICE = "; nothing is won where the device had work queued meanwhile"
 
 WAITED_IN = (Phase.DATA_WAIT, Phase.COPY)
 """Phases that take what the device is behind where the host's clock counts: a batch is on it before it goes
@@ -138,16 +139,23 @@ def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | N
     finding = rule.check(profile)
     if finding is None:
         return None
-    return _in_doubt(finding if finding.rule == name else replace(finding, rule=name), profile)
+    finding = finding if finding.rule == name else replace(finding, rule=name)
+    return finding if profile.run.device == "cpu" else _in_doubt(rule, finding, profile)
 
 
-def _in_doubt(finding: Finding, profile: Profile) -> Finding:
-    """Promises nothing of phases in which a host waits for its device, where the host alone was heard."""
-    doubtful = sum(finding.lost_ns.get(phase, 0.0) for phase in WAITED_IN) / finding.lost_ns_per_step
-    if not doubtful or profile.run.device == "cpu" or profile.device_clock_share is not None:
+def _in_doubt(rule: Rule, finding: Finding, profile: Profile) -> Finding:
+    """Promises nothing of what an accelerator may not have waited for: where the host alone was heard."""
+    if rule.of_host:
+        doubtful = 1.0
+    elif profile.device_clock_share is None:
+        waited_ns = sum(finding.lost_ns.get(phase, 0.0) for phase in WAITED_IN)
+        doubtful = waited_ns / finding.lost_ns_per_step
+    else:
         return finding
-    said = finding.assumption.removesuffix(BESIDE_DEVICE) + BESIDE_DEVICE
-    return replace(finding, low_ns=finding.low_ns * (1 - doubtful), assumption=said)
+    if not doubtful:
+        return finding
+    low_ns = finding.low_ns * max(0.0, 1 - doubtful)
+    return replace(finding, low_ns=low_ns, assumption=finding.assumption + BESIDE_DEVICE)
 
 
 def reading(profile: Profile, path: str) -> Any:

@@ -99,6 +99,7 @@ class LineRule(Rule):
         code: A line to paste.
     """
 
+    of_host = True
     idiom: ClassVar[str]
     beside: ClassVar[tuple[str, ...]] = ()
     what: ClassVar[str]
@@ -129,16 +130,15 @@ class LineRule(Rule):
             return None
         lost = lost_of(profile, lines)
         low, high = bounds(lost, lines)
-        on_device = profile.run.device != "cpu"
         fix, code = self.cure(lines[0])
         return Finding(
             rule=self.name,
             summary=f"{self.what} takes {format_share(share)} of each step,"
             f" {format_ms(sum(lost.values()))}, most of it in {named(lines[0])}",
             lost_ns=lost,
-            low_ns=0.0 if on_device else self.least * low,
+            low_ns=self.least * low,
             high_ns=high,
-            assumption=self.assumption + (BESIDE_DEVICE if on_device else ""),
+            assumption=self.assumption,
             evidence=tuple(
                 f"{format_share(line.share)} of the time in {named(line)}, {line.function}, phase"
                 f" {line.phase.label}, about {line.num_samples} samples."
@@ -154,8 +154,6 @@ class LineRule(Rule):
 
 MAX_LINES = 4
 """Lines named as evidence."""
-
-BESIDE_DEVICE = "; nothing is won where the device had work queued meanwhile"
 
 
 def at(

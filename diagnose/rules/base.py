@@ -26,6 +26,8 @@ class Rule(ABC):
             measure by an amount that nobody knows.
         residual: Whether it explains only what no other rule does: a fault of the surroundings that slows
             down whatever the step does.
+        of_host: Whether it says what the host lost: an accelerator that had work queued meanwhile may have
+            lost nothing of it.
         fires_on: Profiles in which the fault is there.
         silent_on: Profiles in which it is not, healthy ones and neighbours.
     """
@@ -35,6 +37,7 @@ class Rule(ABC):
     explains: ClassVar[tuple[str, ...]] = ()
     spoils: ClassVar[tuple[str, ...]] = ()
     residual: ClassVar[bool] = False
+    of_host: ClassVar[bool] = False
     fires_on: ClassVar[tuple[Profile, ...]]
     silent_on: ClassVar[tuple[Profile, ...]]
 

@@ -45,7 +45,6 @@ class CheckpointStall(Rule):
     Short intervals on machines that are taken away without warning.
     """
 
-    explains = ("logging-io",)
     fires_on = (
         profile(checkpoint_ms=10, series=EVERY_20, events={"checkpoint": 25}),
         profile(other_ms=5, where=(at("pickle.dump(state, file)", 0.04, "save"),)),

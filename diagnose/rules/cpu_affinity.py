@@ -45,6 +45,7 @@ class CpuAffinity(Rule):
 
     needs = ("host.runnable_share", "host.process_cpus", "host.busy_cpus")
     explains = ("too-many-workers",)
+    of_host = True
     fires_on = (
         profile(
             host=HostStats(**BOUND, runnable_share=0.01, busy_cpus=1.2, cpuset_cpus=4),  # type: ignore[arg-type]

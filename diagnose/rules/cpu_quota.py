@@ -35,6 +35,7 @@ class CpuQuota(Rule):
     needs = ("host.throttled_share", "host.runnable_share")
     actions = ("set-threads",)
     explains = ("thread-oversubscription",)
+    of_host = True
     fires_on = (
         profile(host=HostStats(quota_cpus=1.0, throttled_share=0.8, runnable_share=0.4, num_threads=2)),
     )

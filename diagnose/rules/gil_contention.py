@@ -51,6 +51,7 @@ class GilContention(Rule):
 
     needs = ("host.on_cpu_share", "host.runnable_share", "host.voluntary_per_s")
     explains = ("small-operators", "python-overhead", "slow-optimizer")
+    of_host = True
     fires_on = (
         profile(host=HostStats(**HELD, voluntary_per_s=250.0, python_threads=(HOG,))),  # type: ignore[arg-type]
     )

@@ -53,6 +53,7 @@ class NoisyNeighbour(Rule):
     needs = ("host.runnable_share", "host.process_cpus", "foreign_cpus")
     explains = ("step-jitter",)
     residual = True
+    of_host = True
     fires_on = (
         profile(host=HostStats(**SHARED, runnable_share=0.2, busy_cpus=2.0)),  # type: ignore[arg-type]
         profile(

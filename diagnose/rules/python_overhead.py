@@ -65,6 +65,7 @@ class PythonOverhead(Rule):
     Code that computes something of the training itself in tensor operations, outside a module.
     """
 
+    of_host = True
     fires_on = (
         profile(other_ms=12, where=(at("weights = [f(i) for i in order]", 0.1, "python-loop"),)),
         profile(other_ms=5, where=(at("book.update(batch)", 0.04),)),

@@ -24,7 +24,7 @@ class SlowMetrics(LineRule):
     A metric that steers the training in each step.
     """
 
-    explains = ("gc-pauses", "host-sync", "python-overhead")
+    explains = ("gc-pauses",)
     idiom = "metric"
     beside = ("log", "clip", "ema")
     least = LEAST

@@ -14,9 +14,8 @@ from diagnose.rules.base import Rule
 MIN_SHARE = 0.03
 """Growth that has cost less so far can be the machine's."""
 
-LOST_OF_GROWTH = 2 / 3
-"""Where time grows evenly, the quarters' medians are 3/4 of the growth apart, and the mean step lies half
-of the growth above the first."""
+QUARTERS_APART = 3 / 4
+"""Part of the measured steps that lies between the middles of their first and last quarter."""
 
 MAIN_SHARE = 0.6
 """What grows in the script grows in one phase; a machine that slows down slows all of them."""
@@ -60,7 +59,10 @@ class StepDrift(Rule):
         if not drift:
             return None
         worst = max(drift, key=lambda phase: drift[phase])
-        lost_ns = min(LOST_OF_GROWTH * drift[worst], profile.phase_time_ns.get(worst, 0.0))
+        # Even growth, from the run's first step on: what the warm-up had grown by then is lost, too.
+        before, measured = profile.steps.warmup, profile.steps.measured
+        lost_of_growth = (before + measured / 2) / (QUARTERS_APART * measured)
+        lost_ns = min(lost_of_growth * drift[worst], profile.phase_time_ns.get(worst, 0.0))
         if lost_ns < MIN_SHARE * profile.step_time_ns or drift[worst] < MAIN_SHARE * sum(drift.values()):
             return None
         line = next((line for line in profile.where if line.phase is worst and not line.in_worker), None)

@@ -55,6 +55,7 @@ class ThreadOversubscription(Rule):
 
     needs = ("host.runnable_share", "host.on_cpu_share", "host.involuntary_per_s", "host.process_cpus")
     actions = ("set-threads",)
+    of_host = True
     fires_on = (
         profile(host=HostStats(**BESIDE_ANOTHER, involuntary_per_s=3000.0)),  # type: ignore[arg-type]
         profile(host=HostStats(**EIGHT_ON_TWO, involuntary_per_s=70.0)),  # type: ignore[arg-type]
