@@ -7,6 +7,7 @@ every script, also one that imported the function long before. What does not fit
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -41,6 +42,7 @@ class Pending:
         coef: What they are to be multiplied by.
         grad_scale: What they are to be divided by first.
         outcome_4: Of the kernel that measured them.
+        max_norm: To what the factor in it clips.
     """
 
     grads: list[weakref.ref[torch.Tensor]]
@@ -49,6 +51,7 @@ class Pending:
     coef: torch.Tensor | None = None
     grad_scale: torch.Tensor | None = None
     outcome_4: torch.Tensor
+    max_norm: float
 
     def is_of(self, grads: Sequence[torch.Tensor]) -> bool:
         """Whether these are its gradients."""
@@ -93,6 +96,13 @@ class Measured:
     defers: weakref.ref[Swap] | None
 
 
+class _Looking(threading.local):
+    """Whether a `GradScaler` only looks for infinities now, in this thread: before a step that unscales.
+    Its `allow_fp16` does not tell, which subclasses set in order to unscale gradients in fp16."""
+
+    now = False
+
+
 class Clipping:
     """The replaced functions of torch, in place while there is a swap that asks for it."""
 
@@ -103,6 +113,7 @@ class Clipping:
         self._tables = GradientTables()
         self._last: Measured | None = None
         self._max_norm = math.inf
+        self._looking = _Looking()
 
     def add(self, swap: Swap) -> None:
         """Clips for a swap from now on."""
@@ -111,6 +122,7 @@ class Clipping:
             replace(replaced(clip_grad, "_get_total_norm", self._norm_for))
             replace(replaced(clip_grad, "_clip_grads_with_norm_", self._clip_for))
             replace(replaced(grad_scaler.GradScaler, "_unscale_grads_", self._unscale_for))
+            replace(replaced(grad_scaler.GradScaler, "_check_inf_per_device", self._look_for))
         self.swaps.add(swap)
         self._ends[id(swap)] = end = weakref.finalize(swap, self._end, id(swap))
         end.atexit = False
@@ -181,6 +193,16 @@ class Clipping:
 
         return clip_grads_with_norm_
 
+    def _look_for(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def check_inf_per_device(scaler: Any, optimizer: Any) -> Any:
+            self._looking.now = True
+            try:
+                return original(scaler, optimizer)
+            finally:
+                self._looking.now = False
+
+        return check_inf_per_device
+
     def _unscale_for(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @torch.no_grad()
         def unscale_grads_(
@@ -190,12 +212,12 @@ class Clipping:
             grads = [grad for grad in map(_GRAD, params) if grad is not None]
             swap = next((each for each in self.swaps if each.optimizer is optimizer), None)
             found = None
-            # `allow_fp16` says that it only looks for infinities, before a step that is to unscale.
-            if swap is not None and (allow_fp16 or swap.clip == "deferred"):
+            only_looks = self._looking.now
+            if swap is not None and (only_looks or (swap.clip == "deferred" and not allow_fp16)):
                 found = self._tables.look_at(grads)
-                if found is not None and torch.float16 in found.kind.dtypes and not allow_fp16:
+                if found is not None and torch.float16 in found.kind.dtypes and not only_looks:
                     found = None  # torch refuses it, in words
-            grad_scale = None if allow_fp16 else scaler._scale
+            grad_scale = None if only_looks else scaler._scale
             outcome_4 = None
             if found is not None:
                 outcome_4 = self._tables.measure(found, max_norm=self._max_norm, grad_scale=grad_scale)
@@ -205,7 +227,9 @@ class Clipping:
                 )
                 return result
             if grad_scale is not None:
-                swap.defer(grads, found.addresses, outcome_4, grad_scale=grad_scale)
+                swap.defer(
+                    grads, found.addresses, outcome_4, max_norm=self._max_norm, grad_scale=grad_scale
+                )
             return {outcome_4.device: outcome_4[2]}
 
         return unscale_grads_
@@ -228,7 +252,8 @@ class Clipping:
             coef = torch.clamp(max_norm / (measured.outcome_4[0] + TORCH_EPSILON), max=1.0)
         swap = None if measured.defers is None else measured.defers()
         if swap is not None and swap in self.swaps:
-            swap.defer(grads, measured.grads.addresses, measured.outcome_4, coef=coef)
+            addresses, limit = measured.grads.addresses, measured.max_norm
+            swap.defer(grads, addresses, measured.outcome_4, max_norm=limit, coef=coef)
             return True
         if not measured.grads.kind.are_f32 or not self._tables.scale(measured.grads, coef):
             return False
@@ -242,17 +267,19 @@ class Clipping:
         if found is None or not (deferring is not None or found.kind.are_f32):
             return None
         pending = deferring.pending if deferring is not None else None
+        known = self._max_norm
         if pending is not None and pending.is_of(grads) and pending.is_untouched():
             outcome_4: torch.Tensor | None = pending.outcome_4
+            known = pending.max_norm
         else:
-            outcome_4 = self._tables.measure(found, max_norm=self._max_norm)
+            outcome_4 = self._tables.measure(found, max_norm=known)
         if outcome_4 is None:
             return None
         return Measured(
             norm=outcome_4[0].to(grads[0].dtype),
             outcome_4=outcome_4,
             grads=found,
-            max_norm=self._max_norm,
+            max_norm=known,
             defers=None if deferring is None else weakref.ref(deferring),
         )
 

@@ -106,7 +106,7 @@ class Gpu:
                 module = self._driver.load(image.cubin, self._index)
                 self.images[stem, variant] = image
                 self._modules[stem, variant] = module
-            found = self._driver.function(module, entry)
+            found = self._driver.function(module, entry, self._index)
             self._functions[stem, entry, variant] = found
         return found
 

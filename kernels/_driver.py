@@ -48,10 +48,11 @@ class Driver:
             self._call("cuModuleLoadData", ctypes.byref(module), cubin)
         return module
 
-    def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
-        """An entry point of loaded code."""
+    def function(self, module: ctypes.c_void_p, name: str, device: int) -> ctypes.c_void_p:
+        """An entry point of the code loaded on a device."""
         function = ctypes.c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        with self.context(device):
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function
 
     def blocks_per_multiprocessor(self, function: ctypes.c_void_p, threads: int, device: int) -> int:

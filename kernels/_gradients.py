@@ -20,6 +20,11 @@ from diagnose.core.errors import DiagnoseError
 TABLES = 8
 """So many lists are remembered, and streams of each: a script clips one, a GAN two."""
 
+FORGOTTEN_AFTER = 1_000
+"""A list that was not among so many looks may be forgotten for a new one; until then torch clips that. Of
+more lists in turn than are remembered each would be gone when it comes, and to prepare it anew waits for
+the device."""
+
 _ANY_PAIR = {grad: pair for (_, grad, _), pair in reversed(PAIRS.items())}
 """One that has gradients of a type; these kernels look at nothing else of it."""
 
@@ -38,6 +43,7 @@ class Kind:
         are_f32: Whether torch computes their norm in 32 bits, as kernels do.
         tables: By stream.
         disjoint: Addresses at which they were found to share no memory, the last ones.
+        seen: When it was looked at last, counted in looks.
     """
 
     likeness: Likeness
@@ -47,6 +53,7 @@ class Kind:
     are_f32: bool
     tables: dict[int, Table]
     disjoint: list[int]
+    seen: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,7 @@ class GradientTables:
 
     def __init__(self) -> None:
         self._kinds: list[Kind] = []
+        self._looks = 0
         self._lock = threading.Lock()
         self._broken: set[torch.device] = set()
 
@@ -85,24 +93,30 @@ class GradientTables:
 
         Returns:
             `None` for those that torch has to clip: of another type than tensors of real numbers of 16 or
-            32 bits, on several devices or one without kernels, sharing memory or with gaps, or to be
-            differentiated.
+            32 bits, on several devices or one without kernels, sharing memory or with gaps, to be
+            differentiated, or more lists in turn than are remembered.
         """
         with self._lock:
+            self._looks += 1
             kind = next((each for each in self._kinds if each.likeness.of(grads)), None)
-            if kind is None and can_be_read(grads):
+            if kind is None and self._has_room() and can_be_read(grads):
                 kind = self._new_kind(grads)
             if kind is None or why_none(kind.place):
                 return None
             if kind is not self._kinds[-1]:
                 self._kinds.remove(kind)
                 self._kinds.append(kind)
+            kind.seen = self._looks
         addresses = list(map(torch.Tensor.data_ptr, grads))
         if addresses != kind.disjoint:
             if len(set(addresses)) != len(addresses) and not disjoint(grads):
                 return None
             kind.disjoint = addresses
         return Gradients(kind=kind, addresses=addresses)
+
+    def _has_room(self) -> bool:
+        """Whether one more list can be remembered; the first of them was not looked at for longest."""
+        return len(self._kinds) < TABLES or self._looks - self._kinds[0].seen > FORGOTTEN_AFTER
 
     def _new_kind(self, grads: Sequence[torch.Tensor]) -> Kind:
         """Of a list that was not seen before. One that has the same rows has the same tables."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import compress
-from operator import or_
+from itertools import compress, repeat
+from operator import is_, or_
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Member:
         index: Its place among all parameters of the optimizer.
         dice: Its number for rounding by chance.
         group: The index of its group.
+        settings: The group itself, which may have another index later.
         whole: The parameter.
         param: What of it is on this rank: all, unless it is sharded. Likewise of states and gradients.
         state: Its entry in the optimizer's state.
@@ -51,6 +52,7 @@ class Member:
     index: int
     dice: int
     group: int
+    settings: Mapping[str, Any]
     whole: torch.Tensor
     param: torch.Tensor
     state: dict[str, Any]
@@ -117,6 +119,7 @@ class Lineup:
         members: The parameters, in the order of the rows.
         place: The device.
         table: The rows.
+        counts: What stands in each member's state for its count of steps; empty where states count none.
 
     Args:
         algorithm: How they are updated.
@@ -129,6 +132,7 @@ class Lineup:
         self.place = members[0].param.device
         rows = [member.row() for member in members]
         self.table = Table(self.place, rows, groups)
+        self.counts: Sequence[torch.Tensor] = ()
         self._algorithm = algorithm
         flags = GroupFlag(reduce(or_, (group.flags for group in groups)))
         features = [feature for flag, feature in _FEATURES.items() if flag in flags]
@@ -146,6 +150,7 @@ class Lineup:
         self._indices = [member.index for member in members]
         self._all = frozenset(self._indices)
         self._fitted: Likeness | None = None
+        self._states = [member.state for member in members]
         held = [(member.state, *pair) for member in members for pair in member.moments.items()]
         self._holders = [state for state, _, _ in held]
         self._names = [name for _, name, _ in held]
@@ -154,13 +159,17 @@ class Lineup:
         self._updated: list[torch.Tensor] = []
 
     def is_current(self, groups: Sequence[Group]) -> bool:
-        """Whether the rows still say where parameters and states are. Looked at before each step: a stale
-        address is silent corruption."""
+        """Whether the rows still say where parameters and states are, and states count in the table. Looked
+        at before each step: a stale address is silent corruption."""
         try:
             found = self._look_up()
         except (TypeError, RuntimeError):  # a state is gone, or is no tensor with memory any more
             return False
-        return found == self._addresses and [group.flags for group in groups] == self._flags
+        return (
+            found == self._addresses
+            and [group.flags for group in groups] == self._flags
+            and all(map(is_, map(dict.get, self._states, repeat("step")), self.counts))
+        )
 
     def take(self, grads: Sequence[torch.Tensor | None]) -> frozenset[int]:
         """Looks at the gradients of this step and remembers those that the rows can be updated with.

@@ -217,7 +217,7 @@ class Lamb(SteppedByKernels):
             if grad_scale is not None:
                 norm = norm / grad_scale.to(norm.device)
             outcome_4 = torch.stack([norm, torch.clamp(max_norm / norm, max=1.0)])
-        swap.defer(grads, places(grads), outcome_4, coef=outcome_4[1])
+        swap.defer(grads, places(grads), outcome_4, max_norm=max_norm, coef=outcome_4[1])
 
 
 def _lamb_step(group: dict[str, Any], state: dict[str, Any], p: torch.Tensor, grad: torch.Tensor) -> None:

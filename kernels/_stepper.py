@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import repeat
 from operator import attrgetter, is_, or_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
 from diagnose.kernels._dice import dice_of, steps_taken
+from diagnose.kernels._entries import Entries
 from diagnose.kernels._factors import Factors, at
 from diagnose.kernels._foreign import foreign_refusals
 from diagnose.kernels._layout import disjoint
@@ -59,8 +61,9 @@ class Stepper:
         self._optimizer = optimizer
         self._algorithm = algorithm
         self._lineups: list[Lineup] = []
-        self._state: Any = None
+        self._entries: Entries | None = None
         self._params: list[torch.Tensor] = []
+        self._sizes: list[int] = []
         self._outside: list[tuple[int, Mapping[str, Any]]] = []
         self._unbegun: set[int] = set()
         self._taken = steps_taken(optimizer)
@@ -122,7 +125,7 @@ class Stepper:
             if not count.item():  # every step so far was skipped: the buffer holds nothing
                 for name in member.moments:
                     member.state.pop(name, None)
-        self._lineups, self._state = [], None
+        self._lineups, self._entries = [], None
         self._prepared.clear()
 
     def saved(self, state: Mapping[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
@@ -136,12 +139,14 @@ class Stepper:
         return {key: plain.get(id(each), each) for key, each in state.items()}
 
     def _counts(self) -> Iterator[tuple[Member, torch.Tensor]]:
-        """Each member with its count of steps as torch would keep it. Waits for the device."""
+        """Each member with its count of steps as torch would keep it, unless the script has put another in
+        its place. Waits for the device."""
         for lineup in self._lineups:
             counts = lineup.table.steps_N.cpu().unbind()
-            for member, count in zip(lineup.members, counts, strict=False):
-                group = self._optimizer.param_groups[member.group]
-                yield member, own_count(count, group, member.param)
+            views = lineup.counts or repeat(None)
+            for member, count, view in zip(lineup.members, counts, views, strict=False):
+                if view is None or member.state.get("step") is view:
+                    yield member, own_count(count, member.settings, member.param)
 
     def _line_up(self, params: list[torch.Tensor], grads: Grads) -> bool:
         """Builds the tables unless they are current, and the states that torch would create now.
@@ -171,7 +176,8 @@ class Stepper:
                 self._create(groups[number], param)
             names = self._algorithm.held(groups[number], param)
             found = {name: state[param].get(name) for name in names}
-            if reason or not all(isinstance(moment, torch.Tensor) for moment in found.values()):
+            counts = [state[param].get("step")] if self._algorithm.counts_steps else []
+            if reason or not all(isinstance(each, torch.Tensor) for each in (*found.values(), *counts)):
                 self.left.append(reason or "a parameter's state lacks what its group asks for")
                 continue
             moments = {name: own_part(moment) for name, moment in found.items()}
@@ -182,6 +188,7 @@ class Stepper:
                     index=index,
                     dice=dice_of(index, param),
                     group=number,
+                    settings=groups[number],
                     whole=param,
                     param=part,
                     state=state.get(param, {}),
@@ -209,8 +216,9 @@ class Stepper:
         self._outside = [
             (index, groups[number]) for index, number in enumerate(numbers) if index not in inside
         ]
-        self._state = state
+        self._entries = Entries(state, [member.whole for member in members if member.moments])
         self._params = params
+        self._sizes = [len(group["params"]) for group in groups]
         return True
 
     def _prepare(self, factors: Factors) -> bool:
@@ -238,8 +246,9 @@ class Stepper:
 
     def _is_current(self, params: list[torch.Tensor], grads: Grads) -> bool:
         return (
-            self._optimizer.state is self._state
-            and len(params) == len(self._params)
+            self._entries is not None
+            and self._entries.are_in(self._optimizer.state)
+            and [len(group["params"]) for group in self._optimizer.param_groups] == self._sizes
             and all(map(is_, params, self._params))
             and all(lineup.is_current(self._structs(lineup.place)) for lineup in self._lineups)
             and not any(
@@ -274,8 +283,9 @@ class Stepper:
         """Hands the counts of steps to the table; views of it take their place."""
         if self._algorithm.counts_steps:
             lineup.adopt([member.state["step"] for member in lineup.members])
-            for member, count in zip(lineup.members, lineup.table.steps_N.unbind(), strict=False):
-                if self._optimizer.param_groups[member.group].get("capturable"):
+            lineup.counts = lineup.table.steps_N.unbind()
+            for member, count in zip(lineup.members, lineup.counts, strict=True):
+                if member.settings.get("capturable"):
                     keep_for_graphs(member.state["step"])
                 member.state["step"] = count
         else:

@@ -91,6 +91,7 @@ class Swap:
         places: list[int],
         outcome_4: torch.Tensor,
         *,
+        max_norm: float,
         coef: torch.Tensor | None = None,
         grad_scale: torch.Tensor | None = None,
     ) -> None:
@@ -106,6 +107,7 @@ class Swap:
             coef=coef,
             grad_scale=grad_scale if grad_scale is not None else noted and noted.grad_scale,
             outcome_4=outcome_4,
+            max_norm=max_norm,
         )
 
     def due(self, grads: Sequence[torch.Tensor | None]) -> Pending | None:

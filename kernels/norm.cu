@@ -42,7 +42,7 @@ __device__ __forceinline__ void write_outcome(const Launch& launch, double squar
     // As torch computes max_norm / (norm + eps): by the reciprocal. NaN stays NaN.
     const float coef = 1.0f / (norm + launch.clip_epsilon) * launch.max_norm;
     launch.outcome[0] = norm;
-    launch.outcome[1] = coef > 1.0f || launch.max_norm == __uint_as_float(0x7f800000u) ? 1.0f : coef;
+    launch.outcome[1] = coef > 1.0f ? 1.0f : coef;
     launch.outcome[2] = nonfinite ? 1.0f : 0.0f;
     launch.outcome[3] = 0.0f;
 }

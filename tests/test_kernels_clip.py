@@ -169,6 +169,60 @@ def test_deferred_unscaling_and_clipping_read_the_gradients_twice_and_write_them
         assert all(torch.equal(a, b) for a, b in zip(grads_of(model), before, strict=True))
 
 
+class UnscalesHalves(torch.amp.GradScaler):
+    """Unscales gradients in fp16 too, as scripts have it that train in nothing else."""
+
+    def _unscale_grads_(self, optimizer: Any, inv_scale: Any, found_inf: Any, allow_fp16: bool) -> Any:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+def test_a_scaler_that_allows_gradients_in_fp16_unscales_them(clip: Any, device: CpuDevice) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        scaler = UnscalesHalves("cpu", init_scale=8.0)
+        if on:
+            swap(optimizer, clip=clip)
+        seen: list[torch.Tensor] = []
+        for number in range(4):
+            optimizer.zero_grad()
+            image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
+            scaler.scale(model(image).square().mean()).backward()
+            if number != 2:
+                scaler.unscale_(optimizer)
+                seen += [*grads_of(model), clip_grad_norm_(model.parameters(), 1e-2)]
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append([*seen, *(p.detach() for p in model.parameters())])
+    torch.testing.assert_close(ends[1], ends[0], rtol=2e-5, atol=2e-6)
+
+
+def test_two_optimizers_that_are_unscaled_before_either_is_clipped_are_both_clipped(
+    device: CpuDevice,
+) -> None:
+    """The limit becomes known between the two, after both norms were measured."""
+    params = [nn.Parameter(torch.zeros(40)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([p], lr=1.0) for p in params]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for optimizer in optimizers:
+        swap(optimizer, clip="deferred")
+        optimizer.step()  # from the next one on the scaler leaves unscaling to the kernel
+    for limit in (1.0, 0.5):
+        scaler.scale(torch.ones(()))
+        for p, optimizer in zip(params, optimizers, strict=True):
+            p.detach().zero_()
+            p.grad = torch.full((40,), 12.0)
+            scaler.unscale_(optimizer)
+        for p in params:
+            clip_grad_norm_([p], limit)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        assert [p.detach().norm().item() for p in params] == [pytest.approx(limit, rel=1e-5)] * 2
+
+
 def test_gradients_changed_after_deferred_clipping_end_the_deferring_with_a_warning(
     device: CpuDevice,
 ) -> None:
@@ -322,9 +376,10 @@ def test_gradients_that_the_kernels_cannot_clip_exactly_are_clipped_by_torch(
     assert launched(device) == []
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("max_norm", [1.0, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
-    value: float, device: CpuDevice
+    value: float, max_norm: float, device: CpuDevice
 ) -> None:
     ends = []
     for on in (False, True):
@@ -333,8 +388,9 @@ def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
         if on:
             swap(optimizer)
         backward(model, 0)
+        clip_grad_norm_(model.parameters(), max_norm)  # from now on the limit is known to the kernel
         model[0].weight.grad[0, 0] = value
-        ends.append([clip_grad_norm_(model.parameters(), 1.0), *grads_of(model)])
+        ends.append([clip_grad_norm_(model.parameters(), max_norm), *grads_of(model)])
     torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=0, equal_nan=True)
 
 
@@ -474,6 +530,31 @@ def test_each_stream_has_tables_of_its_own_and_a_graph_takes_one_over(
     assert tables._table(grads.kind) is not None
     now[:] = [4, False]
     assert tables._table(grads.kind) not in (first, second, None)
+
+
+def test_of_more_lists_in_turn_than_are_remembered_torch_clips_those_left_over(device: CpuDevice) -> None:
+    """As where a script clips each parameter alone. Each new list waits for the device."""
+    params = [nn.Parameter(torch.zeros(size)) for size in range(1, _gradients.TABLES + 5)]
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    swap(optimizer)
+    for _ in range(3):
+        device.launched.clear()
+        for p in params:
+            p.grad = torch.full_like(p, 3.0)
+            assert float(clip_grad_norm_([p], 0.1)) == pytest.approx(3 * p.numel() ** 0.5)
+            assert float(p.grad.norm()) == pytest.approx(0.1, rel=1e-4)
+        assert device.launched == ["gradient_norm", "scale"] * _gradients.TABLES
+
+
+def test_a_list_that_is_clipped_no_more_makes_room_for_another(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_gradients, "FORGOTTEN_AFTER", 10)
+    tables = _gradients.GradientTables()
+    lists = [[torch.ones(size)] for size in range(1, _gradients.TABLES + 2)]
+    assert all(tables.look_at(each) for each in lists[:-1])
+    taken = [tables.look_at(lists[-1]) is not None for _ in range(5)]
+    assert taken == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize("missing", ["norm", "scale"])

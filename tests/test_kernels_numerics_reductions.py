@@ -85,6 +85,14 @@ def test_the_factor_has_the_bits_of_torchs_for_the_same_norm() -> None:
         assert table.outcome[1] == theirs.item()
 
 
+@pytest.mark.parametrize("value", (0.0, 1.0, 1e38, math.inf, math.nan))
+def test_the_factor_without_a_limit_is_torchs_for_every_norm(value: float) -> None:
+    table = table_of([torch.tensor([value])])
+    table.run(EmulatedDevice(), KERNELS["norm"], max_norm=math.inf)
+    theirs = torch.clamp(math.inf / (torch.tensor(table.outcome[0]) + 1e-6), max=1.0)
+    np.testing.assert_equal(table.outcome[1], theirs.numpy())
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     st.lists(st.integers(1, 5000), min_size=1, max_size=8),

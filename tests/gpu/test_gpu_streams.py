@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -257,3 +259,10 @@ def test_machine_code_is_kept_on_the_disk(
         found += [image.from_cache for image in device.images.values()]
     assert found == [False, True]
     assert [path.suffix for path in _build.cache_folder().iterdir()] == [".cubin"]
+
+
+def test_a_process_that_has_not_used_its_gpu_yet_is_told_that_it_is_supported(gpu: torch.device) -> None:
+    """No context of the driver's is current there."""
+    asks = "from diagnose import kernels; print(kernels.info())"
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert f"{torch.cuda.get_device_name(gpu)}: supported" in done.stdout
