@@ -54,6 +54,32 @@ def test_it_gets_on_with_the_fused_optimizer_put_in_force_besides() -> None:
     assert_close(weights(model), run(None))
 
 
+class Followed(ConvNet):
+    """With a convolution that follows another one, as a momentum encoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Conv2d(3, 8, 3, padding=1, bias=False).requires_grad_(False)
+
+    def forward(self, image_NCHW: torch.Tensor) -> torch.Tensor:
+        return super().forward(image_NCHW) + self.slow(image_NCHW).mean()
+
+    def follow(self, step: int) -> None:
+        self.slow.weight.data = self.slow.weight.data * 0.9 + self.body[0].weight.data * 0.1
+
+
+def test_a_script_that_binds_the_data_of_a_weight_anew_trains_as_it_does_alone() -> None:
+    ends = []
+    for action in (None, ChannelsLast()):
+        torch.manual_seed(0)
+        model = Followed()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+        with tuned(action):
+            train(model, optimizer, images(), each=model.follow)
+        ends.append(weights(model))
+    assert_close(ends[1], ends[0])
+
+
 def test_there_and_back_keeps_every_bit_object_and_address() -> None:
     model, optimizer = made()
     train(model, optimizer, images(12))

@@ -277,6 +277,20 @@ def test_inputs_may_be_written_to_before_the_backward_pass(way: Any) -> None:
     assert torch.equal(model.weight.grad, torch.full((2, 3), 14.0))  # type: ignore[arg-type]
 
 
+@WAYS
+def test_features_kept_by_a_hook_registered_meanwhile_have_their_gradient(way: Any) -> None:
+    model, rows, features = net(), torch.randn(7, 3, dtype=torch.float64), []
+    model[1].register_forward_hook(lambda module, args, output: features.append(output))
+
+    def gradients(call: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        (call(model, rows).sum() + features.pop().square().sum()).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    for ours, plain in zip(gradients(way), gradients(lambda model, rows: model(rows)), strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-12)
+
+
 def test_parameters_changed_before_the_second_call_are_noticed() -> None:
     model, rows = net(), torch.randn(7, 3, dtype=torch.float64)
     output = in_three_pieces(model, rows)
@@ -376,6 +390,86 @@ def test_what_only_a_call_shows_is_refused_in_preparation(model: Any, reason: st
     with pytest.raises(CannotApply, match=reason), MicroBatching().prepare(job, 2):
         pass
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Penalized(Net):
+    """Notes on itself what the loop adds to its loss."""
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        output = super().forward(rows)
+        self.penalties = [output["hidden"].abs().mean()]
+        return output
+
+
+class Apart(Net):
+    """Likewise, of a part that its output does not need."""
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        self.penalty = self.last(self.first(rows)).square().mean()
+        return {"logits": rows.detach() @ self.first.weight.T}
+
+
+class Kept(Net):
+    """Gives it to somebody else."""
+
+    features: list[torch.Tensor] = []  # noqa: RUF012 (all share it)
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        output = super().forward(rows)
+        Kept.features[:] = [output["hidden"].tanh()]
+        return output
+
+
+SCALE = nn.Parameter(torch.ones(4))
+
+
+class Scaled(nn.Linear):
+    """Uses a parameter that is not its own."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().forward(rows) * SCALE
+
+
+def hooked() -> nn.Module:
+    model = Net()
+    model.blocks[1].register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize("action", [MicroBatching(), OomReplay()])
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Penalized, "penalties of the model holds a tensor that has a gradient"),
+        (Apart, "penalty of the model holds a tensor that has a gradient"),
+        (Kept, "something keeps what a call of the model computes inside"),
+        (lambda: Scaled(8, 4), "takes a gradient and is none of its parameters"),
+        (hooked, "the model has forward hooks"),
+    ],
+)
+def test_a_model_with_gradients_past_inputs_parameters_and_outputs_is_refused(
+    action: Action, model: Any, reason: str
+) -> None:
+    job = job_of(model())
+    Kept.features.clear()
+    with pytest.raises(CannotApply, match=reason), action.prepare(job, 2):
+        pass
+
+
+@pytest.mark.parametrize("action", [MicroBatching(), OomReplay()])
+def test_a_model_that_keeps_its_activations_without_gradients_is_not_refused(action: Action) -> None:
+    class Shown(Net):
+        """Also leaves rubbish behind."""
+
+        def forward(self, rows: torch.Tensor) -> Any:
+            output = super().forward(rows)
+            self.shown = output["hidden"].detach()
+            circle: list[Any] = [output["hidden"]]
+            circle.append(circle)
+            return output
+
+    with action.prepare(job_of(Shown()), 2):
+        pass
 
 
 # -- activation checkpointing

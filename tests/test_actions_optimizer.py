@@ -275,6 +275,27 @@ def test_of_several_optimizers_those_that_can_are_fused() -> None:
         assert is_fused(job.optimizers[1].step)
 
 
+def test_no_setting_is_named_for_what_is_fused_already_or_a_class_one_of_which_torch_cannot_fuse() -> None:
+    fused = torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True)
+    plain = torch.optim.AdamW(nn.Linear(2, 2).parameters())
+    assert FusedOptimizer().settings(Job(optimizers=[fused]), None) == {}
+    assert FusedOptimizer().settings(Job(optimizers=[fused, plain]), None) == {"AdamW.fused": "True"}
+    dense, sparse = nn.Linear(2, 2), nn.Embedding(5, 2, sparse=True)
+    both = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (dense, sparse)]
+    assert FusedOptimizer().settings(Job(models=[dense, sparse], optimizers=both), None) == {}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_torch_fuses_already_is_served_and_has_no_setting() -> None:
+    model = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer], device="cuda")
+    action.check(job)
+    assert action.settings(job, None) == {}
+    with action.apply(job, None):
+        assert action.settings(job, None) == {}
+
+
 def test_counts_of_steps_are_on_the_cpu_in_what_a_device_saves() -> None:
     """The device's part, driven on the CPU: the counts move with it, and back."""
     model = nn.Linear(2, 2)

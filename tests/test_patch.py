@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from diagnose.actions.ddp_bf16_hook import DdpBf16Hook
+from diagnose.actions.ddp_fp16_hook import DdpFp16Hook
+from diagnose.actions.ddp_fp16_scaled_hook import DdpFp16ScaledHook
+from diagnose.actions.ddp_power_sgd_hook import DdpPowerSgdHook
+from diagnose.actions.no_sync import NoSync
 from diagnose.cli.patch import patch as print_patch
 from diagnose.core.errors import DiagnoseError
+from diagnose.core.job import Job
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.trial import Outcome, Safety, Trial, Tuning
@@ -99,6 +105,48 @@ def test_a_statement_goes_below_the_imports_and_brings_its_own(tmp_path):
     )
 
 
+def test_torchs_own_grouping_makes_room_for_the_fused_step(tmp_path):
+    source = (
+        "import torch\n"
+        "first = torch.optim.AdamW(model.parameters(), foreach=True, lr=1e-3)\n"
+        "second = torch.optim.SGD(\n    model.parameters(),\n    lr=1e-3,\n    foreach=True,\n)\n"
+    )
+    fused = kept("fused-optimizer", AdamW__fused="True")
+    after, _ = changed(tmp_path, source, fused, adamw=2)
+    assert after.splitlines()[1] == "first = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)"
+    last = kept("fused-optimizer", SGD__fused="True")
+    after, _ = changed(tmp_path, source, last, adamw=3, found="SGD")
+    assert after.endswith("SGD(\n    model.parameters(),\n    lr=1e-3,\n    fused=True,\n)\n")
+
+
+def test_of_several_calls_none_is_changed_and_all_are_named(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("a = DataLoader(one)\nb = DataLoader(two)\n", encoding="utf-8")
+    two = profile(script, WORKERS, loader=1)
+    other = Loader(num_workers=0, iterable=True, file=str(script), line=2)
+    program = replace(two.program, loaders=(*two.program.loaders, other))
+    assert patch_of(replace(two, program=program), tmp_path) == Patch(
+        diff="",
+        left_out=(
+            "DataLoader.num_workers = 2: which DataLoader needs it is not known (train.py:1, train.py:2).",
+            "DataLoader.persistent_workers = True: which DataLoader needs it is not known"
+            " (train.py:1, train.py:2).",
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "action", [NoSync(), DdpBf16Hook(), DdpFp16Hook(), DdpFp16ScaledHook(), DdpPowerSgdHook()]
+)
+def test_what_uses_a_name_of_the_script_is_left_to_the_user(tmp_path, action):
+    source = "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+    settings = action.settings(Job(), None)
+    after, patch = changed(tmp_path, source, replace(kept("the-fix"), settings=settings))
+    assert after == source
+    (line,) = settings.values()
+    assert patch.left_out == (f"the-fix has to be written by hand: {line}",)
+
+
 def test_arguments_in_a_mapping_are_left_to_the_user(tmp_path):
     source = "loader = DataLoader(data, **options)\n"
     after, patch = changed(tmp_path, source, WORKERS, loader=1)
@@ -120,6 +168,18 @@ def test_a_line_without_the_call_is_named(tmp_path):
     after, patch = changed(tmp_path, "x = 1\ny = 2\n", WORKERS, loader=2)
     assert after == "x = 1\ny = 2\n"
     assert "train.py:2: no call of DataLoader" in patch.left_out[0]
+
+
+def test_a_script_that_was_edited_since_is_left_alone(tmp_path):
+    """The line is another by now, and may hold another call of the name."""
+    script, ran = tmp_path / "train.py", "loader = DataLoader(rows)\n"
+    script.write_text("other = DataLoader(more)\n" + ran)
+    ran_profile = profile(script, WORKERS, loader=1)
+    assert patch_of(ran_profile, tmp_path, {str(script): ran}) == Patch(
+        diff="", left_out=("train.py: it was edited since; tune it again.",)
+    )
+    script.write_text(ran)
+    assert "num_workers=2" in patch_of(ran_profile, tmp_path, {str(script): ran}).diff
 
 
 def test_a_fix_without_a_setting_is_named(tmp_path):

@@ -186,12 +186,16 @@ def test_every_kept_setting_is_written_as_the_script_would_have_it() -> None:
         "one": {"DataLoader.num_workers": 2},
         "two": {"statement": "torch.set_num_threads(1)"},
         "three": {"statement": "import gc; gc.freeze()"},
+        "four": {"advice": "with model.no_sync(): ..."},
     }
     trials = tuple(
         replace(tuning.trials[0], action=name, settings=settings) for name, settings in kept.items()
     )
     text = Page(to_html(replace(TUNED, tuning=replace(tuning, trials=trials)))).text
-    assert "DataLoader.num_workers = 2\ntorch.set_num_threads(1)\nimport gc; gc.freeze()" in text
+    assert (
+        "DataLoader.num_workers = 2\ntorch.set_num_threads(1)\nimport gc; gc.freeze()\n"
+        "with model.no_sync(): ..." in text
+    )
 
 
 def test_of_a_fix_that_helped_and_was_undone_later_it_is_not_said_that_it_did_not_help() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from diagnose.actions.base import Action, CannotApply, NotYet
+from diagnose.core.errors import DiagnoseError
 from diagnose.core.finding import Gain
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import Alone, Ranks
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.installed import Installed
-from diagnose.tuner.kept import Kept
+from diagnose.tuner.kept import Kept, read
 from diagnose.tuner.paired import PairedTest, Verdict, t_point, window_mean
 from diagnose.tuner.policy import Lead, Policy
 from diagnose.tuner.world import World
@@ -730,6 +731,62 @@ def test_a_file_that_names_actions_which_exclude_each_other_gets_the_first():
     train(machine, controller(machine, [one, other], reuse=[Kept(action="one"), Kept(action="other")]), 50)
     assert machine.outcomes() == {"one": "kept", "other": "refused"}
     assert machine.trials()[1]["reason"] == "it cannot be in force together with one"
+
+
+@dataclass
+class Settled(Change):
+    """An action that knows its setting only while it is not in force."""
+
+    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
+        if self.name in self.machine.factors:
+            raise CannotApply("it is so already")
+        return {"Loader.size": str(value)}
+
+
+def test_the_settings_of_what_is_kept_are_asked_for_while_it_is_not_in_force():
+    machine = Machine()
+    good = Settled(machine, "good", factor_of={2: 0.9, 4: 0.5}, choices=(2, 4))
+    train(machine, controller(machine, [good]), 1000)
+    assert machine.outcomes() == {"good": "kept"}
+    assert machine.trials()[0]["settings"] == {"Loader.size": "4"}
+    assert machine.factors == {"good": 0.5}
+
+
+def test_what_a_file_puts_in_force_has_its_settings_too():
+    machine = Machine()
+    good = Settled(machine, "good", factor=0.5)
+    other = Settled(machine, "other", refuses="there is none")
+    reuse = [Kept(action="good", value=4), Kept(action="other")]
+    train(machine, controller(machine, [good, other], reuse=reuse), 200)
+    assert [trial["settings"] for trial in machine.trials()] == [{"Loader.size": "4"}, {}]
+
+
+def test_a_file_without_the_value_that_an_action_needs_gets_the_others():
+    machine = Machine()
+    good, sized = Change(machine, "good", factor=0.5), Change(machine, "sized", choices=(4, 8))
+    reuse = [Kept(action="good"), Kept(action="sized")]
+    train(machine, controller(machine, [good, sized], reuse=reuse), 200)
+    assert machine.outcomes() == {"good": "kept", "sized": "refused"}
+    assert machine.trials()[1]["reason"] == "it needs a value, such as 4"
+    assert machine.factors == {"good": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[action]\nname = "pin-memory"\n', r"an action begins with \[\[action\]\], in double brackets"),
+        ('action = ["pin-memory"]\n', r"an action begins with \[\[action\]\], in double brackets"),
+        ('[[action]]\nname = "loader-workers"\nvalue = 0\n', "a positive whole number if any; .* and 0"),
+        ('[[action]]\nname = "loader-workers"\nvalue = true\n', "it has 'loader-workers' and True"),
+        ("[[action]]\nvalue = 2\n", "action 1 needs a name in quotes"),
+        ("", "names no action"),
+    ],
+)
+def test_a_file_of_settings_that_is_none_is_refused_in_words(tmp_path, text, reason):
+    file = tmp_path / "tuned.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(DiagnoseError, match=reason):
+        read(file)
 
 
 def test_trials_wait_until_they_are_affordable():

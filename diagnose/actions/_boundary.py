@@ -17,6 +17,7 @@ from torch import nn
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._careful import Failure, in_short
+from diagnose.actions._module_hooks import FORWARD, hooks_of
 from diagnose.actions._nested import mapped, tensors
 from diagnose.actions._shadow_step import Inputs
 from diagnose.actions._untouched import RandomState, devices_of, random_numbers_again, untouched
@@ -64,8 +65,12 @@ class Segment:
         self._inner_starts: list[torch.Tensor] = []
 
     def run(self) -> Any:
-        """Makes the call; returns what the script gets."""
-        if not self.starts or not torch.is_grad_enabled():
+        """Makes the call; returns what the script gets.
+
+        With forward hooks it is made as ever: they may keep what is freed behind the node.
+        """
+        hooked = any(hooks_of(self.model, FORWARD))
+        if hooked or not self.starts or not torch.is_grad_enabled():
             return self._call(self.model, *self.inputs[0], **self.inputs[1])
         output: list[Any] = []
         ends = _Boundary.apply(self, output, *self.starts)  # type: ignore[no-untyped-call]

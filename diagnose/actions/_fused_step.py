@@ -41,9 +41,14 @@ def why_not(optimizer: Optimizer) -> str:
         return f"{name} is capturable: a CUDA graph may hold its steps"
     if not support(optimizer):
         return ""
-    if all(group["fused"] for group in groups):
+    if is_fused(optimizer):
         return f"{name} is fused already"
     return why_not_fused(optimizer)
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether the script has asked torch for its fused step."""
+    return all(group["fused"] for group in optimizer.param_groups)
 
 
 @contextmanager

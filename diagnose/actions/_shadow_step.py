@@ -86,20 +86,40 @@ class Shadow:
         Raises:
             CannotCheck: If it cannot.
         """
-        with (
-            random_numbers_again(self.devices),
-            untouched(self.inner),
-            torch.enable_grad(),
-        ):
-            inputs = _copies(self.inputs, None)
+        with self.beside():
+            inputs = self.copies()
             with refuse_lasting_writes(self.inner, tensors(inputs)) as due:
                 if due:
-                    self._called(inputs)
+                    self.called(inputs)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Inside, the model may be called with gradients; what that changes is put back on leaving."""
+        with random_numbers_again(self.devices), untouched(self.inner), torch.enable_grad():
+            yield
 
     @property
     def inputs(self) -> Inputs:
         """What the script gave the model last."""
         return self.job.inputs[id(self.model)]
+
+    def copies(self, order: torch.Tensor | None = None) -> Inputs:
+        """Copies the inputs, cut from the graph they came of; a tensor that is there twice stays one.
+
+        Args:
+            order: Another order of the samples.
+        """
+        made: dict[int, torch.Tensor] = {}
+        size = batch_size(self.inputs)
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in made:
+                copy = in_order(tensor.detach(), order, size).clone()
+                made[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+            return made[id(tensor)]
+
+        args, kwargs = mapped(copied, self.inputs)
+        return args, kwargs
 
     def compute(
         self,
@@ -116,10 +136,10 @@ class Shadow:
         Raises:
             CannotCheck: If the output does not fit the gradients.
         """
-        with random_numbers_again(self.devices), untouched(self.inner), torch.enable_grad():
-            inputs = _copies(self.inputs, order)
+        with self.beside():
+            inputs = self.copies(order)
             with self._types_noted() if gradients is None else nullcontext():
-                output = self._called(inputs)
+                output = self.called(inputs)
             ends = differentiable(output)
             starts = [p for p in [*self.inner.parameters(), *tensors(inputs)] if p.requires_grad]
             if gradients is None:
@@ -153,7 +173,7 @@ class Shadow:
         for parameter in self.inner.parameters():
             note(parameter)
 
-    def _called(self, inputs: Inputs) -> Any:
+    def called(self, inputs: Inputs) -> Any:
         """Calls the model through the routes that lie on it now, and under the script's own autocast."""
 
         def original(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,21 +224,6 @@ class Shadow:
 
 def _through(route: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
     return route(call, args, kwargs)
-
-
-def _copies(inputs: Inputs, order: torch.Tensor | None) -> Inputs:
-    """Copies the inputs, cut from the graph they came of; a tensor that is there twice stays one."""
-    made: dict[int, torch.Tensor] = {}
-    size = batch_size(inputs)
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            copy = in_order(tensor.detach(), order, size).clone()
-            made[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
-        return made[id(tensor)]
-
-    args, kwargs = mapped(copied, inputs)
-    return args, kwargs
 
 
 def batch_size(inputs: Inputs) -> int:

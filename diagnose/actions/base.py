@@ -136,7 +136,8 @@ class Action:
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """Returns what makes the action permanent in a script, such as `{"DataLoader.num_workers": "2"}`.
 
-        A key is `Callable.argument` of a call in the script, or `statement` for a line to add once before
-        the loop; the value is source code.
+        A key is `Callable.argument` of a call in the script, `statement` for a line to add once before the
+        loop, or `advice` for one with names of the script, which its author has to put into place; a value
+        is source code. Asked for while the action is not in force.
         """
         return {}

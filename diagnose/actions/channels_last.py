@@ -100,7 +100,7 @@ class ChannelsLast(Action):
             (list(each._optimizer_state_dict_post_hooks), list(each._optimizer_load_state_dict_post_hooks))
             for each in job.optimizers
         ]
-        weights = [(id(p), p.stride(), p.data_ptr()) for p in held]
+        weights = [(id(p), p.stride()) for p in held]  # not where: the script may bind `.data` anew
         return {"weights": weights, "unlike": unlike, "hooks": hooks, "routes": routes_in_force(job)}
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:

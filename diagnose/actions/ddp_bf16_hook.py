@@ -54,7 +54,7 @@ class DdpBf16Hook(Action):
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
         hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook"
-        return {"statement": f"model.register_comm_hook(None, {hook})"}
+        return {"advice": f"model.register_comm_hook(None, {hook})"}
 
 
 def averaged_in_bf16(group: Any, bucket: Any) -> Any:

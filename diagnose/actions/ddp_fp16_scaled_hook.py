@@ -66,7 +66,7 @@ class DdpFp16ScaledHook(Action):
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`: torch's own, which multiplies nothing."""
         hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook"
-        return {"statement": f"model.register_comm_hook(None, {hook})"}
+        return {"advice": f"model.register_comm_hook(None, {hook})"}
 
 
 def averaged(group: Any, bucket: Any) -> Generator[list[Any], None, None]:

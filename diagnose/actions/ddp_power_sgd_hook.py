@@ -68,4 +68,4 @@ class DdpPowerSgdHook(Action):
         """See `Action.settings`: torch's own, which needs NCCL."""
         hook = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
         state = f"{hook}.PowerSGDState(None, matrix_approximation_rank={RANK})"
-        return {"statement": f"model.register_comm_hook({state}, {hook}.powerSGD_hook)"}
+        return {"advice": f"model.register_comm_hook({state}, {hook}.powerSGD_hook)"}

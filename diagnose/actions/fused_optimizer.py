@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from diagnose.actions._fused_step import CHECKED, implementation, why_not
+from diagnose.actions._fused_step import CHECKED, implementation, is_fused, why_not
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
-from diagnose.hooks._fusing import CLASSES, why_sparse
+from diagnose.hooks._fusing import CLASSES, why_not_fused, why_sparse
 
 MIN_ELEMENTS = 100_000
 """Of fewer no step takes a tenth of a millisecond: without a finding a trial would not be worth it."""
@@ -75,8 +75,10 @@ class FusedOptimizer(Action):
         return [_state(optimizer) for optimizer in job.optimizers]
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
-        return {f"{type(optimizer).__name__}.fused": "True" for optimizer in _eligible(job)}
+        """See `Action.settings`: a key names all of a class, so torch must be able to fuse each of them."""
+        served = [each for each in job.optimizers if not _why_not(job, each) and not is_fused(each)]
+        unfit = {type(each) for each in job.optimizers if why_not_fused(each, job.models)}
+        return {f"{type(each).__name__}.fused": "True" for each in served if type(each) not in unfit}
 
 
 def _eligible(job: Job) -> list[Optimizer]:

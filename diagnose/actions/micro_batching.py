@@ -13,6 +13,7 @@ from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._nested import tensors
 from diagnose.actions._pieces import CannotSplit, Pieces, joined, part_of
 from diagnose.actions._routes import models_with_weights, routed, routes_in_force
+from diagnose.actions._sealed import refuse_unsealed
 from diagnose.actions._shadow_step import batch_size
 from diagnose.actions._splitting import refuse_coupled, refuse_sharded
 from diagnose.actions._untouched import (
@@ -46,7 +47,8 @@ class MicroBatching(Action):
     It saves memory and costs time: with k pieces (k-1)/k of a forward pass. Where a batch that is too large
     for the caches makes each step slow it can win that back. It is refused for batch norm and dropout in
     training mode, for models that draw random numbers in any other way, and for those that return a value
-    of the whole batch, as models of Hugging Face do when they are given labels.
+    of the whole batch, as models of Hugging Face do when they are given labels. It is also refused where a
+    loop reads more of a call than its outputs: a penalty noted on a module, features that a hook keeps.
     """
 
     safety = Safety.ROUNDING
@@ -71,6 +73,7 @@ class MicroBatching(Action):
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """Calls the model in pieces once, without gradients, to see whether their outputs fit together."""
         for model in models_with_weights(job):
+            refuse_unsealed(job, model)
             rehearse(job, model)
         yield value or PIECES[0], Failure()
 

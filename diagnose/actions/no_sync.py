@@ -107,7 +107,7 @@ class NoSync(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
-        return {"statement": "with model.no_sync(): ...  # around all but the last batch of a step"}
+        return {"advice": "with model.no_sync(): ...  # around all but the last batch of a step"}
 
 
 def _remove(calls: list[Any], own: Any) -> None:

@@ -16,6 +16,7 @@ from diagnose.actions._memory import refuse_unless_short
 from diagnose.actions._nested import tensors
 from diagnose.actions._pieces import CannotSplit, Pieces, copied
 from diagnose.actions._routes import models_with_weights, routed, routes_in_force
+from diagnose.actions._sealed import refuse_unsealed
 from diagnose.actions._splitting import refuse_coupled, refuse_sharded
 from diagnose.actions.activation_checkpointing import blocks_of
 from diagnose.actions.base import Action, CannotApply
@@ -46,7 +47,9 @@ class OomReplay(Action):
     ## When it cannot help
     On a CPU, where the operating system ends the process instead of raising. Memory that runs out in the
     script's loss or in `optimizer.step` is outside the model's call. It makes no step faster, so it is
-    armed only while memory is short. Models with batch norm or dropout are not cut in pieces.
+    armed only while memory is short. Models with batch norm or dropout are not cut in pieces. It is
+    refused where a loop reads more of a call than its outputs: a penalty noted on a module, features that a
+    hook keeps.
     """
 
     safety = Safety.ROUNDING
@@ -66,6 +69,8 @@ class OomReplay(Action):
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """Finds out which models may be cut in pieces."""
+        for model in models_with_weights(job):
+            refuse_unsealed(job, model)
         yield {id(model): _ladder(job, model) for model in models_with_weights(job)}
 
     @contextmanager

@@ -24,11 +24,12 @@ def patch(
     run_dir: RunDir = None,
 ) -> None:
     """Prints what tuning kept as a diff: diagnose patch | git apply."""
-    from diagnose.analysis.profile import load_profile
+    from diagnose.analysis.profile import first_log, load_profile
     from diagnose.report._patch import patch_of
     from diagnose.store.runs import resolve_run
 
-    profile = load_profile(resolve_run(run, root_of_runs(run_dir)))
+    folder = resolve_run(run, root_of_runs(run_dir))
+    profile, log = load_profile(folder), first_log(folder)
     if profile.tuning is None:
         raise DiagnoseError(
             f"{profile.run.id} was not tuned.\nTune it: diagnose run --tune {profile.run.script}"
@@ -36,7 +37,7 @@ def patch(
     if not profile.tuning.kept:
         raise DiagnoseError(f"{profile.run.id}: tuning kept nothing; there is nothing to change.")
     try:
-        written = patch_of(profile, Path.cwd())
+        written = patch_of(profile, Path.cwd(), log.sources if log is not None else {})
     except OSError as error:
         raise DiagnoseError(f"diagnose patch: cannot read {error.filename}: {error.strerror}.") from error
     if not written.diff:  # `git apply` of nothing would fail in words of its own

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -19,6 +20,10 @@ POSITIONAL = {"DataLoader": ("dataset", "batch_size", "shuffle", "sampler", "bat
 """Arguments that a script may give by position, so that a keyword would be a second value for one."""
 
 STATEMENT = "statement"
+ADVICE = "advice"
+
+REFUSED_BESIDE = {"fused": "foreach"}
+"""By argument, another that torch refuses beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +47,13 @@ class _Edits:
     statements: list[str] = field(default_factory=list)
 
 
-def patch_of(profile: Profile, folder: Path) -> Patch:
+def patch_of(profile: Profile, folder: Path, ran: Mapping[str, str] = MappingProxyType({})) -> Patch:
     """Writes the settings that tuning kept into the files that the run's objects were made in.
 
     Args:
         profile: The run.
         folder: Where the diff will be applied; files below it are named relative to it.
+        ran: Texts of files as they ran. One that has been edited since is left alone: its lines are others.
 
     Raises:
         OSError: If a file of the script can no longer be read.
@@ -58,6 +64,9 @@ def patch_of(profile: Profile, folder: Path) -> Patch:
         if not trial.settings:
             left_out.append(f"{named(trial)} has no setting in the script; use diagnose run --apply.")
         for key, value in trial.settings.items():
+            if key == ADVICE:
+                left_out.append(f"{named(trial)} has to be written by hand: {value}")
+                continue
             if key == STATEMENT:
                 path = _main_file(profile)
                 if path is None:
@@ -67,13 +76,22 @@ def patch_of(profile: Profile, folder: Path) -> Patch:
                 continue
             callee, _, argument = key.partition(".")
             sites = _sites(profile, callee)
-            for file, line in sites:
-                edits[Path(file)].arguments.setdefault((line, callee), {})[argument] = value
-            if not sites:
+            if len(sites) > 1:
+                places = ", ".join(
+                    f"{_relative(Path(file), folder)}:{line}" for file, line in sites if file
+                )
+                left_out.append(f"{key} = {value}: which {callee} needs it is not known ({places}).")
+            elif not sites or not sites[0][0]:
                 left_out.append(f"{key} = {value}: where {callee} is called is not known.")
+            else:
+                ((file, line),) = sites
+                edits[Path(file)].arguments.setdefault((line, callee), {})[argument] = value
     diffs = []
     for path, wanted in edits.items():
         before = path.read_text(encoding="utf-8")
+        if ran.get(str(path), before) != before:
+            left_out.append(f"{_relative(path, folder)}: it was edited since; tune it again.")
+            continue
         after, failed = _edited(before, wanted)
         left_out += [f"{_relative(path, folder)}:{reason}" for reason in failed]
         diffs.append(_diff(before, after, _relative(path, folder)))
@@ -91,12 +109,13 @@ def _main_file(profile: Profile) -> Path | None:
 
 
 def _sites(profile: Profile, callee: str) -> list[tuple[str, int]]:
+    """Where such objects are made; an empty file is not known."""
     program = profile.program
     if callee == "DataLoader":
         found = [(loader.file, loader.line) for loader in program.loaders]
     else:
         found = [(each.file, each.line) for each in program.optimizers if each.kind == callee]
-    return [(file, line) for file, line in dict.fromkeys(found) if file]
+    return list(dict.fromkeys(found))
 
 
 def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
@@ -138,6 +157,7 @@ class _Change(cst.CSTTransformer):
                 self.refused.append(f"{line}: {reason}")
                 continue
             for name, value in arguments.items():
+                updated_node = _without(updated_node, REFUSED_BESIDE.get(name))
                 updated_node = _with_argument(updated_node, name, value)
         return updated_node
 
@@ -157,6 +177,15 @@ def _cannot_take(call: cst.Call, callee: str, arguments: Mapping[str, str]) -> s
     if taken:
         return f"{', '.join(sorted(taken))} is given by position; write it as a keyword first."
     return ""
+
+
+def _without(call: cst.Call, name: str | None) -> cst.Call:
+    """Takes a keyword argument out of a call, if it has it."""
+    args = [each for each in call.args if each.keyword is None or each.keyword.value != name]
+    if args:
+        last = call.args[-1]
+        args[-1] = args[-1].with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+    return call.with_changes(args=args)
 
 
 def _with_argument(call: cst.Call, name: str, value: str) -> cst.Call:

@@ -88,7 +88,7 @@ class TuningSection(Section):
 
 def _written(key: str, value: object) -> str:
     """Returns a setting as the script would have it."""
-    return str(value) if key == "statement" else f"{key} = {value}"
+    return str(value) if key in ("statement", "advice") else f"{key} = {value}"
 
 
 def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:

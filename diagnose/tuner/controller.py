@@ -310,6 +310,7 @@ class Controller:
                 outcome=Outcome.REFUSED if reason else Outcome.KEPT,
                 reason=reason,
                 first_step=first_step,
+                settings={} if reason else self._changes.kept[-1].settings,
             )
             if each in early:
                 self._postponed[each.action] = trial

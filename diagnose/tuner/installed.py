@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -27,6 +27,7 @@ class Installed:
         times: How often it was put in force.
         instead: Others that make way while it is in force, and come back when it is taken back.
         measured: What its trial showed.
+        settings: See `Action.settings`.
 
     Raises:
         CannotApply: If it cannot be prepared; nothing was changed.
@@ -50,6 +51,7 @@ class Installed:
         self._job = job
         self._in_force = in_force
         self._beside = [(other, other.times) for other in in_force()]
+        self.settings: Mapping[str, str] = action.settings(job, value)
         self._before = action.state(job)
         self._among = [weakref.ref(each) for each in (*job.models, *job.optimizers)]
         self._num_iterators = len(job.iterators)

@@ -58,13 +58,15 @@ def read(path: Path) -> tuple[Kept, ...]:
         raise DiagnoseError(f"--apply: cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
         raise DiagnoseError(f"--apply: {path} is not TOML: {error}.") from error
-    kept = []
-    for number, each in enumerate(table.get("action", ()), 1):
+    tables, kept = table.get("action", []), []
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise DiagnoseError(f"--apply: {path}: an action begins with [[action]], in double brackets.")
+    for number, each in enumerate(tables, 1):
         name, value = each.get("name"), each.get("value")
-        if not isinstance(name, str) or not (value is None or type(value) is int):
+        if not isinstance(name, str) or not (value is None or (type(value) is int and value > 0)):
             raise DiagnoseError(
-                f"--apply: {path}: action {number} needs a name in quotes, and a value that is a whole"
-                f" number if any; it has {name!r} and {value!r}."
+                f"--apply: {path}: action {number} needs a name in quotes, and a value that is a positive"
+                f" whole number if any; it has {name!r} and {value!r}."
             )
         kept.append(Kept(action=name, value=value))
     if not kept:

@@ -141,7 +141,7 @@ class Attempt:
             self._candidate = None
             return trial
         self._candidate = None
-        trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best.value)
+        trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best)
         if trial.outcome is Outcome.KEPT:
             best.measured = trial.measured
             self._changes.keep(best)
@@ -299,12 +299,12 @@ class Attempt:
         outcome: Outcome,
         reason: str,
         test: PairedTest | None = None,
-        value: int | None = None,
+        best: Installed | None = None,
     ) -> Trial:
         action = candidate.action
         return Trial(
             action=candidate.name,
-            value=value,
+            value=best.value if best is not None else None,
             safety=action.safety,
             outcome=outcome,
             reason=reason,
@@ -313,7 +313,7 @@ class Attempt:
             rule=candidate.lead.rule,
             first_step=self._first,
             steps_spent=self._step() - self._first,
-            settings=action.settings(self._world.job, value) if outcome is Outcome.KEPT else {},
+            settings=best.settings if best is not None and outcome is Outcome.KEPT else {},
         )
 
 
@@ -357,7 +357,7 @@ def put_in_force(
         if wanted.action in other.action.excludes or other.name in action.excludes:
             return f"it cannot be in force together with {other.name}"
     try:
-        together(world, f"looking at {wanted.action}", lambda: action.check(world.job))
+        together(world, f"looking at {wanted.action}", lambda: _look_at_wanted(world, action, wanted))
         if action.at_start:  # no call is known yet whose numbers could be compared
             installed = changes.install(wanted.action, action, wanted.value)
         else:
@@ -372,6 +372,12 @@ def put_in_force(
         return str(refusal)
     changes.keep(installed)
     return ""
+
+
+def _look_at_wanted(world: World, action: Action, wanted: Kept) -> None:
+    action.check(world.job)
+    if wanted.value is None and None not in (values := action.values(world.job)):
+        raise CannotApply("it needs a value" + (f", such as {values[0]}" if values else ""))
 
 
 def prepared(
