@@ -45,6 +45,7 @@ class Graph:
         attention: Operations between the two products of attention that is written out, and these.
         attention_products: The products among `attention`.
         num_attentions: Places where attention is written out.
+        attention_keys: Most keys that a query is compared with in one of these places.
         pointwise: Elementwise operations whose only user is another elementwise operation.
         unaligned: Matrix products with a dimension that is no multiple of 8.
         unwanted: Operations whose gradients reach no parameter that an optimizer updates.
@@ -71,6 +72,7 @@ class Graph:
     attention: Work = Work()
     attention_products: Work = Work()
     num_attentions: int = 0
+    attention_keys: int | None = None
     pointwise: Work = Work()
     unaligned: Work = Work()
     unwanted: Work = Work()

@@ -195,7 +195,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         wanted: Identities of the parameters that an optimizer updates; empty when none is known.
     """
     ops = [node for node in nodes if node.is_op]
-    attention, num_attentions = written_out_attention(ops)
+    attention, keys = written_out_attention(ops)
     leaves = [node for node in nodes if node.leaf and node.weight]
     unwanted: list[Node] = []
     if wanted and not truncated:
@@ -218,7 +218,8 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "product_rows": most_rows(ops),
         "attention": _work(attention),
         "attention_products": _work([op for op in attention if op.name in MATMULS]),
-        "num_attentions": num_attentions,
+        "num_attentions": len(keys),
+        "attention_keys": max(keys, default=None),
         "pointwise": _work(chained),
         "unaligned": _work([op for op in ops if op.flops and _is_unaligned(op)]),
         "unwanted": {**_work(unwanted), **_times_without_edge(unwanted, ops)},
@@ -311,19 +312,20 @@ def mark_wanted(nodes: list[Node], wanted: Collection[int]) -> None:
         node.wanted = hides or any(parent.wanted for parent in node.inputs)
 
 
-def written_out_attention(ops: list[Node]) -> tuple[list[Node], int]:
-    """Returns the operations of each softmax between two batched products, products included."""
+def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[int]]:
+    """Returns the operations of each softmax between two batched products, products included, and over how
+    many keys each of these softmaxes goes."""
     found: dict[int, Node] = {}
-    count = 0
+    keys: list[int] = []
     for softmax in ops:
         if softmax.name not in ("Softmax", "SafeSoftmax") or len(softmax.shape) < 3:
             continue
         below = _until_product(softmax, up=False)
         above = _until_product(softmax, up=True)
         if below and above:
-            count += 1
+            keys.append(softmax.shape[-1])
             found.update((id(op), op) for op in (softmax, *below, *above) if op.is_op)
-    return list(found.values()), count
+    return list(found.values()), keys
 
 
 def _until_product(softmax: Node, *, up: bool) -> list[Node]:

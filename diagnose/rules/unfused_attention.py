@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph, Work
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
@@ -15,8 +16,13 @@ from diagnose.rules.base import Rule
 
 SAVED = (0.5, 1.0, 1.2)
 """Of what lies between the products, less one product that is computed again, what the fused kernel saves.
-It still takes the exponentials, and spares the products some memory. Measured on one core for 64 to 256
-tokens and heads of 8 to 64: 0.5 to 1.1."""
+It still takes the exponentials, and spares the products some memory."""
+
+SAVED_ON_CPU = (0.2, 0.8, 1.6)
+MIN_KEYS, MIN_KEYS_OF_THREADS = 128, 256
+"""Likewise on CPUs, by one thread from so many keys on and by several from so many; with fewer the fused
+kernel is slower. Measured by `benchmarks/attention.py` for 16 to 256 keys, heads of 16 and 64, one thread
+and two."""
 
 CALLED = "SafeSoftmax"
 """The softmax of `scaled_dot_product_attention` where it computes step by step; nothing else has it."""
@@ -34,7 +40,7 @@ ON_DEVICE = (
 )
 
 
-def written_out(num_ops: int, num_attentions: int = 4, called: int = 0) -> Program:
+def written_out(num_ops: int, num_attentions: int = 4, called: int = 0, keys: int | None = None) -> Program:
     attention = Work(num_ops=num_ops, flops=num_ops * 4e6, num_bytes=num_ops * 4e6)
     products = Work(num_ops=num_ops // 3, flops=attention.flops, num_bytes=num_ops * 1e6)
     rest = Work(num_ops=60, flops=1e9, num_bytes=4e7)
@@ -50,6 +56,7 @@ def written_out(num_ops: int, num_attentions: int = 4, called: int = 0) -> Progr
             attention=attention,
             attention_products=products,
             num_attentions=num_attentions,
+            attention_keys=keys,
             names={CALLED: called} if called else {},
         )
     )
@@ -85,15 +92,26 @@ class UnfusedAttention(Rule):
         profile(program=written_out(16)),
         profile(program=written_out(30, called=4)),
         profile(program=written_out(30, called=4), device="cuda"),
+        profile(program=written_out(30, keys=MIN_KEYS)),
+        profile(program=written_out(30, keys=MIN_KEYS // 2), device="cuda"),
     )
-    silent_on = (profile(program=written_out(0, num_attentions=0)), profile(program=written_out(1)))
+    silent_on = (
+        profile(program=written_out(0, num_attentions=0)),
+        profile(program=written_out(1)),
+        profile(program=written_out(30, keys=MIN_KEYS - 1)),
+        profile(program=written_out(30, keys=MIN_KEYS), host=HostStats(num_threads=2)),
+    )
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         graph = profile.program.graph
         assert graph is not None
-        if not graph.num_attentions:
+        on_cpu = profile.run.device == "cpu"
+        least = MIN_KEYS if (profile.host.num_threads or 1) == 1 else MIN_KEYS_OF_THREADS
+        few = graph.attention_keys is not None and graph.attention_keys < least
+        if not graph.num_attentions or (on_cpu and few):
             return None
+        saved = SAVED_ON_CPU if on_cpu else SAVED
         whole = of_work(profile, graph.attention, graph)
         products = products_of(profile, graph)
         lines = [
@@ -106,21 +124,21 @@ class UnfusedAttention(Rule):
             whole[Phase.FORWARD] = seen_ns
         between = {phase: whole[phase] - products[phase] for phase in whole}
         between[Phase.BACKWARD] -= products[Phase.FORWARD] / 2
-        lost = {phase: SAVED[1] * max(0.0, ns) for phase, ns in between.items()}
+        lost = {phase: saved[1] * max(0.0, ns) for phase, ns in between.items()}
         lost_ns = sum(lost.values())
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         share = sum(whole.values()) / profile.step_time_ns
         called = graph.names.get(CALLED, 0) >= graph.num_attentions
-        stepwise = ON_CPU if profile.run.device == "cpu" else ON_DEVICE
+        stepwise = ON_CPU if on_cpu else ON_DEVICE
         return Finding(
             rule=self.name,
             summary="scaled_dot_product_attention finds no fused kernel and computes step by step"
             if called
             else f"Attention is written out in {graph.num_attentions} places instead of fused.",
             lost_ns=lost,
-            low_ns=0.0 if called else lost_ns * SAVED[0] / SAVED[1],
-            high_ns=lost_ns * SAVED[2] / SAVED[1],
+            low_ns=0.0 if called else lost_ns * saved[0] / saved[1],
+            high_ns=lost_ns * saved[2] / saved[1],
             assumption="the fused kernel takes as long as the products, and one of them again",
             evidence=(
                 f"The graph has {graph.num_attentions} softmaxes between two batched products.",
