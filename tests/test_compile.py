@@ -49,7 +49,7 @@ def made(ended: Ended) -> dict[str, dict[str, Any]]:
     return {line.pop("way"): line for line in lines}
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_breaks_and_recompilations_are_those_without_us(plain, ours, way):
     before, now = made(plain)[way], made(ours)[way]

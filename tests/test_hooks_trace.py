@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -146,42 +144,6 @@ def test_models_and_their_classes_pickle_and_copy_under_the_hooks(clock, tmp_pat
     for other in (copied, again, loaded):
         assert vars(other).keys() == vars(model).keys()
         assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
-
-
-class Scripts(nn.Linear):
-    """A model of the script's own."""
-
-
-class Derived(Scripts):
-    """One whose class has a class of the script's above it."""
-
-
-@pytest.mark.parametrize("called", [(Scripts,), (Derived,), (Scripts, Derived), (Derived, Scripts)])
-def test_a_class_of_the_scripts_own_can_be_pickled_by_what_it_holds(clock, tmp_path, called):
-    """As a script's classes are that another process is to know (MLflow, joblib, Ray)."""
-    module = sys.modules[__name__]
-    with measured(clock):
-        for cls in called:
-            model = cls(4, 2)
-            model(torch.ones(1, 4)).sum().backward()
-        cloudpickle.register_pickle_by_value(module)
-        try:
-            pickled = cloudpickle.dumps((type(model), model.state_dict()))
-        finally:
-            cloudpickle.unregister_pickle_by_value(module)
-    (tmp_path / "pickled").write_bytes(pickled)
-    told = subprocess.check_output([sys.executable, "-c", UNPICKLED], cwd=tmp_path, text=True)
-    assert told.splitlines() == ["True", "False", str(model(torch.ones(1, 4)).tolist())]
-
-
-UNPICKLED = """
-import pickle, sys, torch
-cls, state = pickle.load(open("pickled", "rb"))
-model = cls(4, 2)
-model.load_state_dict(state)
-told = cls.__call__ is torch.nn.Module.__call__, "diagnose" in sys.modules, model(torch.ones(1, 4)).tolist()
-print(*told, sep="\\n")
-"""
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -90,6 +91,23 @@ def test_a_signal_sent_to_our_group_reaches_the_script_once(tmp_path, name):
     assert (ours.code, ours.stdout) == (9, f"\n{name}\n")
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_a_script_that_has_left_our_group_gets_what_is_sent_to_the_group(tmp_path):
+    write(tmp_path / "job.py", "import os\nos.setpgrp()\n" + COUNTS)
+    process, _ = start(*DIAGNOSE, "job.py", cwd=tmp_path, start_new_session=True)
+    os.killpg(process.pid, signal.SIGTERM)
+    ours = finish(process)
+    assert (ours.code, ours.stdout) == (9, "\nSIGTERM\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- 2>&-"])
+def test_without_standard_streams_a_signal_to_the_group_still_comes_once(tmp_path, closed):
+    write(tmp_path / "job.py", COUNTS)
+    command = shlex.join(map(str, (*DIAGNOSE, "job.py")))
+    process, _ = start("sh", "-c", f"exec {command} {closed}", cwd=tmp_path, start_new_session=True)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert finish(process).stdout == "\nSIGTERM\n"
 
 
 def test_what_torchrun_sends_to_the_whole_group_reaches_the_script_once(tmp_path):

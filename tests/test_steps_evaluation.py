@@ -246,6 +246,25 @@ def test_an_epoch_goes_on_after_an_evaluation_that_does_not_switch_back(
     assert [step.times.get("evaluation", 0) for step in steps] == [0, 321, 0, 0]
 
 
+def test_the_training_data_evaluated_after_other_data_is_evaluation(
+    recorder, clock, model, optimizer, loader
+):
+    held_out = DataLoader(SlowData(clock, num_rows=3, fetch_ns=7), batch_size=1)
+    for _ in range(2):
+        model.train()
+        for rows in loader:
+            model(rows).sum().backward()
+            optimizer.step()
+        for each in (held_out, loader):
+            model.eval()
+            for rows in each:
+                with torch.no_grad():
+                    model(rows)
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [2] * 2 * BATCHES
+    assert [step.times.get("evaluation", 0) for step in steps] == [0] * 4 + [321 + 408] + [0] * 3
+
+
 def test_the_training_data_evaluated_in_the_same_mode_is_evaluation(
     recorder, clock, model, optimizer, loader
 ):

@@ -395,6 +395,7 @@ class Recorder:
 
     def evaluation_region(self, inside: bool) -> None:
         """The model was switched to or from evaluation mode: gaps belong to `evaluation` in between."""
+        self.evaluated = False
         if inside == self.evaluating or not self._begun:
             return
         if inside and self.current >= FIRST_GAP:
@@ -402,7 +403,6 @@ class Recorder:
                 self._settle_evaluation(True)
             self._run_into(EVALUATION)
             self.evaluating = True
-            self.evaluated = False
             self.calm = 0
         elif not inside:
             self.evaluating = False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 from diagnose.core.job import Route
@@ -48,31 +47,6 @@ class ForwardHook(Hook):
             )
             adopted.callback(cancel)
             yield
-
-
-class _Call:
-    """What stands as `__call__` in a model's class: our wrapper, but to those who pickle the class.
-
-    A class of the script's own is pickled with all that stands in it (cloudpickle, dill), and a wrapper
-    with the recorder that it writes to. What was there before takes its place, so that reading it needs no
-    diagnose.
-
-    Args:
-        function: The wrapper.
-        plain: What it stands for.
-    """
-
-    __slots__ = ("function", "plain")
-
-    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any]) -> None:
-        self.function = function
-        self.plain = plain
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
-        return self.function if instance is None else MethodType(self.function, instance)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return copy.copy, (self.plain,)  # a function copies to itself
 
 
 class _Search:
@@ -167,13 +141,8 @@ class _Search:
             return False
         self._classes.add(cls)
         self._rest()
-        self._adopted.enter_context(replaced(cls, "__call__", self._wrap_class))
+        self._adopted.enter_context(replaced(cls, "__call__", self._wrap))
         return True
-
-    def _wrap_class(self, original: Any) -> _Call:
-        if isinstance(original, _Call):  # of another measuring of the same program
-            return _Call(self._wrap(original.function), original.plain)
-        return _Call(self._wrap(original), original)
 
     def _wrap(self, original: Any) -> Any:
         from torch.compiler import is_dynamo_compiling

@@ -96,11 +96,21 @@ def _wait_for_signals(
         child.send_signal(number)
     while child.poll() is None:
         arrived = signal.sigwaitinfo(awaited)
-        if arrived.si_signo in watched and not witness.has(arrived.si_signo):
+        if arrived.si_signo not in watched:
+            continue
+        to_all = witness.has(arrived.si_signo)
+        if not (to_all and _is_in_our_group(child.pid)):
             child.send_signal(arrived.si_signo)
     while signal.sigtimedwait(awaited, 0) is not None:
         pass  # what was meant for the script, and came too late for it
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+
+
+def _is_in_our_group(script: int) -> bool:
+    try:
+        return os.getpgid(script) == os.getpgrp()
+    except ProcessLookupError:
+        return True
 
 
 def _wait_with_handlers(child: subprocess.Popen[bytes], watched: set[int]) -> None:

@@ -32,6 +32,7 @@ class Witness:
     def __init__(self, signals: Collection[int]) -> None:
         asked, self._ask = os.pipe()
         self._answer, told = os.pipe()
+        self._answers = True
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         self._pid = os.fork()
         if not self._pid:
@@ -54,18 +55,19 @@ class Witness:
     def has(self, number: int) -> bool:
         """Whether the signal that we just got has come to it as well. Each is told of once."""
         with contextlib.suppress(OSError):
-            os.write(self._ask, bytes([number]))
-            if select.select([self._answer], [], [], ANSWERS_WITHIN_S)[0]:
-                return os.read(self._answer, 1) == b"y"
+            if self._answers:
+                os.write(self._ask, bytes([number]))
+                if select.select([self._answer], [], [], ANSWERS_WITHIN_S)[0]:
+                    return os.read(self._answer, 1) == b"y"
+                self._answers = False  # a late answer would be taken for that to the next question
         return False
 
 
 def _serve(asked: int, told: int) -> None:
     """Answers until nobody can ask any more; never returns."""
     try:
-        for fd in (0, 1, 2):
-            os.close(fd)  # a reader of our output is not to wait for this process
-        os.closerange(3, min(asked, told))
+        if min(asked, told):  # of an empty range from 0 on Python closes all
+            os.closerange(0, min(asked, told))  # a reader of our output is not to wait for this process
         os.closerange(min(asked, told) + 1, max(asked, told))
         os.closerange(max(asked, told) + 1, MOST_FILES)
         while number := os.read(asked, 1):

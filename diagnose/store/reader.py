@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import sqlite3
@@ -269,7 +270,8 @@ def _sources(db: sqlite3.Connection, path: Path, notes: list[str]) -> dict[str, 
 
 
 def _source(file: str, text: bytes) -> tuple[str, str]:
-    return file, zlib.decompress(text).decode(errors="replace")
+    # Ends of lines as they are where a file is read as text.
+    return file, io.TextIOWrapper(io.BytesIO(zlib.decompress(text)), "utf-8", errors="replace").read()
 
 
 def _device_steps(
