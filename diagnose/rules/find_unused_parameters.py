@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph
-from diagnose.core.parallel import Ddp
+from diagnose.core.parallel import Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration
 from diagnose.rules._examples import profile
+from diagnose.rules._ranks import reduces_in
 from diagnose.rules.base import Rule
 
 NS_PER_NODE = 300.0
@@ -18,13 +19,28 @@ NS_PER_NODE = 300.0
 REDUCTION_NS = {"nccl": 40_000.0, "gloo": 400_000.0}
 """The map of used parameters is reduced over the ranks as well, once per pass."""
 
+SMALL_BYTES = 1 << 20
+"""Where no bucket is larger, each takes as long as the map does: neither is held up by its bytes."""
+
 LOW, HIGH = 0.3, 4.0
 """The walk is cheap and the extra reduction waits for the slowest rank."""
 
+LOW_TIMED, HIGH_TIMED = 0.5, 2.0
+"""Where the waits for reductions were measured: how much of them is the map's is not."""
 
-def looking(num_nodes: int, unused: bool, on: bool = True) -> Program:
-    ddp = Ddp(world_size=2, backend="gloo", find_unused_parameters=on, has_unused=unused)
-    return Program(ddp=(ddp,), graph=Graph(num_nodes=num_nodes))
+
+def looking(num_nodes: int, unused: bool, on: bool = True, waited_ms: float | None = None) -> Program:
+    ddp = Ddp(
+        world_size=2,
+        backend="gloo",
+        bucket_bytes=(250_000,),
+        find_unused_parameters=on,
+        has_unused=unused,
+    )
+    met = None
+    if waited_ms is not None:
+        met = Meetings(num_steps=100, wait_ns={0: 2e6 * waited_ms}, common_ns=1e6 * waited_ms)
+    return Program(ddp=(ddp,), graph=Graph(num_nodes=num_nodes), meetings=met)
 
 
 class FindUnusedParameters(Rule):
@@ -43,9 +59,11 @@ class FindUnusedParameters(Rule):
 
     needs = ("program.ddp", "program.graph")
     actions = ("find-unused-off", "static-graph")
+    explains = ("exposed-communication",)
     fires_on = (
         profile(step_ms=10, program=looking(2000, unused=False)),
         profile(step_ms=5, program=looking(200, unused=False)),
+        profile(communication_ms=10, program=looking(200, unused=False, waited_ms=8)),
     )
     silent_on = (
         profile(step_ms=10, program=looking(2000, unused=True)),
@@ -62,18 +80,32 @@ class FindUnusedParameters(Rule):
         assert graph is not None
         if graph.num_unreached_tensors or any(rank.has_unused is not False for rank in ddp):
             return None
-        per_pass = NS_PER_NODE * graph.num_nodes + REDUCTION_NS.get(ddp[0].backend, REDUCTION_NS["gloo"])
+        walk_ns, passes = NS_PER_NODE * graph.num_nodes, ddp[0].passes_per_step or 1.0
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
-        lost_ns = min((ddp[0].passes_per_step or 1.0) * per_pass, 0.5 * backward_ns)
+        waited_ns = _map_waited_ns(profile)
+        if waited_ns is None:
+            per_pass = walk_ns + REDUCTION_NS.get(ddp[0].backend, REDUCTION_NS["gloo"])
+            lost = {Phase.BACKWARD: min(passes * per_pass, 0.5 * backward_ns)}
+            low, high, there_ns = LOW, HIGH, backward_ns
+            assumption = "an estimate by the size of the graph, not a measurement"
+        else:
+            per_pass = walk_ns + waited_ns / passes
+            waiting = reduces_in(profile)
+            there_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in {Phase.BACKWARD, waiting})
+            lost = {Phase.BACKWARD: min(passes * walk_ns, 0.5 * backward_ns)}
+            lost[waiting] = lost.get(waiting, 0.0) + waited_ns
+            low, high = LOW_TIMED, HIGH_TIMED
+            assumption = "each of the small reductions of a pass takes the same"
+        lost_ns = sum(lost.values())
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary="DDP looks for unused parameters in each pass, and there are none.",
-            lost_ns={Phase.BACKWARD: lost_ns},
-            low_ns=LOW * lost_ns,
-            high_ns=min(HIGH * lost_ns, backward_ns),
-            assumption="an estimate by the size of the graph, not a measurement",
+            lost_ns=lost,
+            low_ns=low * lost_ns,
+            high_ns=max(lost_ns, min(high * lost_ns, there_ns)),
+            assumption=assumption,
             evidence=(
                 "find_unused_parameters=True, and DDP reports no unused parameter.",
                 f"A walk over {graph.num_nodes} nodes and one more reduction take about"
@@ -83,3 +115,11 @@ class FindUnusedParameters(Rule):
             code="DistributedDataParallel(model)",
             actions=self.actions,
         )
+
+
+def _map_waited_ns(profile: Profile) -> float | None:
+    """Returns how long a step waits for the map to be reduced; `None` where that cannot be told."""
+    meetings, sizes = profile.program.meetings, profile.program.ddp[0].bucket_bytes
+    if meetings is None or not sizes or max(sizes) > SMALL_BYTES:
+        return None
+    return meetings.common_ns / (len(sizes) + 1)
