@@ -19,7 +19,7 @@ from diagnose.gate import bench
 from diagnose.gate import bisect as bisect_module
 from diagnose.gate.as_bisect import bisect_text, next_steps, to_json
 from diagnose.gate.bisect import bisect, row_of_commits
-from diagnose.gate.bisection import Bisection, BisectRequest, Ending
+from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.pairs import Asked
 from diagnose.gate.posterior import CannotRun, Odds, scatter_of, search
@@ -321,6 +321,16 @@ def test_a_suspect_that_is_no_slower_than_its_parent_is_not_named(repository: Pa
 # -- what a history may hold
 
 
+def advised_for_the_merge(repository: Path) -> tuple[Commit, tuple[Commit, ...]]:
+    """The row of commits that is advised where the merge at the end of the main branch is to blame."""
+    good, commits = row_of_commits(repository, "main~1..main")
+    found = Bisection(ending=Ending.FOUND, good=good, commits=commits, suspects=range(1))
+    (advice,) = [line for line in next_steps(found) if "merge" in line]
+    _, _, command = advice.partition("diagnose bisect ")
+    first_word = ["sh", "-c", f'set -- {command}; printf %s "$1"']
+    return row_of_commits(repository, subprocess.check_output(first_word, cwd=repository, text=True))
+
+
 def test_the_advice_for_a_merge_is_a_row_that_can_be_searched(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "main")
     for branch, subject in (("main", "root"), ("topic", "one"), ("topic", "two"), ("main", "meanwhile")):
@@ -328,13 +338,7 @@ def test_the_advice_for_a_merge_is_a_row_that_can_be_searched(tmp_path: Path) ->
             git(tmp_path, "checkout", "-q", *([] if subject == "meanwhile" else ["-b"]), branch)
         git(tmp_path, "commit", "-q", "--allow-empty", "-m", subject)
     git(tmp_path, "merge", "-q", "--no-ff", "-m", "merge", "topic")
-    good, commits = row_of_commits(tmp_path, "main~1..main")
-    found = Bisection(ending=Ending.FOUND, good=good, commits=commits, suspects=range(1))
-    (advice,) = [line for line in next_steps(found) if "merge" in line]
-    _, _, command = advice.partition("diagnose bisect ")
-    first_word = ["sh", "-c", f'set -- {command}; printf %s "$1"']
-    row = subprocess.check_output(first_word, cwd=tmp_path, text=True)
-    _, inside = row_of_commits(tmp_path, row)
+    _, inside = advised_for_the_merge(tmp_path)
     assert [commit.subject for commit in inside] == ["one", "two"]
 
 
@@ -361,13 +365,7 @@ def updated_branch(tmp_path: Path) -> Path:
 
 
 def test_a_branch_that_was_updated_is_searched_from_where_it_began(updated_branch: Path) -> None:
-    good, commits = row_of_commits(updated_branch, "main~1..main")
-    found = Bisection(ending=Ending.FOUND, good=good, commits=commits, suspects=range(1))
-    (advice,) = [line for line in next_steps(found) if "merge" in line]
-    _, _, command = advice.partition("diagnose bisect ")
-    first_word = ["sh", "-c", f'set -- {command}; printf %s "$1"']
-    row = subprocess.check_output(first_word, cwd=updated_branch, text=True)
-    start, inside = row_of_commits(updated_branch, row)
+    start, inside = advised_for_the_merge(updated_branch)
     assert start.subject == "root"
     assert [commit.subject for commit in inside] == ["one", "two", "update", "three"]
 
