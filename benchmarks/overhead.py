@@ -30,6 +30,8 @@ from typing import Any
 JOB = Path(__file__).with_name("overhead_job.py")
 STEPS = {1: 8000, 10: 800, 100: 80}
 TOOLS = ("bare", "diagnose", "traceml", "torch.profiler")
+TOLD = ("cpu_us", "wall_us", "outside_s", "error")
+"""What is printed of each round as it ends, should there be no time for the others."""
 
 
 def main() -> None:
@@ -48,7 +50,9 @@ def main() -> None:
             # The order rotates, so that none always runs after the same neighbour.
             order = tools[number % len(tools) :] + tools[: number % len(tools)]
             rounds.append({tool: run(tool, step_ms, args.device) for tool in order})
-            print(f"{step_ms} ms, round {number + 1} of {args.rounds}", file=sys.stderr)
+            told = [{name: each[name] for name in TOLD if name in each} for each in rounds[-1].values()]
+            said = json.dumps(dict(zip(rounds[-1], told, strict=True)))
+            print(f"{step_ms} ms, round {number + 1} of {args.rounds}: {said}", file=sys.stderr, flush=True)
         lines += [row(tool, step_ms, rounds) for tool in tools]
     text = "\n".join(lines) + "\n"
     print(text)

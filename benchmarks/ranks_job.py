@@ -30,7 +30,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fault", choices=FAULTS, default="none")
 parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--ms", type=float, default=15.0)
-parser.add_argument("--steps", type=int, default=80)
+parser.add_argument("--steps", type=int, default=160)
 parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument(
@@ -89,7 +89,7 @@ if args.fault == "cpu" and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {cpus[-1]} if late else set(cpus[:-1]))
     if late:
         burner = [sys.executable, "-c", BURN, str(cpus[-1])]
-        burning = [subprocess.Popen(burner) for _ in range(4)]
+        burning = [subprocess.Popen(burner) for _ in range(4 * dist.get_world_size())]
 
 try:
     for step, ids_BT in enumerate(DataLoader(Sentences(), batch_size=4)):

@@ -206,7 +206,9 @@ class Live:
         )
         if self._liveness.state is not before[0]:
             ranks.ask_all_again()
-        return before != (self._liveness.state, self._manifest) or self._liveness.state is State.RUNNING
+        # What the last record is ago moves on as long as another may come, also where nobody can ask.
+        may_go_on = self._liveness.state in (State.RUNNING, State.CANNOT_TELL)
+        return before != (self._liveness.state, self._manifest) or may_go_on
 
     def _forget(self) -> None:
         """The run was deleted, and recorded again under its name: nothing holds of what was read before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,13 +22,17 @@ from diagnose.core.command import Command
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch.control import Answer as Answered
 from diagnose.launch.control import send
-from diagnose.store.runs import NAME
+from diagnose.store.runs import NAME, rank_files
+from diagnose.store.tail import look
 
 MAX_LIVE = 8
 """Runs that are followed at once; the one that nobody has looked at for the longest is let go."""
 
 COMMAND_WAITS_S = 10.0
 """Whoever gives a command as the first thing is told of the run, not that nothing is known of it yet."""
+
+KEPT_RANKS = 8
+"""The ranks run the same script: of so many, the first has its text that any has."""
 
 MAX_TEXT_BYTES = 2_000_000
 """A source file that is longer is not shown: nobody wrote it."""
@@ -132,7 +138,8 @@ class Source:
         return answer
 
     def source_lines(self, run: str, file: str, line: int, around: int = 3) -> tuple[tuple[int, str], ...]:
-        """Returns the lines around one that the run's analysis names, with their numbers.
+        """Returns the lines around one that the run's analysis names, with their numbers, as they were when
+        they ran: the file may have been edited since.
 
         A file that the analysis does not name is not read, whatever the address says.
         """
@@ -141,17 +148,14 @@ class Source:
         if profile is None:
             return ()
         named = {finding.file for finding in profile.findings} | {each.file for each in profile.where}
-        path = Path(file)
-        if file not in named or not path.is_absolute():
+        if file not in named or not Path(file).is_absolute():
             return ()
-        try:
-            if not path.is_file() or path.stat().st_size > MAX_TEXT_BYTES:
-                return ()
-            text = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ()
-        first, last = max(1, line - around), min(len(text), line + around)
-        return tuple((number, text[number - 1]) for number in range(first, last + 1))
+        kept = _kept_text(self.folder(run), file)
+        text = _text_now(Path(file)) if kept is None else kept
+        # Not `splitlines`, which ends a line at a form feed.
+        lines = text.removesuffix("\n").split("\n") if text else []
+        first, last = max(1, line - around), min(len(lines), line + around)
+        return tuple((number, lines[number - 1]) for number in range(first, last + 1))
 
     def command(self, run: str, kind: str, argument: str = "") -> Answered:
         """Hands a command to the running job; what the job did with it comes as a mark of the run.
@@ -186,3 +190,23 @@ class Source:
             each.close()
         self._list.close()
         self._analyst.close()
+
+
+def _kept_text(folder: Path, file: str) -> str | None:
+    """Returns the text that a run has kept of a source file; `None` if it has kept none."""
+    for path in rank_files(folder)[:KEPT_RANKS]:
+        with contextlib.suppress(sqlite3.DatabaseError, ValueError), look(path) as rank:
+            text = rank.source(file)
+            if text is not None:
+                return text
+    return None
+
+
+def _text_now(path: Path) -> str:
+    """Returns the text of a source file as it is now; nothing where it cannot be read."""
+    try:
+        if path.is_file() and path.stat().st_size <= MAX_TEXT_BYTES:
+            return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        pass
+    return ""

@@ -109,7 +109,7 @@ def _headline(tuning: Tuning) -> list[Fact]:
     confirmed, on = tuning.confirmation, "all"
     if confirmed is None:
         confirmed, on = tuning.earlier, f"the first {tuning.num_earlier}"
-    if confirmed is None:
+    if confirmed is None or not tuning.kept:  # undone after all
         return []
     speedup, _, interval = gain(confirmed).partition(" (")
     detail = f"{interval.rstrip(')')}; {on} on against all off"

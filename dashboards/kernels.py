@@ -92,8 +92,8 @@ def _device(device: Device) -> list[Fact]:
     shares = (
         ("busy", device.busy_share, "of the time some kernel ran"),
         ("on tensor cores", device.tensor_core_share, "of the kernel time"),
-        ("matrix products", device.matmul_share, "and convolutions, of the kernel time"),
-        ("layout conversions", device.layout_share, "of the kernel time"),
+        ("matrix products", device.matmul_share, "and convolutions, of the busy time"),
+        ("layout conversions", device.layout_share, "of the busy time"),
         ("clock", device.clock_share, "of its highest, on average"),
         ("throttled", device.throttle_share, "of the time, by power or heat"),
     )

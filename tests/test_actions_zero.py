@@ -135,11 +135,11 @@ def test_a_digest_tells_bits_apart():
 
 
 @pytest.mark.extended
-def test_under_the_tuner_weights_and_checkpoints_are_those_of_the_script_alone(tmp_path, monkeypatch):
+def test_under_the_tuner_weights_and_checkpoints_are_those_of_the_script_alone(tmp_path):
     """The last one is asked for by one rank when the other's script has ended."""
-    monkeypatch.setattr("tests.test_tuner_ranks.SCRIPT", SCRIPTS / "zero_checkpoints.py")
-    alone = train(tmp_path / "alone", "", steps=400)
-    ours = train(tmp_path / "ours", APPLY, steps=400)
+    script = SCRIPTS / "zero_checkpoints.py"
+    alone = train(tmp_path / "alone", "", steps=400, script=script)
+    ours = train(tmp_path / "ours", APPLY, steps=400, script=script)
     assert (ours.codes, ours.lines) == (alone.codes, alone.lines)
     assert len(ours.lines[0].split()) == 5 + 9
     assert [each["outcome"] for each in ours.told("trial")] == ["kept"]

@@ -83,6 +83,16 @@ def test_a_training_that_never_ended_is_reported_when_the_next_one_begins(tmp_pa
     assert training.profile is not None and training.profile.status is Status.NO_STEPS
 
 
+def test_the_project_says_where_to_record_and_the_command_finds_it_there(tmp_path, capsys, monkeypatch):
+    write(tmp_path / "pyproject.toml", '[tool.diagnose]\nrun-dir = "kept"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIAGNOSE_DIR", raising=False)
+    assert measured(Wanted(name="mine")).folder == tmp_path / "kept" / "mine"
+    assert "diagnose report mine --html report.html" in capsys.readouterr().err
+    measured(Wanted(name="mine", run_dir=Path(".diagnose") / "runs"))
+    assert "diagnose report .diagnose/runs/mine --html report.html" in capsys.readouterr().err
+
+
 def test_ending_what_never_began_says_nothing(tmp_path, capsys):
     training = Training(Wanted(run_dir=tmp_path))
     training.end()
@@ -154,6 +164,28 @@ def test_a_rank_that_nobody_tells_the_folder_records_nothing(tmp_path, monkeypat
     assert not session.is_measured() and training.folder is None
     training.end()
     assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
+
+
+UNENDED = """
+import sys
+from pathlib import Path
+from diagnose.analysis import profile
+from diagnose.callbacks._training import Training, Wanted
+from tests.recorded import record
+from tests.test_callbacks import train
+profile.FEW_BYTES = 0
+training = Training(Wanted(run_dir=Path(sys.argv[1]), name="mine"))
+training.begin(0, 1)
+for rank in range(1, profile.FEW_RANKS + 2):
+    record(training.folder, 30, rank=rank)
+train(30)
+"""
+
+
+def test_many_ranks_are_reported_also_when_the_interpreter_is_ending(tmp_path):
+    ended = run(sys.executable, write(tmp_path / "train.py", UNENDED), tmp_path / "runs", cwd=tmp_path)
+    assert ended.code == 0 and "a bug of ours" not in ended.stderr, ended.stderr
+    assert "diagnose: 30 steps" in ended.stderr
 
 
 RANK = """

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,9 @@ from diagnose.analysis.recorders import OTHERWISE, measured_otherwise
 from diagnose.core.comparison import Change, Comparison, Outcome, Unit
 from diagnose.core.finding import Finding
 from diagnose.core.ledger import RECORDER
+from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
-from diagnose.core.profile import RunInfo
+from diagnose.core.profile import Profile, RunInfo
 from diagnose.report import FaultChanges, Terminal, comparison_json, comparison_text
 from tests.recorded import USUAL_MS, manifest, steps, writer
 from tests.running import run
@@ -302,6 +304,20 @@ def test_communication_that_an_older_recorder_took_for_backward_does_not_appear(
         assert found["communication"] == found["backward"] == "measured otherwise"
         assert found["forward"] == "cannot_tell"
         assert notes == (OTHERWISE,)
+
+
+def test_the_wait_for_buffers_that_an_older_recorder_took_for_forward_does_not_appear(
+    tmp_path: Path,
+) -> None:
+    def run_of(name: str, recorder: int, **sent: Any) -> Profile:
+        found = load_profile(two_ranks(tmp_path / name, recorder=recorder, met=True))
+        return replace(found, program=replace(found.program, ddp=(Ddp(**sent),)))
+
+    old, new = run_of("old", 2, broadcasts_buffers=True), run_of("new", RECORDER, broadcasts_buffers=True)
+    moved = {Phase.FORWARD, Phase.COMMUNICATION}
+    assert measured_otherwise(old, new) == measured_otherwise(new, old) == moved
+    assert measured_otherwise(old, old) == measured_otherwise(new, new) == set()
+    assert measured_otherwise(run_of("without", 2), new) == set()
 
 
 def test_communication_that_really_appears_is_said_to(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from diagnose.dashboards._tailing import RankTail
 from diagnose.analysis.profile import load_profile
 from diagnose.analysis.readings import vitals_of
 from diagnose.core.ledger import COUNTS
+from diagnose.core.liveness import State
 from diagnose.core.trial import Outcome, Safety, Trial
 from diagnose.core.units import NS_PER_S
 from diagnose.store.format import pack
@@ -119,6 +120,19 @@ def test_a_run_is_followed_while_it_is_written(tmp_path: Path, follow: Callable[
     assert snapshot.recent.step_ms[-1] == pytest.approx(last)
     assert snapshot.recent.first + len(snapshot.recent) == written
     file.close()
+
+
+def test_of_a_run_on_another_machine_the_time_since_its_last_record_goes_on(
+    tmp_path: Path, follow: Callable[[Path], Live]
+) -> None:
+    folder = manifest(tmp_path / "run", ended_unix=None, exit_code=None)
+    file = writer(folder, state={"updated_unix": time.time() - 100, "finished": False})
+    file.close()
+    live = follow(folder)
+    first = until(live, lambda now: now.liveness.last_record_s is not None).liveness
+    assert first.state is State.CANNOT_TELL and first.last_record_s is not None
+    later_s = first.last_record_s + 0.2
+    until(live, lambda now: (now.liveness.last_record_s or 0.0) > later_s)
 
 
 def test_no_step_is_read_twice(

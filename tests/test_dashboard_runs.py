@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -73,6 +75,35 @@ def test_a_source_file_is_shown_only_where_the_analysis_names_it(tmp_path: Path)
         assert source.source_lines("other", str(script), 1) == ()
     finally:
         source.close()
+
+
+@pytest.mark.parametrize("kept", ["all", "some", "none", "no table"])
+def test_the_source_that_is_shown_is_that_which_ran(tmp_path: Path, kept: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(b"import torch\n\x0c\r\nslow()\r\nfast()\n")
+    folder = manifest(tmp_path / "runs" / "run")
+    first = writer(folder)
+    first.add_steps(steps(0, 400))
+    first.add_samples(0, [(0, [("", 0, ""), (str(script), 3, "main")], 1_000_000_000)])
+    first.close()
+    second = writer(folder, rank=1)
+    second.add_sources([str(script)])
+    second.close()
+    for rank in {"all": (), "some": (0,)}.get(kept, (0, 1)):
+        with closing(sqlite3.connect(folder / f"rank{rank}.sqlite")) as db, db:
+            db.execute("DROP TABLE sources" if kept == "no table" else "DELETE FROM sources")
+    script.write_text("import math\n" + script.read_text())
+    source = Source(tmp_path / "runs")
+    try:
+        until(source.run("run"), lambda now: now.profile is not None)
+        shown = source.source_lines("run", str(script), 3)
+        script.unlink()
+        assert bool(source.source_lines("run", str(script), 3)) == (kept in ("all", "some"))
+    finally:
+        source.close()
+    ran = ["import torch", "\x0c", "slow()", "fast()"]
+    assert [text for _, text in shown] == (ran if kept in ("all", "some") else ["import math", *ran])
+    assert [number for number, _ in shown] == list(range(1, len(shown) + 1))
 
 
 def test_the_list_tells_what_is_known_without_reading_every_step(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from diagnose.analysis.profile import load_profile
 from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import Liveness, State
-from diagnose.core.trial import Outcome, Safety, Trial
+from diagnose.core.trial import Measured, Outcome, Safety, Trial, Tuning
 from diagnose.report._status import status_text
 from diagnose.report._terminal import Terminal
 from diagnose.store.runs import LOST
@@ -154,6 +155,16 @@ def test_of_a_run_that_cannot_be_analysed_the_trials_are_shown_all_the_same(
     assert "loader-workers" in page and "kept" in page
     assert "The step before and after is not analysed yet" in page and "120 steps" in page
     assert verdict_of(snapshot).more[0] == "60 steps.", "it has ended: not so far"
+
+
+def test_a_gain_that_was_confirmed_and_undone_heads_no_page() -> None:
+    confirmed = Measured(
+        speedup=1.5, low=1.2, high=1.8, pairs=9, detectable=1.1, without_ns=6e7, with_ns=4e7
+    )
+    kept = Trial(action="gc-freeze", safety=Safety.EXACT, outcome=Outcome.KEPT, reason="")
+    tuning = Tuning(trials=(kept,), confirmation=confirmed)
+    assert before_after._headline(tuning)[0].value == "1.5x"
+    assert before_after._headline(replace(tuning, undone="the loss went wrong")) == []
 
 
 # -- a page from tick to tick

@@ -17,7 +17,7 @@ from diagnose.hooks import _recorder
 from diagnose.hooks.backward import BackwardHook
 from diagnose.hooks.ddp_waits import DdpWaitsHook
 
-COMMUNICATION = SLOT_OF["communication"]
+FORWARD = SLOT_OF["forward"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +50,39 @@ def test_each_pass_that_averages_gradients_is_a_meeting_and_those_under_no_sync_
     assert meetings(recorder) == 3
     arrived, met = recorder.log.meetings[0]
     assert arrived < met
+
+
+def test_sending_buffers_before_a_forward_is_a_meeting(recorder):
+    def forward_in(slot: int, model: nn.Module) -> torch.Tensor:
+        interrupted = recorder.push(slot)
+        loss = model(torch.ones(2, 4)).sum()
+        assert recorder.current == slot
+        recorder.leave(slot, interrupted)
+        return loss
+
+    model = DistributedDataParallel(nn.BatchNorm1d(4))
+    for passes in (1, 2):
+        forward_in(FORWARD, model).backward()
+        assert meetings(recorder) == 2 * passes
+    without = DistributedDataParallel(nn.BatchNorm1d(4), forward_sync_buffers=False)
+    forward_in(FORWARD, without).backward()
+    assert meetings(recorder) == 5
+    forward_in(SLOT_OF["evaluation"], model)
+    assert meetings(recorder) == 5, "an evaluation's own"
+
+
+def test_a_failure_of_our_own_costs_a_meeting_and_no_step(recorder, monkeypatch):
+    def fail(self: Any) -> None:
+        raise LookupError("arrive is broken")
+
+    monkeypatch.setattr(_recorder.Recorder, "arrive", fail)
+    model = DistributedDataParallel(nn.BatchNorm1d(4))
+    interrupted = recorder.push(FORWARD)
+    loss = model(torch.ones(2, 4)).sum()
+    recorder.leave(FORWARD, interrupted)
+    loss.backward()
+    assert meetings(recorder) == 0
+    assert len(recorder.notes) == 1 and "arrive is broken" in recorder.notes[0]
 
 
 def test_whether_a_pass_is_a_meeting_is_decided_where_the_model_is_called(recorder):

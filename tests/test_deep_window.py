@@ -12,6 +12,7 @@ import time
 import weakref
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import diagnose
 from diagnose.analysis.deep_window import (
@@ -33,6 +35,7 @@ from diagnose.analysis.deep_window import (
 from diagnose.analysis.profile import load_profile, load_series
 from diagnose.analysis.trace import read_trace
 from diagnose.core.deep_window import (
+    OURS,
     ClassTime,
     Counted,
     DeepWindow,
@@ -42,19 +45,25 @@ from diagnose.core.deep_window import (
     Work,
     WorkClass,
 )
+from diagnose.core.device import Device
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.core.program import Model, Program
 from diagnose.hooks._recorder import Recorder
 from diagnose.launch import deep_window, deep_window_under_way
 from diagnose.launch.deep_window_count import Counting
 from diagnose.launch.deep_window_file import pack
 from diagnose.launch.deep_window_profiler import Profiler
+from diagnose.launch.deep_window_rules import TOLD
 from diagnose.launch.settings import resolve
 from diagnose.report import to_json
 from diagnose.report.base import Table
 from diagnose.report.deep_window import DeepWindowSection, roofline
+from diagnose.rules._engine import ask, built_in
 from diagnose.rules._examples import profile
+from diagnose.rules.launch_bound import EXPECTED
 from diagnose.store.reader import RankLog, read_rank
 from tests.running import DIAGNOSE, PLAIN, REPOSITORY, SCRIPTS, Ended, run
 
@@ -99,6 +108,7 @@ def test_a_window_records_what_was_asked_for_and_the_script_is_the_same(tmp_path
     assert {WorkClass.NORM, WorkClass.OPTIMIZER} <= set(times)
     assert 0 < sum(each.total_ns for each in window.trace.classes) <= window.wall_ns
     assert window.counted is not None and window.counted.dtype == "float32"
+    assert window.usual_step_ns == pytest.approx(sum(profile.phase_time_ns.values()))
     assert window.counted.flops == 2 * 8 * (32 * 64 * 2 + 64 * 4 * 3)
     line = next(
         number
@@ -368,6 +378,10 @@ def test_the_models_device_has_nothing_to_do_where_recording_begins_and_ends(
     (file,) = tmp_path.glob("*.window.json")
     wall_ns = json.loads(file.read_text())["wall_ns"]
     assert capturing or 300 * MS <= wall_ns < 600 * MS, "what the device had still to do is the steps'"
+    (packed,) = tmp_path.glob("*.trace.json.gz")
+    recorded = json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"]
+    ours = [each["dur"] for each in recorded if each.get("name") == OURS]
+    assert len(ours) == (not capturing) and all(each >= 300_000 for each in ours), "us, around our wait"
 
 
 # -- which steps no figure is of
@@ -477,13 +491,53 @@ def test_the_readings_of_the_device_are_those_of_the_trace() -> None:
     )
     assert device_readings(window(trace=trace)) == {
         "busy_share": 0.25,
+        "launch_bound_ns": None,
         "num_kernels": 15.0,
         "tensor_core_share": 0.25,
-        "matmul_share": 0.5,
-        "layout_share": 0.1,
+        "matmul_share": 0.4,
+        "layout_share": 0.08,
         "sm_share": 0.5,
     }
     assert device_readings(window()) == device_readings(None) == {}, "a CPU has no kernels"
+
+
+def test_shares_of_the_time_are_of_a_usual_step_and_not_of_one_that_recording_slows_down() -> None:
+    counted = Counted(
+        work=(Work(work=WorkClass.MATRIX, count=2, flops=3_000_000, num_bytes=1_000),), dtype="float32"
+    )
+    made = window(
+        trace=Trace(num_kernels=30, busy_ns=800_000, kernel_ns=800_000, launch_bound_ns=900_000),
+        counted=counted,
+        rates=Rates(device="a card", copy_bytes_per_s=1e9, flops_per_s=1e10),
+    )
+    slowed, usual = (replace(made, usual_step_ns=step_ns) for step_ns in (0.0, 500_000.0))
+    assert (device_readings(slowed)["busy_share"], device_readings(usual)["busy_share"]) == (0.4, 0.8)
+    assert device_readings(slowed)["launch_bound_ns"] == 450_000
+    assert device_readings(usual)["launch_bound_ns"] == 100_000, "what kernels leave of a usual step"
+    assert device_readings(replace(usual, usual_step_ns=300_000.0))["busy_share"] == 1.0
+    assert (slowed.mfu, usual.mfu) == (pytest.approx(0.3), pytest.approx(0.6))
+    drawn = roofline(usual)
+    assert drawn is not None and drawn.points[-1].flops_per_s == pytest.approx(6e9)
+    untold = replace(made, trace=replace(made.trace, launched_share=0.1))
+    assert device_readings(untold)["launch_bound_ns"] is None
+
+
+def test_what_a_window_reads_is_enough_for_the_rules_of_idleness() -> None:
+    trace = Trace(num_kernels=6_000, busy_ns=80_000_000, kernel_ns=80_000_000, launch_bound_ns=150_000_000)
+    made = window(trace=trace, wall_ns=300_000_000, usual_step_ns=100e6)
+    readings = device_readings(made)
+    assert set(readings) >= {name.removeprefix("device.") for name in TOLD}
+    told = Device(name="a card", capability=(8, 0), **readings)
+    rules = {name: built_in()[name] for name in ("launch-bound", "data-parallel")}
+    (found,), abstained = ask(rules, profile(device=told))
+    assert not abstained and found.rule == "launch-bound"
+    assert sum(found.lost_ns.values()) == pytest.approx(EXPECTED * 60e6), "of 100 ms 40 are kernels'"
+    assert set(found.lost_ns) == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    fed_slowly, _ = ask(rules, profile(device=told, data_wait_ms=55))
+    assert not fed_slowly, "most of the idleness is the wait for data"
+    replicas = Model(kind="Net", device="cuda", is_data_parallel=True, num_replicas=2)
+    driven, _ = ask(rules, profile(device=told, program=Program(models=(replicas,))))
+    assert "data-parallel" in {finding.rule for finding in driven}
 
 
 def test_utilisation_is_the_products_over_the_roof_and_unknown_without_one() -> None:
@@ -526,8 +580,8 @@ def test_a_trace_without_most_of_its_kernels_gives_no_figure_per_step() -> None:
         assert (cells[-1] != "") is is_whole
 
 
-def kept(folder: Path, *events: dict[str, Any]) -> RankLog:
-    """A rank with a window whose products were counted, and this trace."""
+def kept(folder: Path, *events: dict[str, Any], **more: Any) -> RankLog:
+    """A rank with a window whose products were counted, and this trace; `more` was counted too."""
     counted = {
         "work": [
             {"work": "matrix", "count": 1, "flops": 1_000, "num_bytes": 10},
@@ -539,7 +593,7 @@ def kept(folder: Path, *events: dict[str, Any]) -> RankLog:
     told = {"rank": 0, "first_step": 5, "num_steps": 1, "wall_ns": 1_000, "trace_file": "t.json"}
     (folder / "t.json").write_text(json.dumps({"traceEvents": events}))
     file = folder / "deep-rank0-step5.window.json"
-    file.write_text(json.dumps({**told, "counted": counted, "pid": 7, "spoilt": [4, 8]}))
+    file.write_text(json.dumps({**told, "counted": {**counted, **more}, "pid": 7, "spoilt": [4, 8]}))
     meta = {"pid": 7, "device_name": "the first", "facts": {"device": {"name": "the second"}}}
     return replace(log_of(12), path=folder / "rank0.sqlite", meta=meta)
 
@@ -579,6 +633,16 @@ def test_products_that_were_not_all_counted_give_no_utilisation(
         assert (why in found.why_not_counted) if why else not found.why_not_counted
         assert found.counted.lines[0].line == 3, "where it waited is known all the same"
     assert asked == [("the second", "bfloat16")] * 2, "the model's device, not the first in use"
+
+
+def test_products_without_a_formula_are_named_and_give_no_utilisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Rates(device="a card", copy_bytes_per_s=1e9, flops_per_s=1e9)
+    monkeypatch.setattr("diagnose.analysis.deep_window.read_rates", lambda device, dtype: known)
+    found = deep_window_of(kept(tmp_path, GEMM, unknown="aten::_cudnn_rnn"))
+    assert found is not None and found.mfu is None and roofline(found) is None
+    assert found.why_not_counted == "the steps call aten::_cudnn_rnn, whose products cannot be counted"
 
 
 def test_the_report_names_the_line_that_waits() -> None:
@@ -637,6 +701,48 @@ def test_counting_passes_everything_on_and_stops_where_it_does_not_understand() 
         assert torch.equal(product + 0, product)
     assert mode.broken.startswith("aten.") and not mode.on
     assert sum(each["flops"] for each in mode.as_json()["work"]) == 2 * 3 * 4 * 5
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN's operation is the example")
+def test_counting_names_the_first_operation_whose_products_have_no_formula() -> None:
+    mode = Counting(lambda: False, lambda name, inside: WorkClass.MATRIX)
+    with mode:
+        torch.nn.Linear(4, 4)(torch.ones(3, 4))
+        assert mode.as_json()["unknown"] == ""
+        torch.nn.LSTM(4, 4)(torch.ones(3, 2, 4))
+    assert mode.as_json()["unknown"] == "aten::mkldnn_rnn_layer"
+
+
+@pytest.mark.parametrize(
+    "capability, hip, products, convolutions",
+    [
+        ([8, 0], False, "float32", "tf32"),
+        ([7, 5], False, "float32", "float32"),
+        ([9, 4], True, "float32", "float32"),
+    ],
+)
+def test_float32_is_tf32_where_the_device_takes_it_for_products_of_that_kind(
+    monkeypatch: pytest.MonkeyPatch, capability: list[int], hip: bool, products: str, convolutions: str
+) -> None:
+    settings = {"capability": capability, "hip": hip, "tf32": False, "cudnn_tf32": True}
+    asked: list[int] = []
+
+    def device_now(index: int) -> dict[str, Any]:
+        asked.append(index)
+        return settings
+
+    monkeypatch.setattr("diagnose.launch.deep_window_count.device_now", device_now)
+    convolve: Callable[..., Any] = torch.nn.functional.conv2d
+    for call, shapes, told in (
+        (torch.mm, ((8, 8), (8, 8)), products),
+        (convolve, ((1, 3, 8, 8), (4, 3, 3, 3)), convolutions),
+    ):
+        mode = Counting(lambda: False, lambda name, inside: WorkClass.MATRIX)
+        with FakeTensorMode():
+            tensors = [torch.empty(shape, device="cuda:1") for shape in shapes]
+            with mode:
+                call(*tensors)
+        assert (mode.as_json()["dtype"], mode.broken, asked.pop()) == (told, "", 1)
 
 
 def test_a_mode_under_one_of_the_scripts_waits_for_it_to_go() -> None:

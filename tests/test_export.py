@@ -12,6 +12,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from diagnose.cli.main import main
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.phases import Phase
 from diagnose.core.profile import RunInfo
+from diagnose.core.trial import Measured, Outcome, Safety, Trial, Tuning
 from diagnose.export import _follower, _live, _trace, otel
 from diagnose.export._follower import Follower
 from diagnose.export._live import export_once, follow_run
@@ -359,6 +361,45 @@ def test_opentelemetry_collects_what_was_recorded(finished):
     ]
     assert points["diagnose.phase.time"][0].attributes["host.name"] == "somewhere"
     assert points["diagnose.run"][0].value == 1
+
+
+def test_the_series_of_a_large_job_stay_apart(finished, capsys, monkeypatch):
+    reading = read(finished)
+    ranks = tuple(replace(reading.ranks[0], name=str(number)) for number in range(400))
+    [wanted] = [m for m in metrics_of(replace(reading, ranks=ranks)) if m.name == "diagnose.phase.time"]
+    assert len(wanted.values) > 2000
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
+    with otel.sending(otel._reader("", []), reading.profile.run, []) as write:
+        write(replace(reading, ranks=ranks))
+        sent = capsys.readouterr().err
+    [scope] = json.loads(sent)["resource_metrics"][0]["scope_metrics"]
+    [points] = [each["data"]["data_points"] for each in scope["metrics"] if each["name"] == wanted.name]
+    assert len(points) == len(wanted.values)
+
+
+def test_an_sdk_that_has_no_limits_to_set_is_asked_for_none(monkeypatch):
+    class Older(PeriodicExportingMetricReader):
+        def __init__(self, exporter: Any, export_interval_millis: float | None = None) -> None:
+            super().__init__(exporter, export_interval_millis)
+
+    monkeypatch.setattr(otel_export, "PeriodicExportingMetricReader", Older)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
+    assert isinstance(otel._reader("", []), Older)
+
+
+def test_what_tuning_kept_is_a_metric_until_it_is_undone(finished):
+    reading = read(finished)
+    confirmed = Measured(
+        speedup=1.5, low=1.2, high=1.8, pairs=9, detectable=1.1, without_ns=6e7, with_ns=4e7
+    )
+    kept = Trial(action="gc-freeze", safety=Safety.EXACT, outcome=Outcome.KEPT, reason="")
+
+    def gains(**more: Any) -> list[float]:
+        tuning = Tuning(trials=(kept,), confirmation=confirmed, **more)
+        found = metrics_of(replace(reading, profile=replace(reading.profile, tuning=tuning)))
+        return [value for each in found if each.name == "diagnose.tuning.gain" for _, value in each.values]
+
+    assert gains() == [1.5] and gains(undone="the loss went wrong") == []
 
 
 def test_a_collector_that_refuses_is_told_of(finished):

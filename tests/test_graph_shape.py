@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,18 @@ def test_a_loop_whose_turns_need_not_wait_for_each_other_can_be_one_operation(mo
     assert finding.high_ns == pytest.approx(SAVED[2] / SAVED[1] * finding.lost_ns_per_step)
 
 
+def test_tiny_operators_are_told_also_where_several_passes_make_a_step():
+    program = Program(graph=graph_of(sample_by_sample()))
+
+    def found(passes: float, step_ms: float) -> bool:
+        each = profile(step_ms=step_ms, program=program)
+        each = replace(each, steps=replace(each.steps, passes=passes))
+        return SmallOperators().check(each) is not None
+
+    assert found(1, 20) and found(8, 160)
+    assert not found(1, 160), "few and slow"
+
+
 # -- padding
 
 LENGTHS = [8 + 3 * number for number in range(16)]
@@ -114,9 +128,33 @@ def test_a_model_that_leaves_padding_out_wastes_none(how: str, is_wasted: bool):
     ids = pad_sequence([torch.randint(1, 50, (length,)) for length in LENGTHS], batch_first=True)
     padding = padding_of(ids)
     assert padding is not None
-    share = padding[0] / padding[1]
+    share = padding.padding / padding.tokens
     assert share > 0.3
     graph = graph_of(F.log_softmax(Reader(how)(ids), -1).mean())
-    calls = Calls(num_steps=5, padding_share=share, padded_tokens=padding[1])
+    calls = Calls(num_steps=5, padding_share=share, padded_tokens=padding.tokens)
     finding = PaddingWaste().check(profile(program=Program(calls=calls, graph=graph)))
     assert (finding is not None) is is_wasted
+
+
+@pytest.mark.parametrize("kind", ["attention", "fused_attention"])
+def test_the_time_of_attention_goes_with_the_square_of_the_tokens(kind: str):
+    calls = Calls(num_steps=5, padding_share=0.5)
+
+    def lost_ms(attention: float) -> float:
+        def work(part: float) -> Work:
+            return Work(num_ops=1, backward_ns=part * 1e6, forward_ns=part * 1e6)
+
+        graph = Graph(num_nodes=9, total=work(1), **{kind: work(attention)})
+        finding = PaddingWaste().check(profile(program=Program(calls=calls, graph=graph)))
+        assert finding is not None
+        return finding.lost_ns_per_step / 1e6
+
+    assert lost_ms(attention=1.0) == pytest.approx(1.5 * lost_ms(attention=0.0))
+    assert lost_ms(attention=0.5) == pytest.approx(1.25 * lost_ms(attention=0.0))
+
+
+def test_fused_attention_is_told_from_the_other_operations():
+    q = torch.randn(2, 4, 16, 8, requires_grad=True)
+    loss = F.scaled_dot_product_attention(q, q, q).relu().sum()
+    facts = summarize(*walk(loss.grad_fn), set())
+    assert facts["fused_attention"]["num_ops"] == 1

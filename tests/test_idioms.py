@@ -123,6 +123,9 @@ def test_a_condition_on_a_tensor_is_a_sync():
     [
         ("for p in model.parameters():\n    p.grad.clamp_(-1, 1)  # here", CLIP),
         ("for p in model.parameters():\n    n = p.grad.data.norm(2)  # here", CLIP),
+        ("for p in model.parameters():\n    p.grad.mul_(clip_coef)  # here", CLIP),
+        ("for p in model.parameters():\n    p.grad.div_(world_size)  # here", PYTHON_LOOP),
+        ("for m, p in zip(master, ps):\n    m.grad.copy_(p.grad)  # here", PYTHON_LOOP),
         (
             "for a, b in zip(copy.parameters(), model.parameters()):\n    a.mul_(d).add_(b)  # here",
             EMA,

@@ -188,7 +188,7 @@ def test_helpers_and_trainers_that_log_clip_average_or_score_are_told(function, 
 
 @pytest.mark.parametrize(
     "statement",
-    ["average.mul_(beta).add_(p.grad, alpha=1 - beta)", "scale = exp_avg_sq.sqrt().add_(group['eps'])"],
+    ["average.mul_(beta).add_(p.grad.clip_(-1, 1))", "scale = exp_avg_sq.sqrt().add_(group['eps'])"],
 )
 def test_an_optimizer_of_the_scripts_own_neither_clips_nor_averages(statement):
     loops = "for group in self.param_groups:\n        for p in group['params']:\n            "
@@ -306,6 +306,25 @@ def test_a_gradient_free_call_in_a_loop_that_acts_is_a_rollout_and_elsewhere_an_
     assert of_marked(text, "collect", "main", phase=Phase.EVALUATION) == (ROLLOUT,)
     assert of_marked(text, "evaluate", "main", phase=Phase.EVALUATION) == ()
     assert of_marked("for x in xs:\n    y = model(x)  # here", phase=Phase.EVALUATION) == (PYTHON_LOOP,)
+
+
+@pytest.mark.parametrize(
+    ("function", "idioms"),
+    [
+        ("Coach.executeEpisode", (ROLLOUT,)),
+        ("MCTS.search", ()),
+        ("run_mcts", (ROLLOUT,)),
+        ("self_play", (ROLLOUT,)),
+        ("evaluate_episodes", ()),
+        ("train_episodes", ()),
+        ("rollout_error", ()),
+        ("predict", ()),
+    ],
+)
+def test_a_model_that_plays_without_gradients_makes_what_it_learns_from(function, idioms):
+    text = "def f():\n    pi = predict(board)  # here\n"
+    assert of_marked(text, function, "main", phase=Phase.EVALUATION) == idioms
+    assert of_marked(text, "sample_episode", "main", phase=Phase.DATA_WAIT) == (), "a few-shot task"
 
 
 FLAT = """

@@ -109,6 +109,22 @@ def test_a_dataset_on_a_device_is_told(device):
         assert facts["on_device"] is (device == "meta")
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_batches_that_are_moved_to_a_device_as_they_are_made_are_told(tmp_path, device):
+    def moved(rows: list[tuple[torch.Tensor]]) -> torch.Tensor:
+        return torch.stack([row for (row,) in rows]).to(device)
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    diagnose.attach(tmp_path / "run")
+    for batch in DataLoader(ROWS, batch_size=4, collate_fn=moved):
+        model(torch.zeros(len(batch), 4)).sum().backward()
+        optimizer.step()
+    (loader,) = diagnose.detach().program.loaders
+    assert loader.moves_batches is (device == "meta")
+    assert not loader.on_device
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
 def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
     class Rows(Dataset[Any]):

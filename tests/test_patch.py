@@ -21,6 +21,7 @@ from diagnose.core.job import Job
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.trial import Outcome, Safety, Trial, Tuning
+from diagnose.launch.run_folder import write_manifest
 from diagnose.report._patch import Patch, patch_of
 from tests.profiles import PROFILE
 
@@ -198,6 +199,26 @@ def test_where_nothing_can_be_written_git_is_given_no_empty_diff(tmp_path, monke
         DiagnoseError, match=r"nothing to write into the script\.\ndataset-cache has no setting"
     ):
         print_patch("slow")
+
+
+def test_a_run_of_another_folder_changes_the_script_there(tmp_path, monkeypatch, capsys):
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text("import torch\n", encoding="utf-8")
+    write_manifest(tmp_path / "there", {"cwd": str(tmp_path / "there")})
+    threads = kept("set-threads", statement="torch.set_num_threads(1)")
+    monkeypatch.setattr(
+        "diagnose.analysis.profile.load_profile", lambda run: profile(Path("train.py"), threads)
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    print_patch(str(tmp_path / "there"))
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "--- a/../there/train.py",
+        "+++ b/../there/train.py",
+    ]
+    (tmp_path / "there" / "train.py").unlink()
+    with pytest.raises(DiagnoseError, match=r"the script's file is not known"):
+        print_patch(str(tmp_path / "there"))
 
 
 def test_the_changed_script_runs_and_computes_the_same(tmp_path):

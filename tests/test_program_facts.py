@@ -120,6 +120,37 @@ def test_attention_that_is_written_out_is_found_and_the_fused_one_is_not():
     assert graph(scores(q, k).softmax(-1).sum())["num_attentions"] == 0, "no product behind it"
 
 
+def test_what_is_done_to_the_weights_of_attention_is_told():
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    assert graph((F.dropout(scores(q, k).softmax(-1), 0.1) @ v).sum())["attention_drops"]
+    assert not graph((scores(q, k).softmax(-1) @ v).sum())["attention_drops"]
+    assert not graph((F.dropout(scores(q, k).softmax(-1) @ v, 0.1)).sum())["attention_drops"], (
+        "its result's"
+    )
+
+
+def test_products_that_autocast_computes_inside_of_a_model_are_told_by_their_numbers():
+    layer, x = nn.Linear(64, 64), torch.randn(32, 64)
+    assert graph(layer(x).sum())["product_bytes"] == 4
+    with torch.autocast("cpu", torch.bfloat16):
+        assert graph(layer(x).float().sum())["product_bytes"] == 2
+    assert graph(x.requires_grad_().relu().sum())["product_bytes"] is None
+
+
+def test_of_an_optimizer_that_holds_copies_nothing_is_told_to_be_unused():
+    layer = nn.Linear(8, 8)
+    master = [parameter.detach().clone() for parameter in layer.parameters()]
+    loss = layer(torch.randn(2, 8)).sum()
+    facts = graph(loss, wanted={id(parameter) for parameter in master})
+    assert (facts["num_unwanted_tensors"], facts["num_unreached_tensors"]) == (0, 0)
+    assert facts["unwanted"]["num_ops"] == 0
+    facts = graph(loss, wanted={id(layer.weight)})
+    assert facts["num_unwanted_tensors"] == 1, "the bias"
+    head = torch.zeros(8, 2, requires_grad=True)
+    facts = graph((layer(torch.randn(2, 8)) @ head).sum(), wanted={id(head)})
+    assert facts["num_unwanted_tensors"] == 2, "below a head that is a plain tensor"
+
+
 def test_a_matrix_product_knows_its_multiplications():
     x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 32, requires_grad=True)
     assert graph((x @ w).sum())["total"]["flops"] == 2 * 8 * 16 * 32
@@ -304,10 +335,25 @@ def test_padding_is_a_run_at_the_end_of_rows():
     for row in range(8):
         padded[row, 10 + row :] = 0
     wasted = sum(10 - row for row in range(8))
-    assert padding_of(padded) == (wasted, 160)
-    assert padding_of(padded.flip(1)) == (wasted, 160), "padding on the left"
-    assert padding_of(full) == (0, 160)
+    overlong = 3 * 8
+    assert padding_of(padded) == (wasted, overlong, 160)
+    assert padding_of(padded.flip(1)) == (wasted, overlong, 160), "padding on the left"
+    assert padding_of(full) == (0, 0, 160)
     assert padding_of(full.float()) is None
+
+
+def test_rows_that_are_filled_up_to_a_multiple_are_not_too_long():
+    def rows(length: int) -> torch.Tensor:
+        ids = torch.randint(1, 50, (8, 50))
+        ids[0, 40:] = 0
+        return torch.nn.functional.pad(ids, (0, length - 50))
+
+    padding = padding_of(rows(56))
+    assert padding == (10 + 8 * 6, 0, 8 * 56), "50 tokens need 56 columns"
+    padding = padding_of(rows(57))
+    assert padding == (10 + 8 * 7, 8 * 7, 8 * 57)
+    padding = padding_of(rows(64))
+    assert padding == (10 + 8 * 14, 8 * 14, 8 * 64), "and not 64"
 
 
 def test_a_function_that_dynamo_gives_up_on_for_a_break_in_a_loop_is_told_with_its_line(tmp_path: Path):

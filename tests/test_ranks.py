@@ -80,11 +80,31 @@ def test_the_offset_and_the_drift_of_another_hosts_clock_are_taken_off(offset_ns
     theirs = true_ns + offset_ns + (drift * (true_ns - true_ns[0])).astype(np.int64)
     late = draw.integers(0, 100_000, 900)  # of a message
     late[::50] += 30_000_000  # and now and then of one that was lost
-    first = kept(np.stack([true_ns, true_ns], axis=1))
-    clock = clock_offset(first, kept(np.stack([theirs, theirs + late], axis=1)))
+
+    def chosen(arrived: np.ndarray, met: np.ndarray) -> dict[int, int]:
+        steps = np.zeros((900, len(COLUMNS)), dtype=np.int64)
+        steps[:, COLUMNS.index("end_ns")] = met + 1_000_000
+        return kept(np.stack([arrived, met], axis=1), steps)
+
+    clock = clock_offset(chosen(true_ns, true_ns), chosen(theirs, theirs + late))
     assert clock is not None
     off = [clock.removed(int(there)) - int(true) for there, true in zip(theirs, true_ns, strict=True)]
     assert max(map(abs, off)) < 150_000
+
+
+def test_a_rank_that_is_sent_buffers_before_the_others_have_come_tells_no_time():
+    """They are sent before each forward; the average of the gradients, later in the step, ends for all."""
+    end_ns = np.arange(1, 601, dtype=np.int64) * 50_000_000
+    steps = np.zeros((600, len(COLUMNS)), dtype=np.int64)
+    steps[:, COLUMNS.index("end_ns")] = end_ns
+
+    def of(sent_ns: int) -> dict[int, int]:
+        buffers = np.stack([end_ns - 45_000_000, end_ns - 44_000_000 + sent_ns], axis=1)
+        gradients = np.stack([end_ns - 9_000_000, end_ns - 5_000_000], axis=1)
+        return kept(np.stack([buffers, gradients], axis=1).reshape(-1, 2), steps)
+
+    clock = clock_offset(of(0), of(30_000_000))
+    assert clock is not None and clock.offset_ns == 0
 
 
 def test_that_a_rank_comes_ever_less_late_in_a_short_run_is_no_drift_of_its_clock():

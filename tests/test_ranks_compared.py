@@ -88,7 +88,17 @@ def test_ranks_that_do_not_compare_are_not_named(tmp_path: Path, options: dict[s
     assert {each.rule for each in profile.abstained if each.missing == "ranks_comparable"} >= NAMING
     assert {rank.late_ns_per_step for rank in profile.ranks} == {None}
     assert profile.history is not None and profile.history.late is None
-    assert profile.notes == (f"Which rank is late is not told: {why}.",)
+    others = [note for note in profile.notes if not note.startswith("Rates are")]
+    assert others == [f"Which rank is late is not told: {why}."]
+
+
+def test_ranks_of_another_axis_of_the_mesh_are_fed_no_more_samples(tmp_path: Path) -> None:
+    both = job(tmp_path / "both", ranks=4, groups=((0, 1, 2, 3),))
+    halved = job(tmp_path / "halved", ranks=4, groups=((0, 2), (1, 3)))
+    assert both.throughput.samples_per_s is not None
+    assert halved.throughput.samples_per_s == pytest.approx(both.throughput.samples_per_s / 2)
+    assert any(note.startswith("Rates are of the 2 ranks") for note in halved.notes)
+    assert both.notes == ()
 
 
 def test_one_rank_on_a_device_whose_clock_was_not_heard_needs_no_note(tmp_path: Path) -> None:

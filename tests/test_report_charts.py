@@ -158,6 +158,18 @@ def test_the_file_of_a_run_holds_its_memory_cpus_and_loss(tmp_path: Path) -> Non
     assert interactive.count('class="interactive"') == 5, "ledger, throughput, loss, memory, CPUs"
 
 
+def test_charts_over_the_steps_end_at_the_last_step_not_with_its_bin(tmp_path: Path) -> None:
+    folder = manifest(tmp_path / "run")
+    record(folder, 5000, loss={"width": 512, "means": [3.0] * 10})
+    profile = load_profile(folder)
+    assert profile.history is not None and 5000 % profile.history.width
+    text = Page(to_html(profile)).text
+    assert text.count("step 5,000") == 3, "ledger, throughput, loss"
+    assert re.findall(r"step 5,[1-9]|step 5,0[1-9]", text) == []
+    last = RankMap(title="t", first=0, width=8, ranks=(0, 7), values_ms=MAP, end=19)
+    assert "step 19" in chart_svg(last)
+
+
 def test_the_map_of_a_run_comes_to_what_its_table_says_of_each_rank(tmp_path: Path) -> None:
     profile = load_profile(write_met(tmp_path / "run"))
     late = profile.history.late if profile.history is not None else None

@@ -38,6 +38,7 @@ from diagnose.report._html_charts import chart_svg
 from diagnose.report._plotly import figure
 from diagnose.report._plotly_axes import escaped, packed
 from diagnose.report._tuning_words import verdict as tuning_verdict
+from diagnose.report.tuning import gain_rows
 from tests.profiles import FAULTY, FOUR_RANKS, HEALTHY, HOSTILE, HOSTILE_PROFILE, NOTHING, PROFILE, WORKERS
 
 
@@ -202,6 +203,15 @@ def test_of_a_fix_that_helped_and_was_undone_later_it_is_not_said_that_it_did_no
     assert TUNED.tuning is not None
     words = tuning_verdict(replace(TUNED.tuning, dropped={HOSTILE: "asked for in the dashboard"}))
     assert words == f"nothing kept to the end; kept at first and undone later: {HOSTILE}"
+
+
+@pytest.mark.parametrize("measured", ["confirmation", "earlier"])
+def test_gains_that_were_undone_after_all_are_not_drawn_as_confirmed(measured: str) -> None:
+    assert TUNED.tuning is not None
+    tuning = replace(TUNED.tuning, **{"confirmation": None, "num_earlier": 1, measured: MEASURED})
+    assert [row.outcome for row in gain_rows(tuning)] == ["kept", "confirmed"]
+    (row,) = gain_rows(replace(tuning, undone="the loss went wrong"))
+    assert (row.label, row.kept) == (HOSTILE, False)
 
 
 def test_areas_are_as_high_as_the_step_and_as_wide_as_the_run() -> None:

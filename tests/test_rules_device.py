@@ -56,7 +56,7 @@ def test_a_device_without_readings_makes_rules_abstain_and_none_fire():
     assert findings == ()
     missing = {one.rule: one.missing for one in abstained}
     assert missing["throttled-device"] == "device.throttle_reasons"
-    assert missing["launch-bound"] == "device.idle_ns"
+    assert missing["launch-bound"] == "device.launch_bound_ns"
     assert missing["allocator-retries"] == "device.alloc_retries"
 
 

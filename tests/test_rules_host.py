@@ -29,6 +29,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from diagnose.rules._ranks import ranks_example
 from diagnose.rules.frequent_evaluation import epoch_steps
+from diagnose.rules.slow_clipping import SlowClipping
 
 pytestmark = pytest.mark.alone
 
@@ -396,6 +397,18 @@ def test_evaluation_is_blamed_on_its_own_function_and_comes_once_an_epoch_at_lea
     assert finding.fix_won_ns == pytest.approx(0.8 * finding.lost_ns_per_step)
     endless = profile(evaluation_ms=20, series=every_20)
     assert "every 200 steps" in found_in(endless)["frequent-evaluation"].fix
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("total += p.grad.norm().item() ** 2", 'clip_grad_norm_(model.parameters(), float("inf")'),
+        ("p.grad.clamp_(-1, 1)", "clip_grad_value_("),
+    ],
+)
+def test_what_replaces_a_loop_over_gradients_clips_as_that_did_or_not_at_all(text: str, code: str):
+    finding = SlowClipping().check(profile(other_ms=12, where=(at(text, 0.1, "clip"),)))
+    assert finding is not None and code in finding.code
 
 
 def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call():

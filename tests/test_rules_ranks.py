@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diagnose.analysis.profile import load_profile
+from diagnose.core.graph import Graph
+from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile
+from diagnose.core.program import Program
 from diagnose.rules import diagnosed
+from diagnose.rules._examples import profile
 from diagnose.rules._ranks import latest, ranks_example
+from diagnose.rules.compute_straggler import ComputeStraggler
+from diagnose.rules.find_unused_parameters import FindUnusedParameters
 from diagnose.rules.input_straggler import InputStraggler
 from diagnose.rules.missing_no_sync import MissingNoSync
 from diagnose.rules.small_buckets import SmallBuckets
@@ -35,6 +43,42 @@ def test_a_rank_that_is_slower_and_that_nobody_waits_for_is_not_late():
     busy = {Phase.FORWARD: 50.0, Phase.BACKWARD: 50.0}
     idle = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.OTHER: 30.0}
     assert latest(ranks_example(idle, busy), (Phase.FORWARD,)) is None
+
+
+def job_of_hosts(late: dict[Phase, float], others: dict[Phase, float], slow: set[int]) -> Profile:
+    """Two hosts of four ranks. Those that are slow take turns at being the slowest."""
+    job = ranks_example(*(late if rank in slow else others for rank in range(8)))
+    shares = dict.fromkeys(Phase, 1 / len(slow))
+    return replace(
+        job,
+        ranks=tuple(
+            replace(each, host=f"gpu{each.rank // 4}", late_share=shares if each.rank in slow else {})
+            for each in job.ranks
+        ),
+    )
+
+
+def test_a_slow_host_is_named_with_all_its_ranks():
+    finding = ComputeStraggler().check(job_of_hosts(LATE, WAITING, {4, 5, 6, 7}))
+    assert finding is not None
+    assert finding.ranks == (4, 5, 6, 7)
+    assert finding.summary == "Ranks 4 to 7, all on gpu1, are slower in forward, and the others wait."
+    assert finding.lost_ns_per_step == pytest.approx(30e6)
+    assert ComputeStraggler().check(job_of_hosts(LATE, WAITING, {2, 3, 6, 7})) is None, "they take turns"
+
+
+def test_of_ranks_that_wait_alike_for_their_data_none_is_blamed_alone():
+    fed = {Phase.DATA_WAIT: 30.0, Phase.BACKWARD: 50.0}
+    met = {Phase.DATA_WAIT: 1.0, Phase.BACKWARD: 79.0}
+    finding = InputStraggler().check(job_of_hosts(fed, met, {4, 5, 6, 7}))
+    assert finding is not None and finding.ranks == (4, 5, 6, 7)
+    assert "gpu1 alone" in finding.fix
+    first = InputStraggler().check(job_of_hosts(fed, met, {0, 2}))
+    assert first is not None and first.ranks == (0, 2)
+    assert set(first.lost_ns) == {Phase.DATA_WAIT}, "of the first rank, which waits for nobody"
+    finding = InputStraggler().check(job_of_hosts(fed, met, {1, 6}))
+    assert finding is not None and finding.ranks == (1, 6)
+    assert finding.summary == "Ranks 1 and 6 wait for their data, and the others for them."
 
 
 def test_a_rank_that_stands_still_in_its_loop_is_not_said_to_wait_for_its_data():
@@ -67,15 +111,90 @@ dist.destroy_process_group()
 """
 
 
-def test_a_rank_that_is_slow_in_its_backward_pass_is_named(tmp_path: Path):
-    script = write(tmp_path / "train.py", SCRIPT)
-    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, cwd=tmp_path)
+def trained(folder: Path, script: str, *arguments: str) -> Profile:
+    """Trains on two ranks."""
+    path = write(folder / "train.py", script)
+    ended = run(*DIAGNOSE, "--nproc-per-node", "2", path, *arguments, cwd=folder)
     assert ended.code == 0, ended.stderr
-    profile = diagnosed(load_profile(only_run(tmp_path)))
+    return diagnosed(load_profile(only_run(folder)))
+
+
+def test_a_rank_that_is_slow_in_its_backward_pass_is_named(tmp_path: Path):
+    profile = trained(tmp_path, SCRIPT)
     assert [ddp.rank for ddp in profile.program.ddp] == [0, 1]
     found = {finding.rule: finding for finding in profile.findings}
     assert found["compute-straggler"].ranks == (1,)
     assert found["compute-straggler"].lost_ns_per_step > 0.3 * profile.step_time_ns
+
+
+BUFFERS = """
+import sys, time, torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(40):
+    if dist.get_rank() == int(sys.argv[1]):
+        time.sleep(0.03)
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("late", [0, pytest.param(1, marks=pytest.mark.extended)])
+def test_a_rank_that_the_others_wait_for_to_send_buffers_is_named(tmp_path: Path, late: int):
+    """DDP sends the first rank's before each forward: who waits for it there comes to no later meeting."""
+    profile = trained(tmp_path, BUFFERS, str(late))
+    found = {finding.rule: finding for finding in profile.findings}
+    assert found["input-straggler"].ranks == (late,)
+    assert found["input-straggler"].lost_ns_per_step > 0.5 * profile.step_time_ns
+    waiting = profile.ranks[1 - late].phase_time_ns
+    assert waiting[Phase.COMMUNICATION] > 20e6 > waiting[Phase.FORWARD]
+
+
+SHARDED_OPTIMIZER = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))))
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+for step in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(8, 512)).sum().backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_what_an_optimizer_sends_is_no_collective_of_the_loops(tmp_path: Path):
+    profile = trained(tmp_path, SHARDED_OPTIMIZER)
+    assert "frequent-collectives" not in {finding.rule for finding in profile.findings}
+    sent_ns = profile.ranks[0].exchanged_ns
+    assert sent_ns is not None and sent_ns > 0.03 * profile.step_time_ns
+
+
+def test_passes_under_no_sync_reduce_nothing():
+    assert Ddp(passes_per_step=8.0, synced_share=0.125).synced_passes == 1.0
+    assert Ddp(passes_per_step=8.0).synced_passes == 8.0
+    assert Ddp(passes_per_step=8.0, synced_share=0.0).synced_passes == 0.0
+    lost = []
+    for synced in (1.0, 0.125):
+        ddp = Ddp(find_unused_parameters=True, has_unused=False, passes_per_step=8.0, synced_share=synced)
+        program = Program(ddp=(ddp,), graph=Graph(num_nodes=3000))
+        finding = FindUnusedParameters().check(profile(step_ms=40, program=program))
+        assert finding is not None
+        lost.append(finding.lost_ns_per_step)
+    assert lost[0] == pytest.approx(8 * lost[1])
 
 
 def test_small_buckets_also_cost_the_cpu_that_their_reduction_takes():

@@ -9,7 +9,8 @@ import zipapp
 
 import pytest
 
-from tests.running import BY_PATH, DIAGNOSE, PLAIN, only_run, run, write
+from diagnose.launch.command import Target
+from tests.running import BY_PATH, DIAGNOSE, PLAIN, REPOSITORY, only_run, run, write
 
 PROGRAMS = {
     "returns": "print('out'); import sys; print('err', file=sys.stderr)",
@@ -209,6 +210,32 @@ def test_what_the_user_can_mend_is_said_in_one_line_before_anything_starts(tmp_p
         write(tmp_path / name, "print('started')")
     ours = run(*DIAGNOSE, *arguments, cwd=tmp_path)
     assert (ours.code, ours.stdout, ours.stderr) == (2, "", message.format(cwd=tmp_path))
+
+
+@pytest.mark.parametrize("namesake", ["diagnose.py", "diagnose/__init__.py"])
+def test_a_module_of_our_name_beside_the_script_is_named(tmp_path, monkeypatch, namesake):
+    theirs = write(tmp_path / "job" / namesake, "")
+    named = theirs if theirs.name == "diagnose.py" else theirs.parent
+    write(tmp_path / "job" / "train.py", "")
+    monkeypatch.chdir(tmp_path)
+    said = Target(script="job/train.py").namesake()
+    assert said is not None and said.startswith(f"{named} has our package's name: ")
+    assert Target(script="train", is_module=True).namesake() is None
+    write(tmp_path / "other" / "train.py", "")
+    assert Target(script="other/train.py").namesake() is None
+    monkeypatch.chdir(tmp_path / "job")
+    for script in (Target(script="train", is_module=True), Target(script="-")):
+        said = script.namesake()
+        assert said is not None and said.startswith(f"{named.name} has our package's name: ")
+    ours = run(*DIAGNOSE, "job/train.py", cwd=tmp_path)
+    assert ours.code == 0 and "has our package's name" in ours.stderr, "told, and run all the same"
+
+
+def test_our_own_checkout_and_a_script_that_has_our_name_itself_are_fine(tmp_path, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert Target(script="examples.ddp", is_module=True).namesake() is None
+    assert Target(script="README.md").namesake() is None
+    assert Target(script=str(write(tmp_path / "diagnose.py", ""))).namesake() is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from diagnose.launch.ending import next_command
+from diagnose.launch.opened import Opened
 from diagnose.launch.run_folder import create, folder_name, has_room, write_manifest
 from diagnose.store.runs import NAME
 from tests.running import DIAGNOSE, SCRIPTS, run, write
@@ -189,6 +191,7 @@ def test_records_that_found_no_room_are_not_called_steps_that_were_not_seen(tmp_
     assert lost in (
         "database or disk is full; all records are lost",
         "the disk has no room left; records may be lost",
+        "The disk had no room left, not even to say which; records are lost",
     )
     assert "optimizer step" not in ours.stderr
     assert f"diagnose: {lost}" in ours.stderr
@@ -246,3 +249,25 @@ def test_a_disk_is_full_when_nothing_more_can_be_written(
     monkeypatch.setattr(os, "statvfs", lambda folder: told)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert has_room(Path()) is room
+
+
+def test_the_last_words_name_the_folder_where_the_reading_verbs_look_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIAGNOSE_DIR", raising=False)
+    usual, kept = tmp_path / ".diagnose" / "runs" / "a", tmp_path / "kept runs" / "a"
+
+    def commands(folder: Path) -> tuple[str | None, str]:
+        return next_command(folder), Opened(address="", process=None, folder=folder).command
+
+    by_name = (None, "diagnose dashboard a")
+    assert commands(usual) == by_name
+    assert commands(kept) == (
+        "diagnose report 'kept runs/a' --html report.html",
+        "diagnose dashboard a --run-dir 'kept runs'",
+    )
+    write(tmp_path / "pyproject.toml", '[tool.diagnose]\nrun-dir = "kept runs"\n')
+    assert commands(kept) == by_name
+    assert commands(usual) == (
+        "diagnose report .diagnose/runs/a --html report.html",
+        "diagnose dashboard a --run-dir .diagnose/runs",
+    )

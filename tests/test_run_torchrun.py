@@ -12,8 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from diagnose.launch.torchrun import RANKS_LATE_S, RanksAtWork, place_in_torchrun, torchrun_arguments
-from diagnose.store.runs import rank_files
+from diagnose.launch import torchrun
+from diagnose.launch.command import Target
+from diagnose.launch.record import Record, open_record
+from diagnose.launch.settings import Settings
+from diagnose.launch.supervisor import Fate
+from diagnose.launch.torchrun import (
+    RANKS_LATE_S,
+    RanksAtWork,
+    place_in_torchrun,
+    place_of_node,
+    torchrun_arguments,
+)
+from diagnose.store.runs import rank_files, read_manifest
 from tests.running import DIAGNOSE, SCRIPTS, only_run, run, write
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -127,6 +138,60 @@ def test_where_nobody_knows_when_the_parent_began_an_old_folder_of_that_name_is_
 def test_the_user_names_the_folder_that_several_hosts_share():
     place = place_in_torchrun({**RANK_1, "DIAGNOSE_RUN_DIR": "/shared/run 7"}, "train")
     assert (place.rank, place.path) == (1, Path("/shared/run 7"))
+
+
+def opened_in(folder: Path) -> Record:
+    """The record of one of two hosts that were not told which is the first, and are given a folder."""
+    options = {"nnodes": "2", "rdzv_backend": "c10d"}
+    place = place_of_node(options, {"DIAGNOSE_RUN_DIR": str(folder)}, "train", is_given=False)
+    return open_record(Target(script="train.py"), Settings(), place)
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_where_no_host_knows_its_rank_the_first_to_come_to_the_given_folder_speaks(tmp_path, is_made):
+    folder = tmp_path / "given"
+    if is_made:
+        folder.mkdir()
+    records = [opened_in(folder) for _ in range(3)]
+    assert [record.folder for record in records] == [folder] * 3
+    assert [record.is_first for record in records] == [True, False, False]
+    assert read_manifest(folder)["started_unix"] == records[0].facts["started_unix"]
+
+
+def test_a_given_folder_in_which_a_run_has_ended_is_kept_and_the_next_lies_beside_it(tmp_path, monkeypatch):
+    first = opened_in(tmp_path / "given")
+    first.end(Fate(exit_code=0))
+    second, other = opened_in(tmp_path / "given"), opened_in(tmp_path / "given")
+    assert (second.folder, second.is_first) == (tmp_path / "given-2", True)
+    assert (other.folder, other.is_first) == (tmp_path / "given-2", False)
+    second.end(Fate(exit_code=1))
+    assert opened_in(tmp_path / "given").folder == tmp_path / "given-3"
+
+
+def test_what_ended_since_the_launcher_began_was_an_attempt_of_the_same_job(tmp_path, monkeypatch):
+    """Whatever this rank's agent counts: it restarts its ranks for those of other hosts, too."""
+    opened_in(tmp_path / "given").end(Fate(exit_code=1))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    launched = time.time() - 60
+    monkeypatch.setattr(torchrun, "started_unix", lambda pid: launched)
+    assert opened_in(tmp_path / "given").folder == tmp_path / "given"
+    launched = time.time() - 0.5  # of a clock that is told in whole seconds
+    assert opened_in(tmp_path / "given").folder == tmp_path / "given-2", "a later launch"
+    opened_in(tmp_path / "given").end(Fate(exit_code=1))
+    monkeypatch.setattr(torchrun, "started_unix", lambda pid: None)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert opened_in(tmp_path / "given").folder == tmp_path / "given-2", "by its agent's word"
+    assert read_manifest(tmp_path / "given")["id"] == "given"
+
+
+@pytest.mark.extended
+def test_ranks_of_torchrun_start_no_torchrun_of_their_own(tmp_path, two):
+    script = write(tmp_path / "job.py", "import os; print('rank', os.environ['RANK'], flush=True)")
+    write(tmp_path / "pyproject.toml", "[tool.diagnose]\nnproc-per-node = 2\n")
+    ours = run(*TORCHRUN, *two, "-m", "diagnose", "run", script, cwd=tmp_path)
+    assert ours.code == 0, ours.stderr
+    assert sorted(ours.stdout.splitlines()) == ["rank 0", "rank 1"]
 
 
 @pytest.mark.parametrize(

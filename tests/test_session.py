@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -23,13 +24,13 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Status
 from diagnose.hooks import _imports
 from diagnose.hooks._imports import after_import
-from diagnose.launch import session
+from diagnose.launch import session, torchrun
 from diagnose.report._wording import outcome
 from diagnose.rules import diagnosed
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files, read_manifest
 from diagnose.store.writer import Writer
-from tests.running import REPOSITORY, Ended, run, write
+from tests.running import REPOSITORY, Ended, finish, run, start, write
 
 BOOT = REPOSITORY / "diagnose" / "launch" / "boot"
 
@@ -86,6 +87,41 @@ def test_a_folder_that_holds_a_detached_run_takes_no_other(tmp_path):
     with pytest.raises(RuntimeError, match=r"run holds an earlier run; name another folder$"):
         diagnose.attach(tmp_path / "run")
     assert not session.is_measured()
+
+
+TRAINS_AND_STAYS = """
+import sys, time, diagnose, torch
+folder = diagnose.attach(sys.argv[1])
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while not list(folder.glob("rank0.sqlite")):
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+time.sleep(1)  # it is written to twice a second
+print("trained", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_is_joined_while_its_run_goes_on_and_not_when_that_has_crashed(tmp_path, monkeypatch):
+    script = write(tmp_path / "stays.py", TRAINS_AND_STAYS)
+    process, _ = start(sys.executable, script, tmp_path / "run", cwd=tmp_path, stdin=subprocess.PIPE)
+    try:
+        monkeypatch.setenv("RANK", "1")
+        assert diagnose.attach(tmp_path / "run") == session.leave()
+    finally:
+        process.kill()
+        finish(process)
+    assert rank_files(tmp_path / "run") and "ended_unix" not in read_manifest(tmp_path / "run")
+    with pytest.raises(RuntimeError, match=r"run holds an earlier run; name another folder$"):
+        diagnose.attach(tmp_path / "run")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setattr(torchrun, "started_unix", lambda pid: time.time())
+    with pytest.raises(RuntimeError, match=r"run holds an earlier run; name another folder$"):
+        diagnose.attach(tmp_path / "run")
+    monkeypatch.setattr(torchrun, "started_unix", lambda pid: time.time() - 3600)
+    assert diagnose.attach(tmp_path / "run") == session.leave(), "the next attempt of the same job"
 
 
 def test_without_a_folder_the_records_go_to_a_temporary_one():

@@ -181,3 +181,14 @@ def test_a_variable_names_the_only_settings_to_read_from_the_project(tmp_path):
     write_project(tmp_path, "[tool.diagnose]\nnproc-per-node = 2\nsteps = 3\nof-another-version = true\n")
     assert resolve({}, {"DIAGNOSE_PROJECT": "nproc_per_node"}, tmp_path) == Settings(nproc_per_node="2")
     assert resolve({}, {"DIAGNOSE_PROJECT": "no"}, tmp_path) == Settings()
+
+
+def test_a_rank_starts_further_ranks_only_where_its_command_line_says_so(tmp_path):
+    write_project(tmp_path, "[tool.diagnose]\nnproc-per-node = 2\n")
+    rank = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    of_hosts = {"RANK": "1", "WORLD_SIZE": "2"}
+    assert resolve({}, of_hosts, tmp_path).nproc_per_node == "2", "as some clusters number them"
+    assert resolve({}, {}, tmp_path).nproc_per_node == "2"
+    assert resolve({}, rank, tmp_path).nproc_per_node is None
+    assert resolve({}, {**rank, "DIAGNOSE_NPROC_PER_NODE": "4"}, tmp_path).nproc_per_node is None
+    assert resolve({"nproc_per_node": "3"}, rank, tmp_path).nproc_per_node == "3"

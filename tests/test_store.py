@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -27,8 +28,9 @@ from diagnose.store import writer as writer_module
 from diagnose.store.format import VERSION
 from diagnose.store.reader import RankLog, read_rank
 from diagnose.store.runs import check_name, list_runs, rank_files, read_manifest, resolve_run
+from diagnose.store.tail import look
 from diagnose.store.writer import Writer
-from tests.running import REPOSITORY, environment, run, write
+from tests.running import DIAGNOSE, REPOSITORY, environment, only_run, run, write
 
 STACK = [("", 0, ""), ("/home/me/train.py", 12, "main"), ("/home/me/train.py", 40, "<module>")]
 
@@ -140,6 +142,59 @@ def test_a_run_can_lie_in_a_folder_of_any_name(tmp_path, name):
 
 
 # -- several processes
+
+
+def test_a_source_file_can_have_any_name_that_a_file_has(tmp_path):
+    file = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.py")
+    try:
+        write(Path(file), "slow()\r\n")
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 alone")
+    writer = Writer(tmp_path, 0)
+    writer.add_steps(rows(0, 30))
+    writer.add_samples(0, [(2, [("", 0, ""), (file, 1, "f")], 5)])
+    writer.add_sites([("forward", file, 1, "main", 9)])
+    writer.add_sites([("forward", file, 1, "main", 10)])
+    writer.close()
+    log = read_rank(writer.path)
+    assert log.sites == [("forward", file, 1, "main", 10)] and log.sources == {file: "slow()\n"}
+    assert log.samples == [(0, 2, (("", 0, ""), (file, 1, "f")), 5)] and not log.notes
+    with look(writer.path) as opened:
+        assert opened.source(file) == "slow()\n" and opened.source("/other.py") is None
+        assert opened.damaged == []
+
+
+SLOW = """
+import time
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def collate(rows):
+    time.sleep(0.004)
+    return torch.ones(3, 2)
+for batch in torch.utils.data.DataLoader([1.0] * 180, batch_size=3, collate_fn=collate):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_in_a_folder_of_any_name_is_measured_and_reported(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 alone")
+    script = write(folder / "train.py", SLOW)
+    ended = run(*DIAGNOSE, "--html", "a.html", "--json", "a.json", script, cwd=tmp_path)
+    assert ended.code == 0 and "error of our own" not in ended.stderr, ended.stderr
+    assert "60 steps" in ended.stderr and "caf\\udce9/train.py:7" in ended.stderr
+    assert str(script) in read_rank(only_run(tmp_path) / "rank0.sqlite").sources
+    assert "caf\\udce9/train.py:7" in (tmp_path / "a.html").read_text()
+    assert str(script) in {line["file"] for line in json.loads((tmp_path / "a.json").read_text())["where"]}
+    command = [sys.executable, "-m", "diagnose", "report", "--md", "a.md"]
+    assert run(*command, cwd=tmp_path).code == 0
+    assert "caf\\udce9/train.py:7" in (tmp_path / "a.md").read_text()
 
 
 def test_a_second_process_of_the_same_rank_gets_a_file_of_its_own(tmp_path):

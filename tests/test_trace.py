@@ -19,7 +19,7 @@ from diagnose.analysis.trace_classes import (
     uses_tensor_cores,
     work_of,
 )
-from diagnose.core.deep_window import DeepWindow, Hot, Sync, WorkClass
+from diagnose.core.deep_window import OURS, DeepWindow, Hot, Sync, WorkClass
 from diagnose.core.errors import DiagnoseError
 
 C = WorkClass
@@ -27,6 +27,11 @@ GEMM = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_tn"
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, "
     "at::native::(anonymous namespace)::launch()::{lambda(float)})"
+)
+CUTLASS_3 = (
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, "
+    "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<7, "
+    "cute::tuple<cute::C<2>, cute::C<1>, cute::C<1>>>, cutlass::bfloat16_t, cute::Layout<cute::C<64>>>>>"
 )
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -86,6 +91,25 @@ def test_kernels_of_few_blocks_leave_multiprocessors_without_work(tmp_path: Path
     assert read_trace(written(tmp_path, launched(0, 5, "?"))).sm_share is None
 
 
+def test_a_collectives_few_blocks_are_no_small_kernels_and_its_time_is_no_busier(tmp_path: Path) -> None:
+    def launched(name: str, begun_us: float, took_us: float, blocks_per_sm: float, stream: int) -> dict:
+        made = kernel(name, begun_us, took_us, stream=stream)
+        return {**made, "args": {"blocks per SM": blocks_per_sm}}
+
+    turned = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>"
+    trace = read_trace(
+        written(
+            tmp_path,
+            launched(GEMM, 0, 60, 4.0, 7),
+            launched(turned, 60, 40, 4.0, 7),
+            launched(NCCL, 0, 100, 0.2, 20),
+        )
+    )
+    assert trace.sm_share == 1.0
+    readings = device_readings(DeepWindow(rank=0, first_step=4, num_steps=1, trace=trace))
+    assert (readings["matmul_share"], readings["layout_share"]) == (0.6, 0.4), "of 100 us, not of 200"
+
+
 def test_communication_is_exposed_where_nothing_computes(tmp_path: Path) -> None:
     trace = read_trace(
         written(
@@ -118,6 +142,24 @@ def test_launch_bound_is_an_idle_device_while_the_host_works_and_does_not_wait(t
     assert trace.launch_bound_ns == 15_000, "30 to 35 in item, 50 to 60 in add; 35 to 50 is the script's"
     assert trace.sync_ns == 14_000
     assert trace.syncs == (Sync(what="cudaStreamSynchronize in aten::item", count=1, blocked_ns=14_000),)
+
+
+@pytest.mark.parametrize("category", ["cpu_op", "user_annotation"])
+def test_a_wait_of_ours_is_not_the_scripts(tmp_path: Path, category: str) -> None:
+    trace = read_trace(
+        written(
+            tmp_path,
+            kernel(GEMM, 0, 10),
+            kernel(GEMM, 60, 5),
+            event("cuda_runtime", "cudaStreamSynchronize", 5, 6),
+            event(category, OURS, 20, 50),
+            event("cuda_runtime", "cudaDeviceSynchronize", 21, 48),
+            event("cuda_runtime", "cudaStreamSynchronize", 30, 2, on=2),  # another thread's
+        )
+    )
+    assert trace.sync_ns == 8_000
+    assert trace.syncs == (Sync(what="cudaStreamSynchronize", count=2, blocked_ns=8_000),)
+    assert trace.launch_bound_ns is not None and trace.launch_bound_ns <= 2_000, "nor is it a launch"
 
 
 def test_without_the_hosts_side_nothing_is_said_of_launches(tmp_path: Path) -> None:
@@ -325,7 +367,20 @@ def test_steps_that_the_trace_marks_are_counted_once(tmp_path: Path) -> None:
         ("triton_tem_fused_addmm_relu_3", C.MATRIX, False),
         ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", C.ATTENTION, True),
         ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", C.ATTENTION, True),
+        (
+            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
+            "CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1>>>>>>",
+            C.ATTENTION,
+            True,
+        ),
+        ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop_f16_knob_7_64x64x128", C.ATTENTION, True),
+        ("cudnn_generated_fort_native_sdpa_sm80_flash_bprop_f16_knob_3_64x64x128", C.ATTENTION, True),
+        (CUTLASS_3, C.MATRIX, True),
         ("triton_poi_fused_add_cos_sin_0", C.ELEMENTWISE, False),
+        ("triton_poi_fused_convolution_relu_2", C.ELEMENTWISE, False),
+        ("triton_poi_fused_mm_6", C.ELEMENTWISE, False),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_3", C.ELEMENTWISE, False),
+        ("triton_red_fused_convolution_backward_threshold_backward_1", C.REDUCTION, False),
         ("triton_red_fused_native_layer_norm_1", C.NORM, False),
         ("triton_per_fused_sum_2", C.REDUCTION, False),
         (ADD, C.ELEMENTWISE, False),
@@ -373,4 +428,8 @@ def test_an_operation_is_known_by_its_name(name: str, work: WorkClass) -> None:
 def test_inside_an_optimizer_all_but_products_and_copies_is_the_optimizers() -> None:
     assert work_of("aten::add_", True) == work_of("aten::view", True) == C.OPTIMIZER
     assert (work_of("aten::mm", True), work_of("aten::copy_", True)) == (C.MATRIX, C.COPY)
-    assert changes_layout("void cudnn::ops::nhwcToNchwKernel<float>") and not changes_layout(GEMM)
+
+
+def test_only_a_kernel_that_converts_changes_the_layout() -> None:
+    assert changes_layout("void cudnn::ops::nhwcToNchwKernel<float>")
+    assert not changes_layout(GEMM) and not changes_layout(CUTLASS_3)

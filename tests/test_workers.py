@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import diagnose
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, WorkerStats
+from diagnose.hooks import _worker_reports
 from diagnose.hooks._worker_readings import MAX_PIECES, pieces_of
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
@@ -499,3 +500,27 @@ def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
     }
 
     assert len(json.dumps(report).encode()) < MAX_DATAGRAM
+
+
+def test_what_a_worker_of_an_earlier_measurement_still_reports_is_none_of_the_next() -> None:
+    """Persistent workers outlive `detach`, and send their last report when they end."""
+    box = _worker_reports.Inbox()
+    reports = dict.fromkeys(_worker_reports.REPORT_KEYS, 0)
+
+    def received(*pids: int) -> list[int]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            for pid in pids:
+                text = json.dumps({**reports, "pid": pid}).encode()
+                sender.sendto(text, _worker_reports.address_of(os.getpid()))
+        return [report["pid"] for report in box.receive()]
+
+    box.open()
+    box.loaders[11] = 0
+    assert received(11, 12) == [11, 12]
+    box.close()
+    box.open()
+    box.loaders[13] = 0
+    assert received(11, 12, 13) == [12, 13]
+    box.loaders[11] = 1
+    assert received(11) == [11], "a new process of that number"
+    box.close()

@@ -111,6 +111,7 @@ def run_case(
         for contender, entry, pipeline, times in ready if number % 2 == 0 else ready[::-1]:
             if entry["status"] == "measured":
                 bench.tell(trying=contender.known_as(row.letter), patience_s=TURN_S)
+                point(work)  # another may have left the parameters at copies that nobody refreshes
                 attempt(entry, clock, functools.partial(take_turn, pipeline, times, clock, share))
                 if entry["status"] == "measured":
                     entry |= {

@@ -89,7 +89,7 @@ part() {
     if ((left < 15)); then note "$name" skipped 0 "no time was left"; return; fi
     ((limit = limit < left ? limit : left))
     : >"$heard"
-    timeout -k 5 "$limit" "$@" > >(exec >>"$LOG" 2>/dev/null; tee "$heard" | sed -u "s/^/[$name] /") 2>&1 &
+    timeout -k 8 "$limit" "$@" > >(exec >>"$LOG" 2>/dev/null; tee "$heard" | sed -u "s/^/[$name] /") 2>&1 &
     pid=$!
     : >"$SCRATCH/running/$pid"
     while kill -0 "$pid" 2>/dev/null && ((SECONDS - begun < limit + 10)); do sleep 0.2; done
@@ -145,7 +145,7 @@ tests() {
     if "$PYTHON" -c 'import pytest_timeout' 2>/dev/null; then
         options+=(--timeout $((100 * SLOWER)) --timeout-method thread)  # one that hangs costs its worker alone
     fi
-    "$PYTHON" -m pytest "$@" ${options[@]+"${options[@]}"} -p no:cacheprovider --durations=5 -rfEs
+    "$PYTHON" -m pytest -v -v "$@" ${options[@]+"${options[@]}"} -p no:cacheprovider --durations=5 -rfEs
 }
 
 # What the kernels do; what only a GPU shows comes first, if there should be no time for all.

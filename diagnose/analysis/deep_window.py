@@ -32,7 +32,7 @@ from diagnose.store.reader import RankLog
 TO_THE_END = 1 << 60
 """The last step of a window that the process did not live to end."""
 
-SUMMARY = 2
+SUMMARY = 3
 """Version of the summary that is kept beside a trace, so that it is read once. Another is made again."""
 
 Spoilt = tuple[tuple[int, int], ...]
@@ -158,7 +158,7 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
     return replace(
         newest,
         trace=_with_lines(trace, counted),
-        rates=read_rates(str(name), _products_of(log, counted)),
+        rates=read_rates(str(name), counted.dtype if counted else ""),
         counted=replace(counted, work=()) if counted is not None and uncounted else counted,
         why_not_counted=newest.why_not_counted or uncounted,
     )
@@ -166,6 +166,8 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
 
 def _uncounted(trace: Trace, counted: Counted) -> str:
     """Says why what was counted is not all that the step asked for; empty where it is."""
+    if counted.unknown:
+        return f"the steps call {counted.unknown}, whose products cannot be counted"
     if trace.num_graph_launches:
         return "the steps launch graphs, and what is inside one cannot be counted as it is called"
     ran = trace.on_device and any(each.work is WorkClass.ATTENTION for each in trace.classes)
@@ -179,27 +181,30 @@ def _settings(log: RankLog) -> Mapping[str, Any]:
     return (log.meta.get("facts") or {}).get("device") or {}
 
 
-def _products_of(log: RankLog, counted: Counted | None) -> str:
-    """Returns the type that the rates of products are of: tensor cores may take float32 as another."""
-    dtype = counted.dtype if counted else ""
-    return "tf32" if dtype == "float32" and _settings(log).get("tf32") else dtype
-
-
 def device_readings(window: DeepWindow | None) -> dict[str, Any]:
-    """Returns what a window says of the fields of `core.device.Device`: nothing where it saw no kernel."""
+    """Returns what a window says of the fields of `core.device.Device`: nothing where it saw no kernel.
+
+    Kernels take as long as ever while they are recorded, but the host does not: a share of the time is of
+    a usual step where one is known, and idleness no more than such a step leaves.
+    """
     if window is None or not window.trace.on_device or not window.num_steps:
         return {}
     trace = window.trace
     times = {each.work: each.total_ns for each in trace.classes}
     products = times.get(WorkClass.MATRIX, 0) + times.get(WorkClass.ATTENTION, 0)
-    span_ns = window.wall_ns or trace.span_ns
+    step_ns = window.step_ns or trace.span_ns / window.num_steps
+    busy_ns = trace.busy_ns / window.num_steps
+    idle_ns = None
+    if trace.launch_bound_ns is not None and trace.is_whole:
+        idle_ns = min(trace.launch_bound_ns / window.num_steps, max(0.0, step_ns - busy_ns))
     return {
-        "busy_share": min(1.0, trace.busy_ns / span_ns) if span_ns and trace.is_whole else None,
+        "busy_share": min(1.0, busy_ns / step_ns) if step_ns and trace.is_whole else None,
+        "launch_bound_ns": idle_ns,
         "num_kernels": trace.num_kernels / window.num_steps if trace.is_whole else None,
         "tensor_core_share": trace.tensor_core_ns / trace.kernel_ns if trace.kernel_ns else None,
-        "matmul_share": min(1.0, products / trace.kernel_ns) if trace.kernel_ns else None,
+        "matmul_share": min(1.0, products / trace.busy_ns) if trace.busy_ns else None,
         "sm_share": trace.sm_share,
-        "layout_share": trace.layout_ns / trace.kernel_ns if trace.kernel_ns else None,
+        "layout_share": min(1.0, trace.layout_ns / trace.busy_ns) if trace.busy_ns else None,
     }
 
 
@@ -263,6 +268,7 @@ def _window(told: Mapping[str, Any]) -> DeepWindow:
             work=tuple(Work(**{**each, "work": WorkClass(each["work"])}) for each in counted["work"]),
             dtype=str(counted["dtype"]),
             lines=_syncs(counted["lines"]),
+            unknown=str(counted.get("unknown", "")),  # files of older versions have none
         ),
     )
 

@@ -14,6 +14,7 @@ from diagnose.analysis.rollouts import (
     LEARNER_PACKAGES,
     collects,
     is_environments,
+    plays,
     steps_environment,
 )
 from diagnose.analysis.statement_idioms import (
@@ -161,6 +162,8 @@ class Idioms:
         if ENVIRONMENT_PACKAGES.match(via):
             return ENVIRONMENT
         found = ROLLOUT if phase in ACTING and LEARNER_PACKAGES.match(via) else ""
+        if phase is Phase.EVALUATION and any(plays(name) and not name & TRAINING_WORDS for name in called):
+            found = ROLLOUT
         for file, line, _ in stack:
             if (file, line) not in self._environments:
                 places = self._places(file, line)

@@ -78,9 +78,11 @@ def loaders_of(log: RankLog, sources: Sources) -> tuple[Loader, ...]:
     """
     facts = [_facts(log)[index] for index in _order(log)]
     known = set(Loader.__dataclass_fields__)
+    moved = bool(log.meta.get("facts", {}).get("batches_on_device"))
     return tuple(
         Loader(
             **{name: value for name, value in fact.items() if name in known},
+            moves_batches=moved and not fact.get("num_workers"),
             construct_ns=fact.get("total_construct_ns", 0) / max(1, fact.get("epochs", 0)),
             call=call_at(sources, fact.get("file", ""), fact.get("line", 0), "DataLoader"),
         )

@@ -32,7 +32,7 @@ from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.program import program_of
 from diagnose.analysis.rank_clocks import clock_offset
-from diagnose.analysis.rank_summary import Window, why_incomparable
+from diagnose.analysis.rank_summary import Window, of_first_group, why_incomparable
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.roles import Roles, Sources
@@ -250,18 +250,17 @@ def composed(
     late_ns: list[float | None] = [None] * len(ranks)
     if not untold:
         late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings)
-    samples_per_s = 0.0 if only_first else sum(rank.samples_per_s for rank in ranks)
+    fed = () if only_first else of_first_group(ranks)
+    samples_per_s = sum(rank.samples_per_s for rank in fed)
     own = rate(rows, "samples")
     deep = deep_window_of(whole)
+    if deep is not None:
+        deep = replace(deep, usual_step_ns=sum(ranks[0].phase_time_ns.values()))
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
         run=info,
         status=status,
-        throughput=throughput_of(
-            rows,
-            samples_per_s,
-            0.0 if only_first else sum(rank.tokens_per_s for rank in ranks),
-        ),
+        throughput=throughput_of(rows, samples_per_s, sum(rank.tokens_per_s for rank in fed)),
         steps=stats,
         phase_time_ns=ranks[0].phase_time_ns,
         where=(
@@ -381,6 +380,7 @@ def _without_steps(manifest: Mapping[str, Any], notes: Iterable[str]) -> Profile
 
 def _step_stats(whole: RankLog, main: RankLog, warmup: int) -> StepStats:
     times = step_times(main.steps)[warmup:]
+    passes = main.steps[warmup:, COLUMNS.index("backward_passes")]
     return StepStats(
         count=len(whole.steps),
         warmup=warmup,
@@ -390,6 +390,7 @@ def _step_stats(whole: RankLog, main: RankLog, warmup: int) -> StepStats:
         median_ns=float(np.median(times)) if len(times) else None,
         p95_ns=float(np.percentile(times, 95)) if len(times) else None,
         p99_ns=float(np.percentile(times, 99)) if len(times) else None,
+        passes=max(1.0, float(np.median(passes))) if len(times) else 1.0,
     )
 
 

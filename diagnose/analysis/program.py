@@ -72,7 +72,8 @@ def fsdp_of(log: RankLog) -> Fsdp | None:
 
 
 def exchanged_ns(log: RankLog) -> float | None:
-    """Returns nanoseconds per step that a rank waited for one other: of all steps, as of `fsdp_of`.
+    """Returns nanoseconds per step that a rank waited for one other, or in what model and optimizers call:
+    of all steps, as of `fsdp_of`.
 
     `None` where it does so and its steps are by the device's clock, which does not tell what is waited for.
     """

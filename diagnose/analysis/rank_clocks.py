@@ -11,7 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import ClockOffset
+
+END = COLUMNS.index("end_ns")
 
 MAX_KEPT = 256
 """Meetings of a rank that are compared, evenly chosen: enough for a drift of a microsecond a second."""
@@ -26,12 +29,20 @@ Kept = Mapping[int, int]
 """When meetings ended, in nanoseconds of the rank's own clock, by their number."""
 
 
-def kept(meetings: npt.NDArray[np.int64]) -> dict[int, int]:
-    """Chooses the meetings that are compared: the same numbers on ranks that met about as often."""
+def kept(meetings: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> dict[int, int]:
+    """Chooses the meetings that are compared: the last one of each step, evenly chosen.
+
+    That is where gradients were averaged, which ends for none before all have come. A rank that is sent the
+    buffers of another one may have them before the others have even come.
+    """
+    if not len(meetings) or not len(steps):
+        return {}
     stride = 1
-    while len(meetings) > MAX_KEPT * stride:
+    while len(steps) > MAX_KEPT * stride:
         stride *= 2
-    return {number: int(meetings[number, 1]) for number in range(0, len(meetings), stride)}
+    last = np.searchsorted(meetings[:, 0], steps[:, END], side="right") - 1
+    met = np.flatnonzero(np.diff(last, prepend=-1) > 0)
+    return {int(step): int(meetings[last[step], 1]) for step in met if step % stride == 0}
 
 
 def clock_offset(first: Kept, other: Kept) -> ClockOffset | None:

@@ -149,7 +149,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),
         gap_parts=parts,
-        met_ns=kept(log.meetings),
+        met_ns=kept(log.meetings, log.steps),
         stats=host_stats(log, window.warmup),
         ddp=ddp_of(log),
         events=count_events(log.events),
@@ -181,6 +181,15 @@ def why_incomparable(ranks: Sequence[RankSummary], *, by_meetings: bool) -> str:
     if len(clocks) > 1:
         return "the steps of some ranks are by the clock of their device, those of others by the host's"
     return "the ranks train on devices, whose clock was not heard"
+
+
+def of_first_group(ranks: Sequence[RankSummary]) -> Sequence[RankSummary]:
+    """Returns the ranks that average gradients with the first. Those of other groups are of another axis of
+    the mesh, as with tensor parallelism, and see the same batches."""
+    group = ranks[0].ddp.ranks if ranks[0].ddp is not None else ()
+    if not group:
+        return ranks
+    return [rank for rank in ranks if rank.ddp is None or rank.ddp.ranks in ((), group)]
 
 
 def count_events(events: Iterable[tuple[int, int, str, dict[str, Any]]]) -> dict[str, int]:

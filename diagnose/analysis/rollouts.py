@@ -36,6 +36,9 @@ ADVANCES = {"step", "reset", "recv", "step_wait"}
 EVALUATES = {"eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation"}
 """Words of functions and environments that measure what was learned."""
 
+PLAYS = {"selfplay", "mcts", "playout", "playouts", "episode", "episodes"}
+"""Words of functions in which a model without gradients makes what it then learns from."""
+
 LEARNS = {"backward", "learn", "train", "update", "optimize", "fit"}
 """Words of functions that learn from what was collected."""
 
@@ -60,6 +63,11 @@ ENVIRONMENT_PACKAGES = re.compile(
 )
 LEARNER_PACKAGES = re.compile(r"^(stable_baselines3|sb3_contrib|tianshou|torchrl|skrl|rl_games|rsl_rl)/")
 """What such a package computes without gradients is how its learner acts, or is told how well it does."""
+
+
+def plays(name: frozenset[str]) -> bool:
+    """Whether a function of these words lets a model play, for it to learn from that."""
+    return bool(name & PLAYS) or name >= {"self", "play"}
 
 
 def steps_environment(statement: ast.stmt) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.analysis.device_ledger import recording_ns
-from diagnose.analysis.rank_summary import RankSummary
+from diagnose.analysis.rank_summary import RankSummary, of_first_group
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.profile import Overhead, RunInfo
 from diagnose.core.units import NS_PER_S
@@ -97,6 +97,11 @@ def notes_of(
         for who, _ in _named(without_log)
     ]
     notes += [str(note) for note in manifest.get("notes", ())]
+    if ranks and not only_first and len(of_first_group(ranks)) < len(ranks):
+        notes.append(
+            f"Rates are of the {len(of_first_group(ranks))} ranks that average gradients with the first: "
+            "other groups of ranks may be given the same batches."
+        )
     numbers = {rank.rank for rank in ranks}
     world_size = max((rank.world_size or 1 for rank in ranks), default=1)
     if ranks and len(numbers) < world_size and not only_first:

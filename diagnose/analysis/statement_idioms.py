@@ -81,7 +81,11 @@ SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
 WAITERS = {"sleep", "system", "check_call", "check_output", "communicate"}
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 IN_PLACE = {*WRITES, "mul", "lerp"}
-GRADIENT_MATH = {"norm", "vector_norm", "mul_", "clamp_", "clip_", "div_", "pow", "square", "sum", "copy_"}
+GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}
+SCALES = {"mul_", "div_"}
+CLIPPING_WORDS = {"clip", "clipped", "coef", "coefficient", "norm", "max", "scale"}
+AVERAGING_WORDS = {"world", "size", "ranks", "steps", "accumulation", "loss", "inv"}
+"""Gradients are also scaled to be averaged among ranks, or over micro-batches, or as their loss was."""
 METRIC_WORDS = {
     *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "confusion"),
     *("precision", "recall", "topk", "iou", "perplexity", "meter"),
@@ -180,7 +184,9 @@ def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     sources = names([node for source in iterated for node in ast.walk(source)])
     with_gradients = bool((used | sources) & {"grad", "grads", "gradients"})
     if with_gradients:
-        if used & GRADIENT_MATH:
+        told = words_of(used)
+        scales = used & SCALES and told & CLIPPING_WORDS and not told & AVERAGING_WORDS
+        if used & GRADIENT_MATH or scales:
             yield CLIP
         return  # else a step of the script's own optimizer, or of an inner loop
     decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}

@@ -30,7 +30,7 @@ from diagnose.analysis.trace_classes import (
     uses_tensor_cores,
 )
 from diagnose.analysis.trace_events import CALL, COPY, FILL, KERNEL, NOTE, OPERATION, Events, read_events
-from diagnose.core.deep_window import ClassTime, Hot, Sync, Trace, WorkClass
+from diagnose.core.deep_window import OURS, ClassTime, Hot, Sync, Trace, WorkClass
 
 MAX_TOP = 40
 """Names listed; a step rarely spends a measurable part in more."""
@@ -81,14 +81,15 @@ def summarize(events: Events) -> Trace:
     on_device = bool(kernel.any())
     works = [kernel_class(name) for name in events.names]
     collective = kernel & _named(events, lambda index: works[index] is WorkClass.COLLECTIVE)
+    computing = kernel & ~collective
     busy = _union(events, kernel | moves)
-    compute = _union(events, kernel & ~collective)
+    compute = _union(events, computing)
     communication = _union(events, collective)
     waiting_copies = events.correlation[(events.kind == COPY) & _matching(events, WAITING_COPY)]
     waits = call & (
         _matching(events, WAITS) | (np.isin(events.correlation, waiting_copies) & (events.correlation >= 0))
     )
-    waiting = _union(events, waits)
+    asked = waits & ~_inside(events, _beginning(events, OURS))
     times = end - start
     tensor = _named(events, lambda index: uses_tensor_cores(events.names[index])) & kernel
     layout = _named(events, lambda index: changes_layout(events.names[index])) & kernel
@@ -110,15 +111,15 @@ def summarize(events: Events) -> Trace:
         compute_ns=length_ns(compute),
         communication_ns=length_ns(communication),
         exposed_ns=length_ns(without(communication, compute)),
-        launch_bound_ns=_launch_bound_ns(events, busy, waiting) if on_device else None,
-        sync_ns=length_ns(waiting),
+        launch_bound_ns=_launch_bound_ns(events, busy, _union(events, waits)) if on_device else None,
+        sync_ns=length_ns(_union(events, asked)),
         kernel_ns=int(times[kernel].sum()),
         tensor_core_ns=int(times[tensor].sum()),
         layout_ns=int(times[layout].sum()),
-        sm_share=_sm_share(events.blocks_per_sm[kernel], times[kernel]),
+        sm_share=_sm_share(events.blocks_per_sm[computing], times[computing]),
         classes=classes,
         top=top,
-        syncs=_syncs(events, waits),
+        syncs=_syncs(events, asked),
     )
 
 
@@ -171,11 +172,7 @@ def _operations(events: Events) -> tuple[tuple[ClassTime, ...], tuple[Hot, ...]]
     mask = events.kind == OPERATION
     if not mask.any():
         return (), ()
-    inside = np.zeros(len(mask), dtype=bool)
-    noted = (events.kind == NOTE) & _beginning(events, OPTIMIZER_MARK)
-    for thread in np.unique(events.thread[noted]):
-        there = events.thread == thread
-        inside |= there & holds(_union(events, noted & there), events.start_ns)
+    inside = _inside(events, (events.kind == NOTE) & _beginning(events, OPTIMIZER_MARK))
     works = [operation_class(name) for name in events.names]
     return _listed(events, events.name[mask], own_ns(events, mask), inside[mask], works, lambda name: False)
 
@@ -233,17 +230,20 @@ def _listed(
 
 def _launched_inside(events: Events, ran: Mask, mark: str) -> Mask:
     """Returns which kernels were launched by a call inside an annotation that begins with `mark`."""
-    inside = np.zeros(len(ran), dtype=bool)
-    noted = (events.kind == NOTE) & _beginning(events, mark)
-    calls = (events.kind == CALL) & (events.correlation >= 0)
-    if not noted.any() or not calls.any():
-        return inside
-    held = np.zeros(len(ran), dtype=bool)
-    for thread in np.unique(events.thread[noted]):
-        there = events.thread == thread
-        held |= calls & there & holds(_union(events, noted & there), events.start_ns)
-    found: Mask = ran & (events.correlation >= 0) & np.isin(events.correlation, events.correlation[held])
+    numbered = events.correlation >= 0
+    held = _inside(events, (events.kind == NOTE) & _beginning(events, mark))
+    calls = events.correlation[(events.kind == CALL) & numbered & held]
+    found: Mask = ran & numbered & np.isin(events.correlation, calls)
     return found
+
+
+def _inside(events: Events, marks: Mask) -> Mask:
+    """Returns which events begin inside one of the marked ones on their thread, those themselves too."""
+    inside = np.zeros(len(marks), dtype=bool)
+    for thread in np.unique(events.thread[marks]):
+        there = events.thread == thread
+        inside |= there & holds(_union(events, marks & there), events.start_ns)
+    return inside
 
 
 def _syncs(events: Events, waits: Mask) -> tuple[Sync, ...]:

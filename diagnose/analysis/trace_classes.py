@@ -14,13 +14,17 @@ from diagnose.core.deep_window import WorkClass
 
 C = WorkClass
 
+NOT_INDUCTORS = r"^(?!triton_(poi|red|per)_).*"
+"""Inductor names pointwise kernels and reductions after all that it fused into them, a convolution's bias
+too; its products are `triton_tem_`."""
+
 KERNELS: tuple[tuple[WorkClass, str], ...] = (
     (
         C.COLLECTIVE,
         r"nccl|rccl|msccl|nvshmem|cross_device_reduce|multimem_|(one|two)_shot_all_reduce|allreduce_",
     ),
     (C.COPY, r"^mem(cpy|set)\b"),
-    (C.ATTENTION, r"flash_|fmha|attention|_attn|^attn|mem_eff|sdpa"),
+    (C.ATTENTION, NOT_INDUCTORS + r"(flash_|flash::|flashattn|fmha|attention|_attn|^attn|mem_eff|sdpa)"),
     (
         C.OPTIMIZER,
         r"adam|adagrad|\blamb(?!da)|\blion\b|\bsgd|lars_|rmsprop|adafactor|fused_optim|multi_tensor_apply"
@@ -28,8 +32,9 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
     ),
     (
         C.MATRIX,
-        r"(?<!fb)gemm|gemv|cutlass|xmma|_mma_|wgmma|s\d+cudnn|scudnn|hcudnn|cijk_|triton_tem|_mm_|\bdot_kernel"
-        r"|splitk|nvjet|conv(?!ert)|winograd|fprop|dgrad|wgrad|implicit_|cublas|_mm$|mm_kernel|ck_tile",
+        NOT_INDUCTORS
+        + r"((?<!fb)gemm|gemv|cutlass|xmma|_mma_|wgmma|s\d+cudnn|scudnn|hcudnn|cijk_|triton_tem|_mm_"
+        r"|\bdot_kernel|splitk|nvjet|conv(?!ert)|winograd|fprop|dgrad|wgrad|implicit_|cublas|_mm$|mm_kernel|ck_tile)",
     ),
     (C.COPY, r"tonhwc|tonchw|nchwto|nhwcto|transpose|catarray|direct_copy|copy_kernel|copy_device|permute"),
     (C.NORM, r"norm(?!al(_|\b))|gammabeta|bn_(fw|bw)|\bbn_|_bn_|welford"),
@@ -41,14 +46,14 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
 )
 
 TENSOR_CORES = re.compile(
-    r"tensorop|_s\d{3,5}(gemm|fprop|dgrad|wgrad|cudnn)|[hibs]\d*(16816|1688|884|16832|8816)|hmma|imma|wgmma"
+    r"tensorop|_s\d{3,5}(gemm|fprop|dgrad|wgrad|cudnn)|[hibs]\d*(16816|1688|884|16832|8816)|hmma|imma|gmma|tmaumma"
     r"|\d+x\d+x\d+_tensor|xmma_.*(f16|bf16|tf32|e4m3|e5m2)|(f16|bf16|tf32|e4m3).*xmma|nvjet|sm(90|100)_xmma"
-    r"|flash_(fwd|bwd)|fmha_cutlass.*(sm8|sm9)|_mi\d+x\d+x\d+",
+    r"|flash_(fwd|bwd|fprop|bprop)|flashattn(fwd|bwd)sm\d|fmha_cutlass.*(sm8|sm9)|_mi\d+x\d+x\d+",
     re.IGNORECASE,
 )
 """The shapes of the instructions of tensor cores are part of the names of kernels that use them."""
 
-LAYOUTS = re.compile(r"tonhwc|tonchw|nchwto|nhwcto|transpose_readwrite|layout", re.IGNORECASE)
+LAYOUTS = re.compile(r"tonhwc|tonchw|nchwto|nhwcto|transpose_readwrite", re.IGNORECASE)
 """Kernels that only turn a tensor from one memory format to another."""
 
 OPERATIONS: tuple[tuple[WorkClass, str], ...] = (

@@ -18,8 +18,9 @@ from typing import Any
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.profile import Profile
 from diagnose.launch import run_folder, session
+from diagnose.launch.settings import resolve
 from diagnose.launch.torchrun import RanksAtWork
-from diagnose.store.runs import check_name, runs_root
+from diagnose.store.runs import check_name
 
 FIRST_RANK = 0
 
@@ -112,14 +113,18 @@ class Training:
             session.attach(self.folder, warmup=self._wanted.warmup)
             self._is_on = True
             # For a training that ends by an exception of which its trainer tells nobody.
-            atexit.register(self.end)
+            atexit.register(self._end_at_exit)
 
-    def end(self) -> None:
-        """Ends the measurement, if one is on; the first rank reports."""
+    def end(self, *, at_exit: bool = False) -> None:
+        """Ends the measurement, if one is on; the first rank reports.
+
+        Args:
+            at_exit: Whether the interpreter is ending, which starts no threads any more.
+        """
         if not self._is_on:
             return
         self._is_on = False
-        atexit.unregister(self.end)
+        atexit.unregister(self._end_at_exit)
         with self._going_on():
             session.leave()
             if self._ranks is not None:
@@ -128,7 +133,10 @@ class Training:
                 self._ranks.leave()
                 self._ranks = None
             if self._rank == FIRST_RANK:
-                self._report()
+                self._report(alone=at_exit)
+
+    def _end_at_exit(self) -> None:
+        self.end(at_exit=True)
 
     def _folder_of_all(self, world_size: int, *, wanted: bool) -> str:
         """Returns the folder that the first rank makes, if it is wanted there; empty if there is none.
@@ -147,7 +155,7 @@ class Training:
     def _new_folder(self) -> Path:
         script = Path(sys.argv[0]).stem if sys.argv else ""
         name = self._wanted.name or run_folder.folder_name(time.localtime(), script)
-        root = self._wanted.run_dir or runs_root()
+        root = self._wanted.run_dir or resolve({}, os.environ, Path.cwd()).run_dir
         try:
             return run_folder.create(root, name)
         except OSError as error:
@@ -155,13 +163,13 @@ class Training:
             self._say(f"diagnose: {root} could not be written ({error.strerror}); recording to {folder}.")
             return folder
 
-    def _report(self) -> None:
+    def _report(self, *, alone: bool) -> None:
         from diagnose.analysis.profile import load_profile
         from diagnose.report import Terminal, end_block, to_html, to_json
         from diagnose.rules import diagnosed
 
         assert self.folder is not None
-        profile = self.profile = diagnosed(load_profile(self.folder))
+        profile = self.profile = diagnosed(load_profile(self.folder, alone=alone))
         wanted = self._wanted
         if not wanted.quiet:
             terminal = Terminal.of(sys.stderr) if wanted.logger is None else Terminal()
@@ -173,9 +181,9 @@ class Training:
 
     def _command(self) -> str | None:
         assert self.folder is not None
-        if self.folder.parent == runs_root().absolute():
-            return None
-        return f"diagnose report {os.path.relpath(self.folder)} --html report.html"
+        from diagnose.launch.ending import next_command
+
+        return next_command(self.folder)
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:

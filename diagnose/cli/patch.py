@@ -26,7 +26,7 @@ def patch(
     """Prints what tuning kept as a diff: diagnose patch | git apply."""
     from diagnose.analysis.profile import first_log, load_profile
     from diagnose.report._patch import patch_of
-    from diagnose.store.runs import resolve_run
+    from diagnose.store.runs import read_manifest, resolve_run
 
     folder = resolve_run(run, root_of_runs(run_dir))
     profile, log = load_profile(folder), first_log(folder)
@@ -36,8 +36,10 @@ def patch(
         )
     if not profile.tuning.kept:
         raise DiagnoseError(f"{profile.run.id}: tuning kept nothing; there is nothing to change.")
+    here = Path.cwd()
+    started_in = here / str(read_manifest(folder).get("cwd") or "")
     try:
-        written = patch_of(profile, Path.cwd(), log.sources if log is not None else {})
+        written = patch_of(profile, here, log.sources if log is not None else {}, started_in)
     except OSError as error:
         raise DiagnoseError(f"diagnose patch: cannot read {error.filename}: {error.strerror}.") from error
     if not written.diff:  # `git apply` of nothing would fail in words of its own

@@ -8,6 +8,8 @@ from enum import Enum
 KIND = "deep-window"
 """Name of the command that asks for one, and of the events that say which steps it spoils."""
 
+OURS = "diagnose waits for the device"
+"""Around a wait of ours inside a recording: the script does not make it."""
 
 WHOLE_SHARE = 0.95
 """Of a trace's launches: where fewer have their kernel in it, the rest ran after its end. Some launch
@@ -100,12 +102,12 @@ class Trace:
         exposed_ns: Likewise, and no other kernel.
         launch_bound_ns: Time in which the device did nothing and the host was inside an operation, but in
             no call that waits; `None` where the host was not recorded.
-        sync_ns: Time that a thread of the host waited for the device.
+        sync_ns: Time that a thread of the host waited for the device, by the script's doing.
         kernel_ns: Times of all kernels added up.
         tensor_core_ns: Likewise of those that use tensor cores.
         layout_ns: Likewise of those that only change how a tensor lies in memory.
-        sm_share: Part of the multiprocessors that a kernel has blocks for, averaged over the kernels' time;
-            `None` where the trace does not say.
+        sm_share: Part of the multiprocessors that a kernel has blocks for, averaged over the time of those
+            that are no collective, which take few by design; `None` where the trace does not say.
         classes: By class, the longest first.
         top: The longest kernels or operations.
         syncs: Where the host waits, the longest first.
@@ -168,14 +170,17 @@ class Counted:
 
     Attributes:
         work: By class.
-        dtype: The type that most of the products are of; empty without any.
+        dtype: The type that most of the products are computed in, which is `tf32` for float32 where tensor
+            cores take it; empty without any.
         lines: Calls that wait for a result of the device, or would with one: `blocked_ns` is the time of
             the call there.
+        unknown: The first operation called that makes products and has no formula for them; empty without.
     """
 
     work: tuple[Work, ...]
     dtype: str = ""
     lines: tuple[Sync, ...] = ()
+    unknown: str = ""
 
     @property
     def flops(self) -> int:
@@ -217,6 +222,7 @@ class DeepWindow:
         export_ns: What writing took, in a thread of its own.
         why_not_counted: Why `counted` is missing, in words.
         wall_ns: From the beginning of the first recorded step to the end of the last.
+        usual_step_ns: Mean time of the run's other steps, which nothing slowed down; 0 where unknown.
         rates: Of the device, where they were measured.
     """
 
@@ -232,17 +238,22 @@ class DeepWindow:
     stop_ns: int = 0
     export_ns: int = 0
     wall_ns: int = 0
+    usual_step_ns: float = 0.0
     why_not_counted: str = ""
     counted: Counted | None = None
     trace: Trace = Trace()
     rates: Rates | None = None
 
     @property
+    def step_ns(self) -> float:
+        """How long a step takes: a usual one where known, else one that was recorded, which is slower."""
+        return self.usual_step_ns or self.wall_ns / max(1, self.num_steps)
+
+    @property
     def mfu(self) -> float | None:
         """The step's products per second, as a share of what the machine reached in one large product."""
-        if self.counted is None or self.rates is None or not self.counted.flops or not self.wall_ns:
+        if self.counted is None or self.rates is None or not self.counted.flops or not self.step_ns:
             return None
         if not self.trace.is_whole:
             return None
-        per_second = self.counted.flops * self.num_steps * 1e9 / self.wall_ns
-        return per_second / self.rates.flops_per_s
+        return self.counted.flops * 1e9 / self.step_ns / self.rates.flops_per_s

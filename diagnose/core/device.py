@@ -17,8 +17,11 @@ class Device:
         capability: Compute capability, such as `(8, 0)`.
         busy_share: Part of the wall time in which at least one kernel of ours ran.
         utilisation_share: Likewise of anybody's, as the driver counts it.
-        sm_share: Part of the multiprocessors that had work, averaged over the time in which a kernel ran.
+        sm_share: Part of the multiprocessors that had work, averaged over the time in which a kernel ran;
+            collectives, which take few by design, are left out.
         idle_ns: Nanoseconds per step in which no kernel ran, by what the training thread did meanwhile.
+        launch_bound_ns: Nanoseconds per step in which no kernel ran and the host was in an operation, but
+            in no call that waits for the device.
         num_kernels: Kernels launched per step.
         fp32_flops_per_s: Highest rate of float32 arithmetic outside tensor cores.
         bandwidth_bytes_per_s: Highest rate of its memory.
@@ -33,8 +36,8 @@ class Device:
         retry_ns: Nanoseconds per step that such retries took.
         out_of_memory: How often it had none to give at all, over the run.
         tensor_core_share: Part of the kernel time in kernels that use tensor cores.
-        matmul_share: Part of the kernel time in matrix products and convolutions.
-        layout_share: Part of the kernel time in conversions between memory layouts.
+        matmul_share: Part of the busy time in matrix products and convolutions.
+        layout_share: Part of the busy time in conversions between memory layouts.
         tf32: Whether float32 matrix products may use TF32.
         cudnn_tf32: Whether float32 convolutions may.
         autocast_dtype: The type that autocast computes in; empty where it is off.
@@ -58,6 +61,7 @@ class Device:
     utilisation_share: float | None = None
     sm_share: float | None = None
     idle_ns: Mapping[Phase, float] | None = None
+    launch_bound_ns: float | None = None
     num_kernels: float | None = None
     fp32_flops_per_s: float | None = None
     bandwidth_bytes_per_s: float | None = None

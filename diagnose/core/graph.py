@@ -41,11 +41,14 @@ class Graph:
         convolutions: Those of `total` that are convolutions.
         small_ops: Operations with a result of a few thousand elements at most.
         small_depth: The most of `small_ops` of which each needs the one before.
+        product_bytes: Bytes of a number of the result of the matrix product with most multiplications.
         product_rows: Rows of the matrix products that most multiplications are in.
         attention: Operations between the two products of attention that is written out, and these.
         attention_products: The products among `attention`.
         num_attentions: Places where attention is written out.
+        fused_attention: Operations that are attention in one kernel.
         attention_keys: Most keys that a query is compared with in one of these places.
+        attention_drops: Whether its weights are dropped, or multiplied by anything else, after a softmax.
         pointwise: Elementwise operations whose only user is another elementwise operation.
         unaligned: Matrix products with a dimension that is no multiple of 8.
         unwanted: Operations whose gradients reach no parameter that an optimizer updates.
@@ -68,11 +71,14 @@ class Graph:
     convolutions: Work = Work()
     small_ops: Work = Work()
     small_depth: int | None = None
+    product_bytes: int | None = None
     product_rows: int | None = None
     attention: Work = Work()
     attention_products: Work = Work()
     num_attentions: int = 0
+    fused_attention: Work = Work()
     attention_keys: int | None = None
+    attention_drops: bool = False
     pointwise: Work = Work()
     unaligned: Work = Work()
     unwanted: Work = Work()

@@ -12,9 +12,10 @@ from typing import Final
 
 from diagnose.core.phases import Phase
 
-RECORDER: Final = 2
+RECORDER: Final = 3
 """Which recorder wrote a run. Raised when the same program gets other phase times than before: 1, which did
-not yet say so, took what DDP waits on a CPU for other ranks' gradients for backward."""
+not yet say so, took what DDP waits on a CPU for other ranks' gradients for backward; 2 took what it waits
+for buffers for forward."""
 
 HOOKED: Final[tuple[Phase, ...]] = tuple(phase for phase in Phase if phase is not Phase.OTHER)
 

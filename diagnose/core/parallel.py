@@ -63,6 +63,11 @@ class Ddp:
             return None
         return max(0.0, self.comm_ns - self.overlap_ns)
 
+    @property
+    def synced_passes(self) -> float:
+        """Backward passes of a step that reduce gradients; those under `no_sync` do not."""
+        return (self.passes_per_step or 1.0) * (1.0 if self.synced_share is None else self.synced_share)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp:

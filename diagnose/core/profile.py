@@ -91,6 +91,7 @@ class StepStats:
         left_out: Other steps left out: those of a tuned run that were not the script's own, those that a
             deep window slowed down, and those in which a gate stopped the process.
         total_time_ns: Wall time of the measured steps together.
+        passes: Backward passes of a step: of most measured ones.
     """
 
     count: int = 0
@@ -101,6 +102,7 @@ class StepStats:
     median_ns: float | None = None
     p95_ns: float | None = None
     p99_ns: float | None = None
+    passes: float = 1.0
 
     @property
     def measured(self) -> int:
@@ -280,8 +282,8 @@ class RankProfile:
 
     Attributes:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
-        exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all; `None`
-            where that is not known.
+        exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all, or that
+            model and optimizers call themselves; `None` where that is not known.
         late_share: Part of the steps, by phase, in which this rank took longest of all; empty where that is
             not known.
         stats: What the operating system says of its process and machine.

@@ -24,6 +24,7 @@ class Loader:
         iterable: Whether the dataset is a stream, all of which each worker reads unless it divides itself;
             `None` when unknown.
         on_device: Whether the dataset holds tensors on a device, which no worker process can use.
+        moves_batches: Whether, without workers, its batches come on a device: what makes them moves them.
         dataset_length: Its samples, where it has a length.
         collate: Name of the function that makes a batch of samples.
         collate_file: Where the script has it written, absolute; empty where it is not the script's.
@@ -46,6 +47,7 @@ class Loader:
     dataset: str = ""
     iterable: bool | None = None
     on_device: bool = False
+    moves_batches: bool = False
     dataset_length: int | None = None
     collate: str = ""
     collate_file: str = ""
@@ -151,6 +153,7 @@ class Calls:
         free: Gradient-free calls per step of the trained models, in training mode and with an input of
             their own.
         padding_share: Part of the tokens given to the models that are padding.
+        overlong_share: Part of the tokens that are padding past the longest row of their own batch.
         padded_tokens: Tokens of a model's input, padding included, where that is known.
         batch_size: Samples of a model's input.
         file: The line of a repeated call; empty when unknown.
@@ -163,6 +166,7 @@ class Calls:
     untrained: float | None = None
     free: float | None = None
     padding_share: float | None = None
+    overlong_share: float | None = None
     padded_tokens: float | None = None
     batch_size: int | None = None
     file: str = ""

@@ -118,7 +118,8 @@ def _of_findings(profile: Profile) -> Values:
             what["ranks"] = ",".join(map(str, finding.ranks))
         yield "diagnose.finding.lost", what, finding.lost_ns_per_step / NS_PER_S
         yield "diagnose.finding.gain", what, finding.gain(profile.step_time_ns).speedup
-    confirmed = profile.tuning.confirmation if profile.tuning is not None else None
+    tuning = profile.tuning
+    confirmed = tuning.confirmation if tuning is not None and tuning.kept else None
     yield "diagnose.tuning.gain", {}, confirmed.speedup if confirmed is not None else None
     cost_us = profile.overhead.us_per_step
     yield "diagnose.overhead", {}, cost_us * NS_PER_US / NS_PER_S if cost_us is not None else None

@@ -26,6 +26,9 @@ SEND_WITHIN_MS = 10_000
 NEVER_MS = float("inf")
 """The SDK sends when it is told that there is a new reading, not by a clock of its own."""
 
+MAX_SERIES = 1_000_000
+"""Of one metric. The SDK merges all beyond its usual 2,000, which are the phases of 181 ranks."""
+
 CONVENTIONS = {"host": "host.name", "script": "process.command"}
 """Attributes that OpenTelemetry's own conventions have names for; ours get a prefix."""
 
@@ -116,7 +119,17 @@ def _reader(target: str, failed: list[str]) -> Any:
         raise DiagnoseError(
             f"export to otel: OTEL_METRICS_EXPORTER is {wanted!r}; this writes by 'otlp' or to 'console'."
         )
-    return export.PeriodicExportingMetricReader(exporter, export_interval_millis=NEVER_MS)
+    return _unmerged(export.PeriodicExportingMetricReader, exporter, export_interval_millis=NEVER_MS)
+
+
+def _unmerged(reader: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Makes a reader that keeps every series of a large job apart, where the SDK would merge them."""
+    metrics = imported("opentelemetry.sdk.metrics", "otel", SDK)
+    limits = dict.fromkeys((metrics.ObservableCounter, metrics.ObservableGauge), MAX_SERIES)
+    try:
+        return reader(*arguments, **options, cardinality_limits=limits)
+    except TypeError:  # an SDK of before there was a limit to set
+        return reader(*arguments, **options)
 
 
 def _otlp(target: str) -> Any:

@@ -31,6 +31,12 @@ def batch_size(batch: Any) -> tuple[int, int]:
     return len(tensor), tensor.numel()
 
 
+def is_on_device(batch: Any) -> bool:
+    """Whether the first tensor found is on a device."""
+    tensor = _first_tensor(batch, MAX_DEPTH)
+    return tensor is not None and tensor.device.type != "cpu"
+
+
 def tells_samples_first(batch: Any) -> bool:
     """Whether `batch[0].size(0)` is all that `batch_size` finds."""
     return (

@@ -198,7 +198,9 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
     attention, keys = written_out_attention(ops)
     leaves = [node for node in nodes if node.leaf and node.weight]
     unwanted: list[Node] = []
-    if wanted and not truncated:
+    # Else the optimizers hold copies or shards of the parameters, and nothing tells what is not used.
+    knows = any(node.leaf in wanted for node in nodes if node.leaf)
+    if knows and not truncated:
         mark_wanted(nodes, wanted)
         unwanted = [node for node in ops if not node.wanted]
     chained = [
@@ -206,6 +208,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
     ]
     small = [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.shape != ()]
     saving = [op for op in ops if op.saves]
+    products = [op for op in ops if op.flops]
     whole = sum(op.cost for op in saving)
     return {
         "num_nodes": len(nodes),
@@ -215,16 +218,19 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
         "small_ops": _work(small),
         "small_depth": longest_chain(nodes, {id(op) for op in small}),
+        "product_bytes": max(products, key=lambda op: op.flops).item_bytes if products else None,
         "product_rows": most_rows(ops),
         "attention": _work(attention),
         "attention_products": _work([op for op in attention if op.name in MATMULS]),
         "num_attentions": len(keys),
+        "fused_attention": _work([op for op in ops if op.name.startswith(FUSED_ATTENTION)]),
         "attention_keys": max(keys, default=None),
+        "attention_drops": any(op.name == "Mul" or "Dropout" in op.name for op in dropped_weights(ops)),
         "pointwise": _work(chained),
         "unaligned": _work([op for op in ops if op.flops and _is_unaligned(op)]),
         "unwanted": {**_work(unwanted), **_times_without_edge(unwanted, ops)},
-        "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if wanted else 0,
-        "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if wanted else 0,
+        "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if knows else 0,
+        "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if knows else 0,
         "recomputed_share": sum(op.cost for op in saving if op.recomputed) / whole if whole else 0.0,
         "num_checkpoints": sum(node.name == REGION for node in nodes),
         "has_dropout": any("Dropout" in node.name for node in nodes),
@@ -326,6 +332,17 @@ def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[int]]:
             keys.append(softmax.shape[-1])
             found.update((id(op), op) for op in (softmax, *below, *above) if op.is_op)
     return list(found.values()), keys
+
+
+def dropped_weights(ops: list[Node]) -> list[Node]:
+    """Returns what is done to the weights of written-out attention after the softmax: a CPU's dropout is a
+    product with a mask."""
+    found: list[Node] = []
+    for softmax in ops:
+        is_wide = softmax.name in ("Softmax", "SafeSoftmax") and len(softmax.shape) > 2
+        if is_wide and _until_product(softmax, up=False):
+            found += _until_product(softmax, up=True)
+    return [op for op in found if op.is_op and op.name not in MATMULS]
 
 
 def _until_product(softmax: Node, *, up: bool) -> list[Node]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 MAX_STRAY_SHARE = 0.02
@@ -10,12 +12,30 @@ MAX_STRAY_SHARE = 0.02
 MIN_PADDED_ROWS = 0.25
 """Fewer rows that end in the same token twice may do so by chance."""
 
+MULTIPLE = 8
+"""Rows are filled up to a multiple of this for the matrix units of devices (`pad_to_multiple_of`)."""
+
 MAX_ELEMENTS = 1 << 20
 """A larger batch would take long to look at."""
 
 
-def padding_of(ids: torch.Tensor) -> tuple[int, int] | None:
-    """Returns the padding tokens of a batch and all its tokens.
+class Padding(NamedTuple):
+    """Tokens of one batch, or of several.
+
+    Attributes:
+        padding: Those that are padding.
+        overlong: Those of them in columns that are padding in every row: the batch's longest row does
+            without them. 0 where they only fill it up to a multiple of 8.
+        tokens: All.
+    """
+
+    padding: int
+    overlong: int
+    tokens: int
+
+
+def padding_of(ids: torch.Tensor) -> Padding | None:
+    """Returns how much of a batch is padding.
 
     Padding is a run of one value at the end, or at the beginning, of rows of integers of shape `(B, T)`;
     the runs differ in length from row to row, or reach over a tenth of them all.
@@ -29,11 +49,10 @@ def padding_of(ids: torch.Tensor) -> tuple[int, int] | None:
     if rows < 2 or length < 4 or ids.numel() > MAX_ELEMENTS:
         return None
     with torch.no_grad():
-        best = max(_runs(ids), _runs(ids.flip(1)))
-    return best, ids.numel()
+        return max(_runs(ids), _runs(ids.flip(1)))
 
 
-def _runs(ids: torch.Tensor) -> int:
+def _runs(ids: torch.Tensor) -> Padding:
     last = ids[:, -1]
     value = last.mode().values
     equal = ids == value
@@ -43,6 +62,11 @@ def _runs(ids: torch.Tensor) -> int:
     padded_rows = float((run >= 2).float().mean())
     rest = ids.numel() - padding
     if padded_rows < MIN_PADDED_ROWS or (rest and stray > MAX_STRAY_SHARE * rest):
-        return 0
-    same_everywhere = bool((run == run[0]).all())
-    return 0 if same_everywhere and padding < 0.1 * ids.numel() else padding
+        return Padding(0, 0, ids.numel())
+    spare = int(run.min())
+    overlong = spare * len(ids)
+    if overlong == padding and padding < 0.1 * ids.numel():  # rows of one length that may end like this
+        return Padding(0, 0, ids.numel())
+    if spare < MULTIPLE and ids.shape[1] % MULTIPLE == 0:
+        overlong = 0
+    return Padding(padding, overlong, ids.numel())

@@ -23,9 +23,10 @@ from diagnose.core.job import Route
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._device_ledger import DeviceLedger
 from diagnose.hooks._frames import user_frame
-from diagnose.hooks._log import SETTLED, STEPPED, WIDTH, Log, Mark, Seen
+from diagnose.hooks._log import ARRIVED, SETTLED, STEPPED, WIDTH, Log, Mark, Seen
 from diagnose.hooks._steps import StepFinder
 
+COMMUNICATION = SLOT_OF["communication"]
 EVALUATION = SLOT_OF["evaluation"]
 OPTIMIZER = SLOT_OF["optimizer"]
 GAP_AFTER_EVALUATION = SLOT_OF["gap_after_evaluation"]
@@ -274,6 +275,12 @@ class Recorder:
         self.current = slot
         if self._begun:  # else nothing reads the log, and a process that never trains would fill it
             self.log.append(self.clock() * WIDTH + slot)
+
+    def arrive(self) -> None:
+        """This rank has its part of a meeting, and waits for those of others in `communication`."""
+        self.current = COMMUNICATION
+        if self._begun:
+            self.log.append(self.clock() * WIDTH + ARRIVED)
 
     def guarded(self, function: Callable[..., None], *args: Any) -> None:
         """Calls our own code where it meets the script: whatever it raises is noted, not raised."""

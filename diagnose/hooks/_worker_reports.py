@@ -47,6 +47,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.loaders: dict[int, int] = {}
+        self._left: set[int] = set()  # workers of an earlier measurement of this process
         self._socket: socket.socket | None = None
         self._pid = 0
 
@@ -70,7 +71,9 @@ class Inbox:
             with contextlib.suppress(ValueError, RecursionError):  # any process here can send anything
                 report = json.loads(data)
                 if isinstance(report, dict) and report.keys() == REPORT_KEYS:
-                    reports.append(report | {"loader": self.loaders.get(report["pid"])})
+                    loader = self.loaders.get(report["pid"])
+                    if loader is not None or report["pid"] not in self._left:
+                        reports.append(report | {"loader": loader})
         return reports
 
     def close(self) -> None:
@@ -79,6 +82,7 @@ class Inbox:
             self._socket.close()
         self._socket = None
         self._pid = 0
+        self._left.update(self.loaders)
         self.loaders.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,11 @@ from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, replaced_in, spanned, unseen
 
 COMMUNICATION = SLOT_OF["communication"]
+INSIDE = tuple(SLOT_OF[phase] for phase in ("forward", "backward", "optimizer"))
+"""A model's or an optimizer's own collectives, as of tensor parallelism or `ZeroRedundancyOptimizer`."""
+
+TRAINERS = ("lightning", "pytorch_lightning", "lightning_fabric")
+"""Packages that run a loop's own code, and what it logs, inside of the model's forward."""
 
 COLLECTIVES = (
     "all_gather",
@@ -46,8 +52,9 @@ class CollectivesHook(Hook):
 
     With NCCL a wait only makes the stream wait, and takes the host no time.
 
-    What DDP launches from C++ during the backward pass is not seen here: see `ddp_waits`. What a rank waits
-    for one other, as the stages of a pipeline do, is no collective; `facts` tells how long that was.
+    What DDP launches from C++ is not seen here: see `ddp_waits`. What a rank waits for one other, as the
+    stages of a pipeline do, is no collective, and what model and optimizers call is none of the loop's;
+    `facts` tells how long both were.
     """
 
     requires = "torch.distributed"
@@ -66,6 +73,10 @@ class CollectivesHook(Hook):
         begun_ns = waited_ns = 0
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            if recorder.current in INSIDE:
+                caller = sys._getframe(2).f_globals.get("__name__", "")
+                if caller.partition(".")[0] not in TRAINERS:
+                    return before_exchange(args, kwargs)
             return -1 if recorder.current == COMMUNICATION else COMMUNICATION
 
         def before_exchange(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -81,6 +92,8 @@ class CollectivesHook(Hook):
         def waited(args: tuple[Any, ...], result: Any) -> None:
             nonlocal waited_ns
             waited_ns += recorder.clock() - begun_ns
+            if "exchanges" not in recorder.facts:
+                tell()
 
         def begins(work: Any) -> None:
             if "exchanges" not in recorder.facts:
@@ -96,7 +109,7 @@ class CollectivesHook(Hook):
                 tell()
 
         def wrap(original: Any) -> Any:
-            return spanned(original, recorder, before)
+            return spanned(original, recorder, before, waited)
 
         def wrap_exchange(original: Any) -> Any:
             return spanned(original, recorder, before_exchange, waited)

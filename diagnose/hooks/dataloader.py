@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
-from diagnose.hooks._batch import batch_size, tells_samples_first
+from diagnose.hooks._batch import batch_size, is_on_device, tells_samples_first
 from diagnose.hooks._collate import CollateClock
 from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import EVALUATED, GAP_AFTER_EVALUATION, TRAINED, UNUSED, Recorder
@@ -95,6 +95,8 @@ class DataLoaderHook(Hook):
             collating.end()
             loaded = batch_size(batch)
             plain = tells_samples_first(batch)
+            if recorder.curious and is_on_device(batch):
+                recorder.facts["batches_on_device"] = True
             recorder.samples += loaded[0]
             recorder.tokens += loaded[1]
             if loaded[0]:

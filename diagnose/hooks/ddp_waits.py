@@ -1,4 +1,4 @@
-"""The end of a backward pass, in which DDP waits for the gradients of other ranks."""
+"""Where DDP waits for other ranks: at the end of a backward pass, and for buffers before a forward."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks._log import ARRIVED, WIDTH
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, hidden, replaced, unseen
 
+FORWARD = SLOT_OF["forward"]
 BACKWARD = SLOT_OF["backward"]
 COMMUNICATION = SLOT_OF["communication"]
 
 
 class DdpWaitsHook(Hook):
-    """Charges what a backward pass waits for gradients on their way to `communication`.
+    """Charges to `communication` what a backward pass waits for gradients on their way, and a forward pass
+    for the first rank's buffers.
 
     DDP waits in a function that autograd calls when the pass has computed everything, and autograd calls
     such functions in the order in which they were asked for. Ours is asked for as the pass begins, by a
@@ -27,7 +28,7 @@ class DdpWaitsHook(Hook):
     ours is called between the last gradient and the wait. No communication hook is set, and no model is
     touched.
 
-    Where gradients live on a CUDA device the host does not wait there, and nothing is charged.
+    Where gradients live on a CUDA device the host does not wait there, and no wait is told.
     """
 
     requires = "torch.nn.parallel.distributed"
@@ -36,11 +37,11 @@ class DdpWaitsHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         from torch.autograd import Variable
+        from torch.compiler import is_dynamo_compiling
         from torch.nn.parallel import DistributedDataParallel
 
         queue_callback = Variable._execution_engine.queue_callback
         reducing: list[weakref.ref[Any]] = []
-        clock = recorder.clock
         handle: Any = None
 
         def arrived() -> None:
@@ -49,8 +50,7 @@ class DdpWaitsHook(Hook):
                 handle.remove()
                 handle = None
             if recorder.current == BACKWARD and recorder.on_training_thread() and any_reduces(reducing):
-                recorder.current = COMMUNICATION
-                recorder.log.append(clock() * WIDTH + ARRIVED)
+                recorder.guarded(recorder.arrive)
 
         def begun(grads: Any) -> None:
             try:
@@ -79,6 +79,25 @@ class DdpWaitsHook(Hook):
 
             return hidden(functools.wraps(original)(init))
 
+        def wrap_buffers(original: Any) -> Any:
+            def sync(model: Any, *args: Any, **kwargs: Any) -> Any:
+                interrupted = recorder.current
+                if is_dynamo_compiling() or interrupted != FORWARD or not recorder.on_training_thread():
+                    return original(model, *args, **kwargs)
+                if model.device_type == "cpu":
+                    recorder.guarded(recorder.arrive)
+                else:
+                    recorder.push(COMMUNICATION)
+                try:
+                    return original(model, *args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+                finally:
+                    recorder.resume(interrupted)
+
+            return hidden(functools.wraps(original)(sync))
+
         def find(args: tuple[Any, ...]) -> None:
             """Models that were there before this hook was: `diagnose.attach` may come late."""
             if chained is not None:
@@ -93,7 +112,10 @@ class DdpWaitsHook(Hook):
         chained: Callable[[tuple[Any, ...]], None] | None = recorder.on_backward
         recorder.on_backward = find
         try:
-            with replaced(DistributedDataParallel, "__init__", wrap):
+            with (
+                replaced(DistributedDataParallel, "__init__", wrap),
+                replaced(DistributedDataParallel, "_sync_buffers", wrap_buffers),
+            ):
                 yield
         finally:
             if recorder.on_pass is on_pass:

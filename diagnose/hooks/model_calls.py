@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from diagnose.hooks._frames import resolve, user_frame
-from diagnose.hooks._padding import padding_of
+from diagnose.hooks._padding import Padding, padding_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -70,7 +70,7 @@ class _Look:
         self._calls: deque[Call] = deque(maxlen=REMEMBERED)
         self._repeats = {False: 0, True: 0}  # by whether the call had gradients
         self._site: tuple[int, int] | None = None
-        self._padding: list[tuple[int, int]] = []
+        self._padding: list[Padding] = []
         self._batch_size: int | None = None
         self._autocast: str | None = None
 
@@ -119,14 +119,15 @@ class _Look:
 
     def _tell(self) -> None:
         file, line = resolve(*self._site)[:2] if self._site is not None else ("", 0)
-        tokens = sum(tokens for _, tokens in self._padding)
+        tokens = sum(batch.tokens for batch in self._padding)
         self._recorder.facts["calls"] = {
             "num_steps": LOOKED_AT,
             "repeated": self._repeats[False] / LOOKED_AT,
             "repeated_with_grad": self._repeats[True] / LOOKED_AT,
             "untrained": self._untrained / LOOKED_AT,
             "free": self._free / LOOKED_AT,
-            "padding_share": sum(pad for pad, _ in self._padding) / tokens if tokens else None,
+            "padding_share": sum(batch.padding for batch in self._padding) / tokens if tokens else None,
+            "overlong_share": sum(batch.overlong for batch in self._padding) / tokens if tokens else None,
             "padded_tokens": tokens / len(self._padding) if self._padding else None,
             "batch_size": self._batch_size,
             "autocast_dtype": self._autocast,

@@ -16,6 +16,7 @@ from diagnose.launch.rank_choice import ALL
 from diagnose.launch.settings import Settings
 
 BOOT_FOLDER = Path(__file__).parent / "boot"
+OURS = Path(__file__).resolve().parents[1]
 INTERPRETER = re.compile(r"python[\d.]*")
 
 
@@ -41,7 +42,8 @@ class Target:
     def check(self) -> None:
         """Refuses what cannot be a script: a file that is not there, an interpreter, a notebook.
 
-        Whatever else may be wrong with it, Python says itself, in its own words.
+        Likewise a script that would import our package in the place of one of its own. Whatever else may be
+        wrong with it, Python says itself, in its own words.
 
         Raises:
             DiagnoseError: Says what was probably meant.
@@ -62,6 +64,24 @@ class Target:
         raise DiagnoseError(
             f"diagnose: cannot open {self.script!r}: no such file.{self._what_was_meant(path)}"
         )
+
+    def namesake(self) -> str | None:
+        """Says what is called as our package is, and lies where the script would import it from: whoever
+        imports that gets ours. `None` where nothing is."""
+        if getattr(sys.flags, "safe_path", False):  # Python does not look there
+            return None
+        path = Path(self.script)
+        is_named = self.is_module or self.script == "-"
+        folder = Path() if is_named else path if path.is_dir() else Path(os.path.realpath(path)).parent
+        # The script itself may have that name: nobody imports it.
+        harmless = {OURS, *([] if is_named else [Path(os.path.realpath(path))])}
+        for other, inside in ((folder / OURS.name, "__init__.py"), (folder / f"{OURS.name}.py", "")):
+            if (other / inside).is_file() and Path(os.path.realpath(other)) not in harmless:
+                return (
+                    f"{other} has our package's name: a script that imports it gets ours in its place "
+                    "here. Rename it."
+                )
+        return None
 
     def _what_was_meant(self, path: Path) -> str:
         if path.name == "torchrun":

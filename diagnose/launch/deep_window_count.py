@@ -8,6 +8,7 @@ not.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from diagnose.core.deep_window import WorkClass
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks.base import hidden
+from diagnose.hooks.device_settings import device_now
 
 MAX_OPERATIONS = 2_000_000
 """In one step; more would keep the counting on for minutes."""
@@ -33,6 +35,9 @@ WAITING = frozenset(
 
 COPYING = frozenset(("aten::_to_copy", "aten::copy_"))
 """Operations that wait where they copy from a device to the host."""
+
+NO_FORMULA = re.compile(r"_rnn(_|$)|grouped_mm|flash_attn|int\dpack_mm")
+"""Operations that make products: where torch has no formula for one, the step's sum is not all of them."""
 
 
 def why_not() -> str:
@@ -56,6 +61,7 @@ class Counting(TorchDispatchMode):
         on: Whether it still counts; else operations pass through.
         broken: Why it stopped counting, in words.
         num_operations: Operations seen.
+        unknown: The first of them that makes products and has no formula; empty without.
     """
 
     def __init__(self, in_optimizer: Callable[[], bool], work_of: Callable[[str, bool], WorkClass]) -> None:
@@ -63,9 +69,11 @@ class Counting(TorchDispatchMode):
         self.on = True
         self.broken = ""
         self.num_operations = 0
+        self.unknown = ""
         self._in_optimizer = in_optimizer
         self._work_of = work_of
         self._known: dict[Any, tuple[str, bool, Any]] = {}
+        self._settings: dict[int, dict[str, Any]] = {}
         self._totals: dict[WorkClass, list[int]] = defaultdict(lambda: [0, 0, 0])
         self._dtypes: Counter[str] = Counter()
         self._lines: dict[tuple[str, int, int], list[int]] = defaultdict(lambda: [0, 0])
@@ -91,6 +99,7 @@ class Counting(TorchDispatchMode):
                 for (name, code, at), (count, spent) in self._lines.items()
                 for file, line, _ in [resolve(code, at)]
             ],
+            "unknown": self.unknown,
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -130,7 +139,9 @@ class Counting(TorchDispatchMode):
             totals[1] += flops
             first = next(_tensors(args), None)
             if first is not None:
-                self._dtypes[str(first.dtype).removeprefix("torch.")] += flops
+                self._dtypes[self._type_of(name, first)] += flops
+        elif not self.unknown and NO_FORMULA.search(name):
+            self.unknown = name
         if not is_view:
             totals[2] += sum(
                 tensor.numel() * tensor.element_size()
@@ -143,6 +154,19 @@ class Counting(TorchDispatchMode):
             line = self._lines[name, code, at]
             line[0] += 1
             line[1] += spent
+
+    def _type_of(self, name: str, first: Any) -> str:
+        """Returns the type that a product is computed in: tensor cores may take float32 as TF32."""
+        if first.dtype != torch.float32 or first.device.type != "cuda":
+            return str(first.dtype).removeprefix("torch.")
+        index = first.device.index
+        settings = self._settings.get(index)
+        if settings is None:
+            settings = self._settings[index] = device_now(index)
+        if settings["capability"] < [8, 0]:
+            return "float32"
+        by_cudnn = "conv" in name and not settings["hip"]
+        return "tf32" if settings["cudnn_tf32" if by_cudnn else "tf32"] else "float32"
 
     def _look_at(self, func: Any) -> tuple[str, bool, Any]:
         schema = func._schema

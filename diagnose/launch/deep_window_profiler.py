@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
+from diagnose.core.deep_window import OURS
 from diagnose.hooks.base import hidden, replaced, unseen
 
 NSIGHT = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
@@ -89,9 +90,12 @@ class Profiler:
     def wait(self) -> None:
         """Waits until the model's device has done what it was given: kernels that end after the recording
         are not in it, and those of earlier steps would be. Not while a graph is captured, which breaks it.
+        A recording that is on tells by `OURS` that the script does not wait there.
         """
         if self._index is not None and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(self._index)
+            # Not `record_function`, which a mode of the script's would see.
+            with torch._C._profiler._RecordFunctionFast(OURS):
+                torch.cuda.synchronize(self._index)
 
     def start(self) -> None:
         """Begins to record."""

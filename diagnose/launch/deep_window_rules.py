@@ -6,6 +6,7 @@ from pathlib import Path
 
 TOLD = (
     "device.busy_share",
+    "device.launch_bound_ns",
     "device.num_kernels",
     "device.tensor_core_share",
     "device.matmul_share",

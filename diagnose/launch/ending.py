@@ -17,9 +17,8 @@ from pathlib import Path
 from diagnose.core.errors import DiagnoseError
 from diagnose.launch import run_folder
 from diagnose.launch.record import Record
-from diagnose.launch.settings import Settings
+from diagnose.launch.settings import Settings, is_found_by_name
 from diagnose.launch.supervisor import Fate
-from diagnose.store.runs import runs_root
 
 
 def conclude(record: Record, settings: Settings, fate: Fate, launcher: Sequence[str] = ()) -> None:
@@ -37,7 +36,8 @@ def conclude(record: Record, settings: Settings, fate: Fate, launcher: Sequence[
         with ctrl_c_interrupts():
             _conclude(record, record.folder, settings, fate, launcher)
     except KeyboardInterrupt:
-        say(f"diagnose: the report was interrupted; to see it: diagnose report {record.folder.name}")
+        command = next_command(record.folder) or f"diagnose report {record.folder.name}"
+        say(f"diagnose: the report was interrupted; to see it: {command}")
     except (DiagnoseError, OSError) as error:
         say(f"diagnose: no report: {error}")
     except Exception as error:  # noqa: BLE001 - a fault of ours must not become the script's
@@ -96,7 +96,7 @@ def _conclude(
     if not settings.quiet and sys.stderr is not None:
         from diagnose.report import Terminal, end_block
 
-        command = _next_command(folder)
+        command = next_command(folder)
         if profile.tuning is not None and profile.tuning.kept and settings.apply is None:
             command = _apply_command(record, folder, settings, launcher)
         say("\n" + end_block(profile, **asdict(Terminal.of(sys.stderr)), command=command).rstrip())
@@ -119,9 +119,9 @@ def _apply_command(record: Record, folder: Path, settings: Settings, launcher: S
     return shlex.join([*words, *record.facts["argv"]])
 
 
-def _next_command(folder: Path) -> str | None:
+def next_command(folder: Path) -> str | None:
     """Returns what to paste for a run that lies where `diagnose report` does not look; else `None`."""
-    if folder.parent == runs_root().absolute():
+    if is_found_by_name(folder):
         return None
     return f"diagnose report {shlex.quote(os.path.relpath(folder))} --html report.html"
 

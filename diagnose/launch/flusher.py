@@ -211,6 +211,7 @@ def _facts(journal: str) -> dict[str, Any]:
         "machine_cpus": os.cpu_count(),
         "cpuset_cpus": quota.cpuset(),
         "journal": journal,
+        "elastic": "TORCHELASTIC_RUN_ID" in os.environ,
         "anchor_ns": [time.perf_counter_ns(), time.time_ns()],
     }
 

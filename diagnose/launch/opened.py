@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from diagnose.store.runs import runs_root
+from diagnose.launch.settings import is_found_by_name
 
 PORT = 8050
 NEXT_PORTS = 20
@@ -50,7 +50,7 @@ class Opened:
     @property
     def command(self) -> str:
         """What opens one again."""
-        if self.folder.parent == runs_root().absolute():
+        if is_found_by_name(self.folder):
             return f"diagnose dashboard {self.folder.name}"
         where = shlex.quote(os.path.relpath(self.folder.parent))
         return f"diagnose dashboard {self.folder.name} --run-dir {where}"

@@ -16,7 +16,8 @@ from diagnose.launch.command import Target
 from diagnose.launch.process_clock import own_age_s
 from diagnose.launch.settings import Settings
 from diagnose.launch.supervisor import Fate
-from diagnose.launch.torchrun import Place
+from diagnose.launch.torchrun import Place, is_restarted, launched_unix
+from diagnose.store.runs import read_manifest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,7 +65,13 @@ def open_record(target: Target, settings: Settings, place: Place | None) -> Reco
     record = Record(folder=None, facts=_facts(target, settings, now), is_first=not place or place.rank == 0)
     wanted, name = settings.run_dir, place.folder if place else ""
     if place and place.path:
-        wanted, name = place.path.parent, place.path.name
+        environ = os.environ
+        given = run_folder.given_folder(
+            place.path, launched=launched_unix(environ), is_restarted=is_restarted(environ)
+        )
+        wanted, name = given.parent, given.name
+        if place.rank is None:
+            record.is_first = not read_manifest(given)
     if place and place.late_s is not None and not place.path:
         knows = None if place.rank is None else record.is_first
         name, record.is_first = run_folder.common_folder(wanted, name, place.late_s, is_first=knows)

@@ -59,9 +59,9 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
     else:
         place = place_in_torchrun(os.environ, name)
     record = open_record(target, settings, place)
-    blind = why_blind()
-    if blind:
-        record.note(blind)
+    for doubt in (why_blind(), target.namesake()):
+        if doubt:
+            record.note(doubt)
     # What goes into a file or a pipe is the script's first; only a person is told right away.
     told = sys.stderr is not None and sys.stderr.isatty()
     opened = _open_dashboard(record, settings)

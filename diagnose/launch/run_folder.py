@@ -55,6 +55,27 @@ def common_folder(root: Path, name: str, late_s: float, *, is_first: bool | None
         number += 1
 
 
+def given_folder(path: Path, *, launched: float | None, is_restarted: bool = False) -> Path:
+    """Returns the folder that the user gave for one run; if one has ended there, `-2`, `-3`, ... is added.
+
+    Args:
+        path: The folder; it need not exist.
+        launched: When the launcher of this rank started; what has ended since was an attempt of the same
+            job, and is joined.
+        is_restarted: Whether that is known without; the newest folder is joined.
+    """
+    found, number = path, 1
+    while (ended := read_manifest(found).get("ended_unix")) is not None:
+        if launched is not None and launched < ended:
+            break
+        number += 1
+        following = path.with_name(f"{path.name}-{number}")
+        if is_restarted and not following.exists():
+            break
+        found = following
+    return found
+
+
 def create(root: Path, name: str, *, shared: bool = False) -> Path:
     """Makes the folder of a run in `root` and returns its absolute path.
 

@@ -22,7 +22,7 @@ from diagnose.hooks._imports import after_import
 from diagnose.launch.flusher import Flusher
 from diagnose.launch.place import doubt_about, place_of
 from diagnose.launch.run_folder import write_manifest
-from diagnose.store.runs import read_manifest
+from diagnose.store.runs import rank_files, read_manifest
 
 if TYPE_CHECKING:
     from diagnose.core.profile import Profile
@@ -257,7 +257,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
         The run's folder.
 
     Raises:
-        RuntimeError: If this process is measured already, or the folder holds a run that has ended.
+        RuntimeError: If this process is measured already, or the folder holds a run that has ended or died.
     """
     global _session
     if _session is not None:
@@ -266,7 +266,7 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
 
     # The script may change its folder.
     folder = Path(run_dir).absolute() if run_dir is not None else Path(tempfile.mkdtemp(prefix="diagnose-"))
-    if read_manifest(folder).get("ended_unix"):  # empty while another rank is writing it
+    if _is_over(folder):
         raise RuntimeError(f"{folder} holds an earlier run; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     manifest = {
@@ -291,6 +291,21 @@ def attach(run_dir: str | Path | None = None, *, warmup: int | None = None) -> P
     atexit.register(session.finish)
     _session = session
     return folder
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether a folder's run goes on no more, so that this process cannot be a rank of it."""
+    if read_manifest(folder).get("ended_unix"):  # empty while another rank is writing it
+        return True
+    from diagnose.core.liveness import State
+    from diagnose.launch.torchrun import is_restarted, launched_unix
+    from diagnose.store.liveness import liveness
+
+    launched = launched_unix(os.environ)
+    is_of_this_launch = launched is not None and launched < read_manifest(folder).get("started_unix", 0)
+    if not rank_files(folder) or is_of_this_launch or is_restarted(os.environ):
+        return False
+    return liveness(folder).state in (State.ENDED, State.GONE)
 
 
 def is_measured() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
 import sys
@@ -85,7 +86,7 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
 
     Args:
         command_line: Values of the options by the name of the setting; `None` where one was not given.
-        environ: The environment.
+        environ: The environment. In that of a rank nothing but the command line starts further ranks.
         folder: Where to begin to look, upward, for the `pyproject.toml`.
 
     Raises:
@@ -97,6 +98,8 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
         text = environ.get(VARIABLE_OF[key], "")
         if text:
             values[key] = _from_text(key, text)
+    if "RANK" in environ and "LOCAL_RANK" in environ:  # of a rank; some clusters number hosts by the first
+        values.pop("nproc_per_node", None)
     for key, value in command_line.items():
         if key in LISTS:
             if value:  # typer's empty list stands for an option that was not given
@@ -116,6 +119,19 @@ def resolve(command_line: Mapping[str, Any], environ: Mapping[str, str], folder:
                     "only see which those are."
                 )
     return settings
+
+
+def is_found_by_name(run: Path) -> bool:
+    """Whether the verbs that read runs find one, in the present folder, by its name alone.
+
+    Args:
+        run: The run's folder, absolute.
+    """
+    try:
+        root = resolve({}, os.environ, Path.cwd()).run_dir
+    except (DiagnoseError, OSError):
+        return False
+    return run.parent.resolve() == root.resolve()
 
 
 def action_names() -> tuple[str, ...]:

@@ -36,7 +36,8 @@ class Place:
     """This process's place among the ranks that an outer torchrun started.
 
     Attributes:
-        rank: 0 is the one that prints; where it is not known, that is whoever makes the folder.
+        rank: 0 is the one that prints; where it is not known, that is whoever makes the folder, or finds no
+            run in the one that the user gave.
         folder: Name of the run's folder, the same on every rank of this host.
         path: The run's folder itself, where the user gave it in `DIAGNOSE_RUN_DIR`.
         late_s: How much later than another host this one may come and still find its folder; `None` where
@@ -77,8 +78,10 @@ def place_in_torchrun(environ: Mapping[str, str], name: str) -> Place | None:
         return Place(rank=rank, folder=Path(path).name, path=Path(path))
     started = started_unix(os.getppid())
     # Else nothing but the name would tell this launch's folder from the last one's.
-    if started is None or environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        common = named(f"{name}-{job_id(environ) or run_id}{again}")
+    is_spread = environ.get("GROUP_WORLD_SIZE", "1") != "1"
+    if started is None or is_spread:
+        # Each host's agent counts its own restarts: in the name they would lead the hosts apart.
+        common = named(f"{name}-{job_id(environ) or run_id}{'' if is_spread else again}")
         return Place(rank=rank, folder=common, late_s=RANKS_LATE_S)
     return Place(rank=rank, folder=folder_name(time.localtime(started), f"{name}-{run_id}{again}"))
 
@@ -112,10 +115,27 @@ def place_of_node(
     )
 
 
+def launched_unix(environ: Mapping[str, str]) -> float | None:
+    """Returns when the agent of torchrun that started this rank did, in seconds since 1970; `None` without
+    one. It is older than all attempts of its job, whichever of them this rank is of: an agent counts only
+    the restarts that its own ranks were the cause of."""
+    started = started_unix(os.getppid()) if "TORCHELASTIC_RUN_ID" in environ else None
+    return None if started is None else started + ROUNDING_S
+
+
+def is_restarted(environ: Mapping[str, str]) -> bool:
+    """Whether the agent says itself that it has started this rank anew: also where the rank's parent is not
+    the agent, but a shell, or the system does not tell when a process started."""
+    return environ.get("TORCHELASTIC_RESTART_COUNT", "") not in ("", "0")
+
+
 def job_id(environ: Mapping[str, str]) -> str:
     """Returns what the cluster calls the job, the same on all hosts; empty where there is none."""
     return next((environ[name] for name in JOB_IDS if environ.get(name)), "")
 
+
+ROUNDING_S = 1.0
+"""The time at which a process started may be told so much too early. No attempt ends as soon as that."""
 
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 

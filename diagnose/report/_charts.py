@@ -41,6 +41,7 @@ class PhaseAreas:
         width: Steps per bin; bins follow each other without gaps.
         phase_ms: Mean milliseconds per step of each phase in each bin, in the order they are stacked.
         marks: What happened on the way.
+        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
@@ -48,6 +49,7 @@ class PhaseAreas:
     width: int
     phase_ms: Mapping[Phase, Vector]
     marks: tuple[Mark, ...] = ()
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class StepLine:
         width: Steps per bin.
         values: One value per bin; NaN where it was not measured.
         marks: What happened on the way.
+        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
@@ -69,6 +72,7 @@ class StepLine:
     width: int
     values: Vector
     marks: tuple[Mark, ...] = ()
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,7 @@ class StepLines:
         width: Steps per bin.
         lines: Each line's name and values, one per bin; NaN where it has none.
         marks: What happened on the way.
+        end: The step after the last; `None` where the last bin is full.
         logarithmic: Whether the axis is: of what falls by powers of ten. All values are then above 0.
     """
 
@@ -91,6 +96,7 @@ class StepLines:
     width: int
     lines: Mapping[str, Vector]
     marks: tuple[Mark, ...] = ()
+    end: int | None = None
     logarithmic: bool = False
 
 
@@ -177,6 +183,7 @@ class RankMap:
         ranks: Number of each row's rank; of a row for several, the first one's.
         values_ms: Milliseconds per step, a row per rank; NaN where the rank recorded nothing.
         labels: What the rows are called; empty for `rank 3`.
+        end: The step after the last; `None` where the last bin is full.
     """
 
     title: str
@@ -185,6 +192,7 @@ class RankMap:
     ranks: Sequence[int]
     values_ms: Vector
     labels: tuple[str, ...] = ()
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

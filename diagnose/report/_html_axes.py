@@ -94,10 +94,20 @@ class Across:
     lines: bool = False
 
     @classmethod
-    def steps(cls, first: int, num_steps: int, marks: Iterable[Mark] = ()) -> Across:
-        """Returns the axis of some steps, with what happened at them."""
+    def steps(
+        cls, first: int, num_steps: int, marks: Iterable[Mark] = (), end: int | None = None
+    ) -> Across:
+        """Returns the axis of some steps, with what happened at them.
+
+        Args:
+            first: The first step.
+            num_steps: How many the bins have room for.
+            marks: What happened.
+            end: The step after the last; `None` where the last bin is full.
+        """
         placed = [((mark.step - first) / num_steps, mark) for mark in marks]
-        ends = ((0.0, f"step {first + 1:,}"), (1.0, f"step {first + num_steps:,}"))
+        last = first + num_steps if end is None else min(end, first + num_steps)
+        ends = ((0.0, f"step {first + 1:,}"), (1.0, f"step {last:,}"))
         return cls(
             labels=ends if num_steps > 1 else ends[:1],
             marks=[(at, mark) for at, mark in placed if 0 <= at <= 1],

@@ -34,7 +34,7 @@ def areas(chart: PhaseAreas) -> str:
         f"{phase.label} {format_share(float(times.sum()) / whole)}</li>"
         for phase, times in drawn.items()
     )
-    steps = Across.steps(chart.first, chart.width * tops.shape[1], chart.marks)
+    steps = Across.steps(chart.first, chart.width * tops.shape[1], chart.marks, chart.end)
     plot = frame(chart.title, "ms per step", paths, up=scale, across=steps)
     return f'<figure class="chart">{plot}<ul class="legend">{legend}</ul></figure>\n'
 
@@ -47,7 +47,7 @@ def step_line(chart: StepLine) -> str:
         + _stairs(part / scale.high, start, len(chart.values))
         for start, part in _unbroken(chart.values)
     )
-    steps = Across.steps(chart.first, chart.width * max(1, len(chart.values)), chart.marks)
+    steps = Across.steps(chart.first, chart.width * max(1, len(chart.values)), chart.marks, chart.end)
     drawn = [f'<path class="line" d="{path}"/>'] if path else []
     plot = frame(chart.title, chart.unit, drawn, up=scale, across=steps)
     return f'<figure class="chart">{plot}</figure>\n'
@@ -57,7 +57,7 @@ def step_lines(chart: StepLines) -> str:
     """Draws a few lines over the steps, told apart by colour and by dashes."""
     num_bins = max((len(values) for values in chart.lines.values()), default=0)
     places = (np.arange(num_bins) + 0.5) / max(1, num_bins)
-    steps = Across.steps(chart.first, chart.width * max(1, num_bins), chart.marks)
+    steps = Across.steps(chart.first, chart.width * max(1, num_bins), chart.marks, chart.end)
     return _told_apart(chart.title, chart.unit, places, chart.lines, steps, logarithmic=chart.logarithmic)
 
 

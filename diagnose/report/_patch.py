@@ -47,13 +47,19 @@ class _Edits:
     statements: list[str] = field(default_factory=list)
 
 
-def patch_of(profile: Profile, folder: Path, ran: Mapping[str, str] = MappingProxyType({})) -> Patch:
+def patch_of(
+    profile: Profile,
+    folder: Path,
+    ran: Mapping[str, str] = MappingProxyType({}),
+    started_in: Path | None = None,
+) -> Patch:
     """Writes the settings that tuning kept into the files that the run's objects were made in.
 
     Args:
         profile: The run.
         folder: Where the diff will be applied; files below it are named relative to it.
         ran: Texts of files as they ran. One that has been edited since is left alone: its lines are others.
+        started_in: The folder from which the run named its script; `None` for `folder`.
 
     Raises:
         OSError: If a file of the script can no longer be read.
@@ -68,7 +74,7 @@ def patch_of(profile: Profile, folder: Path, ran: Mapping[str, str] = MappingPro
                 left_out.append(f"{named(trial)} has to be written by hand: {value}")
                 continue
             if key == STATEMENT:
-                path = _main_file(profile)
+                path = _main_file(profile, started_in or folder)
                 if path is None:
                     left_out.append(f"{value}: the script's file is not known.")
                 else:
@@ -98,9 +104,9 @@ def patch_of(profile: Profile, folder: Path, ran: Mapping[str, str] = MappingPro
     return Patch(diff="".join(diffs), left_out=tuple(left_out))
 
 
-def _main_file(profile: Profile) -> Path | None:
+def _main_file(profile: Profile, started_in: Path) -> Path | None:
     """The file to add a statement to: the script, or, of a module, where its objects are made."""
-    script = Path(profile.run.script)
+    script = started_in / profile.run.script
     if script.is_file():
         return script.absolute()
     program = profile.program

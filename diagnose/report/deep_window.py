@@ -216,13 +216,12 @@ def roofline(window: DeepWindow) -> Roofline | None:
         if each.flops and each.num_bytes and times.get(each.work)
     ]
     num_bytes = sum(each.num_bytes for each in counted.work)
-    if window.wall_ns and num_bytes:
-        per_step = window.wall_ns / steps
+    if window.step_ns and num_bytes:
         roofs.append(
             Roof(
                 label="whole step",
                 flops_per_byte=counted.flops / num_bytes,
-                flops_per_s=counted.flops * NS_PER_S / per_step,
+                flops_per_s=counted.flops * NS_PER_S / window.step_ns,
             )
         )
     if not roofs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ class TrainingLoss(Section):
         tuning = profile.tuning or Tuning()
         return [
             Paragraph(text=words(loss, tuning, profile.steps.count)),
-            curve(loss, tuning, changes(profile)),
+            replace(curve(loss, tuning, changes(profile)), end=profile.steps.count),
         ]
 
 

@@ -87,6 +87,7 @@ def over_the_steps(profile: Profile) -> list[Block]:
             width=history.width,
             phase_ms={phase: np.array(times) for phase, times in history.phase_ms.items()},
             marks=marks,
+            end=profile.steps.count,
         )
     ]
     if history.samples_per_s:
@@ -97,6 +98,7 @@ def over_the_steps(profile: Profile) -> list[Block]:
             width=history.width,
             values=np.array(history.samples_per_s),
             marks=marks,
+            end=profile.steps.count,
         )
         blocks.append(line)
     return blocks

@@ -67,6 +67,7 @@ def rank_map(profile: Profile) -> RankMap | None:
         width=late.width,
         ranks=[late.ranks[row] for row in rows],
         values_ms=late_ns[rows] / NS_PER_MS,
+        end=profile.steps.count,
     )
 
 

@@ -92,7 +92,7 @@ def _written(key: str, value: object) -> str:
 
 
 def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:
-    """Returns each trial that was measured, and the confirmation of all that was kept."""
+    """Returns each trial that was measured, and the confirmation of all that was kept, if it still is."""
     rows = [
         GainRow(
             label=named(trial),
@@ -105,6 +105,8 @@ def gain_rows(tuning: Tuning) -> tuple[GainRow, ...]:
         for trial in tuning.trials
         if trial.measured is not None
     ]
+    if not tuning.kept:
+        return tuple(rows)
     if tuning.confirmation is not None:
         confirmed = tuning.confirmation
         interval = (confirmed.low, confirmed.high)

@@ -17,6 +17,9 @@ from diagnose.rules.base import Rule
 LAUNCHING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
 """Phases in which the training thread launches kernels or waits for them."""
 
+UNFED = (Phase.DATA_WAIT, Phase.GC)
+"""Phases in which it launches nothing, and whose idleness is a fault of their own."""
+
 BUSY = 0.75
 """Part of the wall time in which kernels must run for their speed to set the pace: with much more idleness
 it is what feeds the device, and faster kernels would only wait longer."""
@@ -74,6 +77,20 @@ def kernel_share(profile: Profile, graph: Graph, work: Work) -> float | None:
     arithmetic_s = graph.total.flops / (ARITHMETIC * device.fp32_flops_per_s)
     memory_s = ACCESSES * graph.total.num_bytes / (STREAMING * device.bandwidth_bytes_per_s)
     return arithmetic_s / (arithmetic_s + memory_s) * work.flops / graph.total.flops
+
+
+def awaiting_launches(profile: Profile, phases: tuple[Phase, ...]) -> Mapping[Phase, float]:
+    """Divides among phases the time of a step in which the device was idle for want of launches.
+
+    A deep window tells it of recorded steps, whose host is slower: it is no more than what kernels and the
+    phases that launch none leave of a usual step.
+    """
+    device, there = profile.device, {phase: profile.phase_time_ns.get(phase, 0.0) for phase in phases}
+    whole_ns = sum(there.values())
+    unfed_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in UNFED)
+    rest_ns = profile.step_time_ns * (1 - (device.busy_share or 0.0)) - unfed_ns
+    idle_ns = max(0.0, min(device.launch_bound_ns or 0.0, rest_ns, whole_ns))
+    return {phase: idle_ns * time_ns / whole_ns for phase, time_ns in there.items() if time_ns}
 
 
 def computes_in(profile: Profile) -> str:

@@ -71,6 +71,7 @@ def card(**readings: Any) -> Device:
         "busy_share": 0.95,
         "sm_share": 0.9,
         "idle_ns": {Phase.FORWARD: 1e6},
+        "launch_bound_ns": 1e6,
         "num_kernels": 800.0,
         "fp32_flops_per_s": 19.5e12,
         "bandwidth_bytes_per_s": 1.5e12,

@@ -7,8 +7,10 @@ collective.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -29,9 +31,16 @@ MIN_LATE_SHARE = 0.75
 """Part of the steps in which a steady rank is the slowest: on a busy machine ranks take turns, and what one
 of them lost in a few long steps makes its mean the longest."""
 
+MAX_NAMED = 4
+"""Ranks that a sentence names one by one."""
+
 MIN_LEAD_SHARE = 0.9
 """Or part of ten stretches of the run in which it is the slowest most often: of two ranks that are alike,
 chance lets one be that in 2 runs of 100, and it then costs hardly more than the other one does."""
+
+
+ALIKE = 0.7
+"""Ranks that are late by so much of what the latest is are late with it: all of them must be mended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,9 @@ class Late:
 
     Attributes:
         rank: Its number.
+        ranks: All that are late like it, itself too.
+        host: The machine that all of these are on, where there are others and more than one of them; else
+            empty.
         phase: In which it is slower.
         late_ns: By how much, per step.
         waits: What is won on the first rank, by the phase it is part of there.
@@ -49,6 +61,22 @@ class Late:
     phase: Phase
     late_ns: float
     waits: dict[Phase, float]
+    ranks: tuple[int, ...] = ()
+    host: str = ""
+
+    @property
+    def who(self) -> str:
+        """All of them in words, to begin a sentence with."""
+        ranks = self.ranks or (self.rank,)
+        if len(ranks) == 1:
+            return f"Rank {self.rank}"
+        if ranks[-1] - ranks[0] == len(ranks) - 1 > 1:
+            said = f"Ranks {ranks[0]} to {ranks[-1]}"
+        elif len(ranks) <= MAX_NAMED:
+            said = f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+        else:
+            said = f"Ranks {', '.join(map(str, ranks[:MAX_NAMED]))} and {len(ranks) - MAX_NAMED} others"
+        return f"{said}, all on {self.host}," if self.host else said
 
 
 def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = False) -> Late | None:
@@ -64,27 +92,47 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
     found: Late | None = None
     looked_at = {*phases, *waits_in(profile)}
     others_ns = {phase: medians_of_others([_time(r, phase) for r in profile.ranks]) for phase in looked_at}
+    later_ns = {
+        phase: [_time(r, phase) - others_ns[phase][i] for i, r in enumerate(profile.ranks)]
+        for phase in phases
+    }
+    is_spread = len({rank.host for rank in profile.ranks}) > 1
+    # Most that the ranks of a machine can come to together: of a thousand, few are looked at more closely.
+    most: defaultdict[tuple[str, Phase], float] = defaultdict(float)
+    for rank, phase in product(profile.ranks, phases):
+        most[rank.host, phase] += rank.late_share.get(phase, 1.0)
     for index, one in enumerate(profile.ranks):
         waited = {wait: others_ns[wait][index] - _time(one, wait) for wait in waits_in(profile)}
         for phase in phases:
-            late_ns = _time(one, phase) - others_ns[phase][index]
+            late_ns = later_ns[phase][index]
             waited_ns = sum(max(0.0, ns) for ns in waited.values())
             if late_ns <= 0 or waited_ns < MIN_AGREEMENT * late_ns:
                 continue
-            if steadily and one.late_share.get(phase, 1.0) < MIN_LATE_SHARE:
-                continue
             lost_ns = min(late_ns, waited_ns)
-            if found is None or lost_ns > sum(found.waits.values()):
-                is_first = one is profile.ranks[0]
-                parts = {wait: lost_ns * max(0.0, ns) / waited_ns for wait, ns in waited.items()}
-                found = Late(
-                    rank=one.rank,
-                    phase=phase,
-                    late_ns=late_ns,
-                    waits=_own(one, phase, lost_ns)
-                    if is_first
-                    else {wait: ns for wait, ns in parts.items() if ns},
-                )
+            if found is not None and lost_ns <= sum(found.waits.values()):
+                continue
+            if steadily and most[one.host, phase] < MIN_LATE_SHARE:
+                continue
+            pairs = zip(profile.ranks, later_ns[phase], strict=True)
+            alike = [r for r, ns in pairs if ns >= ALIKE * late_ns]
+            is_host = is_spread and len(alike) > 1 and {r.host for r in alike} == {one.host}
+            # Those of a slow machine take turns at being the slowest of all.
+            steady = sum(r.late_share.get(phase, 1.0) for r in (alike if is_host else (one,)))
+            if steadily and steady < MIN_LATE_SHARE:
+                continue
+            first = profile.ranks[0]
+            is_first = any(each is first for each in alike)
+            parts = {wait: lost_ns * max(0.0, ns) / waited_ns for wait, ns in waited.items()}
+            found = Late(
+                rank=one.rank,
+                ranks=tuple(sorted(r.rank for r in alike)),
+                host=one.host if is_host else "",
+                phase=phase,
+                late_ns=late_ns,
+                waits=_own(first, phase, min(lost_ns, later_ns[phase][0]))
+                if is_first
+                else {wait: ns for wait, ns in parts.items() if ns},
+            )
     return found
 
 
@@ -121,7 +169,7 @@ def _own(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
     }
 
 
-def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
+def steady_wait_ns(ddp: Sequence[Ddp], but: Collection[int] = ()) -> float | None:
     """Returns how long ranks wait for gradients in the quickest of the passes that DDP itself timed.
 
     A busy machine makes now this rank wait and now that one, and in some passes hardly any: what is there
@@ -130,17 +178,17 @@ def steady_wait_ns(ddp: Sequence[Ddp], but: int | None = None) -> float | None:
 
     Args:
         ddp: All ranks.
-        but: A rank that is left out: the one that the others wait for.
+        but: Ranks that are left out: those that the others wait for.
 
     Returns:
         `None` if too few passes were timed.
     """
-    waits = [one.exposed_ns_by_pass for one in ddp if one.rank != but]
+    waits = [one.exposed_ns_by_pass for one in ddp if one.rank not in but]
     common = set(waits[0]).intersection(*waits[1:]) if waits else set()
     if len(common) < MIN_TIMED:
         return None
     least = sorted(min(wait[i] for wait in waits) for i in common)
-    return least[1] if but is None else least[0]
+    return least[0] if but else least[1]
 
 
 def usual_wait_ns(profile: Profile) -> float | None:
@@ -148,7 +196,7 @@ def usual_wait_ns(profile: Profile) -> float | None:
     last to come and waits for no other. `None` if too few passes were timed."""
     ddp, meetings = profile.program.ddp, profile.program.meetings
     if meetings is not None:
-        return meetings.calm_ns / ((ddp[0].passes_per_step or 1.0) * (ddp[0].synced_share or 1.0))
+        return meetings.calm_ns / (ddp[0].synced_passes or 1.0)
     waits = [one.exposed_ns_by_pass for one in ddp]
     common = set(waits[0]).intersection(*waits[1:]) if waits else set()
     if len(common) < MIN_TIMED:

@@ -178,7 +178,11 @@ DIVIDE = (
 def applicable(actions: tuple[str, ...], loader: Loader | None) -> tuple[str, ...]:
     """Returns actions that change how a loader is served, or none: nothing divides a stream, and no worker
     can use tensors on a device."""
-    return () if loader is not None and (loader.iterable or loader.on_device) else actions
+    return (
+        ()
+        if loader is not None and (loader.iterable or loader.on_device or loader.moves_batches)
+        else actions
+    )
 
 
 # -- profiles to write examples with

@@ -65,7 +65,7 @@ class AnomalyMode(Rule):
         graph = profile.program.graph
         if graph is not None and graph.num_nodes and not graph.truncated:
             costs = {Phase.FORWARD: FORWARD_NS, Phase.BACKWARD: BACKWARD_NS}
-            stretch = stretch_of(profile)
+            stretch = stretch_of(profile) * profile.steps.passes
             wanted = {phase: stretch * ns * graph.num_nodes for phase, ns in costs.items()}
             wanted[Phase.BACKWARD] += stretch * BYTE_NS * graph.total.num_bytes
             bounds, basis = (

@@ -132,12 +132,13 @@ class ComputeStraggler(Rule):
             return None
         waits = _all_of_it(profile, late)
         lost_ns = sum(waits.values())
-        steady_ns = steady_wait_ns(profile.program.ddp, but=late.rank)
+        steady_ns = steady_wait_ns(profile.program.ddp, but=late.ranks or (late.rank,))
         if steady_ns is not None and steady_ns < MIN_STEADY * lost_ns:
             return None
+        slower = "are slower" if len(late.ranks) > 1 else "is slower"
         return Finding(
             rule=self.name,
-            summary=f"Rank {late.rank} is slower in {late.phase.label}, and the others wait for it.",
+            summary=f"{late.who} {slower} in {late.phase.label}, and the others wait.",
             lost_ns=waits,
             low_ns=LOW * lost_ns,
             high_ns=HIGH * lost_ns,
@@ -146,8 +147,10 @@ class ComputeStraggler(Rule):
                 f"Rank {late.rank} takes {format_ms(late.late_ns)} longer in {late.phase.label}.",
                 f"The others wait {format_ms(lost_ns)} of each step for its gradients.",
             ),
-            fix=f"Find what rank {late.rank} does more of, or slower, in {late.phase.label}.",
-            ranks=(late.rank,),
+            fix=f"Find what slows {late.host}: its clocks, its other jobs, what its ranks do more of."
+            if late.host
+            else f"Find what rank {late.rank} does more of, or slower, in {late.phase.label}.",
+            ranks=late.ranks or (late.rank,),
         )
 
     def _by_meetings(self, profile: Profile) -> Finding | None:
@@ -213,7 +216,7 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     lost_ns = min(sum(by_phase.values()), median(waited) - (waits_ns(profile, one) or 0.0))
     if lost_ns <= 0:
         return late.waits
-    if one is not profile.ranks[0]:
+    if profile.ranks[0].rank not in (late.ranks or (late.rank,)):
         return {Phase.BACKWARD: lost_ns}
     part = lost_ns / sum(by_phase.values())
     return {phase: part * ns for phase, ns in by_phase.items()}

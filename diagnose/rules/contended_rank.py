@@ -28,6 +28,10 @@ MAX_RATIO = 4.0
 """By so many times more may one phase be stretched than another: a phase that waits in part is less so.
 What makes a single phase longer does so by far more than chance does the others."""
 
+MIN_CROWDED = 1.0
+"""Or else it waits for a CPU so many times as long as it has one: a phase that is shorter than a slice of
+the scheduler's is often not interrupted at all, and the thread waits where it wakes up."""
+
 COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 MIN_PHASE = 0.02
@@ -68,7 +72,7 @@ class ContendedRank(Rule):
 
     needs = ("program.meetings", "ranks_comparable")
     explains = ("compute-straggler", "input-straggler", "noisy-neighbour")
-    fires_on = (delayed(0.02, 0.4), delayed(0.1, 0.35))
+    fires_on = (delayed(0.02, 0.4), delayed(0.1, 0.35), delayed(0.02, 0.6, late=LONGER))
     silent_on = (
         delayed(0.02, 0.4, late=LONGER),
         delayed(0.02, 0.1),
@@ -94,7 +98,8 @@ class ContendedRank(Rule):
         # Whoever computes more waits for a CPU more often, on a machine where all do.
         usual = median(others)
         delay_ns = (own - usual) * (one.stats.on_cpu_share or 0.0) * sum(one.phase_time_ns.values())
-        if delay_ns < MIN_EXPLAINED * held.held_ns or not _all_stretched(profile, one):
+        is_crowded = own >= MIN_CROWDED and delay_ns >= held.held_ns
+        if delay_ns < MIN_EXPLAINED * held.held_ns or not (is_crowded or _all_stretched(profile, one)):
             return None
         return Finding(
             rule=self.name,

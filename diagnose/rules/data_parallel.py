@@ -7,7 +7,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_bytes, format_ms
-from diagnose.rules._device import DeviceRule
+from diagnose.rules._device import DeviceRule, awaiting_launches
 from diagnose.rules._examples import card, profile
 
 DRIVEN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -31,9 +31,6 @@ def parallel(num_replicas: int, wrapped: bool = True) -> Program:
     return Program(models=(model,))
 
 
-IDLE = {Phase.FORWARD: 20e6, Phase.BACKWARD: 15e6}
-
-
 class DataParallel(DeviceRule):
     """
     ## What it means
@@ -45,19 +42,20 @@ class DataParallel(DeviceRule):
     One process per device: `DistributedDataParallel` under `torchrun`.
 
     ## When it is wrong
-    A script that must be one process. It reads how long the devices were idle in which phase, on average
-    over them; no run on a GPU has tried it yet.
+    A script that must be one process. It reads, from a deep window, how long no device ran a kernel while
+    the host was inside an operation, which leaves out that one waits while another computes; no run on a
+    GPU has tried it yet.
     """
 
-    needs = ("device.idle_ns",)
+    needs = ("device.launch_bound_ns",)
     explains = ("launch-bound",)
     fires_on = (
-        profile(device=card(busy_share=0.55, idle_ns=IDLE), program=parallel(4)),
-        profile(device=card(busy_share=0.9, idle_ns={Phase.FORWARD: 8e6}), program=parallel(2)),
+        profile(device=card(busy_share=0.55, launch_bound_ns=35e6), program=parallel(4)),
+        profile(device=card(busy_share=0.9, launch_bound_ns=8e6), program=parallel(2)),
     )
     silent_on = (
-        profile(device=card(busy_share=0.55, idle_ns=IDLE), program=parallel(4, wrapped=False)),
-        profile(device=card(busy_share=0.55, idle_ns=IDLE), program=parallel(1)),
+        profile(device=card(busy_share=0.55, launch_bound_ns=35e6), program=parallel(4, wrapped=False)),
+        profile(device=card(busy_share=0.55, launch_bound_ns=35e6), program=parallel(1)),
         profile(device=card(), program=parallel(2)),
     )
 
@@ -70,8 +68,7 @@ class DataParallel(DeviceRule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         model = next(model for model in profile.program.models if model.is_data_parallel)
-        idle_ns = profile.device.idle_ns or {}
-        idle = {p: min(idle_ns.get(p, 0.0), profile.phase_time_ns.get(p, 0.0)) for p in DRIVEN}
+        idle = awaiting_launches(profile, DRIVEN)
         whole_ns = sum(idle.values())
         if EXPECTED * whole_ns < MIN_SHARE * profile.step_time_ns:
             return None
@@ -85,8 +82,8 @@ class DataParallel(DeviceRule):
             evidence=(
                 f"The model is a DataParallel over {model.num_replicas} devices; each step copies"
                 f" {format_bytes(model.param_bytes)} of weights to each of them.",
-                f"The devices are idle for {format_ms(whole_ns)} of each step in forward, backward and"
-                " optimizer.",
+                f"No device runs a kernel for {format_ms(whole_ns)} of each step while the host is inside"
+                " an operation.",
             ),
             fix=f"Start the script with torchrun --nproc-per-node={model.num_replicas}, a device for each.",
             code="model = DistributedDataParallel(model.to(rank), device_ids=[rank])",

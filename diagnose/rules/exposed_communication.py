@@ -95,12 +95,9 @@ class ExposedCommunication(Rule):
         steady_ns = steady_wait_ns(ddp)
         if steady_ns is None:
             return None
-        synced = (ddp[0].passes_per_step or 1.0) * (
-            1.0 if ddp[0].synced_share is None else ddp[0].synced_share
-        )
         typical_ns = min(rank.exposed_ns or 0.0 for rank in ddp)
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
-        waited_ns = min(max(0.0, steady_ns - LATENCY_NS) * synced, backward_ns)
+        waited_ns = min(max(0.0, steady_ns - LATENCY_NS) * ddp[0].synced_passes, backward_ns)
         if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
@@ -125,8 +122,7 @@ class ExposedCommunication(Rule):
         """Where each step tells what the last rank to come still waits."""
         ddp = profile.program.ddp[0]
         there_ns = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
-        passes = (ddp.passes_per_step or 1.0) * (1.0 if ddp.synced_share is None else ddp.synced_share)
-        waited_ns = min(max(0.0, meetings.calm_ns - LATENCY_NS * passes), there_ns)
+        waited_ns = min(max(0.0, meetings.calm_ns - LATENCY_NS * ddp.synced_passes), there_ns)
         if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(

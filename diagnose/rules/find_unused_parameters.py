@@ -80,7 +80,7 @@ class FindUnusedParameters(Rule):
         assert graph is not None
         if graph.num_unreached_tensors or any(rank.has_unused is not False for rank in ddp):
             return None
-        walk_ns, passes = NS_PER_NODE * graph.num_nodes, ddp[0].passes_per_step or 1.0
+        walk_ns, passes = NS_PER_NODE * graph.num_nodes, ddp[0].synced_passes
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
         waited_ns = _map_waited_ns(profile)
         if waited_ns is None:
@@ -89,7 +89,7 @@ class FindUnusedParameters(Rule):
             low, high, there_ns = LOW, HIGH, backward_ns
             assumption = "an estimate by the size of the graph, not a measurement"
         else:
-            per_pass = walk_ns + waited_ns / passes
+            per_pass = walk_ns + waited_ns / (passes or 1.0)
             waiting = reduces_in(profile)
             there_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in {Phase.BACKWARD, waiting})
             lost = {Phase.BACKWARD: min(passes * walk_ns, 0.5 * backward_ns)}
@@ -119,7 +119,7 @@ class FindUnusedParameters(Rule):
 
 def _map_waited_ns(profile: Profile) -> float | None:
     """Returns how long a step waits for the map to be reduced; `None` where that cannot be told."""
-    meetings, sizes = profile.program.meetings, profile.program.ddp[0].bucket_bytes
-    if meetings is None or not sizes or max(sizes) > SMALL_BYTES:
+    meetings, ddp = profile.program.meetings, profile.program.ddp[0]
+    if meetings is None or not ddp.bucket_bytes or max(ddp.bucket_bytes) > SMALL_BYTES:
         return None
-    return meetings.common_ns / (len(sizes) + 1)
+    return meetings.common_ns / (len(ddp.bucket_bytes) + 1 + ddp.broadcasts_buffers)

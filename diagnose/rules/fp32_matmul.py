@@ -19,12 +19,18 @@ DATA_CENTER = ((8, 0), (9, 0), (10, 0), (10, 3))
 """What TF32 saves of the products' time. Cards for data centers have eight times the rate in TF32 by their
 data sheets, of which two to seven arrive; the others have once or twice it."""
 
+FLOAT32 = 4
+"""Bytes of a number. Products of fewer were computed by autocast, entered somewhere inside the model."""
+
 MIN_SHARE = 0.03
 
 
-def products(dtype: str = "float32", flops: float = 2e12, conv_flops: float = 0.0) -> Program:
+def products(
+    dtype: str = "float32", flops: float = 2e12, conv_flops: float = 0.0, product_bytes: int | None = None
+) -> Program:
     graph = Graph(
         num_nodes=400,
+        product_bytes=product_bytes,
         total=Work(num_ops=200, flops=flops, num_bytes=20e9),
         convolutions=Work(num_ops=50 if conv_flops else 0, flops=conv_flops),
     )
@@ -65,6 +71,7 @@ class Fp32Matmul(DeviceRule):
     silent_on = (
         profile(device=card(), program=products()),
         profile(device=card(tf32=False), program=products("bfloat16")),
+        profile(device=card(tf32=False), program=products(product_bytes=2)),
         profile(device=card(tf32=False, autocast_dtype="bfloat16"), program=products()),
         profile(device=card(tf32=False, capability=(7, 5)), program=products()),
         profile(device=card(tf32=False, busy_share=0.3), program=products()),
@@ -78,7 +85,7 @@ class Fp32Matmul(DeviceRule):
         assert graph is not None and device.capability is not None
         if device.tf32 or device.capability < TENSOR_CORES or computes_in(profile) != "float32":
             return None
-        if not sets_the_pace(profile):
+        if graph.product_bytes not in (None, FLOAT32) or not sets_the_pace(profile):
             return None
         # Whether convolutions may use TF32 is a setting of its own, on by default.
         spared = 0.0 if device.cudnn_tf32 is False else graph.convolutions.flops
@@ -97,7 +104,7 @@ class Fp32Matmul(DeviceRule):
             high_ns=high * spent_ns,
             assumption=f"TF32 saves {format_share(expected)} of the time of products on such a card",
             evidence=(
-                "The parameters are float32, autocast is off, and float32 products may not use TF32.",
+                "The parameters and the products are float32, and these products may not use TF32.",
                 f"{device.name or 'The device'} has capability {device.capability[0]}."
                 f"{device.capability[1]}: its tensor cores take TF32.",
                 f"Kernels run {format_share(device.busy_share or 0.0)} of the time; products are"

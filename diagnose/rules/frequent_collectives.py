@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.parallel import Fsdp
+from diagnose.core.parallel import Ddp, Fsdp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
@@ -37,8 +37,9 @@ class FrequentCollectives(Rule):
 
     ## When it is wrong
     A loop that averages its gradients itself, or a loss that needs the other ranks' batches. Nothing is
-    said of `fully_shard` on GPUs, nor of ranks there that send to each other: a step's own communication
-    cannot be told from the script's.
+    said of `fully_shard` on GPUs, nor of ranks there that send to each other, whose model or optimizer
+    calls collectives, or whose DDP sends buffers: a step's own communication cannot be told from the
+    script's.
     """
 
     explains = ("logging-io", "slow-metrics")
@@ -64,6 +65,7 @@ class FrequentCollectives(Rule):
         ranks_example(TURNS, TURNS, program=NOT_KNOWN),
         ranks_example(TURNS, TURNS, exchanged_ms=19.0),
         ranks_example(TURNS, TURNS, exchanged_ms=None, device="cuda"),
+        ranks_example(TURNS, TURNS, program=Program(ddp=(Ddp(broadcasts_buffers=True),)), device="cuda"),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -74,12 +76,15 @@ class FrequentCollectives(Rule):
         """See `Rule.check`."""
         lost_ns = min(_among_all_ns(rank) for rank in profile.ranks)
         if profile.program.collective_ns is not None:
-            lost_ns = min(lost_ns, profile.program.collective_ns)
+            told_apart_ns = min(rank.exchanged_ns or 0.0 for rank in profile.ranks)
+            lost_ns = min(lost_ns, profile.program.collective_ns - told_apart_ns)
         fsdp = profile.program.fsdp
         if fsdp is not None:
             if profile.run.device != "cpu" or fsdp.gather_ns is None or fsdp.scatter_ns is None:
                 return None
             lost_ns -= fsdp.gather_ns + fsdp.scatter_ns
+        if profile.run.device != "cpu" and any(ddp.broadcasts_buffers for ddp in profile.program.ddp):
+            return None  # what launching that takes is not told from the script's
         usual_ns = profile.series.median_ns.get(Phase.COMMUNICATION)
         if usual_ns is not None:
             lost_ns = min(lost_ns, 2 * usual_ns)  # once an epoch is not each step
@@ -104,7 +109,7 @@ class FrequentCollectives(Rule):
 
 
 def _among_all_ns(rank: RankProfile) -> float:
-    """Time in what all ranks take part in; none where it is not known how much of it is between two."""
+    """Time in what all ranks take part in and the loop calls; none where that is not known."""
     if rank.exchanged_ns is None:
         return 0.0
     return rank.phase_time_ns.get(Phase.COMMUNICATION, 0.0) - rank.exchanged_ns

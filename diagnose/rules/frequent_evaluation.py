@@ -58,6 +58,15 @@ class FrequentEvaluation(Rule):
     """
 
     fires_on = (
+        profile(
+            evaluation_ms=50,
+            where=(at("print(model.generate(prompt))", 0.5, phase=Phase.EVALUATION),),
+        ),
+        profile(
+            evaluation_ms=50,
+            series=Series(median_ns={Phase.EVALUATION: 3e6, Phase.FORWARD: 50e6}),
+            where=(at("print(model.generate(prompt))", 0.45, phase=Phase.EVALUATION),),
+        ),
         profile(evaluation_ms=8, series=EVERY_20, program=HUNDRED_STEPS),
         profile(evaluation_ms=12),
         profile(evaluation_ms=30, program=HUNDRED_STEPS),
@@ -81,6 +90,11 @@ class FrequentEvaluation(Rule):
                 at("a = policy(obs).sample()", 0.28, "rollout", phase=Phase.EVALUATION),
             ),
         ),
+        profile(
+            evaluation_ms=50,
+            series=Series(median_ns={Phase.EVALUATION: 50e6, Phase.FORWARD: 50e6}),
+            where=(at("ids = model.generate(prompts)", 0.5, phase=Phase.EVALUATION),),
+        ),
         profile(evaluation_ms=9),
         profile(evaluation_ms=20, program=HUNDRED_STEPS),
         profile(checkpoint_ms=20),
@@ -91,7 +105,8 @@ class FrequentEvaluation(Rule):
         if Phase.EVALUATION not in profile.phase_time_ns:
             return None
         acting_ns = rollout_share(profile, Phase.EVALUATION) * profile.step_time_ns
-        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - max(teaching_ns(profile), acting_ns)
+        made_ns = acting_ns + generating_ns(profile)
+        lost_ns = profile.phase_time_ns[Phase.EVALUATION] - max(teaching_ns(profile), made_ns)
         share = lost_ns / profile.step_time_ns
         if share < least_share(profile):
             return None
@@ -145,6 +160,22 @@ def teaching_ns(profile: Profile) -> float:
         return spent_ns
     usual_ns = series.median_ns.get(Phase.EVALUATION, 0.0)
     return min(spent_ns, usual_ns * profile.step_time_ns / usual_step_ns)
+
+
+def generating_ns(profile: Profile) -> float:
+    """Returns nanoseconds of each step in which a model writes what the training then learns from: what it
+    generates now and then is a sample for the reader, and what it does in every step is not."""
+    usual_ns = profile.series.median_ns.get(Phase.EVALUATION, 0.0)
+    if not usual_ns:
+        return 0.0
+    lines = [line for line in profile.where if line.phase is Phase.EVALUATION and not line.in_worker]
+    generating = [
+        line
+        for line in lines
+        if ".generate(" in line.text or line.function.rpartition(".")[2] == "generate"
+    ]
+    spent_ns = sum(line.share for line in generating if not is_rollout(line)) * profile.step_time_ns
+    return min(spent_ns, usual_ns * profile.step_time_ns / sum(profile.series.median_ns.values()))
 
 
 def least_share(profile: Profile) -> float:

@@ -59,15 +59,22 @@ class InputStraggler(Rule):
             return None
         lost_ns = sum(late.waits.values())
         one = next(rank for rank in profile.ranks if rank.rank == late.rank)
-        name, longer = f"Rank {late.rank}", format_ms(late.late_ns)
+        name, longer = late.who, format_ms(late.late_ns)
+        several = len(late.ranks) > 1
+        whom = "them" if several else f"rank {late.rank}"
+        alone = f"{late.host or 'them'} alone" if several else f"rank {late.rank} alone"
         if 2 * one.standing_ns > late.late_ns:  # most of it in the loop's own lines, not in a loader
-            summary = f"{name} stands still between its passes, and the others wait for it."
-            seen = f"{name} sleeps or waits {longer} longer than the others, in lines of its loop."
-            fix = f"Find what rank {late.rank} alone waits for there: its input, or something else."
+            stands = "stand" if several else "stands"
+            summary = f"{name} {stands} still between the passes, and the others wait for {whom}."
+            seen = (
+                f"Rank {late.rank} sleeps or waits {longer} longer than the others, in lines of its loop."
+            )
+            fix = f"Find what holds up {alone} there: the input, or something else."
         else:
-            summary = f"{name} waits for its data, and the others for rank {late.rank}."
-            seen = f"{name} waits {longer} longer for a batch than the others."
-            fix = f"Find what slows the input of rank {late.rank} alone."
+            waits = "wait for their" if several else "waits for its"
+            summary = f"{name} {waits} data, and the others for {whom}."
+            seen = f"Rank {late.rank} waits {longer} longer for a batch than the others."
+            fix = f"Find what slows the input of {alone}."
         return Finding(
             rule=self.name,
             summary=summary,
@@ -80,5 +87,5 @@ class InputStraggler(Rule):
                 f"The others spend {format_ms(lost_ns)} more in backward and collectives: they wait there.",
             ),
             fix=fix,
-            ranks=(late.rank,),
+            ranks=late.ranks,
         )

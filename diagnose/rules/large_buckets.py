@@ -105,7 +105,7 @@ class LargeBuckets(Rule):
         hideable_ns = min(least.comm_ns * (1 - 1 / usual), HIDDEN * least.compute_ns) - least.overlap_ns
         waiting = reduces_in(profile)
         there_ns = profile.phase_time_ns.get(waiting, 0.0)
-        lost_ns = min(hideable_ns * (ddp.passes_per_step or 1.0), 0.8 * there_ns)
+        lost_ns = min(hideable_ns * ddp.synced_passes, 0.8 * there_ns)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(

@@ -6,7 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._device import DeviceRule
+from diagnose.rules._device import DeviceRule, awaiting_launches
 from diagnose.rules._examples import card, profile
 
 LAUNCHES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -21,8 +21,6 @@ MAX_NS_PER_KERNEL = 100_000
 LOW, EXPECTED, HIGH = 0.4, 0.8, 1.0
 """CUDA graphs leave hardly any of it; compiling alone launches fewer kernels, but still launches."""
 
-IDLE = {Phase.FORWARD: 15e6, Phase.BACKWARD: 25e6, Phase.OPTIMIZER: 5e6}
-
 
 class LaunchBound(DeviceRule):
     """
@@ -36,30 +34,31 @@ class LaunchBound(DeviceRule):
     `fused=True`; or make batches larger, so that each kernel lasts longer.
 
     ## When it is wrong
-    A host that is slow for another reason: no free CPU, or synchronising in every layer. It reads how long
-    the device was idle in which phase and the number of kernels; no run on a GPU has tried it yet. Its
-    counterpart on a CPU is `small-operators`.
+    A host that is slow for another reason: no free CPU, or synchronising in every layer. It reads, from a
+    deep window, how long the device was idle while the host was inside an operation, at most what usual
+    steps leave, and the number of kernels; no run on a GPU has tried it yet. Its counterpart on a CPU is
+    `small-operators`.
     """
 
-    needs = ("device.idle_ns", "device.num_kernels")
+    needs = ("device.launch_bound_ns", "device.num_kernels")
     actions = ("regional-compile", "fused-optimizer")
     fires_on = (
-        profile(device=card(busy_share=0.5, idle_ns=IDLE, num_kernels=3000.0)),
-        profile(step_ms=8, device=card(busy_share=0.8, idle_ns={Phase.FORWARD: 1.5e6}, num_kernels=400.0)),
+        profile(device=card(busy_share=0.5, launch_bound_ns=45e6, num_kernels=3000.0)),
+        profile(step_ms=8, device=card(busy_share=0.8, launch_bound_ns=1.5e6, num_kernels=400.0)),
     )
     silent_on = (
         profile(device=card()),
-        profile(device=card(busy_share=0.5, idle_ns={Phase.DATA_WAIT: 45e6}), data_wait_ms=50),
-        profile(device=card(busy_share=0.5, idle_ns=IDLE, num_kernels=100.0)),
+        profile(device=card(busy_share=0.5, launch_bound_ns=45e6), data_wait_ms=50),
+        profile(device=card(busy_share=0.5, launch_bound_ns=45e6, num_kernels=100.0)),
     )
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         device = profile.device
-        assert device.idle_ns is not None and device.num_kernels is not None
-        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in LAUNCHES}
-        idle = {phase: min(device.idle_ns.get(phase, 0.0), times[phase]) for phase in LAUNCHES}
-        idle_ns, launching_ns = sum(idle.values()), sum(times.values())
+        assert device.launch_bound_ns is not None and device.num_kernels is not None
+        idle = awaiting_launches(profile, LAUNCHES)
+        idle_ns = sum(idle.values())
+        launching_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in LAUNCHES)
         if idle_ns < MIN_SHARE * profile.step_time_ns:
             return None
         per_kernel_ns = launching_ns / max(1.0, device.num_kernels)
@@ -76,8 +75,8 @@ class LaunchBound(DeviceRule):
             high_ns=HIGH * idle_ns,
             assumption="launches are recorded once and replayed",
             evidence=(
-                f"No kernel runs for {format_ms(idle_ns)} of each step while the loop is in forward,"
-                " backward or the optimizer.",
+                f"No kernel runs for {format_ms(idle_ns)} of each step while the host is inside an"
+                " operation and waits for nothing.",
                 f"{device.num_kernels:,.0f} kernels a step leave {format_duration(per_kernel_ns)} for each:"
                 " what launching takes.",
             ),

@@ -98,6 +98,6 @@ class MissingNoSync(Rule):
                 f"One reduction holds the pass up for {format_ms(exposed)}.",
             ),
             fix="Run all but the last micro-batch under model.no_sync().",
-            code="with model.no_sync(): loss.backward()",
+            code="with model.no_sync(): criterion(model(x), y).backward()",
             actions=self.actions,
         )

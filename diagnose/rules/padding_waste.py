@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Calls, Program
 from diagnose.core.units import format_share
-from diagnose.rules._compute import model_ns, of_model
+from diagnose.rules._compute import shares_of
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.15
 """Less padding remains even when sequences of like length are put together."""
 
+MIN_OVERLONG = 0.05
+"""Padding past a batch's longest row is of use to no row."""
+
 SAVED = (0.5, 0.9, 1.1)
-"""Time saved per token of padding that goes: some of a step does not depend on the length, and
-attention depends on its square."""
+"""Of the time that goes with the tokens, what is saved when padding goes: some of a step does not depend
+on the length."""
 
 
 PACKED = ("PackPaddedSequence", "EmbeddingBag", "Nested", "Jagged", "Varlen", "VarLen")
@@ -34,6 +38,8 @@ class PaddingWaste(Rule):
     Sequences of different lengths are filled up to one length, and the model computes the filling like
     everything else.
 
+    The gain: the model's time goes with the number of tokens, that of its attention with the square.
+
     ## What to do
     Pad to the longest sequence of the batch, not of the data set; put sequences of like length together, or
     pack several into one row.
@@ -50,9 +56,11 @@ class PaddingWaste(Rule):
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.2))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=2048))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=32))),
+        profile(program=Program(calls=Calls(num_steps=4, padding_share=0.08, overlong_share=0.08))),
     )
     silent_on = (
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.08))),
+        profile(program=Program(calls=Calls(num_steps=4, padding_share=0.12, overlong_share=0.04))),
         profile(program=Program(calls=Calls(num_steps=4, padding_share=0.0))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, names={"PackPaddedSequence": 1}))),
         profile(program=Program(calls=HALF, graph=Graph(num_nodes=9, product_rows=1060))),
@@ -68,26 +76,48 @@ class PaddingWaste(Rule):
         """See `Rule.check`."""
         calls = profile.program.calls
         assert calls is not None and calls.padding_share is not None
-        share = calls.padding_share
-        if share < MIN_SHARE or leaves_padding_out(profile.program):
+        overlong = calls.overlong_share or 0.0
+        share = calls.padding_share if calls.padding_share >= MIN_SHARE else overlong
+        if share < MIN_OVERLONG or leaves_padding_out(profile.program):
             return None
-        whole = model_ns(profile)
-        low, expected, high = (part * share for part in SAVED)
+        parts = of_tokens(profile, share)
+        lost = {phase: part * profile.phase_time_ns.get(phase, 0.0) for phase, part in parts.items()}
+        low, expected, high = SAVED
+        whole = sum(lost.values())
+        evidence = [
+            f"{format_share(calls.padding_share)} of the tokens in {calls.num_steps} steps are one value"
+            " that fills up the rows' ends."
+        ]
+        if overlong >= MIN_OVERLONG:
+            evidence.append(
+                f"{format_share(overlong)} of the tokens lie past the longest row of their own batch."
+            )
         return Finding(
             rule=self.name,
-            summary=f"{format_share(share)} of the tokens are padding.",
-            lost_ns=of_model(profile, expected),
+            summary=f"{format_share(share)} of the tokens are padding"
+            + (" past the longest row of their batch." if share == overlong else "."),
+            lost_ns={phase: expected * ns for phase, ns in lost.items()},
             low_ns=low * whole,
-            high_ns=min(high, 1.0) * whole,
-            assumption="the model's time goes with the number of tokens",
-            evidence=(
-                f"{format_share(share)} of the tokens in {calls.num_steps} steps are one value that"
-                f" fills up the"
-                " rows' ends.",
-            ),
-            fix="Sort or bucket the samples by length, and pad each batch to its own longest.",
+            high_ns=min(high * whole, sum(profile.phase_time_ns.get(phase, 0.0) for phase in lost)),
+            assumption="the model's time goes with the number of tokens, that of attention with its square",
+            evidence=tuple(evidence),
+            fix="Pad each batch to its own longest row."
+            if share == overlong
+            else "Sort or bucket the samples by length, and pad each batch to its own longest.",
             code="ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)",
         )
+
+
+def of_tokens(profile: Profile, share: float) -> dict[Phase, float]:
+    """Returns the part of forward and of backward that this part of the tokens takes, each 0 to 1."""
+    graph = profile.program.graph
+    parts = {Phase.FORWARD: share, Phase.BACKWARD: share}
+    if graph is not None:
+        kinds = [shares_of(work, graph) for work in (graph.attention, graph.fused_attention)]
+        for phase in parts:
+            attention = min(1.0, sum(kind[phase] for kind in kinds))
+            parts[phase] = (1 - attention) * share + attention * (1 - (1 - share) ** 2)
+    return parts
 
 
 def leaves_padding_out(program: Program) -> bool:

@@ -126,8 +126,8 @@ def recording_ns(profile: Profile) -> dict[Phase, float]:
             for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
         }
     return {
-        Phase.FORWARD: event_ns * FORWARD * graph.num_nodes,
-        Phase.BACKWARD: event_ns * BACKWARD * graph.num_nodes,
+        Phase.FORWARD: event_ns * FORWARD * graph.num_nodes * profile.steps.passes,
+        Phase.BACKWARD: event_ns * BACKWARD * graph.num_nodes * profile.steps.passes,
         Phase.OPTIMIZER: event_ns
         * (
             TENSOR * looped_tensors(profile)

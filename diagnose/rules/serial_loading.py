@@ -41,6 +41,10 @@ COMPUTING = 0.3
 WAITING_PER_CPU = 4
 """Workers that wait take turns on a CPU; more of them are processes and memory for little."""
 
+MOVE_LATER = (
+    "Let collate_fn and the dataset leave their tensors on the CPU, move each batch in the loop, and give"
+    " the DataLoader workers: no worker process can use a device"
+)
 WHOLE_BATCHES = (
     "Index whole batches of the tensors instead of single samples: they are on a device, which no worker"
     " process can use"
@@ -50,6 +54,7 @@ ONE_WORKER = Program(loaders=(Loader(num_workers=1, batch_size=32),))
 QUOTA_OF_ONE = HostStats(cpus=64, quota_cpus=1.0, process_cpus=1.0)
 NO_WORKER = Program(loaders=(Loader(num_workers=0, batch_size=32, file="/home/me/train.py", line=31),))
 STREAM = Program(loaders=(replace(NO_WORKER.loaders[0], iterable=True),))
+MOVED = Program(loaders=(replace(NO_WORKER.loaders[0], moves_batches=True),))
 ON_DEVICE = Program(loaders=(replace(NO_WORKER.loaders[0], on_device=True),))
 
 
@@ -86,6 +91,7 @@ class SerialLoading(Rule):
         ),
         profile(data_wait_ms=40, program=STREAM, input=InputStats(steady_wait_ns=40e6)),
         profile(data_wait_ms=40, program=ON_DEVICE, input=InputStats(steady_wait_ns=40e6)),
+        profile(data_wait_ms=40, program=MOVED, input=InputStats(steady_wait_ns=40e6)),
         profile(
             data_wait_ms=60, program=NO_WORKER, input=InputStats(steady_wait_ns=60e6), host=QUOTA_OF_ONE
         ),
@@ -139,6 +145,9 @@ class SerialLoading(Rule):
             advice += f": about {faster}, as loading and the model share {cpus:g} CPU{'s' * (cpus > 1)}"
         if loader.on_device:
             advice = WHOLE_BATCHES
+        elif loader.moves_batches:
+            advice = MOVE_LATER
+        alone = loader.iterable or loader.on_device or loader.moves_batches
         parts: tuple[str, ...] = ()
         if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
             parts = (
@@ -165,13 +174,13 @@ class SerialLoading(Rule):
             ),
             fix=f"{advice}.",
             code=""
-            if loader.iterable or loader.on_device
+            if alone
             else with_arguments(loader.call, "DataLoader", num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
             actions=applicable(self.actions, loader),
             won_ns={}
-            if loader.iterable or loader.on_device
+            if alone
             else {
                 "loader-workers": by_all_ns,
                 "loader-workers-reseeded": by_all_ns,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
 
 LEAST = 0.3
 """One call for all tensors still has to read each gradient, and write it."""
+
+
+BY_VALUE = "Replace the loop by clip_grad_value_ with foreach=True."
 
 
 class SlowClipping(LineRule):
@@ -33,7 +37,10 @@ class SlowClipping(LineRule):
         "Replace the loop by clip_grad_norm_ with foreach=True, which returns the norm of all, or by"
         " torch._foreach_norm where each is wanted, and do not read the values in each step."
     )
-    code = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)"
+    code = (
+        'norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"), foreach=True)'
+        "  # your limit, where you clip"
+    )
     fires_on = (
         profile(other_ms=12, where=(at("total += p.grad.norm().item() ** 2", 0.1, "clip", "sync"),)),
         profile(other_ms=12, where=(at("clip(parameters)", 0.03, "clip", phase=Phase.OPTIMIZER),)),
@@ -43,3 +50,12 @@ class SlowClipping(LineRule):
         profile(other_ms=12, where=(at("p.grad.clamp_(-1, 1)", 0.01, "clip"),)),
         profile(other_ms=12, where=(at("average.mul_(decay)", 0.1, "ema"),)),
     )
+
+    def cure(self, line: SourceLine) -> tuple[str, str]:
+        """See `LineRule.cure`. Clipping by value is another thing than by norm."""
+        if "clamp_(" in line.text or "clip_(" in line.text:
+            return (
+                BY_VALUE,
+                "torch.nn.utils.clip_grad_value_(model.parameters(), 1.0, foreach=True)  # your limit",
+            )
+        return super().cure(line)

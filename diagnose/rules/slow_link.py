@@ -85,7 +85,7 @@ class SlowLink(Rule):
         if rates[slowest] > SLOW * usual or steady_ns is None:
             return None
         waited_ns = min(
-            steady_ns * (profile.program.ddp[0].passes_per_step or 1.0),
+            steady_ns * profile.program.ddp[0].synced_passes,
             profile.phase_time_ns.get(waiting, 0.0),
         )
         lost_ns = waited_ns * (1 - rates[slowest] / usual)

@@ -98,7 +98,7 @@ class SmallBuckets(Rule):
             return None
         waiting = reduces_in(profile)
         there_ns = profile.phase_time_ns.get(waiting, 0.0)
-        passes = ddp.passes_per_step or 1.0
+        passes = ddp.synced_passes
         timed_ns = usual_wait_ns(profile)
         crowded_ns = 0.0
         if timed_ns is None:
@@ -110,7 +110,7 @@ class SmallBuckets(Rule):
         else:
             meetings = profile.program.meetings
             waited = [ns for rank in profile.ranks if (ns := waits_ns(profile, rank)) is not None]
-            usual_ns = timed_ns * passes * (ddp.synced_share or 1.0)
+            usual_ns = timed_ns * passes
             waited_ns = min([meetings.common_ns if meetings else usual_ns, *waited])
             lost_ns = waited_ns * (1 - usual / num)
             crowded_ns = crowded_out_ns(profile) * (1 - usual / num)

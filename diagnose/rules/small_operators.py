@@ -155,7 +155,7 @@ class SmallOperators(Rule):
             return None
         took = of_work(profile, small, graph)
         took_ns = sum(took.values())
-        per_op_ns = took_ns / small.num_ops
+        per_op_ns = took_ns / (small.num_ops * profile.steps.passes)
         if per_op_ns > MAX_NS_PER_OP:
             return None
         recurs = graph.small_depth is not None and graph.small_depth >= SEQUENTIAL * small.num_ops

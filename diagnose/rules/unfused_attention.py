@@ -130,6 +130,8 @@ class UnfusedAttention(Rule):
             return None
         share = sum(whole.values()) / profile.step_time_ns
         called = graph.names.get(CALLED, 0) >= graph.num_attentions
+        dropped = on_cpu and graph.attention_drops
+        kept = called or dropped
         stepwise = ON_CPU if on_cpu else ON_DEVICE
         return Finding(
             rule=self.name,
@@ -137,7 +139,7 @@ class UnfusedAttention(Rule):
             if called
             else f"Attention is written out in {graph.num_attentions} places instead of fused.",
             lost_ns=lost,
-            low_ns=0.0 if called else lost_ns * saved[0] / saved[1],
+            low_ns=0.0 if kept else lost_ns * saved[0] / saved[1],
             high_ns=lost_ns * saved[2] / saved[1],
             assumption="the fused kernel takes as long as the products, and one of them again",
             evidence=(
@@ -148,8 +150,8 @@ class UnfusedAttention(Rule):
             ),
             file=lines[0].file if lines else "",
             line=lines[0].line if lines else 0,
-            fix=stepwise if called else WRITTEN_OUT,
-            code="" if called else CODE,
+            fix=stepwise if kept else WRITTEN_OUT,
+            code="" if kept else CODE,
             actions=self.actions,
         )
 

@@ -32,7 +32,8 @@ class UnusedGradients(Rule):
     Call `requires_grad_(False)` on what is not trained, before training; or run it under `torch.no_grad()`.
 
     ## When it is wrong
-    Gradients that the script reads itself, without an optimizer of torch's.
+    Gradients that the script reads itself, without an optimizer of torch's. Nothing is said where the
+    optimizers hold copies or shards of all parameters, as with `fully_shard`.
     """
 
     needs = ("program.graph", "program.optimizers")
@@ -41,7 +42,8 @@ class UnusedGradients(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return bool(profile.program.graph and profile.program.graph.num_unwanted_tensors)
+        graph, fsdp = profile.program.graph, profile.program.fsdp
+        return fsdp is None and bool(graph and graph.num_unwanted_tensors)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

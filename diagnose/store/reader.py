@@ -178,6 +178,7 @@ def connect(path: Path) -> sqlite3.Connection:
         # A write-ahead log needs a writable folder to be read; without one, read the file as it stands.
         db.close()
         db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True)
+    db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     return db
 
 
@@ -270,8 +271,16 @@ def _sources(db: sqlite3.Connection, path: Path, notes: list[str]) -> dict[str, 
 
 
 def _source(file: str, text: bytes) -> tuple[str, str]:
-    # Ends of lines as they are where a file is read as text.
-    return file, io.TextIOWrapper(io.BytesIO(zlib.decompress(text)), "utf-8", errors="replace").read()
+    return file, source_text(text)
+
+
+def source_text(packed: bytes) -> str:
+    """Returns a kept source, with the ends of lines that it has where its file is read as text.
+
+    Raises:
+        zlib.error: If it is damaged.
+    """
+    return io.TextIOWrapper(io.BytesIO(zlib.decompress(packed)), "utf-8", errors="replace").read()
 
 
 def _device_steps(

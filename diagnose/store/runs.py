@@ -22,11 +22,6 @@ RANK_FILE = re.compile(r"rank(\d+)(?:-restart(\d+))?\b")
 """How the name of a rank's file begins, and what it tells; see `store.writer.Writer`."""
 
 
-def runs_root() -> Path:
-    """Returns the folder that runs lie in: `DIAGNOSE_DIR`, or `.diagnose/runs` here."""
-    return Path(os.environ.get("DIAGNOSE_DIR") or DEFAULT_ROOT)
-
-
 def check_name(name: str) -> str:
     """Returns the name of a run if it is fit to be one.
 
@@ -116,8 +111,12 @@ def rank_files(run: Path) -> list[Path]:
     ended. An attempt may have fewer ranks than that before it.
     """
     files = _files(run)
-    newest = max(map(_restart_of, files), default=0)
-    return [path for path in files if _restart_of(path) == newest]
+    numbers, restarts = [*map(number_of, files)], [*map(_restart_of, files)]
+    if len(set(numbers)) == len(files) and len(set(restarts)) <= 1:
+        return files
+    from diagnose.store.attempts import newest_attempt  # which needs sqlite3, and a script may not
+
+    return newest_attempt(files, numbers, restarts)
 
 
 def earlier_files(run: Path) -> list[Path]:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from diagnose.core.ledger import COLUMNS, DEVICE_COLUMNS
 from diagnose.store.format import VERSION, pack_columns
-from diagnose.store.reader import DAMAGE, connect
+from diagnose.store.reader import DAMAGE, connect, source_text
+from diagnose.store.writer import name_bytes
 
 MAX_CHUNKS = 400
 """Rows taken at a time: some ten milliseconds."""
@@ -207,6 +208,17 @@ class Look:
             for row in self._read(query, (time_ns,), _vital)
         }
         return [found[time_ns] for time_ns in sorted(found)]
+
+    def source(self, file: str) -> str | None:
+        """Returns the text of a source file as it was while the script trained; `None` if it was not kept.
+
+        Files of before there was such a table have none, and miss nothing.
+        """
+        if not self._read("SELECT 1 FROM sqlite_master WHERE name = 'sources'", ()):
+            return None
+        query = "SELECT text FROM sources WHERE file = CAST(? AS TEXT)"
+        found: list[str] = self._read(query, (name_bytes(file),), source_text)
+        return next(iter(found), None)
 
     def _read(
         self, query: str, values: tuple[Any, ...], parse: Callable[..., Any] = lambda *row: row

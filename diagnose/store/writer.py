@@ -118,7 +118,10 @@ class Writer:
         """Replaces the counts of call sites: kind, file, line, function, calls."""
         sites = list(sites)
         self.add_sources(file for _, file, *_ in sites)
-        self._db.executemany("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", sites)
+        self._db.executemany(
+            "INSERT OR REPLACE INTO sites VALUES (?, CAST(? AS TEXT), ?, ?, ?)",
+            [(kind, name_bytes(file), *rest) for kind, file, *rest in sites],
+        )
 
     def add_sources(self, files: Iterable[str]) -> None:
         """Keeps the texts of source files as they are now: they may be edited before anybody looks."""
@@ -129,7 +132,10 @@ class Writer:
             with contextlib.suppress(OSError):
                 if os.path.getsize(file) <= MAX_SOURCE_BYTES:
                     packed = zlib.compress(Path(file).read_bytes())
-                    self._db.execute("INSERT OR IGNORE INTO sources VALUES (?, ?)", (file, packed))
+                    self._db.execute(
+                        "INSERT OR IGNORE INTO sources VALUES (CAST(? AS TEXT), ?)",
+                        (name_bytes(file), packed),
+                    )
 
     def add_events(self, events: Iterable[tuple[int, int, str, Mapping[str, Any]]]) -> None:
         """Appends events: time, step, kind, detail."""
@@ -201,6 +207,12 @@ class Writer:
             self.add_sources(file for file, _, _ in frames[1:])
             self._db.execute("INSERT INTO stacks VALUES (?, ?)", (known, text))
         return known
+
+
+def name_bytes(file: str) -> bytes:
+    """Returns a file's name as the bytes that it has in the file system, which need not be UTF-8: SQLite
+    refuses text with what Python has in their place."""
+    return file.encode("utf-8", "surrogateescape")
 
 
 def _free_name(folder: Path, stem: str) -> Path:

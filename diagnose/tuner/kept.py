@@ -31,7 +31,8 @@ def to_toml(trials: Sequence[Trial], confirmation: Measured | None, script: str)
         confirmation: What they won together, if it was measured.
         script: The script they were kept on.
     """
-    lines = [f"# Kept by diagnose on {script}. Use it: diagnose run --apply {FILE} {script}"]
+    named = script if script.isprintable() else json.dumps(script)  # no line's end, and all of it UTF-8
+    lines = [f"# Kept by diagnose on {named}. Use it: diagnose run --apply {FILE} {named}"]
     if confirmation is not None:
         lines.append(
             f"# All together: {confirmation.speedup:.2f}x"

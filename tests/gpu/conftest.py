@@ -7,6 +7,7 @@ that shows that a test is right before it meets a GPU, and nothing of the GPU.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import torch
 from diagnose.kernels._clip import CLIPPING
 
 from tests.kernels_on_cpu import CPU, kernels_on_cpu
+
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # out of time: what failed is still printed
 
 REHEARSAL = os.environ.get("KERNELS_ON_CPU") == "1"
 
