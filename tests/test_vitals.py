@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import diagnose
 from diagnose.analysis.loading import reading_rates
 from diagnose.analysis.program import memory_of
 from diagnose.analysis.signals import host_stats, python_threads
@@ -175,6 +176,19 @@ def test_bytes_written_to_storage_are_read(tmp_path: Path):
 
 
 # -- quotas
+
+
+def test_a_run_shorter_than_a_flush_is_read_once_at_its_end(tmp_path: Path):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    diagnose.attach(tmp_path)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    diagnose.detach()
+    (reading,) = read_rank(tmp_path / "rank0.sqlite").vitals
+    assert reading[1] in (2, 3)
+    assert reading[2]["own_bytes"] > 1_000_000
 
 
 def test_a_quota_of_version_2_is_read_with_what_it_stopped(tmp_path: Path):

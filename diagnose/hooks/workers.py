@@ -45,4 +45,7 @@ class WorkersHook(Hook):
             replaced(torch_worker, "_worker_loop", wrap_loop),
             replaced(_MultiProcessingDataLoaderIter, "__init__", wrap_new_workers),
         ):
-            yield
+            try:
+                yield
+            finally:
+                inbox.close()

@@ -63,15 +63,22 @@ class Flusher:
         self._spent_ns = 0
         self._flushes = 0
         self._sites = 0
+        self._ended_on = 0
 
     def start(self) -> None:
         """Begins flushing."""
         self._thread = threading.Thread(target=self._run, name="diagnose-flusher", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Writes what is left and closes the file."""
+    def stop(self, training_thread: int = 0) -> None:
+        """Writes what is left and closes the file.
+
+        Args:
+            training_thread: Which thread was measured until now, 0 where none was any more: the last
+                readings are of it, and the only ones where it trained for less than a flush.
+        """
         if self._thread is not None:
+            self._ended_on = training_thread
             self._stop.set()
             self._thread.join()
             self._device.stop()
@@ -162,8 +169,8 @@ class Flusher:
             self._sites = len(recorder.sites)
             writer.add_sites(_resolved_sites(dict(recorder.sites)))
             writer.add_sources(loader["file"] for loader in recorder.facts.get("loaders", ()))
-        if recorder.thread:
-            readings = {**vitals.read(recorder.thread), **self._device.read(recorder.facts)}
+        if training_thread := recorder.thread or self._ended_on:
+            readings = {**vitals.read(training_thread), **self._device.read(recorder.facts)}
             writer.add_vitals(time.perf_counter_ns(), recorder.steps, readings)
         else:
             self._device.stop()

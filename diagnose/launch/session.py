@@ -224,13 +224,11 @@ class Session:
             recorder.guarded(self._deep.finish)
         if self._tuning is not None:
             recorder.guarded(self._tuning.finish)
+        training_thread = recorder.thread
         recorder.guarded(recorder.finish)
         self._sampler.stop()
-        self._flusher.stop()
+        self._flusher.stop(training_thread)
         self._hooks.close()
-        from diagnose.hooks._worker_reports import inbox
-
-        inbox.close()
         if self._flusher.lost:
             print(f"diagnose: {self._flusher.lost}.", file=sys.stderr, flush=True)
 
