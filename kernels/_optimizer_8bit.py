@@ -72,6 +72,10 @@ class AdamW8bit(SteppedByKernels):
 
 
 def _moments(state: dict[str, Any], p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if "exp_avg" in state:  # the script has put a state of torch's in its place
+        return state.pop("exp_avg").float(), state.pop("exp_avg_sq").float()
+    if "exp_avg_codes" not in state:
+        return torch.zeros_like(p, dtype=torch.float32), torch.zeros_like(p, dtype=torch.float32)
     m = decoded(state["exp_avg_codes"], state["exp_avg_scales"], signed=True, like=p)
     root = decoded(state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False, like=p)
     return m, root * root
@@ -105,8 +109,7 @@ def _adamw_8bit_step(
 ) -> None:
     beta1, beta2 = group["betas"]
     grad = -grad.float() if group["maximize"] else grad.float()
-    zero = torch.zeros_like(p, dtype=torch.float32)
-    m, v = _moments(state, p) if state else (zero, zero.clone())
+    m, v = _moments(state, p)
     state.setdefault("step", torch.tensor(0.0, dtype=torch.float32))
     state["step"] += 1
     step = float(state["step"])

@@ -133,6 +133,22 @@ def test_a_checkpoint_of_plain_torchs_loads_meanwhile(device):
     assert kept(optimizer) == PLAIN
 
 
+def test_a_state_that_the_script_puts_in_its_place_is_gone_on_with(device):
+    model, optimizer, job = training()
+    earlier = copy.deepcopy(list(optimizer.state.values()))
+    with EightBitStates().apply(job, None):
+        train(model, optimizer, 2)
+        for p, state in zip(optimizer.state, earlier, strict=True):
+            optimizer.state[p] = state
+        train(model, optimizer, 2)
+        assert kept(optimizer) == BYTES
+        assert {float(state["step"]) for state in optimizer.state.values()} == {5.0}
+        optimizer.state.clear()
+        train(model, optimizer, 2)
+        assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+    assert kept(optimizer) == PLAIN
+
+
 def test_a_gradient_of_another_layout_is_stepped_all_the_same(device):
     model, optimizer, job = training()
     first = next(model.parameters())
