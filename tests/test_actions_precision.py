@@ -269,6 +269,18 @@ def test_every_gradient_that_the_script_sees_is_the_true_one() -> None:
     torch.testing.assert_close(ours, [*gradients(model), given.grad])
 
 
+def test_a_result_that_the_loss_leaves_out_gets_no_gradient_and_harms_nothing() -> None:
+    model, given = nn.Linear(4, 6), torch.randn(3, 4)
+    loop = Scaled(nn.Sequential(model, nn.Unflatten(1, (2, 3))))
+    route = loop.scale.through(lambda call, args, kwargs: call(*args, **kwargs).unbind(1))
+    with loop.installed:
+        route(type(loop.model).__call__, (loop.model, given), {})[0].sum().backward()
+    ours = gradients(model)
+    model.zero_grad()
+    model(given)[:, :3].sum().backward()
+    torch.testing.assert_close(ours, gradients(model))
+
+
 def test_gradients_inside_are_multiplied() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     inside: list[torch.Tensor] = []

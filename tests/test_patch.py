@@ -14,6 +14,7 @@ from diagnose.actions.ddp_bf16_hook import DdpBf16Hook
 from diagnose.actions.ddp_fp16_hook import DdpFp16Hook
 from diagnose.actions.ddp_fp16_scaled_hook import DdpFp16ScaledHook
 from diagnose.actions.ddp_power_sgd_hook import DdpPowerSgdHook
+from diagnose.actions.gc_freeze import GcFreeze
 from diagnose.actions.no_sync import NoSync
 from diagnose.cli.patch import patch as print_patch
 from diagnose.core.errors import DiagnoseError
@@ -89,6 +90,42 @@ def test_only_the_call_on_the_line_is_changed(tmp_path):
     after, _ = changed(tmp_path, source, WORKERS, loader=2)
     assert after.splitlines()[0] == "a = DataLoader(one)"
     assert "num_workers=2" in after.splitlines()[1]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_line_ends_and_form_feeds_are_left_as_they_are(tmp_path, end):
+    source = f"x = 1{end}\f{end}loader = DataLoader(data){end}y = 2"
+    script = tmp_path / "train.py"
+    script.write_bytes(source.encode())
+    ran = {str(script): script.read_text(encoding="utf-8")}
+    patch = patch_of(profile(script, WORKERS, loader=3), tmp_path, ran)
+    apply = ["git", "-c", "core.autocrlf=false", "apply", "-"]
+    subprocess.run(apply, input=patch.diff.encode(), cwd=tmp_path, check=True, timeout=30)
+    new = source.replace("(data)", "(data, num_workers=2, persistent_workers=True)")
+    assert script.read_bytes() == new.encode()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (b"# -*- coding: latin-1 -*-\nname = '\xe9'\nloader = DataLoader(data)\n", "it is not UTF-8"),
+        (b"print 'of old'\n\nloader = DataLoader(data)\n", "it cannot be parsed"),
+        (b"\n\nval, train = DataLoader(a), DataLoader(b)\n", "2 calls of DataLoader stand there"),
+    ],
+)
+def test_what_cannot_be_changed_with_certainty_is_left_out_with_the_reason(tmp_path, source, reason):
+    script = tmp_path / "train.py"
+    script.write_bytes(source)
+    patch = patch_of(profile(script, WORKERS, loader=3), tmp_path)
+    assert patch.diff == ""
+    assert len(patch.left_out) == 1 and reason in patch.left_out[0]
+
+
+def test_what_has_to_stand_right_before_the_loop_is_no_line_below_the_imports(tmp_path):
+    trial = kept("gc-freeze", **GcFreeze().settings(Job(), None))
+    _, patch = changed(tmp_path, "import torch\n\nmodel = make()\n", trial)
+    assert patch.diff == ""
+    assert "gc.freeze()" in patch.left_out[0] and "by hand" in patch.left_out[0]
 
 
 def test_an_optimizer_is_found_by_its_class(tmp_path):

@@ -386,6 +386,118 @@ def test_the_watch_leaves_no_hook_on_a_parameter_that_a_model_returns() -> None:
         assert not compare_gradients(job, scaled(model.layer.weight, 1.001), ROUNDING).ok
 
 
+class Halves(nn.Module):
+    """Returns two views of one result, of which a loss may take only one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.layer(rows).chunk(2, -1)
+
+
+def test_a_result_that_the_loss_leaves_out_gets_no_gradient_and_harms_nothing() -> None:
+    model, inputs = Halves(), torch.randn(3, 4)
+    job = Job(models=[model], inputs={id(model): ((inputs,), {})})
+    with watched(job):
+        called(job, model, inputs)[0].sum().backward()
+        assert compare_gradients(job, nullcontext(), EXACT).ok
+        assert not compare_gradients(job, scaled(model.layer.weight, 1.001), ROUNDING).ok
+
+
+HEARD: list[torch.Tensor] = []
+
+
+class Telling(nn.Module):
+    """Leaves what it computed in a list beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        HEARD.append(self.layer(rows))
+        return HEARD[-1].tanh()
+
+
+@pytest.mark.parametrize("told", ["by a hook", "by a hook backwards", "by itself"])
+def test_a_model_whose_calls_are_heard_elsewhere_is_not_called_again(told: str) -> None:
+    HEARD.clear()
+    model, inputs = Telling() if told == "by itself" else nn.Linear(4, 4), torch.randn(3, 4)
+    if told == "by a hook":
+        model.register_forward_hook(lambda module, given, result: HEARD.append(result))
+    elif told == "by a hook backwards":
+        model.register_full_backward_hook(lambda module, into, out: HEARD.append(out[0]))
+    job = Job(models=[model], inputs={id(model): ((inputs,), {})})
+    with watched(job):
+        called(job, model, inputs).sum().backward()
+        verdict = compare_gradients(job, nullcontext(), EXACT)
+    assert not verdict.checked and ("would hear" in verdict.reason or "HEARD" in verdict.reason), verdict
+    assert len(HEARD) == 1
+
+
+def test_hooks_of_torch_itself_are_called_again() -> None:
+    model, inputs = nn.utils.spectral_norm(nn.Linear(4, 4)), torch.randn(3, 4)
+    job = Job(models=[model], inputs={id(model): ((inputs,), {})})
+    with watched(job):
+        called(job, model, inputs).sum().backward()
+        assert compare_gradients(job, nullcontext(), EXACT).ok
+
+
+class Packed(nn.Module):
+    """Takes sequences sorted by their lengths, and no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True)
+        return self.layer(packed)[1][0]
+
+
+class Graphs(nn.Module):
+    """Multiplies by a sparse matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(edges, self.layer(rows))
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        (Packed, (torch.randn(3, 5, 4), torch.tensor([5, 3, 2]))),
+        (Graphs, (torch.randn(3, 4), torch.eye(3).to_sparse())),
+    ],
+)
+def test_inputs_that_know_no_other_order_are_judged_by_a_fixed_bound(model: Any, given: Any) -> None:
+    torch.manual_seed(0)
+    job = Job(models=[model := model()], inputs={})
+    job.inputs[id(model)] = (given, {})
+    first = next(model.parameters())
+    with watched(job):
+        called(job, model, *given).sum().backward()
+        assert compare_gradients(job, nullcontext(), EXACT).ok
+        assert compare_gradients(job, scaled(first, 1 + 1e-7), ROUNDING).ok
+        assert not compare_gradients(job, scaled(first, 1.001), ROUNDING).ok
+
+
+def test_what_cannot_be_computed_twice_is_not_checked_and_no_error() -> None:
+    model, inputs = nn.Linear(4, 4), torch.randn(3, 4)
+    job = Job(models=[model], inputs={id(model): ((inputs, "no such argument"), {})})
+    verdict = compare_gradients(job, nullcontext(), EXACT)
+    assert not verdict.checked and verdict.reason
+    table = nn.Embedding(4, 2, sparse=True)
+    job = Job(optimizers=[torch.optim.SparseAdam(table.parameters())])
+    verdict = compare_update(job, nullcontext(), EXACT)
+    assert not verdict.checked and "sparse" in verdict.reason.lower()
+
+
 def changed_inputs(training: Training) -> None:
     training.job.inputs[id(training.model)][0][0].zero_()
 

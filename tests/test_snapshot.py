@@ -31,6 +31,7 @@ def training(kind: str = "adamw"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1)).train()
     model.register_buffer("steps", torch.tensor(0))
+    model.register_buffer("shared", torch.randn(1, 8).expand(4, 8), persistent=False)
     optimizer = OPTIMIZERS[kind](model.parameters())
     return model, optimizer, Job(models=[model], optimizers=[optimizer])
 

@@ -40,11 +40,14 @@ def tuned(machine: Machine, action: Dear, left: int | None, **more: Any) -> Cont
     return control
 
 
-def test_what_costs_more_than_the_rest_of_the_run_could_win_is_not_tried():
-    """1000 steps of 20 ms, a fifth of which can be won: 4 s."""
+@pytest.mark.parametrize("before_s", [0, 300])
+def test_what_costs_more_than_the_rest_of_the_run_could_win_is_not_tried(before_s):
+    """1000 steps of 20 ms, a fifth of which can be won: 4 s, however long the script loaded its data."""
     machine = Machine(memory=0.0, spread=0.01)
     action = Dear(machine, "dear", start_s=20.0)
-    train(machine, tuned(machine, action, left=1000), 300)
+    control = tuned(machine, action, left=1000)
+    machine.now += before_s * 10**9
+    train(machine, control, 300)
     (trial,) = machine.trials()
     assert trial["outcome"] == "refused"
     assert trial["reason"].startswith("starting it takes about 20 s, and it could win 4.")

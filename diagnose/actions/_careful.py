@@ -11,6 +11,7 @@ import torch
 
 from diagnose.actions._blame import raised_by_us
 from diagnose.actions._nested import tensors
+from diagnose.actions._untouched import put_back
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Route
 
@@ -106,7 +107,7 @@ def state_restorer(model: torch.nn.Module) -> Callable[[], None]:
     def restore() -> None:
         with torch.no_grad():
             for buffer, before in buffers:
-                buffer.copy_(before)
+                put_back(buffer, before)
         torch.set_rng_state(cpu)
         random.setstate(python)
         if cuda is not None:

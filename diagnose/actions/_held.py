@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ class Held:
     """What a model holds now.
 
     Attributes of modules themselves are left out, with what their containers hold: `_untouched` puts them
-    back. So are classes, functions, and objects of torch's and of ours. No code of the script's is run.
+    back. So are classes, functions, and objects of torch's and of ours. Containers that the `forward` of a
+    module names, as globals or from around it, belong to it. No code of the script's is run.
 
     Args:
         model: The model.
@@ -41,6 +44,8 @@ class Held:
             for name, value in vars(module).items():
                 if name not in TORCHS:
                     self._wait_for(f"{path}.{name}".strip("."), 0, value)
+            for name, value in _named_by(type(module).forward):
+                self._wait_for(name, 1, value)
         met: set[int] = set()
         while self._waiting and len(met) < MAX_PARTS:
             path, depth, value = self._waiting.popleft()
@@ -68,6 +73,18 @@ class Held:
             self._alive.append(value)
             if depth <= MAX_DEPTH:
                 self._waiting.append((path, depth, value))
+
+
+def _named_by(forward: Any) -> Iterator[tuple[str, Any]]:
+    """Containers outside of a model that a function of its own uses by name."""
+    code = getattr(forward, "__code__", None)
+    if code is None or str(forward.__module__).partition(".")[0] == "torch":
+        return
+    found = [(name, forward.__globals__.get(name)) for name in code.co_names]
+    for name, cell in zip(code.co_freevars, forward.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # not filled yet
+            found.append((name, cell.cell_contents))
+    yield from ((name, value) for name, value in found if isinstance(value, CONTAINERS))
 
 
 def _parts(value: Any) -> tuple[Any, dict[str, Any]]:

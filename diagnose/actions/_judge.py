@@ -149,7 +149,12 @@ def _rounding_allowed(shadow: Shadow, own: Result) -> tuple[float, str]:
         return fixed
     order = torch.randperm(size, generator=torch.Generator().manual_seed(1))
     back = torch.argsort(order)
-    permuted = shadow.compute(gradients=[in_order(g, order, size) for g in own.sent], order=order)
+    try:
+        permuted = shadow.compute(gradients=[in_order(g, order, size) for g in own.sent], order=order)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 (packed sequences, say, are sorted by their lengths)
+        return fixed
     num_parameters = sum(p.requires_grad for p in shadow.inner.parameters())
     noise = max(
         distance(own.gradients[:num_parameters], permuted.gradients[:num_parameters]),

@@ -27,6 +27,9 @@ FIRST_SCALE, FIRST_GROWTH_STEPS = 2.0**10, 100
 """Lower than its 65536, and growing faster until something overflows: a numerics check that overflows is no
 skipped step but a refusal."""
 
+Hook = Callable[[torch.Tensor | None], torch.Tensor | None]
+"""Of a tensor. It gets no gradient where the loss leaves out what the tensor was computed together with."""
+
 OUTPUT = "diagnose: inputs of the model whose output this is"
 """Key in the metadata of the graph's nodes."""
 
@@ -93,7 +96,7 @@ class LossScale:
                 if not tensor.requires_grad:
                     return tensor
                 alias = tensor.view_as(tensor)  # the script may use the tensor elsewhere, too
-                alias.register_hook(lambda gradient: gradient * (1 / self._factor()))
+                alias.register_hook(_times(lambda: 1 / self._factor()))
                 entries.append(alias.grad_fn)
                 return alias
 
@@ -102,7 +105,7 @@ class LossScale:
             for output in tensors(result):
                 if output.grad_fn is not None:
                     _metadata(output.grad_fn)[OUTPUT] = entries
-                    output.register_hook(lambda gradient: gradient * self._factor())
+                    output.register_hook(_times(self._factor))
             return result
 
         return scaled
@@ -149,8 +152,10 @@ class LossScale:
     def _factor(self) -> float:
         return 1.0 if self._failure.reason else self.scale
 
-    def _unscaled_into(self, overflow: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        def hook(gradient: torch.Tensor) -> torch.Tensor:
+    def _unscaled_into(self, overflow: torch.Tensor) -> Hook:
+        def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            if gradient is None:
+                return None
             if gradient.layout is not torch.strided or gradient.requires_grad:
                 return gradient * self._inverse
             unscaled = gradient.clone()
@@ -189,6 +194,10 @@ class LossScale:
                     seen.add(following)
                     ahead.append(following)
         return False
+
+
+def _times(factor: Callable[[], float]) -> Hook:
+    return lambda gradient: None if gradient is None else gradient * factor()
 
 
 def refuse_hooked(params: Iterable[torch.Tensor]) -> None:

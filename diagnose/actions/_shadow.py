@@ -57,6 +57,10 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
             return cannot_check(error)
         except torch.OutOfMemoryError:
             return cannot_check("there is too little memory to compute a step twice")
+        except CannotApply:
+            raise
+        except Exception as error:  # noqa: BLE001 (what cannot be computed twice cannot be compared)
+            return cannot_check(f"{type(error).__name__}: {error}")
     return min(verdicts, key=lambda verdict: (verdict.ok, verdict.allowed - verdict.error))
 
 
@@ -90,6 +94,10 @@ def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safe
             return cannot_check(error)
         except torch.OutOfMemoryError:
             return cannot_check("there is too little memory to make a step on copies")
+        except CannotApply:
+            raise
+        except Exception as error:  # noqa: BLE001 (what cannot be computed twice cannot be compared)
+            return cannot_check(f"{type(error).__name__}: {error}")
     return min(verdicts, key=lambda verdict: (verdict.ok, verdict.allowed - verdict.error))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from diagnose.actions._distance import Tensors
+from diagnose.actions._module_hooks import hooks_of
 from diagnose.actions._nested import mapped, tensors
 from diagnose.actions._routes import REPLAYED, is_replayed
 from diagnose.actions._untouched import (
@@ -212,14 +213,27 @@ class Shadow:
                 or "FullyShardedDataParallel" in type(module).__name__
             ):
                 raise CannotCheck(f"{type(module).__name__} cannot be called beside the training")
+        if _hooks_of_the_script(self.inner):
+            raise CannotCheck("the model has hooks of the script's, which would hear of another call")
         if any(hasattr(parameter, "_local_tensor") for parameter in self.inner.parameters()):
             raise CannotCheck("its parameters are spread over ranks")
         refuse_lasting_changes(self.call)
         versions = self.call.versions if self.call is not None else ()
         if any(tensor._version != version for tensor, version in versions):
             raise CannotCheck("the script has changed the model's last inputs since")
-        if any(t.numel() and not t.untyped_storage().nbytes() for t in tensors(self.inputs)):
+        if any(_is_freed(tensor) for tensor in tensors(self.inputs)):
             raise CannotCheck("the script has freed the model's last inputs")
+
+
+def _hooks_of_the_script(model: nn.Module) -> bool:
+    """Whether a call of the model runs hooks that are neither torch's, as of a spectral norm, nor ours."""
+    hooks = [hook for found in hooks_of(model) for hook in found.values()]
+    homes = {str(getattr(hook, "__module__", None) or type(hook).__module__) for hook in hooks}
+    return not {home.partition(".")[0] for home in homes} <= {"torch", "diagnose"}
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    return bool(tensor.layout is torch.strided and tensor.numel() and not tensor.untyped_storage().nbytes())
 
 
 def _through(route: Any, call: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from diagnose.actions._loader_choice import available_bytes
-from diagnose.actions._untouched import RandomState, devices_of
+from diagnose.actions._untouched import RandomState, devices_of, put_back
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 
@@ -72,7 +72,7 @@ class Snapshot:
         """
         with torch.no_grad():
             for place, held in self._tensors:
-                place.copy_(held.tensor)
+                put_back(place, held.tensor)
             for optimizer, state in zip(self._optimizers, self._states, strict=True):
                 for gone in optimizer.state.keys() - state.keys():
                     del optimizer.state[gone]

@@ -147,6 +147,14 @@ def is_ours(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("diagnose.")
 
 
+def put_back(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Gives a tensor the values that it had; not written to where it has them: nothing can be written to
+    one whose elements share their memory, as those of an expanded buffer do."""
+    values = values.to(place.device)
+    if place.layout is not torch.strided or not torch.equal(place, values):
+        place.copy_(values)
+
+
 def _point_to(parameter: nn.Parameter, held: torch.Tensor) -> None:
     if parameter.data_ptr() != held.data_ptr():
         parameter.data = held

@@ -104,9 +104,10 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
 
 
-def _keeper(kept: dict[int, torch.Tensor], index: int) -> Callable[[torch.Tensor], None]:
-    def keep(gradient: torch.Tensor) -> None:
-        kept[index] = gradient.detach()
+def _keeper(kept: dict[int, torch.Tensor], index: int) -> Callable[[torch.Tensor | None], None]:
+    def keep(gradient: torch.Tensor | None) -> None:
+        if gradient is not None:  # there is none for a result that the loss leaves out, beside one it takes
+            kept[index] = gradient.detach()
 
     return keep
 

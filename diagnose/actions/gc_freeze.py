@@ -103,7 +103,9 @@ class GcFreeze(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
-        return {"statement": "import gc; gc.collect(); gc.freeze()"}
+        thresholds = ", ".join(map(str, (ALLOCATIONS, gc.get_threshold()[1], NEVER)))
+        before = f"gc.collect(); gc.freeze(); gc.set_threshold({thresholds})"
+        return {"advice": f"{before} right before the loop, and gc.collect(1) at the end of each step."}
 
 
 class _Collections:

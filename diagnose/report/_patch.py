@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections import defaultdict
-from collections.abc import Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from diagnose.core.profile import Profile
 from diagnose.report._tuning_words import named
@@ -94,11 +95,16 @@ def patch_of(
                 edits[Path(file)].arguments.setdefault((line, callee), {})[argument] = value
     diffs = []
     for path, wanted in edits.items():
-        before = path.read_text(encoding="utf-8")
-        if ran.get(str(path), before) != before:
-            left_out.append(f"{_relative(path, folder)}: it was edited since; tune it again.")
+        try:
+            before = path.read_bytes().decode()  # a diff has the file's own line ends
+            if ran.get(str(path), plain := _with_plain_ends(before)) != plain:
+                left_out.append(f"{_relative(path, folder)}: it was edited since; tune it again.")
+                continue
+            after, failed = _edited(before, wanted)
+        except (UnicodeDecodeError, cst.ParserSyntaxError) as error:
+            why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it cannot be parsed"
+            left_out.append(f"{_relative(path, folder)}: {why}; write the settings by hand.")
             continue
-        after, failed = _edited(before, wanted)
         left_out += [f"{_relative(path, folder)}:{reason}" for reason in failed]
         diffs.append(_diff(before, after, _relative(path, folder)))
     return Patch(diff="".join(diffs), left_out=tuple(left_out))
@@ -127,16 +133,37 @@ def _sites(profile: Profile, callee: str) -> list[tuple[str, int]]:
 def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
     """Returns the changed source, and what could not be changed, by line."""
     wrapper = MetadataWrapper(cst.parse_module(source))
-    change = _Change(edits.arguments)
+    calls = _Calls(edits.arguments)
+    wrapper.visit(calls)
+    failed = []
+    for (line, callee), arguments in edits.arguments.items():
+        count = calls.found[line, callee]
+        settings = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        if count > 1:
+            failed.append(f"{line}: {count} calls of {callee} stand there; which one needs {settings}?")
+        elif not count:
+            failed.append(f"{line}: no call of {callee} that takes {', '.join(arguments)} was found there.")
+    single = {site: wanted for site, wanted in edits.arguments.items() if calls.found[site] == 1}
+    change = _Change(single)
     module = wrapper.visit(change)
-    failed = [
-        f"{line}: no call of {callee} that takes {', '.join(arguments)} was found there."
-        for (line, callee), arguments in edits.arguments.items()
-        if (line, callee) not in change.done
-    ]
     for statement in dict.fromkeys(edits.statements):
         module = _with_statement(module, statement)
     return module.code, failed + change.refused
+
+
+class _Calls(cst.CSTVisitor):
+    """Counts the calls of a name that begin or end around given lines."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, wanted: Iterable[tuple[int, str]]) -> None:
+        super().__init__()
+        self.found: Counter[tuple[int, str]] = Counter()
+        self._wanted = wanted
+
+    def visit_Call(self, node: cst.Call) -> None:
+        where = self.get_metadata(PositionProvider, node)
+        self.found.update(site for site in self._wanted if _is_at(node, where, site))
 
 
 class _Change(cst.CSTTransformer):
@@ -146,18 +173,14 @@ class _Change(cst.CSTTransformer):
 
     def __init__(self, wanted: Mapping[tuple[int, str], Mapping[str, str]]) -> None:
         super().__init__()
-        self.done: set[tuple[int, str]] = set()
         self.refused: list[str] = []
         self._wanted = wanted
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         where = self.get_metadata(PositionProvider, original_node)
         for (line, callee), arguments in self._wanted.items():
-            if (line, callee) in self.done or not where.start.line <= line <= where.end.line:
+            if not _is_at(original_node, where, (line, callee)):
                 continue
-            if _name(original_node.func) != callee:
-                continue
-            self.done.add((line, callee))
             reason = _cannot_take(original_node, callee, arguments)
             if reason:
                 self.refused.append(f"{line}: {reason}")
@@ -166,6 +189,11 @@ class _Change(cst.CSTTransformer):
                 updated_node = _without(updated_node, REFUSED_BESIDE.get(name))
                 updated_node = _with_argument(updated_node, name, value)
         return updated_node
+
+
+def _is_at(call: cst.Call, where: CodeRange, site: tuple[int, str]) -> bool:
+    line, callee = site
+    return where.start.line <= line <= where.end.line and _name(call.func) == callee
 
 
 def _name(function: cst.BaseExpression) -> str:
@@ -257,10 +285,18 @@ def _relative(path: Path, folder: Path) -> str:
         return str(path)
 
 
+def _with_plain_ends(text: str) -> str:
+    """As Python reads a text."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _lines(text: str) -> list[str]:
+    """As git sees them: a form feed ends none."""
+    return [line for line in re.split(r"(?<=\n)", text) if line]
+
+
 def _diff(before: str, after: str, name: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )

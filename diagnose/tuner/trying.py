@@ -235,7 +235,9 @@ class Attempt:
         cost_s, left = candidate.action.start_up_s(job), job.steps_left() if self._step() else None
         if left is None:
             return
-        step_s = (self._world.clock() - self._spending.begun_ns) / NS_PER_S / self._step()
+        # Where no step was measured there is only the mean, which holds all that came before the loop.
+        since_ns = (self._world.clock() - self._spending.begun_ns) / self._step()
+        step_s = (self._usual_ns or since_ns) / NS_PER_S
         if not candidate.asked:
             window_s = max(candidate.action.window_steps * step_s, WINDOW_NS / NS_PER_S)
             if left * step_s * (1 - 1 / GUESSED) < cost_s + 2 * MIN_PAIRS * window_s:
