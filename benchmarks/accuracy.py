@@ -39,11 +39,11 @@ QUICK = {
     "tuning/table_mlp": ("gc-pauses", "python-overhead"),
     "tuning/text_gpt": ("frequent-evaluation",),
     "tuning/healthy_accumulation": (),
-    "held-out/audio_tags": ("network", "slow-collate", "books", "frequent-evaluation"),
-    "held-out/pair_matching": ("worker-startup",),
-    "held-out/healthy_list": (),
-    "held-out/healthy_stream": (),
-    "held-out/healthy_trainer": (),
+    "tuning/audio_tags": ("network", "slow-collate", "books", "frequent-evaluation"),
+    "tuning/pair_matching": ("worker-startup",),
+    "tuning/healthy_list": (),
+    "tuning/healthy_stream": (),
+    "tuning/healthy_trainer": (),
 }
 """The faults of each script that `--quick` asks about, at the size of their probe, and its control."""
 
