@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from diagnose.gate.baseline import RUNS
 from diagnose.gate.by_history import DEVIATIONS, NEAR, PARTS_FROM, num_in_part
-from diagnose.gate.statistics import FEW_PAIRS, MAX_PAIRS, Z_95, State, decide
+from diagnose.gate.statistics import FEW_PAIRS, MAX_PAIRS, Z_95, Decision, State, decide, is_certain
 from diagnose.gate.steps import usual_cost
 
 Floats = npt.NDArray[np.float64]
@@ -149,17 +149,19 @@ def ours(base_KN: Floats, head_KN: Floats, max_drop: float = MAX_DROP) -> tuple[
     limit = -math.log1p(-max_drop)
     for pairs in range(1, len(logs) + 1):
         state = decide(logs[:pairs], limit).state
-        if state is State.PASS and _is_lost_in_rare_steps(base_KN[:pairs], head_KN[:pairs], limit):
-            state = State.REGRESSION
+        if state in (State.PASS, State.INCONCLUSIVE):
+            mean = _second_look(base_KN[:pairs], head_KN[:pairs], limit)
+            is_sure = state is State.PASS or is_certain(mean.estimate, mean.error, limit)
+            state = mean.state if mean.state is State.REGRESSION and is_sure else state
         if state is not State.GO_ON:
             return state, pairs
     raise AssertionError("the last pair decides")
 
 
-def _is_lost_in_rare_steps(base_KN: Floats, head_KN: Floats, limit: float) -> bool:
-    """The second look that the gate takes before it lets pass: at the mean, which sees every stall."""
+def _second_look(base_KN: Floats, head_KN: Floats, limit: float) -> Decision:
+    """What the gate looks at before it lets pass, or cannot tell: the mean, which sees every stall."""
     logs = [float(log) for log in np.log(head_KN.mean(axis=-1) / base_KN.mean(axis=-1))]
-    return decide(logs, limit, last=True).state is State.REGRESSION
+    return decide(logs, limit, last=True)
 
 
 def _alarm(is_alarm: bool, pairs: int) -> tuple[State, int]:

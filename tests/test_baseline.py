@@ -384,6 +384,32 @@ def test_what_a_run_says_of_itself_is_in_its_fingerprint(
     assert (found.soft["omp_num_threads"], found.soft["torch_threads"]) == ("3", 3)
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([64, 64, 36] * 40, 64),
+        ([64, 36] * 60, 64),
+        ([36, 64] * 60, 64),
+        (random.Random(1).choices(range(10, 90), k=120), "varies"),
+        (random.Random(2).choices(range(10, 90), k=120), "varies"),
+        ([], 0),
+    ],
+    ids=["a last smaller batch", "of two", "the other first", "of tokens", "of others", "no step"],
+)
+def test_the_batch_size_is_a_fact_only_where_there_is_one(
+    tmp_path: Path, counts: list[int], told: int | str
+) -> None:
+    """A sampler that fills each batch with tokens has another median in each job."""
+    writer = Writer(tmp_path, 0)
+    writer.set_meta({"columns": COLUMNS, "state": {}})
+    row = dict.fromkeys(COLUMNS, 0)
+    writer.add_steps(
+        [tuple((row | {"end_ns": n + 1, "samples": each}).values()) for n, each in enumerate(counts)]
+    )
+    writer.close()
+    assert fingerprint_of(tmp_path, ("train.py",)).hard["samples_per_step"] == told
+
+
 # -- the commands
 
 

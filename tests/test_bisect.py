@@ -458,6 +458,43 @@ def test_a_commit_without_the_folder_or_with_its_own_data_is_left_out(tmp_path: 
     assert "--link data: git holds it" in text
 
 
+def test_a_commit_that_cannot_be_checked_out_is_left_out(tmp_path: Path) -> None:
+    """As where the object of a large file is gone from the server."""
+    top = history(tmp_path / "toy", (100, 100), (100, 100))
+    steps: list[tuple[str, ...]] = [
+        ("echo 'train.py filter=gone' > .gitattributes", "echo '# 2' >> train.py", "git add ."),
+        ("git rm -q .gitattributes", "echo '[112, 112]' > train.py"),
+        ("echo '# 4' >> train.py",),
+    ]
+    for number, lines in enumerate(steps, 2):
+        subprocess.run(["sh", "-e", "-c", "\n".join(lines)], cwd=top, check=True)
+        git(top, "commit", "-q", "-a", "-m", f"change {number}")
+    git(top, "config", "filter.gone.smudge", "false")
+    git(top, "config", "filter.gone.required", "true")
+    said: list[str] = []
+    found = bisect(request(top, "main~3..main", tmp_path), measure=stated, progress=said.append)
+    assert found.ending is Ending.FOUND
+    assert found.odds is not None
+    assert found.odds.skipped == {0}
+    assert [found.commits[index].subject for index in found.suspects] == ["change 2", "change 3"]
+    assert any("git worktree failed" in line for line in said)
+
+
+def test_a_certain_loss_with_every_stall_is_searched_for_where_usual_steps_scatter(tmp_path: Path) -> None:
+    def scattered(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        run = stated(side, name, folder, plan)
+        usual = run.figures[Metric.SAMPLES_PER_S] * random.Random(name).lognormvariate(0, 0.2)
+        return replace(run, figures={**run.figures, Metric.SAMPLES_PER_S: usual})
+
+    top = history(tmp_path / "toy", (100, 100), (100, 100), (100, 150), (100, 150))
+    asked = request(top, "main~3..main", tmp_path)
+    asked = replace(asked, asked=replace(asked.asked, metric=Metric.SAMPLES_PER_S))
+    found = bisect(asked, measure=scattered)
+    assert found.ending is Ending.FOUND
+    assert [found.commits[index].subject for index in found.suspects] == ["change 2"]
+    assert any("of a usual step it cannot be told" in note for note in found.notes)
+
+
 def test_a_loss_in_rare_steps_alone_is_searched_for_as_the_gate_finds_it(tmp_path: Path) -> None:
     top = history(tmp_path / "toy", (100, 100), (100, 100), (100, 115), (100, 115), (100, 115))
     asked = request(top, "main~4..main", tmp_path)

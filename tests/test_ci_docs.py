@@ -56,7 +56,6 @@ def toy(tmp_path: Path) -> Path:
     commit(top, stand_in(11))
     git(top, "switch", "--quiet", "main")
     git(top, "merge", "--quiet", "--no-ff", "--message", "Merge", "change")
-    git(top, "update-ref", "refs/remotes/origin/main", "HEAD^1")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     command = bin_folder / "diagnose"
@@ -199,11 +198,15 @@ def test_the_gitlab_example_leaves_the_reports_it_names(toy: Path, merged: bool)
     assert isinstance(json.loads((toy / reports["codequality"]).read_text()), list)
 
 
-def test_the_jenkins_example_ends_in_the_gates_code(toy: Path) -> None:
+def test_the_jenkins_example_ends_in_the_gates_code(toy: Path, tmp_path: Path) -> None:
+    """In a clone of the branch alone, as a multibranch job has it; it is not merged yet."""
+    git(toy, "update-ref", "refs/heads/main", "HEAD^1")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--single-branch", "--branch", "change", f"file://{toy}", str(clone))
     scripts = re.findall(r"'''(.*?)'''", blocks("groovy")[0], re.DOTALL)
-    codes = [shell(script, toy).returncode for script in scripts]
+    codes = [shell(script, clone).returncode for script in scripts]
     assert codes == [0, 1]
-    assert (toy / "gate.xml").is_file()
+    assert (clone / "gate.xml").is_file()
 
 
 def test_a_baseline_is_kept_and_compared_with(toy: Path) -> None:

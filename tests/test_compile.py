@@ -101,3 +101,33 @@ def test_beginning_and_ending_around_a_compiled_model_recompiles_nothing(tmp_pat
     assert before["stats"]["unique_graphs"] == 1
     assert before == during == after
     assert (steps, notes) == (30, [])
+
+
+def test_a_break_at_what_dynamo_leaves_out_has_its_line():
+    """Of a call that it skips by its own rules, as those of loggers, Dynamo's words name no place."""
+    import logging
+
+    import torch
+
+    from diagnose.hooks.compiler_counters import describe
+
+    log = logging.getLogger("compiled")
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        log.debug("one")
+        x = x * 2
+        log.debug("two")
+        return x
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.compile(noisy, backend="eager")(torch.ones(2))
+    first = noisy.__code__.co_firstlineno
+    breaks = describe()["breaks"]
+    assert {(each["file"], each["line"]) for each in breaks} == {
+        (__file__, first + 2),
+        (__file__, first + 4),
+    }
+    assert all(each["reason"] for each in breaks)
+    torch._dynamo.reset()

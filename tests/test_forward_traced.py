@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from diagnose.hooks._recorder import Recorder
 from tests.fakes import FakeClock, SlowModel, measured, steps_of
+from tests.running import DIAGNOSE, run, write
 
 
 class Net(nn.Module):
@@ -90,3 +92,36 @@ def test_what_is_trained_after_a_graph_was_written_down_is_found(write: Callable
             recorder.step_marked()
         assert [step.times.get("forward", 0) for step in steps_of(recorder)] == [7, 3]
         assert [module() for module in recorder.modules] == models
+
+
+PROFILED = """
+import json, sys, torch
+from torch import nn
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 1)
+    def forward(self, rows):
+        return self.two(self.one(rows))
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiled:
+    for step in range(4):
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+profiled.export_chrome_trace(sys.argv[1])
+with open(sys.argv[1]) as file:
+    events = json.load(file)["traceEvents"]
+print(sorted(event["name"] for event in events if str(event.get("name")).startswith("nn.Module")))
+"""
+
+
+def test_a_profiler_that_records_stacks_knows_the_same_modules(tmp_path):
+    """It knows a module's frame by the code of `nn.Module.__call__`, which it looks up once."""
+    script = write(tmp_path / "train.py", PROFILED)
+    plain = run(sys.executable, script, "plain.json", cwd=tmp_path)
+    ours = run(*DIAGNOSE, script, "ours.json", cwd=tmp_path)
+    assert ours.code == plain.code == 0, ours.stderr
+    (modules,) = plain.stdout.splitlines()
+    assert modules.count("Linear") == 8 and modules in ours.stdout.splitlines()

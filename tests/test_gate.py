@@ -139,6 +139,19 @@ def test_a_loss_in_rare_steps_alone_does_not_pass(gate: Callable[..., Any], tmp_
     assert gate(*call, "--metric", "step_ms").exit_code == 0, "who asks for one thing is told of that"
 
 
+def test_a_certain_loss_with_every_stall_does_not_pass_where_usual_steps_scatter(
+    gate: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "old.py").write_text(stand_in(10, scatter=0.1))
+    (tmp_path / "new.py").write_text(stand_in(10, scatter=0.1, stall=1.0))
+    call = ("gate", "--base-cmd", "old.py", "--head-cmd", "new.py")
+    ended = gate(*call, "--inconclusive", "pass")
+    assert ended.exit_code == 1
+    assert ended.stdout.startswith("REGRESSION: samples/s with every stall is ")
+    assert "of a usual step it cannot be told" in " ".join(ended.stdout.split())
+    assert gate(*call, "--metric", "step_ms").exit_code == 3
+
+
 def test_what_cannot_be_told_passes_or_fails_only_when_asked_to(
     gate: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -171,6 +171,24 @@ def test_two_gates_at_once_do_not_meet(tmp_path: Path) -> None:
     assert git(tmp_path, "worktree", "list").count("\n") == 0
 
 
+@pytest.mark.parametrize("stands_in", ["elsewhere", "the folder by a link", "nowhere"])
+def test_a_run_is_told_of_its_own_folder_by_the_shells_variable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands_in: str
+) -> None:
+    """Else a script that reads its settings by `$PWD` would read the working copy's in both versions."""
+    root, shell = tmp_path / "worktree", tmp_path / stands_in
+    root.mkdir()
+    if "link" in stands_in:
+        shell.symlink_to(root)
+    elif stands_in == "elsewhere":
+        shell.mkdir()
+    (root / "a.py").write_text("import os; open('pwd.txt', 'w').write(os.environ['PWD'])")
+    monkeypatch.setenv("PWD", str(shell))
+    side = Side(label="base", name="a", root=root, command=("a.py",))
+    measured_run(side, "base-00", tmp_path / "runs", RunPlan())
+    assert (root / "pwd.txt").read_text() == str(shell if "link" in stands_in else root)
+
+
 STARTS_A_RANK = """
 import signal, subprocess, sys, time
 before = signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -113,6 +113,13 @@ def test_a_statement_of_the_loop_is_told_by_what_it_calls(statement: str, idioms
     assert of_marked(text) == idioms
 
 
+def test_what_a_schedule_was_given_to_call_serves_it():
+    text = "def rate(k):\n    return sum(shape(i) for i in range(k))  # here\n\nscheduler.step()\n{}\n"
+    for caller, idioms in (("scheduler.step()", (SCHEDULE,)), ("print(rate(3))", (PYTHON_LOOP,))):
+        stack = [(FILE, 2, "rate"), (FILE, 5, "<module>")]
+        assert Idioms(Sources({FILE: text.format(caller)})).of(stack) == idioms
+
+
 def test_a_condition_on_a_tensor_is_a_sync():
     assert of_marked("if torch.isnan(loss):  # here\n    raise ValueError") == (SYNC,)
     assert of_marked("if step > 3:  # here\n    pass") == ()
@@ -133,6 +140,10 @@ def test_a_condition_on_a_tensor_is_a_sync():
         ("for n, p in model.named_parameters():\n    shadow[n] = d * shadow[n] + (1 - d) * p  # here", EMA),
         ("for p in model.parameters():  # here\n    p.grad.clamp_(-1, 1)", CLIP),
         ("for a, b in zip(old.values(), model.state_dict().values()):  # here\n    a.mul_(d).add_(b)", EMA),
+        ("for n, v in m.state_dict().items():\n    o[n].copy_(o[n] * (1 - r) + v * r)  # here", EMA),
+        ("for n, v in m.state_dict().items():\n    o[n].lerp_(v, r)  # here", EMA),
+        ("for n, v in m.state_dict().items():\n    o[n].copy_(o[n] * 2 + v * r)  # here", PYTHON_LOOP),
+        ("for row in rows:\n    total = total * (1 - r) + row * r  # here", PYTHON_LOOP),
         ("for row in rows:\n    total += row * row  # here", PYTHON_LOOP),
     ],
 )

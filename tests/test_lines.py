@@ -11,7 +11,7 @@ from test_profile import NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.lines import source_lines
 from diagnose.analysis.roles import Roles, Sources
-from diagnose.analysis.statement_idioms import LOG, METRIC, PYTHON_LOOP, SYNC
+from diagnose.analysis.statement_idioms import LOG, METRIC, PYTHON_LOOP, SAVE, SYNC
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 
@@ -30,11 +30,19 @@ SCRIPT = """\
             right += sorted([score, 0.5]).index(score)
         return right
 
+    def keep(state, digest):
+        held = pickle.dumps(state)
+        with open("state", "wb") as out:
+            out.write(held)
+        digest.update(held)
+        log.info("kept %d bytes", len(held))
+
     for step, x in enumerate(data):
         loss = model(x)
         loss.backward()
         record(step, losses)
         judge(loss)
+        keep(model, digest)
 """
 
 
@@ -48,7 +56,7 @@ def idioms(tmp_path: Path) -> Any:
     def found(*sampled: tuple[int, str, int], device: str = "cpu") -> dict[int, tuple[str, ...]]:
         slot = SLOT_OF["gap_after_backward"]
         nobody = ("", 0, "")
-        callers = {"record": (file, 18, "<module>"), "judge": (file, 19, "<module>")}
+        callers = {name: (file, 25 + at, "<module>") for at, name in enumerate(("record", "judge", "keep"))}
         samples = [
             (1, slot, (nobody, (file, line, function), callers[function]), weight)
             for line, function, weight in sampled
@@ -57,7 +65,7 @@ def idioms(tmp_path: Path) -> Any:
         log = log_of(
             steps,
             samples=samples,
-            sites=[("forward", file, 16, "<module>", 9), ("backward", file, 17, "<module>", 9)],
+            sites=[("forward", file, 23, "<module>", 9), ("backward", file, 24, "<module>", 9)],
             meta={"samples": sum(weight for *_, weight in sampled), "device": device},
         )
         lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
@@ -77,6 +85,12 @@ def test_what_a_helper_does_besides_serves_what_it_mostly_does(idioms):
 def test_a_helper_that_mostly_computes_is_not_there_for_the_file_it_writes(idioms):
     assert idioms((6, "record", 30), (4, "record", 60), (7, "record", 10))[4] == (PYTHON_LOOP,)
     assert idioms((6, "record", 30), (4, "record", 60), (7, "record", 10))[6] == (LOG,)
+
+
+def test_what_a_function_writes_that_saves_the_state_is_the_state(idioms):
+    found = idioms((16, "keep", 10), (18, "keep", 60), (19, "keep", 20), (20, "keep", 10))
+    assert found == {16: (SAVE,), 18: (SAVE,), 19: (SAVE,), 20: (LOG,)}
+    assert idioms((18, "keep", 60), (20, "keep", 10))[18] == (LOG,), "nothing was seen to be saved"
 
 
 def test_another_function_keeps_its_own_purpose(idioms):
@@ -125,3 +139,25 @@ def test_the_time_of_a_model_is_not_that_of_printing_what_it_returns(tmp_path, s
     )
     (line,) = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
     assert line.idiom == idiom
+
+
+def test_a_line_tells_what_passed_between_calls_and_what_in_a_model_below_it(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("for x in loader:\n    y = ensemble(dust(x))\n    y.backward()\n", encoding="utf-8")
+    file = str(path)
+    outer, inner = (file, 2, "<module>"), (file, 9, "likelihood")
+    log = log_of(
+        steps_of(60, data_wait=20, gap_after_data_wait=30, forward=50),
+        samples=[
+            (1, SLOT_OF["data_wait"], (NOBODY, outer), 20),
+            (1, SLOT_OF["gap_after_data_wait"], (NOBODY, outer), 30),
+            (1, SLOT_OF["forward"], (NOBODY, inner, outer), 50),
+        ],
+        sites=[("forward", file, 2, "<module>", 9), ("backward", file, 3, "<module>", 9)],
+        meta={"samples": 100},
+    )
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    outside = [line for line in lines if line.line == 2]
+    assert sum(line.share for line in outside) == pytest.approx(0.5)
+    assert sum(line.between for line in outside) == pytest.approx(0.3)
+    assert [line.model_share for line in lines] == pytest.approx([0.5] * len(lines))

@@ -120,11 +120,18 @@ def test_the_working_copys_code_is_known_by_any_name(
     linked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top = linked.resolve()
+    commit(top, "as it came", path="vendor/six.py")
+    for text in ("before", "now"):
+        commit(top, text, path="packages/net/net/model.py")
     git(top, "worktree", "add", "--quiet", "--detach", str(top / "inside"))  # as with TMPDIR=.
     (top / "inside" / "copied.py").symlink_to(top / "src" / "net.py")
     (top / "shared").mkdir()
     (top / "inside" / "shared").symlink_to(top / "shared")
     net, packages = f"{top}/src/net.py, of the working copy", top / ".venv" / "lib" / "site-packages"
+    write(packages / "net" / "model.py", "now")
+    write(packages / "six.py", "as it came")
+    write(packages / "foreign" / "net" / "model.py", "now")
+    write(tmp_path / "dist-packages" / "net" / "model.py", "a namesake's")
     for file, reason in {
         linked / "src" / "net.py": net,
         top / "inside" / "copied.py": net,
@@ -132,6 +139,11 @@ def test_the_working_copys_code_is_known_by_any_name(
         top / "inside" / "shared" / "code.py": "",
         packages / "net.py": f"{packages}/net.py, an installed copy of what stands in the worktree",
         tmp_path / "dist-packages" / "train.py": f"{tmp_path}/dist-packages/train.py, an installed copy",
+        packages / "net" / "model.py": f"{packages}/net/model.py, an installed copy",
+        packages / "six.py": "",
+        packages / "foreign" / "net" / "model.py": "",
+        tmp_path / "dist-packages" / "net" / "model.py": "",
+        packages / "gone" / "model.py": "",
         packages / "torch.py": "",
         packages / "src" / "other.py": "",
         tmp_path / "elsewhere.py": "",
@@ -140,7 +152,9 @@ def test_the_working_copys_code_is_known_by_any_name(
         for in_worker in (False, True):
             seen(monkeypatch, file, in_worker=in_worker)
             for name in (top, linked):
-                said = why_same_code("gate", tmp_path, name, top / "inside" / "src", ["shared"])
+                said = why_same_code(
+                    "gate", tmp_path, name, top / "inside" / "src", "main~1..main", ["shared"]
+                )
                 assert (f"used {reason}" in said) if reason else not said, file
                 assert ("installed copy" not in said) or f"PYTHONPATH={top}" in said
 

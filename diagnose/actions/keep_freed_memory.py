@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.actions._malloc import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, FreedMemory, library
+from diagnose.actions._malloc import FreedMemory, library
 from diagnose.actions._memory import SHORT_SHARE, free_share
 from diagnose.actions.base import Action, CannotApply
+from diagnose.core.freed_memory import ROOM, as_statement
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
-
-ROOM = 1 << 30
-"""Bytes. More than that lies free in few steps, and goes back as before."""
 
 
 class KeepFreedMemory(Action):
@@ -90,12 +88,7 @@ def _is_short() -> bool:
 
 SHORT = "memory is short, and what is freed would be kept"
 
-STATEMENT = "; ".join(
-    [
-        "import ctypes",
-        *(f"ctypes.CDLL(None).mallopt({each}, 1 << 30)" for each in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD)),
-    ]
-)
+STATEMENT = as_statement()
 """The same for a script."""
 
 _in_force: list[KeepFreedMemory] = []

@@ -31,6 +31,7 @@ from diagnose.analysis.statement_idioms import (
     PYTHON_LOOP,
     ROLLOUT,
     SAVE,
+    SCHEDULE,
     SLICES,
     Within,
     of_places,
@@ -61,6 +62,8 @@ MODEL = (Phase.FORWARD, Phase.BACKWARD)
 
 ACTING = (Phase.EVALUATION, Phase.DATA_WAIT)
 """Phases that acting in an environment is taken for: without gradients, or for the model's next input."""
+
+BESIDE_THE_MODEL = (Phase.OPTIMIZER, Phase.OTHER)
 
 NAMELESS = (*MODEL, Phase.DATA_WAIT)
 """Phases in which names are of what is computed: `log_mel`, `clip_frames`."""
@@ -134,7 +137,13 @@ class Idioms:
         if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
             # Reading a value or looping is how a thing is done; the name says what it is done for.
             found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
+        if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack[1:]):
+            found = [SCHEDULE]
         return (*found, acting) if acting else tuple(found)
+
+    def _schedules(self, callers: Sequence[Frame]) -> bool:
+        """Whether a learning-rate schedule is stepped by a caller: what it was given to call serves it."""
+        return any(SCHEDULE in self.of_line(file, line) for file, line, _ in callers)
 
     def of_line(self, file: str, line: int, within: Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.roles import Roles, Sources
-from diagnose.analysis.statement_idioms import PYTHON_LOOP, SYNC, WAIT
+from diagnose.analysis.statement_idioms import LOG, PYTHON_LOOP, SAVE, SYNC, WAIT
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
@@ -31,6 +32,9 @@ TRAINED = (Phase.BACKWARD, Phase.OPTIMIZER)
 """A line in which a package does both leaves training to it."""
 
 FORWARD = SLOT_OF["forward"]
+
+REPORTS = re.compile(r"\bprint\(|\badd_\w+\(|\b(log(ging|ger)?|wandb|mlflow)\.\w+\(", re.IGNORECASE)
+"""Logs, rather than writes a file."""
 
 MOST = 0.5
 """A helper of which a larger part has one purpose is for that as a whole."""
@@ -63,8 +67,11 @@ def source_lines(
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helper_of: dict[LineKey, Helper] = {}
+    models: dict[Frame, float] = defaultdict(float)
     for slot, (library, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
+        for frame in set(stack) if slot == FORWARD else ():
+            models[frame] += weight_ns
         if stack:
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
             called = slot == FORWARD and roles.calls_model(stack[0])
@@ -80,8 +87,21 @@ def source_lines(
                 libraries[phase, stack[0]][library] += weight_ns
     trainers = {frame for _, frame in libraries if all((phase, frame) in libraries for phase in TRAINED)}
     of_helper = {helper: _purpose(parts, waits=waits) for helper, parts in helpers.items()}
+    saves = {
+        (key[1][0], key[1][2])
+        for key, parts in purposes.items()
+        if key[0] is Phase.CHECKPOINT or (key in helper_of and any(SAVE in idiom for idiom in parts))
+    }
+    for key in helper_of:
+        file, line, function = key[1]
+        if (file, function) in saves and not REPORTS.search(sources.line(file, line)):
+            purposes[key] = _served(purposes[key])
     num_samples = log.meta.get("samples") or 1
     one_sample_ns = sum(weight for _, _, _, weight in log.samples) / num_samples or 1.0
+
+    def share(slot: int, weight_ns: float) -> float:
+        return float(slot_ns[slot]) * weight_ns / sampled[slot] / total_ns
+
     return _ranked(
         SourceLine(
             phase=phase,
@@ -89,7 +109,9 @@ def source_lines(
             line=line,
             function=function,
             trains=(file, line, function) in trainers,
-            share=sum(float(slot_ns[slot]) * ns / sampled[slot] for slot, ns in by_slot.items()) / total_ns,
+            share=sum(share(slot, ns) for slot, ns in by_slot.items()),
+            between=sum(share(slot, ns) for slot, ns in by_slot.items() if slot >= FIRST_GAP),
+            model_share=share(FORWARD, ns) if (ns := models.get((file, line, function))) else 0.0,
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
@@ -117,6 +139,15 @@ def _purpose(parts: Mapping[tuple[str, ...], float], *, waits: bool) -> str:
     purpose = max(of, key=of.__getitem__)
     most = of[purpose] > MOST * sum(of.values())
     return purpose if most and not (waits and purpose == PYTHON_LOOP) else ""
+
+
+def _served(parts: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+    """Says of a line beside one that saves the state that it serves that, unless it does something else."""
+    served: dict[tuple[str, ...], float] = defaultdict(float)
+    for idiom, weight_ns in parts.items():
+        others = tuple(each for each in idiom if each not in (SAVE, LOG, PYTHON_LOOP))
+        served[(SAVE, *others) if not others or SAVE in idiom else idiom] += weight_ns
+    return served
 
 
 def _as_part(purpose: str, idiom: tuple[str, ...]) -> tuple[str, ...]:

@@ -193,8 +193,25 @@ def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     told = words_of(used - decays_weights) & AVERAGED_WORDS
     assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign))
     in_pairs = sources & {"zip", "_foreach"} and (used & WRITES or _assigns_in_place(place.statement))
-    if in_pairs or (told and (used & IN_PLACE or assigns)):
+    if in_pairs or (told and (used & IN_PLACE or assigns)) or any(map(_blends, nodes)):
         yield EMA
+
+
+def _blends(node: ast.AST) -> bool:
+    """Whether an expression goes a part of the way from one value to another: `a * (1 - r) + b * r`."""
+    if isinstance(node, ast.Call):
+        return callee(node)[0] in ("lerp", "lerp_")
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return False
+    sides = (node.left, node.right)
+    return all(isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mult) for side in sides) and any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Sub)
+        and isinstance(part.left, ast.Constant)
+        and part.left.value == 1
+        for side in sides
+        for part in ast.walk(side)
+    )
 
 
 def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Iterator[str]:

@@ -40,6 +40,7 @@ class Graph:
         total: All operations; its times are those of all nodes, views too.
         convolutions: Those of `total` that are convolutions.
         small_ops: Operations with a result of a few thousand elements at most.
+        double: Operations whose result is in float64 or complex128.
         small_depth: The most of `small_ops` of which each needs the one before.
         product_bytes: Bytes of a number of the result of the matrix product with most multiplications.
         product_rows: Rows of the matrix products that most multiplications are in.
@@ -70,6 +71,7 @@ class Graph:
     total: Work = Work()
     convolutions: Work = Work()
     small_ops: Work = Work()
+    double: Work = Work()
     small_depth: int | None = None
     product_bytes: int | None = None
     product_rows: int | None = None

@@ -125,6 +125,9 @@ class SourceLine:
         line: Line number, from 1.
         function: Qualified name of the function, `<module>` at the top level.
         share: Part of the measured wall time, 0 to 1.
+        between: The part of `share` that passed between hooked calls, so in code of the loop itself: of a
+            wait for data, what the loop does to batches rather than its loader.
+        model_share: Part of the measured time in which a model was called from the line, however deep.
         num_samples: About how many times the sampler saw the line; small numbers carry little.
         in_worker: Whether a DataLoader worker, not the training thread, spent the time. `share` is then
             the part of the workers' busy time.
@@ -141,6 +144,8 @@ class SourceLine:
     line: int
     function: str
     share: float
+    between: float = 0.0
+    model_share: float = 0.0
     num_samples: int = 0
     in_worker: bool = False
     text: str = ""

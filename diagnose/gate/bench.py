@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
+from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bisection import BisectRequest, Commit
 from diagnose.gate.compare_commits import Measure
 from diagnose.gate.imports import why_same_code
@@ -116,7 +117,8 @@ class Bench:
         self.num_runs += 1
         run = self.measure(side, f"run-{self.num_runs:03d}-{commit.hash[:9]}", self.request.folder, plan)
         self.longest_s = max(self.longest_s, run.wall_s)
-        reason = why_same_code("bisect", run.folder, self.repository, side.root, self.request.links)
+        asked = self.request
+        reason = why_same_code("bisect", run.folder, self.repository, side.root, asked.commits, asked.links)
         if reason:
             raise NotInThisVersion(reason)
         return run
@@ -124,9 +126,14 @@ class Bench:
     def _side(self, commit: Commit) -> Side:
         if commit.hash not in self._sides:
             with ExitStack() as stack:
-                (root,) = stack.enter_context(
-                    worktrees(self.repository, (commit.hash,), self.request.links)
-                )
+                try:
+                    (root,) = stack.enter_context(
+                        worktrees(self.repository, (commit.hash,), self.request.links)
+                    )
+                except NotInThisVersion:
+                    raise
+                except DiagnoseError as error:  # a filter has failed: a large file's object is gone
+                    raise NotInThisVersion(str(error)) from error
                 side = self._side_in(root, commit)
                 self._sides[commit.hash] = (stack.pop_all(), side)
         return self._sides[commit.hash][1]

@@ -10,16 +10,11 @@ from pathlib import Path
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bench import Bench, has_figure, log_cost
 from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
-from diagnose.gate.compare_commits import (
-    IN_RARE_STEPS,
-    Measure,
-    is_lost_in_rare_steps,
-    sigterm_unwinds,
-)
+from diagnose.gate.compare_commits import Measure, second_look, sigterm_unwinds
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
-from diagnose.gate.pairs import Paired, Progress, counted, judge, run_pairs
+from diagnose.gate.pairs import Progress, counted, judge, run_pairs
 from diagnose.gate.posterior import CannotRun, OutOfBudget, search
-from diagnose.gate.result import Judgement, Metric, Pair, TrainingFailed, Verdict
+from diagnose.gate.result import Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.why import reasons, why_of
 from diagnose.gate.worktrees import (
     commit_of,
@@ -128,10 +123,8 @@ class _Search:
             asked = replace(asked, budget_s=ENDS_PART * asked.budget_s)
         ends = run_pairs(self.bench.ends(found.good, found.commits[-1]), asked, progress=self.progress)
         self.bench.longest_s = max((run.wall_s for run in counted(ends.runs)), default=0.0)
-        judgement = self._judged(ends)
-        if judgement is not ends.judgement:
-            found = replace(found, notes=(*found.notes, IN_RARE_STEPS))
-        found = replace(found, ends=judgement)
+        judgement, why = second_look(asked.metric, ends)
+        found = replace(found, ends=judgement, notes=(*found.notes, *filter(None, [why])))
         if judgement.verdict is Verdict.PASS:
             return replace(found, ending=Ending.NO_LOSS, reason="the last commit is not slower")
         if judgement.verdict is not Verdict.REGRESSION:
@@ -152,13 +145,6 @@ class _Search:
             wanted = f"{self.request.confidence:.0%}"
             return replace(found, reason=f"after {odds.num_pairs} pairs no commit has odds of {wanted}")
         return self._explained(replace(found, ending=Ending.FOUND), ends.pairs, plan, metric)
-
-    def _judged(self, ends: Paired) -> Judgement:
-        """Judges the ends as the gate does: by the mean, where usual steps are no slower but rare ones."""
-        asked = self.request.asked
-        mean = judge(ends.pairs, Metric.MEAN_SAMPLES_PER_S, asked.max_drop, last=True)
-        is_rare = is_lost_in_rare_steps(asked.metric, ends.judgement, mean)
-        return mean if is_rare and mean is not None else ends.judgement
 
     def _log_of_pair(self, found: Bisection, index: int, plan: RunPlan, metric: Metric) -> float:
         commit = found.commits[index]

@@ -25,6 +25,7 @@ from diagnose.gate.pairs import (
     Paired,
     Progress,
     judge,
+    log_of,
     run_pairs,
     why_not_in_turns,
 )
@@ -40,6 +41,7 @@ from diagnose.gate.result import (
     TrainingFailed,
     Verdict,
 )
+from diagnose.gate.statistics import is_certain
 from diagnose.gate.worktrees import (
     moved_path,
     note_of_submodules,
@@ -68,6 +70,7 @@ IN_TURNS = (
 )
 
 IN_RARE_STEPS = "a usual step is not slower: the loss is in rare ones, such as checkpoints"
+IN_THE_MEAN = "of a usual step it cannot be told; with every stall the loss is certain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +241,9 @@ def _measure(
     def run(side: int, name: str, plan: RunPlan) -> MeasuredRun:
         measured = measure(sides[side], name, request.folder, plan)
         if repository is not None and len(made) < len(sides):  # the first of each
-            reason = why_same_code("gate", measured.folder, repository, sides[side].root, request.links)
+            reason = why_same_code(
+                "gate", measured.folder, repository, sides[side].root, request.commits, request.links
+            )
             if reason:
                 raise DiagnoseError(reason)
         made.append(measured)
@@ -267,11 +272,11 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
         and (judged := judge(paired.pairs, metric, result.max_drop, last=True)) is not None
     )
     notes = (*result.notes, *of_ranks(paired.runs), *_of_another_metric(result.metric, judgement))
-    rare = next((each for each in beside if each.metric is Metric.MEAN_SAMPLES_PER_S), None)
-    if is_lost_in_rare_steps(result.metric, judgement, rare) and rare is not None:
-        beside = (judgement, *(each for each in beside if each is not rare))
-        judgement = rare
-        notes = (*notes, IN_RARE_STEPS)
+    decisive, why = second_look(result.metric, paired)
+    if why:
+        beside = (judgement, *(each for each in beside if each.metric is not decisive.metric))
+        judgement = decisive
+        notes = (*notes, why)
     found = causes(paired.runs) if judgement.verdict is Verdict.INCONCLUSIVE else ()
     words: tuple[str, ...] = ()
     if judgement.verdict is Verdict.INCONCLUSIVE:
@@ -301,13 +306,27 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
     )
 
 
-def is_lost_in_rare_steps(asked: Metric, usual: Judgement, mean: Judgement | None) -> bool:
-    """Whether samples/s, which are to hold their own, were lost where the figure of a usual step is blind.
+def second_look(asked: Metric, paired: Paired) -> tuple[Judgement, str]:
+    """Returns the judgement that counts, and why where that is not the one of a usual step's samples/s.
 
-    The mean, which sees every stall, scatters more, so it alone seldom tells; where it does, it counts.
+    The mean, which sees every stall, scatters more, so it alone seldom tells; where it does, it counts
+    beside a usual step that passes, and, if it is certain, beside one that cannot be told. Where a run has
+    nothing to be judged by, it does not.
     """
-    passes = asked is Metric.SAMPLES_PER_S and usual.verdict is Verdict.PASS
-    return passes and mean is not None and mean.verdict is Verdict.REGRESSION
+    usual = paired.judgement
+    is_open = usual.verdict is Verdict.INCONCLUSIVE
+    is_useless = bool(paired.stopped) and usual.reason == paired.stopped
+    if asked is not Metric.SAMPLES_PER_S or usual.verdict is Verdict.REGRESSION or is_useless:
+        return usual, ""
+    mean = judge(paired.pairs, Metric.MEAN_SAMPLES_PER_S, usual.max_drop, last=True)
+    if mean is None or mean.verdict is not Verdict.REGRESSION or (is_open and not _is_certain(mean)):
+        return usual, ""
+    return mean, IN_THE_MEAN if is_open else IN_RARE_STEPS
+
+
+def _is_certain(loss: Judgement) -> bool:
+    estimate, limit = (log_of(drop, loss.metric) for drop in (loss.drop, loss.max_drop))
+    return is_certain(estimate, loss.error, limit)
 
 
 def _of_another_metric(asked: Metric, judgement: Judgement) -> tuple[str, ...]:

@@ -97,12 +97,14 @@ def _work(run: Path, logs: list[RankLog], command: tuple[str, ...]) -> dict[str,
     from diagnose.core.ledger import COLUMNS
 
     steps = logs[0].steps if logs else None
-    samples = steps[:, COLUMNS.index("samples")] if steps is not None and len(steps) else None
-    usual = sorted(samples.tolist())[len(samples) // 2] if samples is not None else 0
+    column = steps[:, COLUMNS.index("samples")].tolist() if steps is not None else []
+    samples = sorted(column) or [0]
+    usual = samples[len(samples) // 2]
+    is_usual = 2 * samples.count(usual) >= len(samples)  # not where a batch is a number of tokens
     device = str(logs[0].meta.get("device", "cpu")) if logs else str(read_manifest(run).get("device", ""))
     return {
         "command": " ".join(command),
-        "samples_per_step": int(usual),
+        "samples_per_step": int(usual) if is_usual else "varies",
         "world_size": max(1, len(logs)),
         "device": device,
         **_dtypes(logs),

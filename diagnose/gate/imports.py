@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from diagnose.analysis.profile import read_logs
-from diagnose.gate.worktrees import repository_of
+from diagnose.gate.worktrees import git, repository_of
 
 PACKAGES = {"site-packages", "dist-packages"}
 
 SOURCES = ("", "src")
-"""Folders of a project that hold what is installed of it."""
+"""Folders of a project that usually hold what is installed of it."""
 
 
 def why_same_code(
-    command: str, run: Path, repository: Path, ran_in: Path, links: Sequence[str] = ()
+    command: str, run: Path, repository: Path, ran_in: Path, commits: str, links: Sequence[str] = ()
 ) -> str:
     """Says why all versions would run the same code, and what to do; empty where none was seen.
 
@@ -28,12 +29,16 @@ def why_same_code(
         run: The run's folder.
         repository: The working copy.
         ran_in: Where it ran, in a worktree, which may itself lie in the working copy.
+        commits: What is compared, as `BASE..HEAD`.
         links: Paths that both versions share.
     """
     top, worktree = repository.resolve(), repository_of(ran_in).resolve()
     shared = [(top / link).resolve() for link in links]
+    tracked = git(worktree, "ls-files", "-z").split("\0")
+    names = git(top, "diff", "--name-only", "--no-renames", "-z", commits, "--").split("\0")
+    changed = [Path(name) for name in names if name]
     for file in sorted(_seen(run)):
-        folder = _installed_from(file, (worktree, ran_in.resolve()))
+        folder = _installed_from(file, (worktree, ran_in.resolve()), tracked, changed)
         if folder is not None:
             what, kind = "an installed copy of what stands in the worktree", ""
             importable = top / folder.relative_to(worktree)
@@ -64,11 +69,40 @@ def _seen(run: Path) -> set[Path]:
     return {Path(name).resolve() for name in names if Path(name).is_absolute()}
 
 
-def _installed_from(file: Path, projects: Sequence[Path]) -> Path | None:
-    """Returns the folder of a project in which an installed file stands as well."""
+def _installed_from(
+    file: Path, places: Sequence[Path], tracked: Sequence[str], changed: Sequence[Path]
+) -> Path | None:
+    """Returns the folder of a project in which an installed file stands as well.
+
+    Deeper down, as in `packages/net/net/model.py`, the bytes have to agree, else it may be a namesake of a
+    foreign one, and the commits to differ: what both hold alike, such as a vendored library, is no matter.
+
+    Args:
+        file: Where it is installed.
+        places: The top folder of the worktree, and another one to look in.
+        tracked: Paths of the files that git holds.
+        changed: Those in which the commits differ.
+    """
     index = next((index for index, part in enumerate(file.parts) if part in PACKAGES), None)
     if index is None:
         return None
     inside = Path(*file.parts[index + 1 :])
-    folders = (project / folder for project in projects for folder in SOURCES)
-    return next((folder for folder in folders if (folder / inside).is_file()), None)
+    for folder in (place / source for place in places for source in SOURCES):
+        if (folder / inside).is_file():
+            return folder
+    end = f"/{inside.as_posix()}"
+    for name in tracked:
+        folder = Path(name.removesuffix(end))
+        if (
+            name.endswith(end)
+            and any(each.is_relative_to(folder) for each in changed)
+            and _is_same(places[0] / name, file)
+        ):
+            return places[0] / folder
+    return None
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return one.read_bytes() == other.read_bytes()
+    return False

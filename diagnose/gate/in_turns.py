@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
+from diagnose.core.freed_memory import as_variables
 from diagnose.store.runs import Stops
 
 TURN_S = 0.3
@@ -22,7 +23,7 @@ ENDS_ALL = 'while read -r group; do groups="$groups -$group"; done; kill -s KILL
 """A shell's program that reads groups of processes, and ends them when whoever writes is gone: a process
 that is stopped does not hear of it, and would stay for ever."""
 
-KEEPS_FREED = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
+KEEPS_FREED = as_variables()
 """Lets the C library keep what is freed. Else it is chance, in each process anew, how much of it goes back
 to the system in each step and is fetched again, and turns win little (`benchmarks/gate_turns.py`)."""
 

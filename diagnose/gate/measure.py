@@ -331,6 +331,8 @@ def _started(side: Side, name: str, folder: Path, plan: RunPlan) -> Iterator[_Ru
         if not key.startswith("DIAGNOSE_") or key == f"DIAGNOSE_{KEPT_SETTING.upper()}"
     }
     environment |= {"DIAGNOSE_PROJECT": KEPT_SETTING, **side.environment}
+    if os.path.realpath(environment.get("PWD", side.root)) != os.path.realpath(side.root):
+        environment["PWD"] = str(side.root)  # a script may go by it: Hydra's `${oc.env:PWD}`
     started_ns = time.perf_counter_ns()
     with (
         open(folder / f"{name}.stdout.txt", "wb") as stdout,

@@ -127,6 +127,11 @@ def max_error(limit: float) -> float:
     return MAX_ERROR * limit
 
 
+def is_certain(estimate: float, error: float, limit: float) -> bool:
+    """Whether a loss is one however much the pairs scatter; of too few of them that is not known."""
+    return estimate > limit + CERTAIN * error
+
+
 def _state(logs: Sequence[float], limit: float, estimate: float, error: float, *, last: bool) -> State:
     pairs = len(logs)
     beyond = [log - limit for log in logs]
@@ -140,7 +145,7 @@ def _state(logs: Sequence[float], limit: float, estimate: float, error: float, *
     above = chance_of_excess(beyond) <= LOOK_LEVEL
     below = chance_of_excess([-value for value in beyond]) <= LOOK_LEVEL
     if error > max_error(limit):
-        if above and estimate > limit + CERTAIN * error:
+        if above and is_certain(estimate, error, limit):
             return State.REGRESSION
         if below and estimate < limit - CERTAIN * error:
             return State.PASS

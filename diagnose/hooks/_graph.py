@@ -53,6 +53,7 @@ class Node:
     sequence: int
     shape: tuple[int, ...]
     item_bytes: int
+    double: bool = False
     inputs: list[Node] = field(default_factory=list)
     users: list[Node] = field(default_factory=list)
     leaf: int = 0
@@ -163,12 +164,19 @@ def _read(grad_fn: Any, recomputing: bool) -> Node:
             weight=type(variable).__name__ != "Tensor",
         )
     shape: tuple[int, ...] = ()
-    item_bytes = 4
+    item_bytes, double = 4, False
     metadata = getattr(grad_fn, "_input_metadata", ())
     if metadata:
-        shape = tuple(int(size) for size in metadata[0].shape)
-        item_bytes = metadata[0].dtype.itemsize
-    node = Node(name=_plain(name), sequence=grad_fn._sequence_nr(), shape=shape, item_bytes=item_bytes)
+        dtype = metadata[0].dtype
+        shape, item_bytes = tuple(int(size) for size in metadata[0].shape), dtype.itemsize
+        double = item_bytes == (16 if dtype.is_complex else 8)
+    node = Node(
+        name=_plain(name),
+        sequence=grad_fn._sequence_nr(),
+        shape=shape,
+        item_bytes=item_bytes,
+        double=double,
+    )
     if recomputing:
         for attribute in dir(grad_fn):
             if attribute.startswith("_raw_saved_"):
@@ -217,6 +225,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "total": {**_work(ops), **_times(nodes)},
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
         "small_ops": _work(small),
+        "double": _work([op for op in ops if op.double]),
         "small_depth": longest_chain(nodes, {id(op) for op in small}),
         "product_bytes": max(products, key=lambda op: op.flops).item_bytes if products else None,
         "product_rows": most_rows(ops),

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +70,7 @@ class CompilerCountersHook(Hook):
 
 def describe() -> dict[str, Any]:
     """Returns the facts of `core.graph.Compiler`."""
-    from torch._dynamo.utils import counters, get_compilation_metrics
+    from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
 
     metrics = [m for m in get_compilation_metrics() if m.co_name]
     by_place = Counter((m.co_filename or "", m.co_firstlineno or 0, m.co_name or "") for m in metrics)
@@ -86,11 +86,32 @@ def describe() -> dict[str, Any]:
         "limit_hits": len(limited),
         "reasons": list(dict.fromkeys(_first_line(m.recompile_reason or "") for m in again))[-MAX_KEPT:],
         "skipped": [_skipped(m) for m in metrics if _is_skipped(m)][:MAX_KEPT],
-        "breaks": [_broken(reason) for reason in list(counters["graph_break"])[:MAX_KEPT]],
+        "breaks": _breaks(list(counters["graph_break"]), list(graph_break_reasons)),
         "file": file,
         "line": line,
         "function": function,
     }
+
+
+def _breaks(told: Sequence[str], traced: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns the graph breaks, one per place.
+
+    Args:
+        told: Dynamo's words, which name no place where it leaves a function out by its own rules.
+        traced: Its records of where it broke a graph, each with the stack of that moment.
+    """
+    found = [_broken(reason) for reason in told]
+    places = {(each["file"], each["line"]) for each in found}
+    for each in traced:
+        if (
+            each.user_stack
+            and (place := (each.user_stack[-1].filename, each.user_stack[-1].lineno)) not in places
+        ):
+            places.add(place)
+            found.append({"reason": _first_line(each.reason), "file": place[0], "line": place[1] or 0})
+    if any(each["file"] for each in found):
+        found = [each for each in found if each["file"]]
+    return found[:MAX_KEPT]
 
 
 def _is_skipped(metrics: Any) -> bool:

@@ -22,6 +22,14 @@ FORWARD = SLOT_OF["forward"]
 GAP = GAP_AFTER[FORWARD]
 EVALUATION = SLOT_OF["evaluation"]
 
+KEEPERS = (
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_initialize"),
+    ("torch.autograd.profiler", "", "_prepare_profiler"),
+    ("torch.autograd.profiler", "", "_enable_profiler"),
+)
+"""Module, owner and name of functions that keep the `nn.Module.__call__` that they find: `torch.compile` to
+call it, the profiler to know the frames of modules by its code, once for the whole process."""
+
 FX, FX_TRACES = "torch.fx._symbolic_trace", "_is_fx_tracing_flag"
 
 
@@ -42,10 +50,10 @@ class ForwardHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         with ExitStack() as adopted, _Search(recorder, adopted) as search:
-            cancel = after_import(
-                "torch._dynamo.eval_frame", lambda: adopted.enter_context(search.unseen_by_compile())
-            )
-            adopted.callback(cancel)
+            for module, owner, name in KEEPERS:
+                adopted.callback(
+                    after_import(module, functools.partial(search.steps_aside_for, module, owner, name))
+                )
             yield
 
 
@@ -74,17 +82,15 @@ class _Search:
         self._rest()
         self._closed = True
 
-    @contextmanager
-    def unseen_by_compile(self) -> Iterator[None]:
-        """`torch.compile(module)` keeps the bound `__call__` that it finds: it must not be ours."""
-        from torch._dynamo.eval_frame import OptimizedModule
+    def steps_aside_for(self, module: str, owner: str, name: str) -> None:
+        """Lets `nn.Module.__call__` be torch's while such a function looks at it."""
 
         def wrap(original: Any) -> Any:
-            def init(*args: Any, **kwargs: Any) -> None:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 listening = self._base is not None
                 self._rest()
                 try:
-                    original(*args, **kwargs)
+                    return original(*args, **kwargs)
                 except BaseException as error:
                     unseen(error)
                     raise
@@ -92,10 +98,10 @@ class _Search:
                     if listening:
                         self._listen()
 
-            return hidden(init)
+            return hidden(call)
 
-        with replaced(OptimizedModule, "_initialize", wrap):
-            yield
+        holder = sys.modules[module]
+        self._adopted.enter_context(replaced(getattr(holder, owner) if owner else holder, name, wrap))
 
     def _listen(self) -> None:
         if self._base is None:

@@ -1,17 +1,25 @@
-"""The model computes in float64"""
+"""Some or all of the model computes in float64"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from diagnose.core.finding import Finding
+from diagnose.core.graph import Graph, Work
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
-from diagnose.core.units import format_bytes, format_share
-from diagnose.rules._compute import model_ns, of_model
+from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._compute import of_model, of_work
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
 MIN_PART = 0.5
-"""Part of the parameters' bytes in float64: a few statistics may well be."""
+"""Part of the parameters' bytes in float64 from which on all of the model is taken to be: a few statistics
+may well be."""
+
+MIN_SHARE = 0.02
+"""Part of the step that must be won by less: the end of a loss, say, is often summed up in float64."""
 
 SAVED = {"cpu": (0.25, 0.5, 0.6), "other": (0.4, 0.85, 0.97)}
 """Half the bytes and twice the numbers per instruction on a CPU; most GPUs have 2 to 64 times fewer units
@@ -24,11 +32,19 @@ def of_type(dtype: str, device: str = "cpu") -> Program:
     )
 
 
+def in_part(ms: float) -> Program:
+    """A model in float32, of which some operations are in float64 all the same."""
+    whole = Work(num_ops=100, backward_ns=40e6, forward_ns=20e6)
+    part = Work(num_ops=8, backward_ns=ms * 1e6, forward_ns=ms * 0.5e6)
+    return Program(models=of_type("float32").models, graph=Graph(num_nodes=200, total=whole, double=part))
+
+
 class DoublePrecision(Rule):
     """
     ## What it means
-    Parameters are 64-bit numbers, often because data came from NumPy and the model was converted to match.
-    Everything takes twice the memory and at least twice the time.
+    Parameters are 64-bit numbers, or a tensor among them is: often because data came from NumPy and the
+    model was converted to match, or a constant was computed with care and never converted back. What it
+    is multiplied with becomes float64 too, and takes twice the memory and at least twice the time.
 
     ## What to do
     Convert the data instead: `x.float()` in the dataset, and leave the model in float32.
@@ -38,8 +54,16 @@ class DoublePrecision(Rule):
     """
 
     needs = ("program.models",)
-    fires_on = (profile(program=of_type("float64")), profile(program=of_type("float64", "cuda")))
-    silent_on = (profile(program=of_type("float32")), profile(program=of_type("bfloat16")))
+    fires_on = (
+        profile(program=of_type("float64")),
+        profile(program=of_type("float64", "cuda")),
+        profile(program=in_part(20)),
+    )
+    silent_on = (
+        profile(program=of_type("float32")),
+        profile(program=of_type("bfloat16")),
+        profile(program=in_part(0.5)),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
@@ -47,21 +71,32 @@ class DoublePrecision(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        models = profile.program.models
+        models, graph = profile.program.models, profile.program.graph
         whole = sum(model.param_bytes for model in models)
         double = sum(model.dtypes.get("float64", 0) for model in models)
-        if not whole or double < MIN_PART * whole:
-            return None
         low, expected, high = SAVED["cpu" if models[0].device == "cpu" else "other"]
-        time_ns = model_ns(profile)
+        spent: Mapping[Phase, float] = {}
+        if whole and double >= MIN_PART * whole:
+            spent = of_model(profile, 1.0)
+        elif graph is not None and graph.double.num_ops:
+            spent = of_work(profile, graph.double, graph)
+        time_ns = sum(spent.values())
+        if expected * time_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        evidence = [f"{format_bytes(double)} of {format_bytes(whole)} of the parameters are float64."]
+        if graph is not None and graph.double.num_ops:
+            evidence.append(
+                f"{graph.double.num_ops} of {graph.total.num_ops} operations of the model give float64:"
+                f" {format_ms(time_ns)} of each step."
+            )
         return Finding(
             rule=self.name,
-            summary=f"{format_share(double / whole)} of the parameters are float64.",
-            lost_ns=of_model(profile, expected),
+            summary=f"{format_share(time_ns / profile.step_time_ns)} of each step is computed in float64.",
+            lost_ns={phase: expected * ns for phase, ns in spent.items()},
             low_ns=low * time_ns,
             high_ns=high * time_ns,
             assumption="float32 halves the bytes and doubles the numbers per instruction",
-            evidence=(f"{format_bytes(double)} of {format_bytes(whole)} of the parameters are float64.",),
+            evidence=tuple(evidence),
             fix="Train in float32.",
             code="model.float(); x = x.float()",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
+from diagnose.core.freed_memory import as_statement, as_variables
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
@@ -98,6 +99,7 @@ class PageFaults(Rule):
         total = sum(lost.values())
         if not total:
             return None
+        variables = " ".join(f"{name}={value}" for name, value in as_variables().items())
         return Finding(
             rule=self.name,
             summary=(
@@ -114,10 +116,8 @@ class PageFaults(Rule):
                 f"The training thread is in the kernel for {format_ms(system * profile.step_time_ns)}"
                 " of each step.",
             ),
-            fix="Keep freed memory: this line before training, or MALLOC_TRIM_THRESHOLD_=1073741824"
-            " MALLOC_MMAP_THRESHOLD_=1073741824 in the environment.",
-            code="import ctypes; "
-            "ctypes.CDLL(None).mallopt(-1, 1 << 30); ctypes.CDLL(None).mallopt(-3, 1 << 30)",
+            fix=f"Keep freed memory: this line before training, or {variables} in the environment.",
+            code=as_statement(),
             actions=self.actions,
         )
 

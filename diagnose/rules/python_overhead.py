@@ -34,6 +34,10 @@ TRAINS = re.compile(
 )
 """What a line with one of these spends beside a hooked call is the call's own edge."""
 
+MOST_EDGE = 0.5
+"""Of the time of a model: what the line that calls it takes besides is the edge of the call, unless it says
+that it does more."""
+
 MAX_LINES = 4
 
 TRAINER = "transformers/trainer.py:2520 Trainer._inner_training_loop"
@@ -69,6 +73,7 @@ class PythonOverhead(Rule):
     fires_on = (
         profile(other_ms=12, where=(at("weights = [f(i) for i in order]", 0.1, "python-loop"),)),
         profile(other_ms=5, where=(at("book.update(batch)", 0.04),)),
+        profile(other_ms=12, where=(replace(at("losses = slow(model, x)", 0.1), model_share=0.1),)),
         profile(other_ms=12, where=(at("watcher.step(batch)", 0.1),)),
         profile(
             other_ms=12, where=tuple(replace(at(f"a{i} = b{i}", 0.008), function="book") for i in range(12))
@@ -79,6 +84,7 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(at("print(step)", 0.1, "log"),)),
         profile(other_ms=4, where=(*(at(f"a{i} = b{i}", 0.004) for i in range(10)), STEPS)),
         profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
+        profile(other_ms=12, where=(replace(at("losses = ensemble(x)", 0.1), model_share=0.3),)),
         profile(other_ms=12, where=(at("self.optimizer.step()", 0.1),)),
         profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
@@ -118,7 +124,9 @@ class PythonOverhead(Rule):
 def counted(own: Iterable[SourceLine], where: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
     """Returns the lines that are more than every loop is made of: by themselves, or, in a function that
     trains nothing, together."""
-    own, trains = tuple(own), {(line.file, line.function) for line in where if _trains(line)}
+    trains = {(line.file, line.function) for line in where if _trains(line)}
+    # A transform of functions, say, has a way to go before and after the model that it calls.
+    own = tuple(line for line in own if line.idiom or line.share > MOST_EDGE * line.model_share)
     shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in own:
         shares[line.file, line.function] += line.share

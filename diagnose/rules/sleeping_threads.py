@@ -71,6 +71,7 @@ class SleepingThreads(Rule):
         profile(host=replace(ASLEEP, on_cpu_share=0.93)),
         profile(host=replace(ASLEEP, voluntary_per_s=100.0)),
         profile(host=replace(ASLEEP, num_threads=1)),
+        profile(host=replace(ASLEEP, num_threads=16, machine_cpus=2)),
         profile(host=replace(ASLEEP, python_threads=(HOG,))),
         profile(data_wait_ms=50, host=ASLEEP),
         profile(device="cuda", host=ASLEEP),
@@ -78,7 +79,11 @@ class SleepingThreads(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return profile.run.device == "cpu" and (profile.host.num_threads or 1) > 1
+        host, settings = profile.host, profile.settings
+        threads = host.num_threads or 1
+        # OpenMP lets threads sleep at once where there are more of them than CPUs: that is the fault then.
+        crowded = threads * settings.local_processes > (host.machine_cpus or threads)
+        return profile.run.device == "cpu" and threads > 1 and (bool(settings.sleeps_by) or not crowded)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, SourceLine
+from diagnose.core.profile import InputStats, Profile, SourceLine
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
@@ -40,6 +42,8 @@ FROM_EXPERIENCE = (
 MAKES, FINISHES = "makes its own batches", "does work on the batches that the DataLoader delivers"
 
 TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
+DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DATA_WAIT), between=0.18)
+SERIAL = Program(loaders=(Loader(num_workers=0),))
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
 
 
@@ -47,8 +51,8 @@ class SlowBatchBuilding(Rule):
     """
     ## What it means
     The loop, or a function like `get_batch`, makes each batch itself, on the training thread, and the model
-    waits for it. Usually it encodes text, or builds lists, in Python. Or a `DataLoader` with workers
-    delivers batches, and the loop does the rest of the work on them: it tokenizes, augments, converts.
+    waits for it. Usually it encodes text, or builds lists, in Python. Or a `DataLoader` delivers
+    batches, and the loop does the rest of the work on them: it tokenizes, augments, converts.
 
     ## What to do
     Do once, before the loop, what is the same in each epoch (encode the whole text into one tensor), and
@@ -68,6 +72,7 @@ class SlowBatchBuilding(Rule):
         ),
         profile(data_wait_ms=30, where=(at("x = make(step)", 0.29, phase=Phase.DATA_WAIT),)),
         fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(TOKENIZED,)),
+        profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=2e6), where=(DUSTED,)),
     )
     silent_on = (
         profile(data_wait_ms=10, where=(at("x = data[i : i + 32]", 0.1, phase=Phase.DATA_WAIT),)),
@@ -77,10 +82,11 @@ class SlowBatchBuilding(Rule):
         ),
         profile(
             data_wait_ms=20,
-            program=Program(loaders=(Loader(num_workers=0),)),
+            program=SERIAL,
             where=(at("ids = [code[c] for c in text]", 0.19, "python-loop", phase=Phase.DATA_WAIT),),
         ),
         profile(data_wait_ms=20),
+        profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=19e6), where=(DUSTED,)),
         fed_by(data_wait_ms=40, stats={"epoch_start_ns": 0.0}, where=(FED, TOKENIZED)),
         fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(FED,)),
         profile(
@@ -92,19 +98,20 @@ class SlowBatchBuilding(Rule):
         ),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return all(loader.num_workers for loader in profile.program.loaders)
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        is_fed = bool(profile.program.loaders)
+        loaders = profile.program.loaders
+        is_fed, has_workers = bool(loaders), all(loader.num_workers for loader in loaders)
         lines = [
             line
             for line in profile.where
             if line.phase is Phase.DATA_WAIT
             and not (line.in_worker or is_rollout(line) or (is_fed and _takes_batch(line)))
         ]
+        if not has_workers:  # the dataset's lines run on the training thread too
+            lines = sorted(
+                (_own_part(line) for line in lines if line.between), key=lambda line: -line.share
+            )
         seen = sum(line.share for line in lines)
         wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
         if is_fed:
@@ -123,6 +130,8 @@ class SlowBatchBuilding(Rule):
             fix = FROM_EXPERIENCE
         elif is_fed:
             fix = "Do that in the Dataset or its collate_fn, so that the workers of the DataLoader do it."
+            if not has_workers:
+                fix = "Do that in the Dataset or its collate_fn, and give the DataLoader workers to do it."
         else:
             fix = (
                 f"Do what {lines[0].function} does once before the loop, or in a Dataset that the workers"
@@ -136,7 +145,7 @@ class SlowBatchBuilding(Rule):
             low_ns=min(LEAST * low_ns, _spare_ns(profile, wait_ns)),
             high_ns=high_ns,
             assumption="batches are made beforehand, or by workers while the model computes"
-            + ("; the lower bound shares the workers and CPUs there are" if is_fed else ""),
+            + ("; the lower bound shares the workers and CPUs there are" if is_fed and has_workers else ""),
             evidence=(
                 *(() if is_fed else ("No DataLoader feeds the loop.",)),
                 *(
@@ -149,6 +158,13 @@ class SlowBatchBuilding(Rule):
             file=lines[0].file,
             line=lines[0].line,
         )
+
+
+def _own_part(line: SourceLine) -> SourceLine:
+    """What of a line's time passed in the loop, not in its loader."""
+    return replace(
+        line, share=line.between, num_samples=max(1, round(line.num_samples * line.between / line.share))
+    )
 
 
 def _takes_batch(line: SourceLine) -> bool:
