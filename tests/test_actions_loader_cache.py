@@ -19,7 +19,7 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.dataset_cache import DatasetCache
 from diagnose.core.job import Job
 from tests.loops import Log, Noisy, Plan, Rows, Switch, begin, close, loop, off, on
-from tests.test_actions_loader_checks import Caching
+from tests.test_actions_loader_checks import Caching, Records, as_they_are
 from tests.test_actions_loader_order import equal
 from tests.toggled import assert_equal, tuned, weights
 
@@ -212,6 +212,7 @@ def test_what_may_not_copy_well_is_not_kept(sample: Any) -> None:
     [
         (lambda: DataLoader(Noisy(), 4), "samples are random"),
         (lambda: DataLoader(Caching(), 4, shuffle=True), "changes the dataset itself"),
+        (lambda: DataLoader(Records(), 4, collate_fn=as_they_are), "the dataset's own memory"),
         (lambda: DataLoader(Rows(), 4, num_workers=1), "workers make the batches"),
         (lambda: DataLoader(Padded(), 4, shuffle=True), "makes samples by the batch"),
         (lambda: DataLoader(Subset(Padded(), range(9)), 4), "makes samples by the batch"),

@@ -6,6 +6,7 @@ import random
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,46 @@ class Kept(Rows):
         return self.table[index]
 
 
+class Records(Rows):
+    """Records that are held, as a table read from a file is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = [{"row": index, "hard": False} for index in range(37)]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.records[index]
+
+
+class Arrays(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = np.zeros((37, 2))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.table[index]
+
+
+def as_they_are(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+class Split(Enum):
+    TRAIN = "train"
+
+
+class Fresh(Records):
+    """Records that are made anew each time, of what nobody can write to."""
+
+    sizes = (3, 4)
+    table = np.zeros(3)
+    table.setflags(write=False)
+
+    def __getitem__(self, index: int) -> Any:
+        record = dict(super().__getitem__(index), array=np.ones(2), tensor=torch.ones(2))
+        return record | {"sizes": self.sizes, "table": self.table, "split": Split.TRAIN, "made by": Fresh}
+
+
 class RandomPairs(Sampler[list[int]]):
     def __len__(self) -> int:
         return 5
@@ -127,6 +168,15 @@ REFUSED: dict[str, tuple[Callable[[], DataLoader[Any]], str]] = {
     "rotten rows": (lambda: DataLoader(Rotten(), 4), "OSError: no row"),
     "functions": (lambda: DataLoader(Odd(), None), "no batch could be made in a forked process"),
     "its own memory": (lambda: DataLoader(Kept(), None), "the dataset's own memory"),
+    "its own records": (
+        lambda: DataLoader(Records(), 4, collate_fn=as_they_are),
+        "the dataset's own memory",
+    ),
+    "its own arrays": (
+        lambda: DataLoader(Arrays(), 4, collate_fn=as_they_are),
+        "the dataset's own memory",
+    ),
+    "tensors of its own arrays": (lambda: DataLoader(Arrays(), None), "the dataset's own memory"),
     "a random sampler": (lambda: DataLoader(Rows(), batch_sampler=RandomPairs()), "the sampler draws"),
     "any order": (lambda: DataLoader(Rows(), 4, num_workers=1, in_order=False), "in any order"),
     "spawn": (
@@ -150,6 +200,18 @@ def test_what_workers_would_change_is_refused(make: Callable[[], DataLoader[Any]
         LoaderWorkers().check(job)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
+    job.iterators.clear()
+    assert children_end()
+
+
+@pytest.mark.parametrize(("rows", "num_workers"), [(Fresh, 0), (Records, 1), (Arrays, 1)])
+def test_batches_into_which_the_loop_can_write_alone_are_served(
+    rows: Callable[[], Rows], num_workers: int
+) -> None:
+    """What workers of the script's send are copies already."""
+    job = Job()
+    begin(job, DataLoader(rows(), 4, num_workers=num_workers, collate_fn=as_they_are))
+    LoaderWorkers().check(job)
     job.iterators.clear()
     assert children_end()
 

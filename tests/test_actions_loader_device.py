@@ -16,13 +16,15 @@ from diagnose.actions import device_prefetch
 from diagnose.actions._device_copies import Copies, asks_for
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import sources
+from diagnose.actions._loader_purity import leaves
 from diagnose.actions._loader_service import in_force, shape, started
 from diagnose.actions._loader_switch import Feed, feed_of, feeds
 from diagnose.actions.base import Action, CannotApply
-from diagnose.actions.device_prefetch import DevicePrefetch, begin_next
+from diagnose.actions.device_prefetch import DevicePrefetch
+from diagnose.actions.loader_workers import LoaderWorkers
 from diagnose.actions.pin_memory import PinMemory
 from diagnose.core.job import Job
-from tests.loops import begin, loop, off, on
+from tests.loops import Rows, Switch, begin, loop, off, on
 from tests.test_actions_loader_order import KINDS, children_end, equal
 
 META = torch.device("meta")
@@ -180,7 +182,7 @@ def test_the_copy_of_the_next_batch_is_begun_when_one_is_handed_out(copies: Copi
 
     def look_ahead(feed: Feed, data: Any) -> Any:
         time.sleep(0.2)
-        begin_next(feed, copies)
+        leaves(feed.next_if_there(), copies.begin)
         return data
 
     feed.finish_with(look_ahead)
@@ -232,6 +234,42 @@ def test_batches_are_copied_early_only_where_several_find_room(
             assert action.why_not_stay(prepared).startswith("copies of batches may need 128 B; 125 B are")
             with pytest.raises(CannotApply, match="free at the peak"), action.apply(job, prepared):
                 pass
+    assert children_end()
+
+
+class Short(Side):
+    """Has memory for one copy."""
+
+    begun = 0
+
+    def begin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        self.begun += 1
+        if self.begun == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().begin(tensor)
+
+
+def test_a_copy_that_finds_no_memory_ends_the_copies_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side = Short()
+    monkeypatch.setattr(device_prefetch, "SideStream", lambda place: side)
+    monkeypatch.setattr(device_prefetch, "free_at_peak", lambda job: 100 * BATCH_BYTES)
+    action, job, found = DevicePrefetch(), Job(device="cuda", torch_device=SECOND), []
+    batches = begin(job, DataLoader(Rows(), 4))
+    switch = Switch(LoaderWorkers(), job)
+    switch.on(2)
+    with action.prepare(job, None) as prepared:
+        with action.apply(job, prepared):
+            for batch in batches:
+                found.append(batch)
+                time.sleep(0.05)
+        assert action.why_not_stay(prepared).startswith("a copy could not be begun: OutOfMemoryError: CUDA")
+    assert side.begun == 2
+    (pool,) = switch.prepare(2)
+    assert not pool.broken
+    switch.close()
+    assert equal(found, DataLoader(Rows(), 4))
     assert children_end()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler, get_worker_info
+from torch.utils.data import DataLoader, RandomSampler, Sampler, get_worker_info
 
 from diagnose.actions._loader_parts import Watch
 from diagnose.actions.base import Action, CannotApply
@@ -309,6 +309,23 @@ def test_what_nobody_changes_serves_on_without_being_made_anew() -> None:
     switch.close()
 
 
+def test_workers_begin_anew_where_the_script_sets_them_up_differently() -> None:
+    job = Job()
+    loader = DataLoader(Rows(), 4, num_workers=1, worker_init_fn=takes_a_shard)
+    batches = begin(job, loader)
+    switch = Switch(LoaderWorkers(), job)
+    switch.on(2)
+    (pool,) = switch.prepare(2)
+    first = pool.workers
+    list(batches)
+    list(begin(job, loader))
+    assert pool.workers is first
+    loader.worker_init_fn = None
+    list(begin(job, loader))
+    assert pool.workers is not first
+    switch.close()
+
+
 @pytest.mark.parametrize(
     "table",
     [
@@ -447,12 +464,16 @@ def test_a_sampler_that_the_loop_moves_is_not_asked_ahead(sampler: Any) -> None:
     assert rows(True) == rows(False)
 
 
-def test_a_generator_that_the_loop_draws_from_keeps_its_draws() -> None:
+@pytest.mark.parametrize("num_samples", [37, 100])
+def test_a_generator_that_the_loop_draws_from_keeps_its_draws(num_samples: int) -> None:
+    """Of more samples than there are rows, torch shuffles again in the middle of an epoch."""
+
     def rows(switched: bool) -> list[Any]:
         job, found = Job(), []
         shared = torch.Generator().manual_seed(5)
         switch = Switch(LoaderWorkers(), job)
-        loader = DataLoader(Rows(), 4, shuffle=True, generator=shared)
+        sampler = RandomSampler(Rows(), num_samples=num_samples, generator=shared)
+        loader = DataLoader(Rows(), 4, sampler=sampler, generator=shared)
         for epoch in range(3):
             for number, batch in enumerate(begin(job, loader)):
                 found += [batch.tolist(), torch.rand(1, generator=shared).item()]

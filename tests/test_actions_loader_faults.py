@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from diagnose.actions import _loader_pool, _loader_service
 from diagnose.actions._loader_order import Order
+from diagnose.actions._loader_pool import Pool
 from diagnose.actions.base import CannotApply
 from diagnose.actions.loader_prefetch import LoaderPrefetch
 from diagnose.actions.loader_workers import LoaderWorkers
@@ -260,6 +261,40 @@ def test_an_exception_of_ours_costs_no_batch_that_torch_holds(monkeypatch: pytes
     found += list(batches)
     switch.close()
     assert equal(found, DataLoader(Rows(), 4))
+
+
+def kills_a_worker(pool: Pool) -> None:
+    os.kill(pool.workers._workers[0].pid, signal.SIGKILL)
+
+
+def finds_a_difference(pool: Pool) -> None:
+    pool.compared(False)
+
+
+@pytest.mark.parametrize("happens", [kills_a_worker, finds_a_difference])
+def test_workers_that_are_given_up_under_a_deeper_queue_cost_no_batch(
+    happens: Callable[[Pool], None],
+) -> None:
+    """Those of the script are asked for as many as torch lets them be."""
+    job, found = Job(), []
+    batches = begin(job, DataLoader(Rows(300), 4, num_workers=2))
+    deeper = Switch(LoaderPrefetch(), job)
+    deeper.on(4)
+    switch = Switch(LoaderWorkers(), job)
+    switch.on(2)
+    (pool,) = switch.prepare(2)
+    for number, batch in enumerate(batches):
+        found.append(batch)
+        if number < 25 and not pool.proven:
+            time.sleep(0.1)  # a batch is compared only if our worker's is there by then
+        if number == 25:
+            assert pool.proven
+            happens(pool)
+    assert pool.broken
+    assert switch.action.why_not_stay([pool]) == pool.refused
+    switch.close()
+    deeper.close()
+    assert equal(found, DataLoader(Rows(300), 4))
 
 
 def test_what_cannot_be_collected_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

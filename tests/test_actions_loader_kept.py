@@ -124,6 +124,52 @@ def test_a_dataset_that_the_script_has_changed_gets_new_workers() -> None:
     switch.close()
 
 
+shift = [0.0]
+
+
+class Shifted(Rows):
+    """Rows that are shifted by as much as their worker was told when it was set up."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + shift[0]
+
+
+def by_one(worker_id: int) -> None:
+    shift[0] = 1.0
+
+
+def by_two(worker_id: int) -> None:
+    shift[0] = 2.0
+
+
+def doubled(samples: list[torch.Tensor]) -> torch.Tensor:
+    return 2 * torch.stack(samples)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("collate_fn", torch.stack, doubled), ("worker_init_fn", by_one, by_two)],
+)
+def test_workers_call_the_function_that_the_script_has_put_in(
+    name: str, before: Callable[..., Any], after: Callable[..., Any]
+) -> None:
+    def rows(switched: bool) -> list[Any]:
+        job, found = Job(), []
+        loader = DataLoader(Shifted(13), 4, num_workers=1, **{name: before})
+        switch = Switch(PersistentWorkers(), job)
+        for epoch in range(5):
+            if epoch == 3:
+                setattr(loader, name, after)
+            batches = begin(job, loader)
+            if switched and epoch == 0:
+                switch.on(None)
+            found += [batch.tolist() for batch in batches]
+        switch.close()
+        return found
+
+    assert rows(True) == rows(False)
+
+
 def test_a_dataset_that_was_changed_while_it_was_off_gets_new_workers() -> None:
     """The epoch's own workers have it as it was when they began; those of the next must not."""
     job, dataset = Job(), Whose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,6 +76,69 @@ def test_a_sampler_that_draws_now_and_then_is_not_asked_ahead(
     with pytest.raises(CannotApply, match=reason):
         action.check(job)
     job.iterators.clear()
+    assert children_end()
+
+
+class Held(Sampler[int]):
+    """Goes on in an iterator that it holds, epoch after epoch."""
+
+    def __init__(self, rows: Iterator[int]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(self.rows, 20)
+
+
+@pytest.mark.parametrize(
+    ("action", "rows", "num_workers"),
+    [(LoaderWorkers(), Rows(), 0), (LoaderPrefetch(), Rows(), 1), (ForkContinuation(), Noisy(), 0)],
+)
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: itertools.cycle(range(37)), "cycle"),
+        (lambda: (number % 37 for number in range(1000)), "generator"),
+        (lambda: itertools.islice(itertools.cycle(range(37)), 1000), "islice"),
+    ],
+)
+def test_a_sampler_whose_place_is_in_an_iterator_is_not_asked_ahead(
+    action: Action, rows: Rows, num_workers: int, make: Callable[[], Iterator[int]], kind: str
+) -> None:
+    job = Job()
+    begin(job, DataLoader(rows, 4, num_workers=num_workers, sampler=Held(make())))
+    with pytest.raises(CannotApply, match=rf"keeps its place in itself \({kind}\)"):
+        action.check(job)
+    job.iterators.clear()
+    assert children_end()
+
+
+class ItsOwnIterator(Sampler[list[int]]):
+    """Begins anew with each epoch, and is the same object in all of them."""
+
+    def __len__(self) -> int:
+        return 18
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.left = iter([[2 * number, 2 * number + 1] for number in range(18)])
+        return self
+
+    def __next__(self) -> list[int]:
+        return next(self.left)
+
+
+@pytest.mark.parametrize(("action", "value"), [(LoaderWorkers(), 2), (LoaderPrefetch(), 4)])
+@pytest.mark.parametrize("stop_at", [-1, 5])
+def test_a_sampler_that_is_its_own_iterator_begins_anew_with_each_epoch(
+    action: Action, value: int, stop_at: int
+) -> None:
+    make: Callable[[], DataLoader[Any]] = lambda: DataLoader(  # noqa: E731
+        Rows(), batch_sampler=ItsOwnIterator(), num_workers=2, persistent_workers=True
+    )
+    ours = loop(make, action, {1: on(value)}, epochs=3, stop_at=stop_at)
+    assert equal(ours, loop(make, epochs=3, stop_at=stop_at))
     assert children_end()
 
 

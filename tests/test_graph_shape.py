@@ -154,7 +154,7 @@ def test_the_time_of_attention_goes_with_the_square_of_the_tokens(kind: str):
 
 
 def test_a_tensor_in_float64_is_seen_in_what_is_computed_with_it():
-    """A filter bank that was designed in float64 and never converted: its parameters are hardly any bytes."""
+    """A filter bank that was designed in float64 and never converted: its parameters are few bytes."""
     layer, filters = nn.Conv1d(1, 8, 3), nn.Parameter(torch.randn(8, 1, 5, dtype=torch.float64))
     wave = torch.randn(4, 1, 64)
     bands = nn.functional.conv1d(wave.double(), filters).abs()

@@ -144,7 +144,7 @@ def objection(probed: Probed, batches: Any, *, reseeded: bool = False) -> str:
     if probed.changed:
         return f"making a batch changes the dataset itself: {', '.join(probed.changed[:3])}"
     if probed.aliased:
-        return "its batches are the dataset's own memory, and cost nothing to make"
+        return "its batches hold the dataset's own memory: what the loop writes there would be lost"
     if reseeded:
         return ""
     if probed.drew:

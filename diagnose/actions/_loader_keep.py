@@ -71,6 +71,11 @@ class End:
                 signal_handling._remove_worker_pids(self._key)  # type: ignore[attr-defined]
 
 
+def functions(loader: Any) -> dict[str, Any]:
+    """Returns what workers that begin now are given besides the dataset."""
+    return {"collate_fn": loader.collate_fn, "worker_init_fn": loader.worker_init_fn}
+
+
 class Keeper:
     """Hands the workers of a loader's iterator to the next one, until `end` is called.
 
@@ -135,7 +140,7 @@ class Keeper:
         batches = None
         self._changed = False
         try:
-            self._changed = self._watch.has_changed()
+            self._changed = self._watch.has_changed(**functions(loader))
             if self._can_go_on(loader):
                 batches = self._handed_over(loader)
         except Exception:  # noqa: BLE001 (ours: the script gets what it would have got)
@@ -147,13 +152,13 @@ class Keeper:
             self._ours(self._let_go)
         self._ours(self._keep, batches)
         if self._changed:
-            self._ours(self._watch.renew)
+            self._ours(self._watch.renew, **functions(loader))
         return batches
 
-    def _ours(self, work: Callable[..., None], *args: Any) -> None:
+    def _ours(self, work: Callable[..., None], *args: Any, **named: Any) -> None:
         """Does something of ours; where that fails the workers end with their iterator, as without us."""
         try:
-            work(*args)
+            work(*args, **named)
         except Exception as error:
             if not raised_by_us(error):
                 raise
@@ -161,9 +166,10 @@ class Keeper:
 
     def _can_go_on(self, loader: Any) -> bool:
         # An iterator that has not ended may be in use still. A dataset that was changed needs new workers.
-        if not self._workers or not self._end.came:
+        if not self._workers or not self._end.came or self._changed:
             return False
-        return all(worker.is_alive() for worker in self._workers["_workers"]) and not self._changed
+        workers = self._workers["_workers"]
+        return len(workers) == loader.num_workers and all(worker.is_alive() for worker in workers)
 
     def _handed_over(self, loader: Any) -> Any:
         batches = object.__new__(_MultiProcessingDataLoaderIter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -65,7 +66,7 @@ class Order:
         self.handed = 0
         self.num_workers: int = batches._num_workers
         self.own_factor: int = batches._prefetch_factor if self.num_workers else 0
-        self._sampling: Any = None
+        self._epoch: tuple[Any, ...] = (None, None)
         self._streams: list[Any] = []
         self._length: int | None = None
         self._is_torchs = True
@@ -78,10 +79,12 @@ class Order:
 
     def begin_if_new(self, batches: Any) -> None:
         """Where an epoch has begun: what was left of another one is forgotten."""
-        if batches._sampler_iter is self._sampling:
+        # A sampler may be its own iterator; torch's table of tasks is another one in each epoch.
+        epoch = batches._sampler_iter, getattr(batches, "_task_info", None)
+        if all(map(is_, epoch, self._epoch)):
             return
         forget(self.ahead)
-        self._sampling = batches._sampler_iter
+        self._epoch = epoch
         self._streams, self._length = [], None
         self._watch = self._left = None
         self.early = None
@@ -179,7 +182,9 @@ class Order:
         return True
 
     def _own_room(self, batches: Any, factor: int) -> bool:
-        return bool(batches._send_idx - batches._rcvd_idx < factor * self.num_workers)
+        # torch refuses more than its own depth, which is set anew only when a batch was handed out.
+        most = min(factor, batches._prefetch_factor) * self.num_workers
+        return bool(batches._send_idx - batches._rcvd_idx < most)
 
     def _may_go_ahead(self, batches: Any) -> bool:
         """Whether more may be drawn than the loop has asked for: not from a sampler that anybody else

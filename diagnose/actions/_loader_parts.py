@@ -138,16 +138,27 @@ class Watch:
         self._others = {name: weakly(other) for name, other in others.items()}
         self.renew()
 
-    def renew(self) -> None:
-        """From now on, changes are those since this moment."""
+    def renew(self, **others: Any) -> None:
+        """From now on, changes are those since this moment.
+
+        Args:
+            others: What has the names of these others now.
+        """
+        self._others.update({name: weakly(other) for name, other in others.items()})
         look = self._look()
         self._seen, self._slots = self._of_interest(look), look.slots
         holders = {id(holder): holder for holder, _, _ in look.slots if "__builtins__" not in holder}
         self._sizes = [(holder, len(holder)) for holder in holders.values()]
         self._asked = 0
 
-    def has_changed(self) -> bool:
-        """Looks at everything: milliseconds where there are long tables."""
+    def has_changed(self, **others: Any) -> bool:
+        """Looks at everything: milliseconds where there are long tables.
+
+        Args:
+            others: What has the names of these others now: another object is a change, too.
+        """
+        if not all(_is(self._others[name](), other) for name, other in others.items()):
+            return True
         return self._of_interest(self._look()) != self._seen
 
     def has_changed_now(self) -> bool:
@@ -170,6 +181,11 @@ class Watch:
 
     def _of_interest(self, look: Look) -> Signature:
         return look.seen if self._draws else without_streams(look.seen)
+
+
+def _is(one: Any, other: Any) -> bool:
+    """Whether two are one object. A method is made anew each time that it is named."""
+    return one is other or (isinstance(one, MethodType) and bool(one == other))
 
 
 def without_streams(seen: Signature) -> Signature:

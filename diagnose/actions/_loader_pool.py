@@ -291,8 +291,8 @@ class Pool:
     def refresh(self, loader: Any, batches: Any) -> None:
         """An epoch begins: where the script has changed what batches are made from, new workers get it as
         it is now, as new ones of the script's would."""
-        kept = batches._num_workers and loader.persistent_workers
-        if not kept and (self._is_stale or self._watch.has_changed()):
+        kept, init = batches._num_workers and loader.persistent_workers, loader.worker_init_fn
+        if not kept and (self._is_stale or self._watch.has_changed(worker_init_fn=init)):
             self.workers.stop()
             self.workers = self._start(loader, batches)
         elif self._exact and (time.monotonic() - self._proven_at) * PROOF_SHARE > self._batch_s:

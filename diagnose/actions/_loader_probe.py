@@ -28,6 +28,7 @@ from diagnose.actions._loader_purity import (
     leaves,
     moved,
     open_sockets,
+    overlap,
     random_states,
     same,
     silence,
@@ -50,7 +51,7 @@ class Probed:
         changed: Parts of the dataset that changed when a batch was made.
         repeatable: Whether the same indices gave the same batch twice.
         alike: Whether a worker with another number and seed made the same batch.
-        aliased: Whether the batch is the dataset's own memory, which the script might change in place.
+        aliased: Whether the batch holds memory or objects of the dataset's, which the loop might change.
         sampler_drew: Random number generators of the process that the sampler moved between two batches.
         sampler_changed: Parts of the sampler that changed between two batches.
         sampler_goes_on: Whether a sampler that is not torch's was not followed to the end of an epoch.
@@ -179,21 +180,23 @@ def _look(batches: Any) -> Probed:
     parts_now = signature(dataset, collate_fn=collate_fn)
     changed = tuple(".".join(path) or "the dataset" for path in moved(parts, parts_now))
     new = tuple(".".join(path) for path in parts_now.keys() - parts.keys())
-    ForkingPickler.dumps(indices[0])
-    ForkingPickler.dumps(first)
     tensors: list[torch.Tensor] = []
     twins: list[torch.Tensor] = []
     leaves(first, tensors.append)
     leaves(again, twins.append)
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return Probed(error="its batches are on the accelerator already")
-    places = {tensor.data_ptr() for tensor in twins if tensor.numel()}
+    # A worker sends copies, save of storages that its dataset holds: those are shared from then on.
+    aliased = not batches._num_workers and overlap(first, again, other)
+    ForkingPickler.dumps(indices[0])
+    ForkingPickler.dumps(first)
+    aliased = aliased or overlap(tensors, twins, None)
     return Probed(
         drew=drew,
         changed=changed + new,
         repeatable=same(first, again),
         alike=same(first, other),
-        aliased=any(tensor.data_ptr() in places for tensor in tensors if tensor.numel()),
+        aliased=aliased,
         sampler_drew=ahead.drew,
         sampler_changed=ahead.changed,
         sampler_goes_on=ahead.goes_on,

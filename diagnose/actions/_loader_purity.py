@@ -9,8 +9,9 @@ import random
 import socket
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, MutableSet, Sequence
 from contextlib import suppress
+from inspect import isfunction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +61,14 @@ def generators(sampler: Any) -> list[torch.Generator]:
     objects = Look(sampler, closely=False).objects
     found = [value for value in objects if isinstance(value, torch.Generator)]
     return [generator for generator in found if generator is not torch.default_generator]
+
+
+def iterators(sampler: Any) -> list[Any]:
+    """Returns the iterators that a sampler, or what it is made of, holds, and whose place nobody sees. That
+    of a class with a `__next__` in Python is seen: in its attributes."""
+    objects = Look(sampler, closely=False).objects
+    found = [value for value in objects if issubclass(type(value), Iterator)]
+    return [value for value in found if not isfunction(type(value).__next__)]
 
 
 def file_positions() -> dict[int, tuple[str, int]]:
@@ -167,3 +176,45 @@ def leaves(batch: Any, found: Callable[[torch.Tensor], None]) -> None:
             leaves(each, found)
     elif isinstance(getattr(batch, "__dict__", None), dict):
         leaves(vars(batch), found)
+
+
+def overlap(one: Any, other: Any, elsewhere: Any) -> bool:
+    """Whether two batches have something in common that can be written to. What is in one from another
+    process, too, is no such thing: a class, a member of an enumeration."""
+    ours, theirs = _places(one), _places(other)
+    return not ours.keys().isdisjoint(theirs.keys() - _places(elsewhere).keys())
+
+
+def _places(batch: Any) -> dict[int, Any]:
+    """Returns what of a batch can be written to, by its address; of tensors and arrays, by that of their
+    elements."""
+    found: dict[int, Any] = {}
+    numpy, waiting = sys.modules.get("numpy"), [batch]
+    while waiting:
+        value = waiting.pop()
+        if value is None or isinstance(value, str | bytes | int | float | complex):
+            continue
+        if isinstance(value, torch.Tensor):
+            if value.numel():
+                found[value.data_ptr()] = value
+        elif numpy is not None and isinstance(value, numpy.ndarray):
+            if value.size and value.flags.writeable:
+                found[value.__array_interface__["data"][0]] = value
+            if value.dtype.hasobject:
+                waiting.extend(value.flat)
+        elif isinstance(value, tuple | frozenset):
+            waiting.extend(value)
+        elif id(value) not in found:
+            attributes = getattr(value, "__dict__", None)
+            parts: Iterable[Any]
+            if isinstance(value, Mapping):
+                parts = value.values()
+            elif isinstance(value, MutableSequence | MutableSet):
+                parts = value
+            elif isinstance(attributes, dict):
+                parts = attributes.values()
+            else:
+                continue
+            found[id(value)] = value
+            waiting.extend(parts)
+    return found

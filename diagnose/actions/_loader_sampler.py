@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.data import RandomSampler
 
 from diagnose.actions._loader_parts import Signature, signature, without_streams
-from diagnose.actions._loader_purity import moved, random_states
+from diagnose.actions._loader_purity import iterators, moved, random_states
 
 PASS_S = 0.5
 """So long indices are drawn of a sampler that is not torch's, to follow it to the end of an epoch. What the
@@ -56,8 +57,12 @@ def look_ahead(batches: Any) -> Foreseen:
     rest = _follow(sampler, batches._sampler_iter, length(batches), of_torch, is_rest=True)
     if rest.drew or rest.changed or (of_torch and len(rest.first) > 1):
         return rest
+    held = [] if of_torch else iterators(sampler)
     epoch = _follow(sampler, iter(sampler), length(batches), of_torch)
-    return replace(epoch, first=(*rest.first, *epoch.first)[:2])
+    # One that was not begun anew with the epoch goes on from where the last index was drawn.
+    still = set(map(id, iterators(sampler))) if held else set()
+    places = tuple(type(each).__name__ for each in held if id(each) in still)
+    return replace(epoch, first=(*rest.first, *epoch.first)[:2], changed=epoch.changed or places)
 
 
 def _follow(
@@ -130,14 +135,19 @@ def not_torchs(sampler: Any) -> Any:
     """Returns the sampler that decides on the order, if it is not torch's own.
 
     torch's keep no place in themselves, and draw from a generator that they are given with the first index
-    of an epoch and the last.
+    of an epoch and the last. One that draws from it in between, too, counts as the script's own.
     """
     while type(sampler).__module__.startswith("torch.utils.data"):
         generator = getattr(sampler, "generator", None)
-        draws_on = getattr(sampler, "replacement", False) is True and generator is not None
-        if draws_on or generator is torch.default_generator:
+        draws_on = getattr(sampler, "replacement", False) is True or _begins_again(sampler)
+        if (draws_on and generator is not None) or generator is torch.default_generator:
             return sampler
         if not hasattr(sampler, "sampler"):
             return None
         sampler = sampler.sampler
     return sampler
+
+
+def _begins_again(sampler: Any) -> bool:
+    """Whether it shuffles anew in the middle of an epoch, which is longer than the dataset."""
+    return isinstance(sampler, RandomSampler) and sampler.num_samples > len(sampler.data_source)

@@ -129,6 +129,11 @@ def _use(job: Job, pools: Sequence[Pool]) -> None:
                 feed_of(batches).use(pool)
 
 
+def refusal(pools: Sequence[Pool]) -> str:
+    """Returns why batches of a pool are not to be used any more; empty while those of all are."""
+    return next((pool.refused for pool in pools if pool.refused), "")
+
+
 def shape(job: Job) -> tuple[Any, ...]:
     """Returns what of ours has a part in the job's loaders, for `Action.state`.
 

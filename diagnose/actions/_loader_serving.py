@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from diagnose.actions._loader_choice import PREFETCH_FACTOR, cores, counts, sources, waiting
-from diagnose.actions._loader_service import in_force, shape, started
+from diagnose.actions._loader_service import in_force, refusal, shape, started
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 
@@ -50,6 +50,10 @@ class LoaderServing(Action):
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
         return in_force(job, prepared)
+
+    def why_not_stay(self, prepared: Any) -> str:
+        """See `Action.why_not_stay`."""
+        return refusal(prepared)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from diagnose.actions._careful import Failure
+from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._device_copies import Copies, SideStream
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import obstacle
@@ -20,6 +20,7 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.core.units import format_bytes
+from diagnose.hooks._recorder import from_signal_handler
 
 ROOM = 4
 """So many batches must find room at the peak: one in use, one on its way, and what blocks of other sizes
@@ -74,14 +75,22 @@ class DevicePrefetch(Action):
         failure.refuse_again()
         copies, known = Copies(side), False
 
-        def fits(batch: Any) -> bool:
+        def copy_early(batch: Any) -> None:
             nonlocal known
-            if not known:
-                known, failure.reason = True, why_too_large(job, batch)
-            return not failure.reason
+            try:
+                if not known:
+                    known, failure.reason = True, why_too_large(job, batch)
+                if not failure.reason:
+                    leaves(batch, copies.begin)
+            except Exception as error:
+                if from_signal_handler(error.__traceback__):
+                    raise  # the script's own
+                failure.reason = f"a copy could not be begun: {in_short(error)}"
 
         def look_ahead(feed: Feed, data: Any) -> Any:
-            begin_next(feed, copies, fits)
+            batch = NOTHING if failure.reason else feed.next_if_there()
+            if batch is not NOTHING:
+                copy_early(batch)
             return data
 
         def begins(loader: Any, batches: Any) -> None:
@@ -103,13 +112,6 @@ class DevicePrefetch(Action):
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
         return shape(job), torch.Tensor.to, torch.Tensor.cuda
-
-
-def begin_next(feed: Feed, copies: Copies, fits: Callable[[Any], bool] = lambda batch: True) -> None:
-    """Begins to copy the batch that comes next, if it is there."""
-    batch = feed.next_if_there()
-    if batch is not NOTHING and fits(batch):
-        leaves(batch, copies.begin)
 
 
 def why_too_large(job: Job, batch: Any) -> str:

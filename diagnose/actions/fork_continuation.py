@@ -8,7 +8,7 @@ from typing import Any
 
 from diagnose.actions._loader_choice import PREFETCH_FACTOR, Source, cores, sources, waiting
 from diagnose.actions._loader_continued import ContinuingPool
-from diagnose.actions._loader_service import in_force, shape, started
+from diagnose.actions._loader_service import in_force, refusal, shape, started
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -68,7 +68,7 @@ class ForkContinuation(Action):
 
     def why_not_stay(self, prepared: Sequence[ContinuingPool]) -> str:
         """See `Action.why_not_stay`."""
-        return next((pool.refused for pool in prepared if pool.refused), "")
+        return refusal(prepared)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

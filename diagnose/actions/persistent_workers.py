@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from diagnose.actions._loader_choice import obstacle, probed_once
-from diagnose.actions._loader_keep import OF_WORKERS, Keeper
+from diagnose.actions._loader_keep import OF_WORKERS, Keeper, functions
 from diagnose.actions._loader_parts import Watch
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -96,7 +96,7 @@ class Beginnings:
         if loader in self._known:
             watch = self._known[loader][1]
             if "_get_iterator" not in vars(loader):  # else the keeper has looked
-                watch.renew()
+                watch.renew(**functions(loader))
         else:
             watch = _watch(loader)
         self._known[loader] = ref(batches), watch
@@ -107,7 +107,7 @@ class Beginnings:
         if watch is None:
             watch = _watch(loader)
             self._known[loader] = _nothing, watch
-        known = begun() is batches and not watch.has_changed()
+        known = begun() is batches and not watch.has_changed(**functions(loader))
         return Keeper(loader, batches, watch, known=known)
 
 
@@ -116,7 +116,7 @@ def _nothing() -> None:
 
 
 def _watch(loader: Any) -> Watch:
-    return Watch(loader.dataset, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn)
+    return Watch(loader.dataset, **functions(loader))
 
 
 def _keep(job: Job, keepers: list[Keeper], beginnings: Beginnings) -> None:
