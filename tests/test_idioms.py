@@ -115,9 +115,17 @@ def test_a_statement_of_the_loop_is_told_by_what_it_calls(statement: str, idioms
 
 def test_what_a_schedule_was_given_to_call_serves_it():
     text = "def rate(k):\n    return sum(shape(i) for i in range(k))  # here\n\nscheduler.step()\n{}\n"
-    for caller, idioms in (("scheduler.step()", (SCHEDULE,)), ("print(rate(3))", (PYTHON_LOOP,))):
+    cases = {
+        "scheduler.step()": (SCHEDULE,),
+        "scheduler.step(rate(3))": (PYTHON_LOOP,),
+        "print(rate(3))": (PYTHON_LOOP,),
+    }
+    for caller, idioms in cases.items():
         stack = [(FILE, 2, "rate"), (FILE, 5, "<module>")]
         assert Idioms(Sources({FILE: text.format(caller)})).of(stack) == idioms
+    trains = [(FILE, 2, "rate"), (FILE, 2, "train_one_epoch"), (FILE, 5, "<module>")]
+    text = text.format("scheduler.step()")
+    assert Idioms(Sources({FILE: text})).of(trains) == (PYTHON_LOOP,)
 
 
 def test_a_condition_on_a_tensor_is_a_sync():

@@ -93,6 +93,10 @@ def test_what_a_function_writes_that_saves_the_state_is_the_state(idioms):
     assert idioms((18, "keep", 60), (20, "keep", 10))[18] == (LOG,), "nothing was seen to be saved"
 
 
+def test_a_callback_that_saves_now_and_then_is_not_there_to_save(idioms):
+    assert idioms((12, "judge", 60), (16, "judge", 5))[12] == (PYTHON_LOOP,)
+
+
 def test_another_function_keeps_its_own_purpose(idioms):
     assert idioms((6, "record", 90), (12, "judge", 10))[12] == (PYTHON_LOOP,)
 

@@ -36,7 +36,16 @@ from diagnose.analysis.statement_idioms import (
     Within,
     of_places,
 )
-from diagnose.analysis.statements import Function, Place, by_line, innermost, names, words, words_of
+from diagnose.analysis.statements import (
+    Function,
+    Place,
+    by_line,
+    innermost,
+    names,
+    nodes_of,
+    words,
+    words_of,
+)
 from diagnose.core.phases import Phase
 
 MATH_NAMES = """
@@ -143,7 +152,13 @@ class Idioms:
 
     def _schedules(self, callers: Sequence[Frame]) -> bool:
         """Whether a learning-rate schedule is stepped by a caller: what it was given to call serves it."""
-        return any(SCHEDULE in self.of_line(file, line) for file, line, _ in callers)
+        for file, line, function in callers:
+            if SCHEDULE in self.of_line(file, line):
+                nodes = [node for place in self._places(file, line) for node in nodes_of(place.statement)]
+                return sum(isinstance(node, ast.Call) for node in nodes) == 1  # none whose result it gets
+            if words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
+                return False  # the loop, or a part of it, inside of something that is stepped
+        return False
 
     def of_line(self, file: str, line: int, within: Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""

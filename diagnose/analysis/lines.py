@@ -14,6 +14,7 @@ from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.roles import Roles, Sources
 from diagnose.analysis.statement_idioms import LOG, PYTHON_LOOP, SAVE, SYNC, WAIT
+from diagnose.analysis.statements import words
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
@@ -35,6 +36,9 @@ FORWARD = SLOT_OF["forward"]
 
 REPORTS = re.compile(r"\bprint\(|\badd_\w+\(|\b(log(ging|ger)?|wandb|mlflow)\.\w+\(", re.IGNORECASE)
 """Logs, rather than writes a file."""
+
+SAVING = {"save", "saves", "saving", "checkpoint", "ckpt", "snapshot", "dump", "keep", "persist", "store"}
+"""Words in the names of functions that save the state."""
 
 MOST = 0.5
 """A helper of which a larger part has one purpose is for that as a whole."""
@@ -87,11 +91,9 @@ def source_lines(
                 libraries[phase, stack[0]][library] += weight_ns
     trainers = {frame for _, frame in libraries if all((phase, frame) in libraries for phase in TRAINED)}
     of_helper = {helper: _purpose(parts, waits=waits) for helper, parts in helpers.items()}
-    saves = {
-        (key[1][0], key[1][2])
-        for key, parts in purposes.items()
-        if key[0] is Phase.CHECKPOINT or (key in helper_of and any(SAVE in idiom for idiom in parts))
-    }
+    saves = _saving(
+        {key: p for key, p in purposes.items() if key[0] is Phase.CHECKPOINT or key in helper_of}
+    )
     for key in helper_of:
         file, line, function = key[1]
         if (file, function) in saves and not REPORTS.search(sources.line(file, line)):
@@ -139,6 +141,22 @@ def _purpose(parts: Mapping[tuple[str, ...], float], *, waits: bool) -> str:
     purpose = max(of, key=of.__getitem__)
     most = of[purpose] > MOST * sum(of.values())
     return purpose if most and not (waits and purpose == PYTHON_LOOP) else ""
+
+
+def _saving(purposes: Mapping[LineKey, Mapping[tuple[str, ...], float]]) -> set[Helper]:
+    """Returns file and name of the functions that are there to save the state: by most of their time, or by
+    their names."""
+    saving: dict[Helper, float] = defaultdict(float)
+    whole: dict[Helper, float] = defaultdict(float)
+    for (phase, (file, _, function)), parts in purposes.items():
+        for idiom, weight_ns in parts.items():
+            whole[file, function] += weight_ns
+            saving[file, function] += weight_ns * (phase is Phase.CHECKPOINT or SAVE in idiom)
+    return {
+        place
+        for place, weight_ns in saving.items()
+        if weight_ns > MOST * whole[place] or (weight_ns and words(place[1].rpartition(".")[2]) & SAVING)
+    }
 
 
 def _served(parts: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:

@@ -40,7 +40,7 @@ class Graph:
         total: All operations; its times are those of all nodes, views too.
         convolutions: Those of `total` that are convolutions.
         small_ops: Operations with a result of a few thousand elements at most.
-        double: Operations whose result is in float64 or complex128.
+        double: Operations whose result is float64 or complex128, without those of a few thousand elements.
         small_depth: The most of `small_ops` of which each needs the one before.
         product_bytes: Bytes of a number of the result of the matrix product with most multiplications.
         product_rows: Rows of the matrix products that most multiplications are in.

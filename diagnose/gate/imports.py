@@ -92,12 +92,10 @@ def _installed_from(
             return folder
     end = f"/{inside.as_posix()}"
     for name in tracked:
+        if not name.endswith(end):
+            continue
         folder = Path(name.removesuffix(end))
-        if (
-            name.endswith(end)
-            and any(each.is_relative_to(folder) for each in changed)
-            and _is_same(places[0] / name, file)
-        ):
+        if any(each.is_relative_to(folder) for each in changed) and _is_same(places[0] / name, file):
             return places[0] / folder
     return None
 

@@ -225,7 +225,9 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "total": {**_work(ops), **_times(nodes)},
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
         "small_ops": _work(small),
-        "double": _work([op for op in ops if op.double]),
+        "double": _work(
+            [op for op in ops if op.double and (op.numel > SMALL_ELEMENTS or op.flops > SMALL_FLOPS)]
+        ),
         "small_depth": longest_chain(nodes, {id(op) for op in small}),
         "product_bytes": max(products, key=lambda op: op.flops).item_bytes if products else None,
         "product_rows": most_rows(ops),

@@ -126,7 +126,7 @@ def counted(own: Iterable[SourceLine], where: Iterable[SourceLine]) -> tuple[Sou
     trains nothing, together."""
     trains = {(line.file, line.function) for line in where if _trains(line)}
     # A transform of functions, say, has a way to go before and after the model that it calls.
-    own = tuple(line for line in own if line.idiom or line.share > MOST_EDGE * line.model_share)
+    own = tuple(line for line in own if line.idiom or line.via or line.share > MOST_EDGE * line.model_share)
     shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for line in own:
         shares[line.file, line.function] += line.share

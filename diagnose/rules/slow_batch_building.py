@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
@@ -11,7 +12,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, named
-from diagnose.rules._supply import fed_by, supply_of
+from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, fed_by, supply_of
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
 
@@ -117,6 +118,8 @@ class SlowBatchBuilding(Rule):
         if is_fed:
             wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
         share = wait_ns / profile.step_time_ns
+        if not has_workers and wait_ns < MIN_HANDOVERS * HANDOVER_NS:
+            return None  # a worker's batch takes as long to be handed over
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
         in_python = sum(line.share for line in lines if PYTHON & set(line.idiom)) / seen
@@ -181,8 +184,11 @@ def _fed_ns(profile: Profile) -> float:
 def _spare_ns(profile: Profile, made_ns: float) -> float:
     """Returns how much shorter a step can be when the workers there are make what takes `made_ns`."""
     supply = supply_of(profile)
-    if supply is None:
+    if supply is None and all(loader.num_workers for loader in profile.program.loaders):
         return made_ns
+    if supply is None:
+        busy_ns = (profile.host.process_cpus or 0.0) * profile.step_time_ns / (profile.own_cpus or math.inf)
+        return max(0.0, min(made_ns, profile.step_time_ns - busy_ns) - HANDOVER_NS)
     paces = [(supply.busy_ns + made_ns) / supply.loader.num_workers]
     if supply.cpus:
         paces.append((made_ns + supply.own_cpu_ns + supply.worker_cpu_ns) / supply.cpus)
