@@ -33,6 +33,7 @@ from gate_peers import rules, verdicts
 
 from diagnose.core.phases import Phase
 from diagnose.gate.compare_commits import GateRequest, compare_versions
+from diagnose.gate.in_turns import KEEPS_FREED
 from diagnose.gate.pairs import Asked
 from diagnose.gate.result import GateResult, Verdict
 from diagnose.gate.why import why_of
@@ -137,8 +138,7 @@ def read(path: Path | None) -> dict[str, dict[str, Any]]:
 def judged(case: Case, steps: int | None, max_pairs: int) -> dict[str, Any]:
     """Runs one gate and returns what it and the others said, beside the truth."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
-        os.environ[name] = str(1 << 30)  # as the gate advises where runs differ in this
+    os.environ |= KEEPS_FREED  # as the gate advises where runs differ in this
     with tempfile.TemporaryDirectory() as folder, neighbours(case.scene == "under load"):
         truth = Path(folder) / "truth"
         truth.mkdir()

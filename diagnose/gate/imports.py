@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,5 +103,5 @@ def _installed_from(
 
 def _is_same(one: Path, other: Path) -> bool:
     with contextlib.suppress(OSError):
-        return one.read_bytes() == other.read_bytes()
+        return filecmp.cmp(one, other, shallow=False)
     return False
