@@ -119,6 +119,20 @@ def test_a_garbage_collection_leaves_the_gap_around_it_as_it_was(clock):
     assert step.times == {"forward": 4, "gc": 9, "gap_after_forward": 8}
 
 
+def test_what_a_wait_for_a_batch_leaves_to_the_collector_is_counted_apart(clock):
+    def collate(rows: list[torch.Tensor]) -> torch.Tensor:
+        collects_garbage(clock)
+        return torch.stack(rows)
+
+    with measured(clock, "dataloader", "gc-pauses") as recorder, one_step(recorder) as step:
+        collects_garbage(clock)
+        for _ in DataLoader(SlowData(clock, num_rows=4, fetch_ns=5), batch_size=2, collate_fn=collate):
+            pass
+    assert step.times["gc"] == 3 * 9
+    assert recorder.counters["collected_ns"] == 3 * 9
+    assert recorder.counters["collected_waiting_ns"] == 2 * 9
+
+
 def test_fetch_and_collate_on_the_training_thread_are_told_apart(clock):
     def collate(rows: list[torch.Tensor]) -> torch.Tensor:
         clock.spend(8)

@@ -107,6 +107,24 @@ def test_a_loop_whose_queue_is_full_is_not_starved():
     assert not {finding.rule for finding in diagnosed(run).findings} & set(INPUT)
 
 
+def test_what_unpacking_leaves_to_the_collector_belongs_to_the_transfer():
+    def ran(pieces: int, collected_share: float) -> Profile:
+        return fed_by(
+            data_wait_ms=10,
+            gc_ms=14,
+            fetch_ms=20,
+            send_ms=60,
+            workers={"ready_batches": 2.6, "pieces": pieces},
+            stats={"collected_share": collected_share},
+        )
+
+    of_it, not_of_it = diagnosed(ran(400, 0.9)), diagnosed(ran(400, 0.1))
+    assert [finding.rule for finding in of_it.findings] == ["worker-transfer"]
+    assert first(of_it).lost_ns == {Phase.DATA_WAIT: 10 * MS, Phase.GC: pytest.approx(12.6 * MS)}
+    assert [finding.rule for finding in not_of_it.findings] == ["gc-pauses", "worker-transfer"]
+    assert first(diagnosed(ran(4, 0.9))).rule == "gc-pauses", "a few tensors are no objects to walk"
+
+
 # -- how much
 
 

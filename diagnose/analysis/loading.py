@@ -132,12 +132,20 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
         batches_per_step=batches_per_step or None,
         early_read_bytes=early_read,
         late_read_bytes=late_read,
+        collected_share=_collected_share(log),
     )
     if not len(rows) or not batches_per_step:
         return stats
     epochs = round(waits.epochs * len(rows) / len(waits.wait_ns))
     anew = any(fact.get("num_workers") and not fact.get("persistent_workers") for fact in _facts(log))
     return replace(_with_waits(stats, waits, anew=anew), epoch_starts=epochs)
+
+
+def _collected_share(log: RankLog) -> float | None:
+    """Returns the part of the collector's time that passed in waits for batches."""
+    counters = log.meta.get("counters", {})
+    collected_ns = counters.get("collected_ns", 0)
+    return counters["collected_waiting_ns"] / collected_ns if collected_ns else None
 
 
 def _batches_per_step(log: RankLog) -> float:

@@ -248,6 +248,8 @@ class InputStats:
         late_wait_ns: Likewise in the last quarter.
         early_read_bytes: Bytes read from storage per step in the first quarter of the run.
         late_read_bytes: Likewise in the last quarter.
+        collected_share: Part of the garbage collector's time, 0 to 1, that it took while the loop waited for
+            a batch: what unpacking or making one leaves for it.
     """
 
     fetch_ns: float | None = None
@@ -266,6 +268,7 @@ class InputStats:
     late_wait_ns: float | None = None
     early_read_bytes: float | None = None
     late_read_bytes: float | None = None
+    collected_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,9 +54,19 @@ SEARCH_UNTIL = 8
 in those whose number is a power of two, and in all later ones. The search replaces a method of the class
 that all modules come from, so that Python forgets what it knew of each: 1 ms and more in a step."""
 
-COUNTERS = ("batches", "collates", "collate_ns", "collated_wait_ns", "asked", "ready")
+COUNTERS = (
+    "batches",
+    "collates",
+    "collate_ns",
+    "collated_wait_ns",
+    "asked",
+    "ready",
+    "collected_ns",
+    "collected_waiting_ns",
+)
 """Totals of the input pipeline: training batches asked for; batches whose collating was timed, the time it
-took and the whole wait for them; batches asked of workers, and finished ones that were waiting then."""
+took and the whole wait for them; batches asked of workers, and finished ones that were waiting then; time in
+the garbage collector, and of it what interrupted a wait for a batch."""
 
 NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""

@@ -11,6 +11,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
+DATA_WAIT = SLOT_OF["data_wait"]
 GC = SLOT_OF["gc"]
 OLDEST = 2
 """The generation whose collections walk the whole heap; only these are counted as events."""
@@ -23,14 +24,20 @@ class GcPausesHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         interrupted = -1
+        begun_ns = 0
 
         def pause(phase: str, info: dict[str, Any]) -> None:
-            nonlocal interrupted
+            nonlocal interrupted, begun_ns
             if not recorder.on_training_thread():
                 return
             if phase == "start":
                 interrupted = recorder.push(GC)
+                begun_ns = recorder.clock()
             elif interrupted >= 0:
+                took_ns = recorder.clock() - begun_ns
+                recorder.counters["collected_ns"] += took_ns
+                if interrupted == DATA_WAIT:
+                    recorder.counters["collected_waiting_ns"] += took_ns
                 recorder.resume(interrupted)
                 interrupted = -1
                 if info["generation"] == OLDEST:

@@ -55,11 +55,26 @@ class WorkerTransfer(Rule):
     """
 
     needs = ("input.workers.ready_batches", "input.steady_wait_ns")
-    explains = ("bursty-prefetch", "slow-pinning", "slow-storage", "slow-transform", "too-few-workers")
+    explains = (
+        "bursty-prefetch",
+        "gc-pauses",
+        "slow-pinning",
+        "slow-storage",
+        "slow-transform",
+        "too-few-workers",
+    )
     fires_on = (
         fed_by(data_wait_ms=30, fetch_ms=20, send_ms=60, workers={"ready_batches": 2.6, "pieces": 400}),
         fed_by(data_wait_ms=30, fetch_ms=60, send_ms=120, workers={"ready_batches": 0.2}),
         fed_by(data_wait_ms=8, fetch_ms=1, send_ms=1, workers={"ready_batches": 3.8}),
+        fed_by(
+            data_wait_ms=10,
+            gc_ms=14,
+            fetch_ms=20,
+            send_ms=60,
+            workers={"ready_batches": 2.6, "pieces": 400},
+            stats={"collected_share": 0.9},
+        ),
     )
     silent_on = (
         WELL_FED,
@@ -116,18 +131,21 @@ class WorkerTransfer(Rule):
         else:
             lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.send_ns * supply.batches)
             where = "the workers pack them"
-        if lost_ns < MIN_SHARE * profile.step_time_ns:
+        collected_ns = 0.0
+        if unpacking and not few:  # the objects made by it are what the collector runs for
+            collected_ns = (profile.input.collected_share or 0.0) * profile.phase_time_ns.get(Phase.GC, 0.0)
+        total_ns = lost_ns + collected_ns
+        if total_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=(
-                f"Handing batches over costs {format_share(lost_ns / profile.step_time_ns)} of each step:"
-                " the"
-                f" loop waits while {where}."
+                f"Handing batches over costs {format_share(total_ns / profile.step_time_ns)} of each step:"
+                f" the loop waits while {where}."
             ),
-            lost_ns={Phase.DATA_WAIT: lost_ns},
-            low_ns=0.5 * lost_ns,
-            high_ns=supply.wait_ns,
+            lost_ns={Phase.DATA_WAIT: lost_ns, Phase.GC: collected_ns},
+            low_ns=0.5 * total_ns,
+            high_ns=supply.wait_ns + collected_ns,
             assumption="a batch of a few tensors is handed over in no time",
             evidence=(
                 f"A worker spends {format_ms(workers.send_ns)} of CPU time to send a batch"
@@ -135,6 +153,11 @@ class WorkerTransfer(Rule):
                 f" {format_ms(workers.fetch_ns + workers.collate_ns)} to make it.",
                 f"The loop waits {format_ms(supply.wait_ns)} of each step, with"
                 f" {workers.ready_batches:.1f} finished batches waiting on average.",
+                *(
+                    [f"The garbage collector stops it there for {format_ms(collected_ns)} more."]
+                    if collected_ns
+                    else []
+                ),
             ),
             fix=fix,
             code=code,
