@@ -248,8 +248,8 @@ class InputStats:
         late_wait_ns: Likewise in the last quarter.
         early_read_bytes: Bytes read from storage per step in the first quarter of the run.
         late_read_bytes: Likewise in the last quarter.
-        collected_share: Part of the garbage collector's time, 0 to 1, that it took while the loop waited for
-            a batch: what unpacking or making one leaves for it.
+        collected_share: Part of the garbage collector's time, 0 to 1, in which the loop waited for a batch:
+            what unpacking or making one leaves for it.
     """
 
     fetch_ns: float | None = None

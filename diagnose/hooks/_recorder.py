@@ -65,8 +65,8 @@ COUNTERS = (
     "collected_waiting_ns",
 )
 """Totals of the input pipeline: training batches asked for; batches whose collating was timed, the time it
-took and the whole wait for them; batches asked of workers, and finished ones that were waiting then; time in
-the garbage collector, and of it what interrupted a wait for a batch."""
+took and the whole wait for them; batches asked of workers, and finished ones that were waiting then; time
+in the garbage collector, and of it what interrupted a wait for a batch."""
 
 NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""
