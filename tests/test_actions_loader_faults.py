@@ -297,6 +297,23 @@ def test_workers_that_are_given_up_under_a_deeper_queue_cost_no_batch(
     assert equal(found, DataLoader(Rows(300), 4))
 
 
+def test_what_a_worker_had_sent_before_it_died_costs_no_batch() -> None:
+    """Tensors come as file descriptors, which have to be asked of the process that made them."""
+    job, found = Job(), []
+    batches = begin(job, DataLoader(Rows(), 4, num_workers=2))
+    switch = Switch(LoaderWorkers(), job)
+    switch.on(1)
+    (pool,) = switch.prepare(1)
+    found.append(next(batches))
+    time.sleep(1.0)  # it has sent what it was asked for
+    os.kill(pool.workers._workers[0].pid, signal.SIGKILL)
+    pool.workers._workers[0].join()
+    found += list(batches)
+    assert pool.broken
+    switch.close()
+    assert equal(found, DataLoader(Rows(), 4))
+
+
 def test_what_cannot_be_collected_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_loader_service, "COLLECT_S", 0.2)
     make = lambda: DataLoader(Faulty(hangs), 4)  # noqa: E731

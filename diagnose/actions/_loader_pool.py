@@ -159,12 +159,19 @@ class Workers(_MultiProcessingDataLoaderIter):
         return self._arrived.pop(number)
 
     def has_come(self, number: int) -> bool:
-        """Whether a batch is there without waiting."""
-        with suppress(Empty):
-            while number not in self._arrived and not self.broken:
+        """Whether a batch is there without waiting. One whose worker has died since cannot be unpacked."""
+        while number not in self._arrived and not self.broken:
+            try:
                 arrived, data = self._data_queue.get_nowait()
-                if arrived in self._wanted:
-                    self._arrived[arrived] = data
+            except Empty:
+                break
+            except Exception as error:
+                if from_signal_handler(error.__traceback__):
+                    raise  # the script's own
+                self.give_up(str(error))
+                break
+            if arrived in self._wanted:
+                self._arrived[arrived] = data
         return number in self._arrived
 
     def forget(self, numbers: Collection[int]) -> None:
