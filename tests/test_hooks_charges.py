@@ -144,3 +144,10 @@ def test_fetch_and_collate_on_the_training_thread_are_told_apart(clock):
     assert step.times == {"data_wait": 54, "gap_after_data_wait": 9}
     assert recorder.counters["collates"] == 3
     assert recorder.counters["collate_ns"] == 24
+
+
+def test_a_call_on_what_another_model_has_computed_is_a_further_one(clock):
+    with measured(clock, "forward") as recorder, one_step(recorder):
+        model, criterion = torch.nn.Linear(4, 1), torch.nn.MSELoss()
+        criterion(model(torch.ones(1, 4)), target=torch.ones(1, 1))
+    assert {kind: calls for (kind, *_), calls in recorder.sites.items()} == {"forward": 1, "further": 1}

@@ -253,6 +253,56 @@ def test_what_is_put_into_the_list_that_the_loss_is_made_of_is_computed_in_the_f
     assert APPENDED.phase("history.append", slot=AFTER_FORWARD) is Phase.OTHER
 
 
+OWN_METHOD = Script(
+    """
+    class Flow(Module):
+        def features(self, x):
+            return tanh(x @ self.weight)
+
+        def loss(self, x, y):
+            h = self.features(x)
+            return mse(self.out(h), y)
+
+    for step in range(100):
+        rows = randint(0, 2048, (512,))
+        loss = model.loss(X[rows], Y[rows])
+        loss.backward()
+        optimizer.step()
+    """,
+    [("mse(self.out(h)", "further"), ("loss.backward", "backward"), ("optimizer.step", "optimizer")],
+    inside=[("forward", "mse(self.out(h)", "loss = model.loss")],
+)
+
+
+def test_what_a_model_that_is_not_called_as_a_module_computes_is_forward():
+    after = {"slot": AFTER_OPTIMIZER}
+    assert (
+        OWN_METHOD.phase("return tanh", "h = self.features", "loss = model.loss", **after) is Phase.FORWARD
+    )
+    assert OWN_METHOD.phase("h = self.features", "loss = model.loss", **after) is Phase.FORWARD
+    assert OWN_METHOD.phase("rows = randint", **after) is Phase.DATA_WAIT
+
+
+WITH_A_LOSS_MODULE = Script(
+    """
+    for x, y in loader:
+        x = normalize(x)
+        out = model(x)
+        logits = out.flatten(0, 1)
+        y = smooth(y)
+        loss = criterion(logits, y)
+        loss.backward()
+    """,
+    [("= model(x)", "forward"), ("criterion", "further"), ("loss.backward", "backward")],
+)
+
+
+def test_what_a_loss_module_gets_is_forward_if_the_model_computed_it_else_a_part_of_the_batch():
+    assert WITH_A_LOSS_MODULE.phase("logits = out", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert WITH_A_LOSS_MODULE.phase("y = smooth", slot=AFTER_FORWARD) is Phase.DATA_WAIT
+    assert WITH_A_LOSS_MODULE.phase("x = normalize", slot=AFTER_DATA_WAIT) is Phase.DATA_WAIT
+
+
 def test_a_line_is_counted_as_python_counts_it():
     """A form feed, by which some divide a file into pages, does not end a line."""
     sources = Sources({"a.py": "import x\n\x0c\ndef f():\n    a = '\x85\u2028'\n    b = 2\n"})

@@ -22,7 +22,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Frame = tuple[str, int, str]
 """File, line, function."""
 Site = tuple[str, str, int, str, int]
-"""Kind, file, line, function, calls. The kind is `next`, `forward`, `backward` or `optimizer`."""
+"""Kind, file, line, function, calls. The kind: `next`, `forward`, `further`, `backward` or `optimizer`."""
 Sample = tuple[int, int, Sequence[Frame], int]
 """First step, slot and place, a package's frame and then the user's, nanoseconds, as the store has them."""
 
@@ -32,6 +32,7 @@ AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 PHASE_OF_KIND = {
     "next": Phase.DATA_WAIT,
     "forward": Phase.FORWARD,
+    "further": Phase.FORWARD,
     "backward": Phase.BACKWARD,
     "optimizer": Phase.OPTIMIZER,
 }
@@ -39,10 +40,15 @@ PHASE_OF_KIND = {
 
 @dataclass(slots=True)
 class _Anchors:
-    """The lines of one function from which hooks were entered, straight or through functions it calls."""
+    """The lines of one function from which hooks were entered, straight or through functions it calls.
+
+    A `further` model call is of what another one, or a parameter, has a part in: of a loss module, or
+    inside of a model that is not called as a module itself.
+    """
 
     next: set[int] = field(default_factory=set)
     forward: set[int] = field(default_factory=set)
+    further: set[int] = field(default_factory=set)
     backward: set[int] = field(default_factory=set)
     optimizer: set[int] = field(default_factory=set)
 
@@ -61,9 +67,7 @@ class Roles:
         self._roles: dict[tuple[str, int], Phase] = {}
         self._anchored: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], set[str]] = {}
-        straight: dict[tuple[str, int], set[str]] = {}
-        for kind, file, line, _, _ in sites:
-            straight.setdefault((file, line), set()).add(kind)
+        straight = _by_place(sites)
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
             by_file.setdefault(file, []).extend((line, kind) for kind in kinds)
@@ -94,7 +98,7 @@ class Roles:
 
     def calls_model(self, frame: Frame) -> bool:
         """Whether a model was called straight from the statement on a frame's line."""
-        return "forward" in self._kinds.get(frame[:2], ())
+        return not self._kinds.get(frame[:2], set()).isdisjoint(("forward", "further"))
 
     def helper(self, stack: Sequence[Frame]) -> tuple[str, str] | None:
         """Returns file and name of the function in which a stack left the loop; `None` if it did not.
@@ -125,10 +129,10 @@ class Roles:
             statements = list(_statements(functions[index]))
             for statement in statements:
                 lines = _header_lines(statement)
-                kinds = set().union(*(straight.get((file, line), ()) for line in lines))
+                kinds = _one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
                 if kinds:
                     self._kinds.update(((file, line), kinds) for line in lines)
-            if found.forward or found.backward:
+            if found.forward or found.further or found.backward:
                 for statement in statements:
                     self._anchored.update((file, line) for line in _header_lines(statement))
                 for line, phase in _slice(statements, found).items():
@@ -137,11 +141,21 @@ class Roles:
 
 def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
     """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same."""
-    straight: dict[tuple[str, int], set[str]] = {}
-    for kind, file, line, _, _ in sites:
-        straight.setdefault((file, line), set()).add(kind)
+    straight = _by_place(sites)
     kinds = frozenset((line, kind) for line, kinds in straight.items() for kind in kinds)
     return kinds, frozenset(_callers(straight, samples))
+
+
+def _by_place(sites: Iterable[Site]) -> dict[tuple[str, int], set[str]]:
+    kinds: dict[tuple[str, int], set[str]] = {}
+    for kind, file, line, _, _ in sites:
+        kinds.setdefault((file, line), set()).add(kind)
+    return {place: _one_call(found) for place, found in kinds.items()}
+
+
+def _one_call(kinds: set[str]) -> set[str]:
+    """Where one of several model calls is of a batch, or one sometimes is, the others do not count."""
+    return kinds - {"further"} if "forward" in kinds else kinds
 
 
 def _callers(
@@ -152,8 +166,9 @@ def _callers(
     for _, slot, (_, *stack), _ in samples:
         kind = KIND_OF_SLOT.get(decoded(slot)[0])
         if kind is not None:
+            wanted = {kind, "further"} if kind == "forward" else {kind}
             depths = (
-                i for i, (file, line, _) in enumerate(stack) if kind in straight.get((file, line), ())
+                i for i, (file, line, _) in enumerate(stack) if wanted & straight.get((file, line), set())
             )
             for file, line, _ in stack[next(depths, len(stack)) + 1 :]:
                 callers.add((file, line, kind))
@@ -168,7 +183,7 @@ def _beside(kinds: set[str], slot: int, *, within: bool) -> Phase:
         slot: The gap in which the time passed.
         within: Whether it passed in another function of the user's that the statement calls.
     """
-    if slot == AFTER_FORWARD and "next" not in kinds and kinds & {"forward", "backward"}:
+    if slot == AFTER_FORWARD and "next" not in kinds and kinds & {"forward", "further", "backward"}:
         return Phase.FORWARD  # loss = cross_entropy(model(x), y)
     if len(kinds) > 1:
         return Phase.OTHER
@@ -267,16 +282,18 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
     A function without a backward hands its loss to who called it, so there the way back begins at `return`.
     """
     calls = [s for s in statements if anchors.forward.intersection(_header_lines(s))]
+    further = [s for s in statements if anchors.further.intersection(_header_lines(s)) and s not in calls]
     passes = [s for s in statements if anchors.backward.intersection(_header_lines(s))]
     asks = [s for s in statements if anchors.next.intersection(_header_lines(s))]
     steps = [s for s in statements if anchors.optimizer.intersection(_header_lines(s))]
-    fixed = {id(s) for s in (*calls, *passes, *asks, *steps)}
+    fixed = {id(s) for s in (*calls, *further, *passes, *asks, *steps)}
     roles: dict[int, Phase] = {}
     if not passes:
         passes = [s for s in statements if isinstance(s, ast.Return) and id(s) not in fixed]
         roles.update((line, Phase.FORWARD) for s in passes for line in _header_lines(s))
+    computed = _computed(statements, (*calls, *further)) if calls else None
     # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
-    for sources, phase in ((passes, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
+    for sources, phase in ((passes, Phase.FORWARD), (further, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
         wanted = set().union(*(reads(s) for s in sources)) if sources else set()
         if phase is Phase.DATA_WAIT:
             # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
@@ -291,6 +308,19 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
                 found.add(id(statement))
                 wanted |= reads(statement)
                 grew = True
+                targets = sources is further and computed is not None and not reads(statement) & computed
                 for line in _header_lines(statement):
-                    roles[line] = phase
+                    roles[line] = Phase.DATA_WAIT if targets else phase
     return roles
+
+
+def _computed(statements: list[ast.stmt], calls: Iterable[ast.stmt]) -> set[str]:
+    """Returns the names of what models have computed, and of what was made of that. What a loss gets
+    besides are targets, a part of the batch."""
+    computed = set().union(*(writes(call) for call in calls))
+    grew = True
+    while grew:
+        more = set().union(*(writes(s) for s in statements if reads(s) & computed)) - computed
+        grew = bool(more)
+        computed |= more
+    return computed

@@ -444,7 +444,7 @@ class Recorder:
         """Remembers which line of the user's code made this call.
 
         Args:
-            kind: `next`, `forward`, `backward` or `optimizer`.
+            kind: `next`, `forward`, `further`, `backward` or `optimizer`.
         """
         frame = user_frame(sys._getframe(1))
         if frame is not None:

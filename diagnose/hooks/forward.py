@@ -223,7 +223,7 @@ class _Search:
             recorder.evaluated = recorder.evaluating
             return EVALUATION + THEN if recorder.searching else EVALUATION
         if recorder.curious:
-            recorder.site("forward")
+            recorder.site("further" if _is_computed(args[1:], kwargs) else "forward")
         recorder.batch_use = TRAINED
         if id(module) not in recorder.models:
             recorder.model_appears(module)
@@ -259,6 +259,11 @@ def is_checkpointed() -> bool:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and bool(frame.f_locals["ctx"].next_functions)
+
+
+def _is_computed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call gets what a parameter has had a part in: it is no model's first."""
+    return any(getattr(value, "grad_fn", None) is not None for value in (*args, *kwargs.values()))
 
 
 def _through(route: Route, call: Any, *args: Any, **kwargs: Any) -> Any:
