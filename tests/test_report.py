@@ -147,6 +147,14 @@ Loading a batch
     )
 
 
+def test_time_of_workers_in_no_line_of_the_script_is_said_to_be_torchs() -> None:
+    in_worker = replace(line(Phase.DATA_WAIT, 9, "decode", 0.45), in_worker=True)
+    text = to_text(replace(PROFILE, where=(in_worker,)), Terminal(width=120))
+    assert "were busy. Another 55 % passed in torch and other packages" in " ".join(text.split())
+    text = to_text(replace(PROFILE, where=(replace(in_worker, share=0.99),)), Terminal(width=120))
+    assert "Another" not in text
+
+
 def test_machine_section_says_what_is_out_of_the_ordinary_and_nothing_else() -> None:
     idle = HostStats(
         cpus=8, full_cores=0.3, iowait_cpus=0.01, read_bytes_per_s=4096.0, written_bytes_per_s=0.0

@@ -157,6 +157,15 @@ def test_workers_of_every_epoch_are_counted_and_sampled(tmp_path, persistent):
     assert log.meta["notes"] == []
 
 
+def test_what_a_worker_does_outside_the_script_is_not_blamed_on_the_line_that_started_it(tmp_path):
+    rows: Any = [torch.zeros(2)] * 60_000
+    found = profile_of(tmp_path / "run", DataLoader(rows, batch_size=2000, num_workers=1))
+    samples = read_rank(tmp_path / "run" / "rank0.sqlite").worker_samples
+    assert samples
+    assert {len(stack) for stack, _ in samples} == {1}, "the package's frame alone, for there is no user's"
+    assert not [line for line in found.where if line.in_worker]
+
+
 def test_an_iterable_dataset_in_workers_is_measured(tmp_path):
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Iterator[torch.Tensor]:

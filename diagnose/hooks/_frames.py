@@ -15,8 +15,9 @@ from diagnose.hooks._skid import entry, operator_before
 MAX_FRAMES = 8
 """User frames kept of one stack: from the line that spends the time out to the loop that called for it."""
 
-INTERNAL, LIBRARY, USER = 0, 1, 2
-"""Whose code a frame runs: Python's, torch's or ours; another installed package's; the user's."""
+INTERNAL, LIBRARY, USER, OUTERMOST = 0, 1, 2, 3
+"""Whose code a frame runs: Python's, torch's or ours; another installed package's; the user's. That of the
+last is ours, and what called it is left out: see `end_stacks_at`."""
 
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INTERNAL_ROOTS = tuple(
@@ -60,6 +61,13 @@ def file_owner(file: str) -> int:
     if any(part in path for part in _LIBRARY_PARTS):
         return INTERNAL if _TORCH in path else LIBRARY
     return INTERNAL if path.startswith(_INTERNAL_ROOTS) else USER
+
+
+def end_stacks_at(code: CodeType) -> None:
+    """Makes stacks end at a function with which a process begins: in a forked one, the frames further out
+    are copies of what the parent did when it forked."""
+    owner(code)
+    _owners[id(code)] = OUTERMOST
 
 
 def user_frame(frame: FrameType | None) -> tuple[int, int] | None:
@@ -108,6 +116,8 @@ def user_stack(slot: int, frame: FrameType | None) -> tuple[int, ...]:
                 break
         elif whose == LIBRARY and key[1] == 0 and len(key) == 3:
             key[1], key[2] = id(code), frame.f_lasti
+        elif whose == OUTERMOST:
+            break
         called = False
         frame = frame.f_back
     return tuple(key)

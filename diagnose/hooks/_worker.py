@@ -18,7 +18,7 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks._frames import resolve
+from diagnose.hooks._frames import end_stacks_at, resolve
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks._sampler import Sampler
 from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Slowest, Spread, pieces_of
@@ -209,6 +209,7 @@ def logged(worker_loop: Callable[..., Any], recorder: Recorder) -> Callable[...,
 
     def begin(dataset: Any, worker_id: int) -> None:
         global log
+        end_stacks_at(loop.__code__)
         inbox.close()  # a forked worker's copy would keep the address taken when the training process ends
         log = WorkerLog(recorder, worker_id, dataset)
         # This process is a worker until it ends, so these are never taken out again.

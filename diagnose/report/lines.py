@@ -11,6 +11,7 @@ from diagnose.report._wording import short_path
 from diagnose.report.base import Block, Column, Row, Section, Table
 
 MAX_LINES = 15
+MIN_OUTSIDE = 0.02  # less may be lines too short to be listed
 Z_95 = 1.96  # normal quantile of a two-sided 95 % interval
 
 
@@ -42,7 +43,10 @@ class Lines(Section):
         if workers:
             blocks.append(
                 Table(
-                    caption="Sampled in the DataLoader workers. Share is of the time that they were busy.",
+                    caption=(
+                        "Sampled in the DataLoader workers. Share is of the time that they were busy."
+                        + outside(profile)
+                    ),
                     columns=(
                         Column(title="share", number=True),
                         Column(title="line", code=True),
@@ -59,6 +63,16 @@ class Lines(Section):
                 )
             )
         return blocks
+
+
+def outside(profile: Profile) -> str:
+    """Returns a sentence, after a blank, on the workers' time outside the script; empty if it is little."""
+    rest = 1 - sum(line.share for line in profile.where if line.in_worker)
+    return (
+        f" Another {format_share(rest)} passed in torch and other packages, fetching and collating."
+        if rest >= MIN_OUTSIDE
+        else ""
+    )
 
 
 def own_row(line: SourceLine, profile: Profile) -> Row:
