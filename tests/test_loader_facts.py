@@ -330,6 +330,26 @@ def test_where_no_such_call_stands_there_is_none(file, line, text):
             "AdamW(model.parameters(), lr=0.001, fused=True)",
         ),
         ("", {"num_workers": 2}, "DataLoader(..., num_workers=2)"),
+        (
+            "DataLoader(rows, **options, pin_memory=True)",
+            {"num_workers": 2, "pin_memory": False},
+            "DataLoader(rows, pin_memory=False, **{**options, 'num_workers': 2})",
+        ),
+        (
+            "DataLoader(rows, **options, num_workers=1)",
+            {"num_workers": 2},
+            "DataLoader(rows, **options, num_workers=2)",
+        ),
+        (
+            "DataLoader(**data, **options)",
+            {"num_workers": 2, "persistent_workers": True},
+            "DataLoader(**{**data, **options, 'num_workers': 2, 'persistent_workers': True})",
+        ),
+        (
+            "DataLoader(rows, **options)",
+            {"num_workers": 0, "prefetch_factor": None},
+            "DataLoader(..., num_workers=0)",
+        ),
     ],
 )
 def test_a_call_is_given_other_arguments(call, arguments, changed):

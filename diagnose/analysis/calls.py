@@ -41,24 +41,37 @@ def with_arguments(call: str, fallback: str, **arguments: str | float | bool | N
     """Returns a call with arguments set by keyword; those it has already are changed.
 
     Args:
-        call: The call's text, from `call_at`. One that takes `**options` may hold the argument there: it is
-            given after them all the same, and Python says so if it stands twice.
+        call: The call's text, from `call_at`. One that takes `**options` may hold the argument there, so
+            it is written over them: `**{**options, 'x': 1}`.
         fallback: What is called where `call` is empty: `DataLoader` gives `DataLoader(..., x=1)`.
-        arguments: Their new values. `None` takes the argument out.
+        arguments: Their new values. `None` takes the argument out; where `**options` may hold it, that
+            cannot be written, and the call is as if it were not known.
     """
-    if not call:
+    node = ast.parse(call or "f()", mode="eval").body
+    assert isinstance(node, ast.Call)
+    unpacked = [keyword.value for keyword in node.keywords if keyword.arg is None]
+    keywords = {keyword.arg: keyword for keyword in node.keywords if keyword.arg is not None}
+    unknown = unpacked and any(value is None and name not in keywords for name, value in arguments.items())
+    if not call or unknown:
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         return f"{fallback}(..., {shown})"
-    node = ast.parse(call, mode="eval").body
-    assert isinstance(node, ast.Call)
-    keywords = {keyword.arg: keyword for keyword in node.keywords if keyword.arg is not None}
+    added: dict[str, ast.expr] = {}
     for name, value in arguments.items():
         if value is None:
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != name]
         elif name in keywords:
             keywords[name].value = ast.Constant(value)
         else:
-            node.keywords.append(ast.keyword(arg=name, value=ast.Constant(value)))
+            added[name] = ast.Constant(value)
+    if added and unpacked:
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg is not None]
+        options = ast.Dict(
+            keys=[*(None for _ in unpacked), *(ast.Constant(name) for name in added)],
+            values=[*unpacked, *added.values()],
+        )
+        node.keywords.append(ast.keyword(arg=None, value=options))
+    else:
+        node.keywords += [ast.keyword(arg=name, value=value) for name, value in added.items()]
     return ast.unparse(node)
 
 
