@@ -389,6 +389,8 @@ def test_evaluation_is_blamed_on_its_own_function_and_comes_once_an_epoch_at_lea
         replace(at("return self.net(x)", 0.3, phase=Phase.FORWARD), function="Net.forward"),
         replace(at("return self.net(x)", 0.15, phase=Phase.EVALUATION), function="Net.forward"),
         replace(at("right += model(x)", 0.05, phase=Phase.EVALUATION), function="evaluate", line=77),
+        replace(at("model.eval()", 0.01), function="evaluate", line=75),
+        replace(at("if dry_run:", 0.002, phase=Phase.EVALUATION), function="main", line=99),
     )
     found = found_in(profile(evaluation_ms=20, series=every_20, program=program, where=where))
     finding = found["frequent-evaluation"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Calls, Loader, Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
@@ -31,6 +33,9 @@ EACH_STEP = 1.0
 
 MOST = 1.1
 """The first steps after an evaluation find none of their data in the caches."""
+
+LINE_SHARE = 0.01
+"""A line that takes less of the time is not where the evaluation is."""
 
 LEAST = 0.5
 """Evaluating half as often is always possible."""
@@ -110,13 +115,9 @@ class FrequentEvaluation(Rule):
         share = lost_ns / profile.step_time_ns
         if share < least_share(profile):
             return None
-        lines = [
-            line
-            for line in profile.where
-            if line.phase is Phase.EVALUATION and not line.in_worker and not is_rollout(line)
-        ]
-        training = {line.function for line in profile.where if line.phase is not Phase.EVALUATION}
-        lines.sort(key=lambda line: line.function in training)  # the model's own lines name no evaluation
+        lines = evaluating_lines(profile)
+        dearest = max(lines, key=lambda line: line.share, default=None)
+        shown = dict.fromkeys(filter(None, (*lines[:1], dearest)))
         often = rhythm(profile, Phase.EVALUATION)
         period = profile.series.period.get(Phase.EVALUATION)
         then = _rarer(period, epoch_steps(profile)) if period else None
@@ -129,7 +130,10 @@ class FrequentEvaluation(Rule):
             assumption="evaluation becomes rare enough for its cost to vanish",
             evidence=(
                 f"{format_ms(lost_ns)} of each step, on average, pass in evaluation{often}.",
-                *(f"{format_share(line.share)} of the time in {named(line)}." for line in lines[:2]),
+                *(
+                    f"{format_share(line.share)} of the time in {named(line)}, {line.function}."
+                    for line in shown
+                ),
             ),
             fix="Evaluate "
             + (f"every {then} steps instead of every {period}" if then else "less often")
@@ -138,6 +142,24 @@ class FrequentEvaluation(Rule):
             file=lines[0].file if lines else "",
             line=lines[0].line if lines else 0,
         )
+
+
+def evaluating_lines(profile: Profile) -> list[SourceLine]:
+    """Returns the lines of the evaluation, first those of functions that do little else: the model's own,
+    which the training runs through, too, name no evaluation."""
+    ours = [line for line in profile.where if not line.in_worker]
+    of_model = {(line.file, line.function) for line in ours if line.phase is Phase.FORWARD}
+    evaluating: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for line in ours:
+        share = line.share if line.phase is Phase.EVALUATION else -line.share
+        evaluating[line.file, line.function] += share
+    lines = [line for line in ours if line.phase is Phase.EVALUATION and not is_rollout(line)]
+
+    def says_little(line: SourceLine) -> bool:
+        function = line.file, line.function
+        return function in of_model or evaluating[function] <= 0 or line.share < LINE_SHARE
+
+    return sorted(lines, key=says_little)
 
 
 def _rarer(period: int, epoch: float | None) -> int:
