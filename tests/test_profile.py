@@ -343,6 +343,16 @@ def test_a_run_that_nobody_sampled_has_no_lines():
     assert profile(log_of(steps_of(60, forward=80))).where == ()
 
 
+def test_an_optimizer_is_known_with_the_call_that_made_it(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("optimizer = torch.optim.AdamW(\n    model.parameters(), lr=args.lr, **extra\n)\n")
+    fact = {"kind": "AdamW", "num_tensors": 40, "num_elements": 400, "file": str(path), "line": 1}
+    (found,) = profile(
+        log_of(steps_of(60, optimizer=80), meta={"facts": {"optimizers": [fact]}})
+    ).program.optimizers
+    assert found.call == "torch.optim.AdamW(model.parameters(), lr=args.lr, **extra)"
+
+
 # -- rates
 
 

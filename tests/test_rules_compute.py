@@ -75,6 +75,15 @@ def test_a_fault_is_found_in_a_real_run(fault: str, tmp_path: Path):
     assert 0.04 < share < 0.8
 
 
+def test_the_optimizer_is_shown_as_the_script_makes_it():
+    rule = built_in()["slow-optimizer"]
+    fires = rule.fires_on[0]
+    made = replace(fires.program.optimizers[0], call="torch.optim.AdamW(net.parameters(), lr=lr, **more)")
+    finding = rule.check(replace(fires, program=replace(fires.program, optimizers=(made,))))
+    assert finding is not None
+    assert finding.code == "torch.optim.AdamW(net.parameters(), lr=lr, **{**more, 'fused': True})"
+
+
 def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_out():
     """Dropout keeps `scaled_dot_product_attention` from its kernel on a CPU."""
     q_BHTD = torch.randn(2, 2, 8, 4, requires_grad=True)

@@ -299,7 +299,7 @@ def composed(
         series=summarize_series(divided(rows, parts)),
         host=host_stats(main, warmup),
         program=replace(
-            program_of(main, warmup),
+            program_of(main, warmup, sources),
             ddp=tuple(
                 replace(rank.ddp, rank=name)
                 for name, rank in sorted(zip(names, ranks, strict=True), key=lambda pair: pair[0])

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from diagnose.analysis.calls import call_at
 from diagnose.analysis.device_ledger import BY_DEVICE
+from diagnose.analysis.roles import Sources
 from diagnose.analysis.spans import rank_of, whole_steps
 from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
@@ -23,16 +25,23 @@ MIN_READINGS = 12
 """Fewer readings of the memory, two a second, do not make a slope."""
 
 
-def program_of(log: RankLog, warmup: int) -> Program:
+def program_of(log: RankLog, warmup: int, sources: Sources) -> Program:
     """Reads what hooks learnt of one rank's live objects (`Recorder.facts`), but for what takes all ranks.
 
     Args:
         log: The rank's records.
         warmup: Leading steps that the memory's growth leaves out.
+        sources: Where the text of the call that made an optimizer is read.
     """
     facts = _facts(log)
-    zeroes = facts.get("zeroes_grads")
-    optimizers = [{**fact, "zeroes_grads": zeroes} for fact in facts.get("optimizers", ())]
+    optimizers = [
+        {
+            **fact,
+            "zeroes_grads": facts.get("zeroes_grads"),
+            "call": call_at(sources, fact.get("file", ""), fact.get("line", 0), fact.get("kind", "")),
+        }
+        for fact in facts.get("optimizers", ())
+    ]
     return Program(
         loaders=tuple(_made(Loader, facts.get("loaders", ()))),
         optimizers=tuple(_made(Optimizer, optimizers)),

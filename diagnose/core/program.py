@@ -85,6 +85,7 @@ class Optimizer:
         zeroes_grads: Whether the loop writes zeros into the gradients instead of dropping them.
         file: Where it was made, absolute; empty when unknown.
         line: Its line.
+        call: Text of the call that made it, on one line, as the script has it; empty when it was not found.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Optimizer:
     zeroes_grads: bool | None = None
     file: str = ""
     line: int = 0
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ class SlowOptimizer(Rule):
                 " them.",
             ),
             fix=f"Give {worst.kind} {option}=True.",
-            code=with_arguments("", f"torch.optim.{worst.kind}", **{option: True}),
+            code=with_arguments(worst.call, f"torch.optim.{worst.kind}", **{option: True}),
             file=worst.file,
             line=worst.line,
             actions=self.actions if worst.can_fuse else (),
