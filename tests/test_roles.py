@@ -303,6 +303,26 @@ def test_what_a_loss_module_gets_is_forward_if_the_model_computed_it_else_a_part
     assert WITH_A_LOSS_MODULE.phase("x = normalize", slot=AFTER_DATA_WAIT) is Phase.DATA_WAIT
 
 
+ACTOR = Script(
+    """
+    def choose(state):
+        probabilities = policy(state)
+        chances = Categorical(probabilities)
+        action = chances.sample()
+        policy.saved.append(chances.log_prob(action))
+        policy.entropies.append(chances.entropy().item())
+        return action.item()
+    """,
+    [("policy(state)", "forward")],
+)
+
+
+def test_what_is_put_aside_for_a_loss_elsewhere_is_computed_in_the_forward_pass():
+    assert ACTOR.phase("policy.saved", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert ACTOR.phase("chances = ", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert ACTOR.phase("policy.entropies", slot=AFTER_FORWARD) is Phase.OTHER
+
+
 def test_a_line_is_counted_as_python_counts_it():
     """A form feed, by which some divide a file into pages, does not end a line."""
     sources = Sources({"a.py": "import x\n\x0c\ndef f():\n    a = '\x85\u2028'\n    b = 2\n"})

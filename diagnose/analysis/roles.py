@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diagnose.analysis.statements import reads, writes
+from diagnose.analysis.statements import names, nodes_of, reads, writes
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.places import decoded
@@ -28,6 +28,9 @@ Sample = tuple[int, int, Sequence[Frame], int]
 
 KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
+
+DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
+"""Names in a statement that keeps a value without its gradients."""
 
 PHASE_OF_KIND = {
     "next": Phase.DATA_WAIT,
@@ -279,7 +282,8 @@ def _header_lines(statement: ast.stmt) -> range:
 def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
     """Walks back from the model calls and the backward passes to the statements that feed them.
 
-    A function without a backward hands its loss to who called it, so there the way back begins at `return`.
+    A function without a backward hands its loss to who called it, so there the way back begins at `return`,
+    and at what it puts aside of what a model computed, its gradients with it.
     """
     calls = [s for s in statements if anchors.forward.intersection(_header_lines(s))]
     further = [s for s in statements if anchors.further.intersection(_header_lines(s)) and s not in calls]
@@ -288,10 +292,14 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
     steps = [s for s in statements if anchors.optimizer.intersection(_header_lines(s))]
     fixed = {id(s) for s in (*calls, *further, *passes, *asks, *steps)}
     roles: dict[int, Phase] = {}
+    computed = _computed(statements, (*calls, *further))
     if not passes:
-        passes = [s for s in statements if isinstance(s, ast.Return) and id(s) not in fixed]
+        passes = [
+            s
+            for s in statements
+            if id(s) not in fixed and (isinstance(s, ast.Return) or _keeps(s, computed))
+        ]
         roles.update((line, Phase.FORWARD) for s in passes for line in _header_lines(s))
-    computed = _computed(statements, (*calls, *further)) if calls else None
     # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
     for sources, phase in ((passes, Phase.FORWARD), (further, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
         wanted = set().union(*(reads(s) for s in sources)) if sources else set()
@@ -308,10 +316,18 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
                 found.add(id(statement))
                 wanted |= reads(statement)
                 grew = True
-                targets = sources is further and computed is not None and not reads(statement) & computed
+                targets = sources is further and calls and not reads(statement) & computed
                 for line in _header_lines(statement):
                     roles[line] = Phase.DATA_WAIT if targets else phase
     return roles
+
+
+def _keeps(statement: ast.stmt, computed: set[str]) -> bool:
+    """Whether a statement puts aside what a model computed, still with its gradients:
+    `self.log_probs.append(m.log_prob(action))`."""
+    if not any("." in name for name in writes(statement)) or not reads(statement) & computed:
+        return False
+    return not names(nodes_of(statement)) & DETACHES
 
 
 def _computed(statements: list[ast.stmt], calls: Iterable[ast.stmt]) -> set[str]:

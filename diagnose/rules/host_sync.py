@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from diagnose.core.phases import Phase
-from diagnose.core.profile import SourceLine
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
+
+OF_EACH = ".tolist("
+"""Reads each number of a tensor. What else reads one takes no time where nothing is waited for: what the sampler sees there was spent just before: Python hears signals between calls only."""
 
 
 class HostSync(LineRule):
@@ -13,7 +16,8 @@ class HostSync(LineRule):
     ## What it means
     `.item()`, `.cpu()`, `float(tensor)`, a condition on a tensor: Python needs a value, so the host
     waits until the device has computed it, and then has to fill the device's queue anew. On a CPU there
-    is nothing to wait for: such a line costs only its own work, and counts if it does nothing else.
+    is nothing to wait for, and a value costs a microsecond or two: only `.tolist()` counts there, which
+    makes an object of each number.
 
     ## What to do
     Keep values as tensors and read them every N steps; accumulate the loss with `running +=
@@ -32,15 +36,24 @@ class HostSync(LineRule):
     fix = "Accumulate on the device, and read the value every 100 steps."
     code = "running += loss.detach()"
     fires_on = (
-        profile(other_ms=12, where=(at("running += loss.item()", 0.1, "sync"),)),
-        profile(other_ms=12, where=(at("values = out.cpu().numpy()", 0.04, "sync"),)),
-        profile(where=(at("x = pack(x, lengths.cpu())", 0.1, "sync", phase=Phase.FORWARD),)),
+        profile(device="cuda", other_ms=12, where=(at("running += loss.item()", 0.1, "sync"),)),
+        profile(device="cuda", other_ms=12, where=(at("values = out.cpu().numpy()", 0.04, "sync"),)),
+        profile(device="cuda", where=(at("x = pack(x, lengths.cpu())", 0.1, "sync", phase=Phase.FORWARD),)),
+        profile(other_ms=12, where=(at("rows = labels.tolist()", 0.1, "sync"),)),
     )
     silent_on = (
         profile(),
-        profile(other_ms=12, where=(at("running += loss.item()", 0.01, "sync"),)),
+        profile(other_ms=12, where=(at("return action.item()", 0.1, "sync"),)),
+        profile(device="cuda", other_ms=12, where=(at("running += loss.item()", 0.01, "sync"),)),
         profile(other_ms=12, where=(at("print(loss.item())", 0.1, "log", "sync"),)),
     )
+
+    def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
+        """See `LineRule.lines`."""
+        lines = super().lines(profile)
+        if profile.run.device == "cpu":
+            return tuple(line for line in lines if OF_EACH in line.text)
+        return lines
 
     def cure(self, line: SourceLine) -> tuple[str, str]:
         """See `LineRule.cure`. The model needs a value in each step."""
