@@ -8,7 +8,8 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
 
 OF_EACH = ".tolist("
-"""Reads each number of a tensor. What else reads one takes no time where nothing is waited for: what the sampler sees there was spent just before: Python hears signals between calls only."""
+"""Reads each number of a tensor. What else reads one takes no time where nothing is waited for: what the
+sampler sees there was spent just before, as Python hears signals between calls only."""
 
 
 class HostSync(LineRule):
