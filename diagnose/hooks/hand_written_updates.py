@@ -1,0 +1,116 @@
+"""Steps of scripts that update their parameters themselves."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook
+
+BY_HAND = 0
+"""Stands for the identity of an optimizer; no object has it."""
+
+CHANGES = 3
+"""So often parameters have changed between two backward passes without an optimizer: the loop does it."""
+
+MOST_PASSES = 512
+"""A script that has neither stepped nor changed anything in so many passes accumulates gradients."""
+
+MOST_NODES, MOST_LEAVES, NUMBERS = 4096, 32, 8
+"""So much of a graph is walked, so many of its leaves are looked at, and so many numbers of each."""
+
+NOTE = (
+    "no optimizer of torch's steps here, and the parameters change: a step ends with every {which}backward"
+    " pass. What updates them is code of the loop. If that is wrong: import diagnose; diagnose.step()"
+)
+
+
+class HandWrittenUpdatesHook(Hook):
+    """Ends steps where the loop itself, or an optimizer that is not torch's, updates the parameters.
+
+    Between the first backward passes it looks at a few numbers of a few leaves of the graph; on a device,
+    for which it would have to wait, only at their versions. Under DDP that place is taken: nothing is seen.
+    """
+
+    requires = "torch.autograd"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        seen: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        changed_at: list[int] = []
+        passes = period = 0
+
+        def on_pass(args: tuple[Any, ...]) -> None:
+            nonlocal passes, period
+            if recorder.optimizers or recorder.finder.marked or passes > MOST_PASSES:
+                recorder.on_pass = None
+                return
+            passes += 1
+            if period:
+                if passes % period == 0:
+                    recorder.stepped_beside.append(BY_HAND)
+                return
+            if _have_changed(seen, leaves(args[0] if args else ())):
+                changed_at.append(passes)
+            if len(changed_at) >= CHANGES:
+                gaps = [after - before for before, after in pairwise(changed_at)]
+                period = min(gaps)
+                recorder.notes.append(NOTE.format(which=f"{period}th " if period > 1 else ""))
+                passes = 0
+                on_pass(args)
+
+        if recorder.on_pass is None:
+            recorder.on_pass = on_pass
+        try:
+            yield
+        finally:
+            if recorder.on_pass is on_pass:
+                recorder.on_pass = None
+
+
+def leaves(roots: Any) -> list[Any]:
+    """Returns some of the tensors whose gradients a backward pass from these computes."""
+    found: list[Any] = []
+    roots = roots if isinstance(roots, (tuple, list)) else [roots]
+    pending = [getattr(root, "grad_fn", None) for root in roots]
+    known = {id(node) for node in pending}
+    while pending and len(known) < MOST_NODES and len(found) < MOST_LEAVES:
+        node = pending.pop()
+        if node is None:
+            continue
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        for following, _ in node.next_functions:
+            if id(following) not in known:
+                known.add(id(following))
+                pending.append(following)
+    return found
+
+
+def _have_changed(seen: dict[int, tuple[weakref.ref[Any], Any]], variables: list[Any]) -> bool:
+    """Whether most variables are others than when they were seen last; remembers how they are now. An
+    attack on the inputs changes those alone, between its passes."""
+    changed: list[bool] = []
+    for variable in variables:
+        known = seen.get(id(variable))
+        now = _look(variable)
+        if known is not None and known[0]() is variable:
+            changed.append(known[1] != now)
+        seen[id(variable)] = weakref.ref(variable), now
+    return 2 * sum(changed) > len(changed)
+
+
+def _look(variable: Any) -> tuple[Any, ...]:
+    import torch
+
+    numbers: list[Any] = []
+    if variable.device.type == "cpu" and variable.layout is torch.strided:
+        flat = variable.detach().reshape(-1)
+        numbers = flat[:: max(1, flat.numel() // NUMBERS)][:NUMBERS].tolist()
+    return variable._version, variable.data_ptr(), *map(repr, numbers)
