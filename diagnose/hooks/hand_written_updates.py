@@ -47,7 +47,9 @@ class HandWrittenUpdatesHook(Hook):
 
         def on_pass(args: tuple[Any, ...]) -> None:
             nonlocal passes, period
-            if recorder.optimizers or recorder.finder.marked or passes > MOST_PASSES:
+            finder = recorder.finder
+            has_stepped = recorder.optimizers or (not period and (recorder.steps or finder.stepped))
+            if has_stepped or finder.marked or (not period and passes > MOST_PASSES):
                 recorder.on_pass = None
                 return
             passes += 1
