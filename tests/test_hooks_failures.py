@@ -408,7 +408,8 @@ def test_a_failure_of_our_own_is_noted_and_the_script_goes_on(clock, monkeypatch
             with torch.no_grad():
                 model(rows)
             model.train()
-        notes = list(recorder.notes)
+        # Where no optimizer can be heard, steps are told by what it does.
+        notes = [note for note in recorder.notes if "the parameters change" not in note]
     assert all(not torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert notes, "it was called, and the report says that it failed"
     assert all("measuring failed in " in note and f"{method} is broken" in note for note in notes)
