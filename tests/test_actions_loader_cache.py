@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, StackDataset, Subset
 
-from diagnose.actions import dataset_cache
+from diagnose.actions import _loader_samples, dataset_cache
 from diagnose.actions._loader_samples import copied
 from diagnose.actions.base import CannotApply
 from diagnose.actions.dataset_cache import DatasetCache
@@ -41,6 +41,16 @@ class Counted(Rows):
     def __getitem__(self, index: int) -> torch.Tensor:
         made.say(index)
         return super().__getitem__(index)
+
+
+turned = Log()
+
+
+class Turning(Rows):
+    """Rows that are others once something was said."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + turned._said.qsize()
 
 
 class Padded(Rows):
@@ -241,6 +251,50 @@ def test_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     made.heard()
     list(begin(job, loader))
     assert len(made.heard()) == 9, "five of thirteen had room, and one of these is compared"
+    switch.close()
+
+
+def looks_at_generators(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets an element for each look."""
+    looks, look = [], _loader_samples.random_states
+    monkeypatch.setattr(_loader_samples, "random_states", lambda: looks.append(1) or look())
+    return looks
+
+
+def test_while_nothing_is_handed_out_known_samples_cost_one_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_loader_samples, "COMPARE_SHARE", 1e-9)
+    job, loader = Job(), DataLoader(Counted(40), 4, shuffle=True)
+    switch, batches = Switch(SecondEpoch(), job), begin(job, loader)
+    looks = looks_at_generators(monkeypatch)
+    samples = switch.prepare(None).samples
+    list(batches)
+    assert len(looks) == 20, "before and after each batch of ten, not each sample of forty"
+    looks.clear()
+    copies: list[Any] = []
+    monkeypatch.setattr(_loader_samples, "copied", copies.append)
+    list(begin(job, loader))
+    assert (len(looks), len(copies)) == (2, 0)
+    assert samples.asked == 80
+    switch.close()
+
+
+@pytest.mark.parametrize("share", [1e-9, 1e9])
+def test_while_nothing_is_handed_out_samples_are_compared_in_a_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """The dataset turns random in the middle of an epoch, where nobody sees it."""
+    monkeypatch.setattr(_loader_samples, "COMPARE_SHARE", share)
+    turned.heard()
+    job, loader = Job(), DataLoader(Turning(40), 4)
+    switch, batches = Switch(SecondEpoch(), job), begin(job, loader)
+    samples = switch.prepare(None).samples
+    list(batches)
+    for number, _ in enumerate(begin(job, loader)):
+        if number == 4:
+            turned.say(1)
+    assert samples.refused == ("the dataset has made another sample of the same index" if share > 1 else "")
     switch.close()
 
 

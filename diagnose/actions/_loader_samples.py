@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,12 @@ from diagnose.actions._loader_purity import moved, random_states, same
 from diagnose.hooks._recorder import from_signal_handler
 
 PLAIN = (str, bytes, int, float, bool, complex, type(None))
+
+OTHER = "the dataset has made another sample of the same index"
+
+COMPARE_SHARE = 0.01
+"""While nothing is handed out samples are still compared with the kept ones, in this part of the time: what
+a trial measures without the cache must not be our own bookkeeping."""
 
 
 class Samples:
@@ -32,12 +39,14 @@ class Samples:
         self.refused = ""
         self.asked = 0
         self._dataset = weakly(dataset, self._dropped)
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, Any] = {}  # None for what is made each time: it had no room
+        self._made: list[tuple[int, Any, int]] = []
         self._room = budget_bytes
         self._budget = budget_bytes
         self._watch = Watch(dataset)
         self._doubted = False
         self._states: dict[str, int] = {}
+        self._took_s = self._due_s = 0.0
 
     @property
     def are_all_known(self) -> bool:
@@ -60,41 +69,82 @@ class Samples:
     def _forget(self) -> None:
         self._watch.renew()
         self._kept.clear()
+        self._made.clear()
         self._room = self._budget
         self.asked = 0
 
-    def watch(self) -> None:
-        """The dataset is about to make samples."""
+    def need_nothing(self, indices: list[Any]) -> bool:
+        """Whether the dataset may make these samples unwatched, and counts them then: not where one is new,
+        nor where it is time to compare one."""
         if not self.refused:
+            try:
+                if not all(map(self._kept.__contains__, indices)):
+                    return False
+            except TypeError:  # an index without a hash is never kept
+                return False
+            if self._doubted or time.perf_counter() >= self._due_s:
+                self._doubted = True
+                return False
+        self.asked += len(indices)
+        return True
+
+    def watch(self) -> None:
+        """The dataset is about to make samples, and nothing else runs until `done`."""
+        self._made.clear()
+        if not self.refused:
+            begun_s = time.perf_counter()
             self._states = random_states()
+            self._took_s = time.perf_counter() - begun_s
 
     def keep(self, index: Any, sample: Any) -> None:
         """The dataset has made a sample."""
         if self.refused or type(index) is not int:
             return
-        drew = moved(self._states, random_states())
-        if drew:
-            self.refuse(f"making a sample draws random numbers ({', '.join(drew)})")
-            return
-        if sample is None:
+        if index in self._kept:
+            kept = self._kept[index]
+            if kept is None or not self._doubted:
+                return
+            begun_s, self._doubted = time.perf_counter(), False
+            if not same(kept, sample):
+                self.refuse(self._drew() or OTHER)
+            now_s = time.perf_counter()
+            took_s = 2 * self._took_s + now_s - begun_s  # the generators are looked at once more
+            self._due_s = now_s + took_s / COMPARE_SHARE
             return
         try:
-            kept, num_bytes = copied(sample)
+            self._made.append((index, *copied(sample)))
         except TypeError as error:
-            self.refuse(str(error))
+            self.refuse(self._drew() or str(error))
+
+    def done(self) -> None:
+        """The dataset has made all samples since `watch`: they are kept if it drew no random numbers."""
+        if self.refused:
             return
-        if index in self._kept:
-            self._doubted = False
-            if not same(self._kept[index], kept):
-                self.refuse("the dataset has made another sample of the same index")
-        elif num_bytes <= self._room:
-            self._room -= num_bytes
-            self._kept[index] = kept
+        drew = self._drew()
+        if drew:
+            self.refuse(drew)
+            return
+        for index, sample, num_bytes in self._made:
+            if index in self._kept:  # asked for twice
+                kept = self._kept[index]
+                if kept is not None and not same(kept, sample):
+                    self.refuse(OTHER)
+                    return
+                continue
+            fits = sample is not None and num_bytes <= self._room
+            self._kept[index] = sample if fits else None
+            self._room -= num_bytes if fits else 0
+        self._made.clear()
+
+    def _drew(self) -> str:
+        drew = moved(self._states, random_states())
+        return f"making a sample draws random numbers ({', '.join(drew)})" if drew else ""
 
     def refuse(self, reason: str) -> None:
         """Keeps nothing any more."""
         self.refused = reason
         self._kept.clear()
+        self._made.clear()
 
     def get(self, index: Any) -> Any:
         """Returns what was kept for an index, `None` if nothing was."""
@@ -117,8 +167,6 @@ class Remembering:
         is_over: Whether it should have been taken out.
     """
 
-    __getitems__ = None  # torch's fetcher would ask for whole batches
-
     def __init__(self, dataset: Any, samples: Samples, *, aliasing: bool) -> None:
         self.dataset = dataset
         self.serving = False
@@ -133,12 +181,32 @@ class Remembering:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        sample = self._ours(self._again, index)
-        if sample is None:
-            self._ours(self._samples.watch)
-            sample = self.dataset[index]
-            self._ours(self._samples.keep, index, sample)
-        return sample
+        if not self.serving and self._ours(self._samples.need_nothing, [index]):
+            return self.dataset[index]
+        return self._some([index])[0]
+
+    def __getitems__(self, indices: Any) -> Any:
+        """Returns the samples of a batch, as torch's fetcher asks for them; they are watched together."""
+        if type(indices) is list and not self.serving and self._ours(self._samples.need_nothing, indices):
+            batch = getattr(self.dataset, "__getitems__", None)  # one of torch's own: others are refused
+            return batch(indices) if batch else [self.dataset[index] for index in indices]
+        return self._some(indices)
+
+    def _some(self, indices: Any) -> list[Any]:
+        samples: list[Any] = []
+        watched = False
+        for index in indices:
+            sample = self._ours(self._again, index)
+            if sample is None:
+                if not watched:
+                    self._ours(self._samples.watch)
+                    watched = True
+                sample = self.dataset[index]
+                self._ours(self._samples.keep, index, sample)
+            samples.append(sample)
+        if watched:
+            self._ours(self._samples.done)
+        return samples
 
     def _ours(self, work: Callable[..., Any], *args: Any) -> Any:
         """Does something of ours; where that fails the dataset makes all samples, from this one on."""
