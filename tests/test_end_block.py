@@ -57,7 +57,7 @@ diagnose: 412 steps, median 40.1 ms, 776 samples/s (770-781)
     fix: Let one call update all tensors: pass foreach=True, or fused=True on …
   data wait       20.50 ms    50 %  ██████████████████████
   backward        10.25 ms    25 %  ███████████
-  the rest        10.25 ms    25 %  copy, forward,…imizer, checkpoint, gc, other
+  the rest        10.25 ms    25 %  copy, forward, optimizer, checkpoint, gc, …
   measuring cost 38 us per step (0.1 %), 0.31 s at start
   next: diagnose report 20261120-141502-train --html report.html
 """,
@@ -77,7 +77,7 @@ diagnose: 412 steps, median 40.1 ms -> 19.6 ms, 776 -> 1,610 samples/s
   dealt with: serial-loading (20.0 ms lost before)
   data wait       20.50 ms ->   0.00 ms
   backward        10.25 ms ->  11.00 ms  ██████████▌
-  the rest        10.25 ms ->   9.00 ms  copy, forwar…zer, checkpoint, gc, other
+  the rest        10.25 ms ->   9.00 ms  copy, forward, optimizer, checkpoint, …
   measuring cost 38 us per step (0.1 %), 0.31 s at start
   next: diagnose report 20261120-141502-train --html report.html
 """,
@@ -124,6 +124,15 @@ def test_end_block_counts_the_findings_and_notes_it_has_no_room_for() -> None:
     assert len(lines) == 12
     assert sum("ms lost, gain" in line for line in lines) == 3
     assert lines[-2] == "  measuring cost 38 us per step (0.1 %); 1 more finding, 2 notes in the report"
+
+
+def test_end_block_cuts_no_name_and_no_figure_in_its_middle() -> None:
+    dear = replace(PROFILE, overhead=Overhead(us_per_step=1086, startup_s=0.3), notes=("a",))
+    lines = end_block(replace(dear, findings=(SERIAL, *[SPLIT] * 5))).splitlines()
+    assert lines[-3:-1] == [
+        "  the rest        10.25 ms    25 %  copy, forward, optimizer, checkpoint, gc, …",
+        "  measuring cost 1,086 us per step (2.6 %); 3 more findings, 1 note",
+    ]
 
 
 def test_end_block_of_a_narrow_terminal_keeps_the_rule_its_place_and_its_gain() -> None:

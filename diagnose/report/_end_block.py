@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Overhead, Profile, SourceLine
 from diagnose.core.units import format_part, format_share
-from diagnose.report._end_findings import finding_lines
+from diagnose.report._end_findings import finding_lines, one_line
 from diagnose.report._end_tuning import tuning_lines
 from diagnose.report._terminal import Terminal, display_width
 from diagnose.report._wording import (
@@ -172,13 +172,22 @@ def _ledger(profile: Profile, terminal: Terminal, room: int) -> list[str]:
         figures = _figures("the rest" if phases is rest else phases[0].label, then_ns, now_ns, step_ns)
         room = terminal.width - len(figures)
         if phases is rest:
-            names = ", ".join(phase.label for phase in rest)
-            right = terminal.paint(terminal.shortened(names, room), "dim")
+            right = terminal.paint(_names([phase.label for phase in rest], room, terminal), "dim")
         else:
             bar = terminal.bar((then_ns if now_ns is None else now_ns) / step_ns, room)
             right = terminal.paint(bar, "bar")
         lines.append((figures + right).rstrip())
     return lines
+
+
+def _names(names: list[str], room: int, terminal: Terminal) -> str:
+    """Returns as many of the names as fit, none of them cut."""
+    gap = terminal.encoded("…")
+    for count in range(len(names), 0, -1):
+        text = ", ".join(names[:count] + [gap] * (count < len(names)))
+        if len(text) <= room:
+            return text
+    return ""
 
 
 def _figures(label: str, then_ns: float, now_ns: float | None, step_ns: float) -> str:
@@ -232,15 +241,17 @@ def _closing(
     kept_back = [plural(more_findings, "more finding")] if more_findings else []
     kept_back += [plural(len(profile.notes), "note")] if profile.notes and not notes else []
     if kept_back:
-        told = f"; {', '.join(kept_back)} in the report"
-        if len(cost + told) > terminal.width - 2:
+        told, where = f"; {', '.join(kept_back)}", " in the report"
+        if len(cost + told + where) > terminal.width - 2:
             cost = cost.partition(", ")[0]  # without what starting up cost
-        cost += told
+        if len(cost + told + where) > terminal.width - 2:
+            where = ""  # the next line says where
+        cost += told + where
     if command is None:
         command = f"diagnose report {shlex.quote(printable(profile.run.id))} --html report.html"
         if len(command) + len("  next: ") > terminal.width or not command.isascii():
             command = "diagnose report --html report.html"
-    cost = terminal.paint(_fitted(cost, terminal.width - 2, terminal), "dim")
+    cost = terminal.paint(one_line(cost, terminal.width - 2, terminal), "dim")
     return [*notes, f"  {cost}", f"  next: {terminal.paint(command, 'place')}"]
 
 

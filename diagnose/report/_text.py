@@ -17,6 +17,7 @@ CODE_INDENT = INDENT * 3
 CARD_INDENT = INDENT * 2
 MAX_BAR_CELLS = 40
 NARROWEST_NAME = 12  # columns of names are not cut below this
+NARROWEST_WORDS = 24  # words with less room stand below their row
 
 
 def to_text(profile: Profile, terminal: Terminal) -> str:
@@ -108,28 +109,49 @@ def _facts(facts: Facts, terminal: Terminal) -> list[str]:
 
 
 def _table(table: Table, terminal: Terminal) -> list[str]:
+    """Prints rows in columns. Where these are too wide, words in the last one are wrapped, or stand below
+    their row, before any name is cut."""
     cells = [[clean(cell, terminal) for cell in row.cells] for row in table.rows]
     widths = [
         max([len(column.title), *(display_width(row[index]) for row in cells)])
         for index, column in enumerate(table.columns)
     ]
+    words = _ends_in_words(widths, table, terminal)
+    if words:
+        del widths[-1]
+        indent = len(INDENT) + sum(widths) + len(GAP) * len(widths)
+        beside = terminal.width - indent >= NARROWEST_WORDS
     _narrow(widths, table, terminal)
     header = [
         padded(column.title, width, right=column.number)
-        for column, width in zip(table.columns, widths, strict=True)
+        for column, width in zip(table.columns, widths, strict=not words)
     ]
+    header += [table.columns[-1].title] if words and beside else []
     lines = [*_wrapped(table.caption, terminal), terminal.paint(INDENT + GAP.join(header), "dim")]
     for row, texts in zip(table.rows, cells, strict=True):
         fitted = [
             padded(terminal.shortened(text, width), width, right=column.number)
-            for column, width, text in zip(table.columns, widths, texts, strict=True)
+            for column, width, text in zip(table.columns, widths, texts, strict=not words)
         ]
-        lines.append((INDENT + GAP.join(fitted)).rstrip() + _bar(row, widths, terminal))
+        line = INDENT + GAP.join(fitted)
+        if words and beside:
+            lines += _wrapped(texts[-1], terminal, " " * indent, line + GAP) or [line]
+        elif words:
+            lines += [line.rstrip(), *_wrapped(texts[-1], terminal, SOURCE_INDENT)]
+        else:
+            lines.append(line.rstrip() + _bar(row, widths, terminal))
         if row.source:
             room = terminal.width - len(SOURCE_INDENT)
             source = terminal.shortened(clean(row.source, terminal), room)
             lines.append(SOURCE_INDENT + terminal.paint(source, "dim"))
     return lines
+
+
+def _ends_in_words(widths: Sequence[int], table: Table, terminal: Terminal) -> bool:
+    """Returns whether the table is too wide, and its last column is of words, which can be wrapped."""
+    last = table.columns[-1]
+    is_too_wide = len(INDENT) + sum(widths) + len(GAP) * (len(widths) - 1) > terminal.width
+    return is_too_wide and not (last.code or last.number)
 
 
 def _narrow(widths: list[int], table: Table, terminal: Terminal) -> None:
