@@ -17,6 +17,7 @@ from diagnose.core.profile import (
 )
 from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
 from diagnose.report._end_findings import finding_lines
+from diagnose.report._text import block_lines
 from diagnose.report._wording import coverage, nothing_measured, what_to_do_without_steps
 from diagnose.report.base import Column, Row, Table, sections
 from tests.profiles import (
@@ -145,6 +146,17 @@ Loading a batch
   batches ready  0.1      on average, when the loop asked
 """,
     )
+
+
+def test_workers_that_each_epoch_starts_anew_are_counted_once() -> None:
+    workers = replace(WORKERS, num_workers=12, at_once=4)
+    text = to_text(replace(PROFILE, input=InputStats(workers=workers)), Terminal())
+    assert "  workers        4        started 3 times; 412 batches made\n" in text
+
+
+def test_a_training_thread_that_loaded_no_measured_batch_has_no_times_of_one() -> None:
+    text = to_text(replace(PROFILE, input=InputStats(fetch_ns=0.0, collate_ns=0.0)), Terminal())
+    assert "Loading a batch" not in text
 
 
 def test_time_of_workers_in_no_line_of_the_script_is_said_to_be_torchs() -> None:
@@ -411,6 +423,36 @@ def test_code_in_a_sentence_is_code_and_a_single_backtick_is_itself() -> None:
     assert "- `a_b` and `<i>` cost 3 ms.\n- a \\` alone\n" in to_markdown(faulty)
     page = to_html(faulty)
     assert "<li><code>a_b</code> and <code>&lt;i&gt;</code> cost 3 ms.</li>\n<li>a ` alone</li>" in page
+
+
+WORDY = Table(
+    caption="",
+    columns=(Column(title="fix", code=True), Column(title="steps", number=True), Column(title="outcome")),
+    rows=(
+        Row(cells=("loader-workers=2", "106", "cannot tell, undone (it takes 2.3x to be seen)")),
+        Row(cells=("dataset-cache", "362", "kept")),
+    ),
+)
+
+
+def test_words_in_the_last_column_are_wrapped_and_no_name_is_cut() -> None:
+    assert block_lines(WORDY, Terminal(width=60)) == [
+        "  fix               steps  outcome",
+        "  loader-workers=2    106  cannot tell, undone (it takes",
+        "                           2.3x to be seen)",
+        "  dataset-cache       362  kept",
+    ]
+
+
+def test_words_without_room_beside_their_row_stand_below_it() -> None:
+    assert block_lines(WORDY, Terminal(width=44)) == [
+        "  fix               steps",
+        "  loader-workers=2    106",
+        "      cannot tell, undone (it takes 2.3x to",
+        "      be seen)",
+        "  dataset-cache       362",
+        "      kept",
+    ]
 
 
 def test_a_table_refuses_a_row_of_another_width() -> None:

@@ -146,6 +146,7 @@ def test_workers_of_every_epoch_are_counted_and_sampled(tmp_path, persistent):
     del loader
     workers = workers_of(profile)
     assert workers.num_workers == (2 if persistent else 6)
+    assert workers.at_once == 2
     # A persistent worker that lives on has not sent its last half second, of one or more.
     assert workers.batches == 240 or (persistent and workers.batches > 60)
     log = read_rank(tmp_path / "run" / "rank0.sqlite")

@@ -272,6 +272,7 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
     delays = [report.get("delay_ns") for report in reports]
     return WorkerStats(
         num_workers=len(reports),
+        at_once=len({report.get("worker") for report in reports}),
         batches=int(total("batches")),
         fetch_ns=total("fetch_ns") / batches,
         collate_ns=total("collate_ns") / batches,

@@ -202,6 +202,7 @@ class WorkerStats:
             long enough to tell: pages no longer shared with the training process.
         repeated: Watched samples that came out the same each time they were asked for again.
         varied: Watched samples that came out differently.
+        at_once: Workers of one epoch, where each epoch starts its own; `None` when unknown.
     """
 
     num_workers: int
@@ -223,6 +224,7 @@ class WorkerStats:
     private_growth_bytes: float | None = None
     repeated: int = 0
     varied: int = 0
+    at_once: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from diagnose.core.profile import InputStats, Profile, WorkerStats
@@ -24,7 +25,9 @@ class Input(Section):
 
 
 def on_training_thread(stats: InputStats) -> list[Fact]:
-    """Returns what loading cost the training thread itself."""
+    """Returns what loading cost the training thread itself; nothing where it loaded no measured batch."""
+    if not (stats.fetch_ns or stats.collate_ns):
+        return []
     times = (("fetch", stats.fetch_ns), ("collate", stats.collate_ns))
     return [
         Fact(label=name, value=format_duration(time_ns), detail="per batch, on the training thread")
@@ -36,8 +39,11 @@ def on_training_thread(stats: InputStats) -> list[Fact]:
 def in_workers(workers: WorkerStats) -> list[Fact]:
     """Returns what the worker processes did."""
     made = "1 batch made" if workers.batches == 1 else f"{workers.batches:,} batches made"
+    at_once = workers.at_once or workers.num_workers
+    if at_once < workers.num_workers:
+        made = f"started {times(math.ceil(workers.num_workers / at_once))}; {made}"
     facts = [
-        Fact(label="workers", value=f"{workers.num_workers}", detail=made),
+        Fact(label="workers", value=f"{at_once}", detail=made),
         Fact(label="fetch", value=format_duration(workers.fetch_ns), detail="per batch, in a worker"),
         Fact(label="collate", value=format_duration(workers.collate_ns), detail="per batch, in a worker"),
         Fact(label="send", value=format_duration(workers.send_ns), detail="CPU per batch: pickle, queue"),
@@ -68,11 +74,16 @@ def delayed(workers: WorkerStats) -> list[Fact]:
     return facts
 
 
+def times(count: int) -> str:
+    """Returns `once`, `3 times`."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def at_epochs(profile: Profile) -> list[Fact]:
     """Returns what the beginning of an epoch costs, if any began."""
     stats = profile.input
     if not stats.epoch_starts or stats.epoch_start_ns is None:
         return []
     per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
-    detail = f"beyond the usual wait, {stats.epoch_starts:,} times"
+    detail = f"beyond the usual wait, {times(stats.epoch_starts)}"
     return [Fact(label="epoch begins", value=format_duration(per_epoch), detail=detail)]
