@@ -39,6 +39,14 @@ def test_a_folder_is_named_after_the_time_and_the_safe_letters_of_the_script(scr
     assert NAME.fullmatch(name), "and can be asked for by that name"
 
 
+def test_a_run_whose_name_is_taken_says_what_it_is_called_instead(tmp_path):
+    write(tmp_path / "job.py", "print('hello')")
+    first, second = (run(*DIAGNOSE, "--name", "a", "job.py", cwd=tmp_path) for _ in range(2))
+    words = "diagnose: there is a run a already; this one is a-2\n"
+    assert words not in first.stderr
+    assert second.stderr.count(words) == 1
+
+
 def test_a_name_that_is_taken_gets_a_number(tmp_path):
     assert [create(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
 

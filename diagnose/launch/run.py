@@ -78,6 +78,7 @@ def run(target: Target, settings: Settings, torchrun: Mapping[str, Any]) -> Fate
         ranks.leave()
     if not told and record.is_first:
         say_notes(record)
+        _tell_name(record, settings)
     conclude(record, settings, fate, launcher=launcher[2:])
     if exporting is not None:
         with contextlib.suppress(KeyboardInterrupt), ctrl_c_interrupts():
@@ -118,9 +119,17 @@ def _tell_start(record: Record, settings: Settings, opened: Opened | None) -> No
     if record.folder is None or settings.quiet:
         return
     where = os.path.relpath(record.folder.parent)
+    _tell_name(record, settings)
     say(f"diagnose: run {record.folder.name}  recording to {where}; Ctrl-C stops the script as usual")
     if opened is not None:
         say(f"diagnose: dashboard at {opened.address}")
+
+
+def _tell_name(record: Record, settings: Settings) -> None:
+    """Says that the run is called otherwise than was asked for: that name is still the earlier run's."""
+    name = record.folder.name if record.folder is not None else None
+    if settings.name is not None and name not in (None, settings.name) and not settings.quiet:
+        say(f"diagnose: there is a run {settings.name} already; this one is {name}")
 
 
 def _check_destination(option: str, path: Path | None) -> None:
