@@ -351,6 +351,14 @@ def test_a_speedup_that_was_measured_with_more_than_is_kept_is_not_told_any_more
     assert told_by(machine).rechecks[-1].speedup == pytest.approx(1 / 0.7, rel=0.1)
 
 
+def test_a_single_fix_that_was_not_confirmed_is_no_plural() -> None:
+    machine = Machine()
+    machine.told.append(("tuning", {"state": "trying", "step": 0}))
+    kept = {"safety": "exact", "outcome": "kept", "reason": "", "predicted": None, "measured": None}
+    machine.told.append(("trial", {"action": "one", **kept}))
+    assert verdict(told_by(machine)) == "1 fix kept; the script ended before it was confirmed"
+
+
 def test_what_is_kept_after_a_confirmation_leaves_that_to_the_first_ones() -> None:
     machine = Machine()
     machine.told.append(("tuning", {"state": "trying", "step": 0}))

@@ -34,7 +34,8 @@ def verdict(tuning: Tuning) -> str:
             since = len(tuning.kept) - tuning.num_earlier
             return f"{confirmed_with(earlier, tuning.num_earlier)}; {since} more kept since"
         if confirmed is None:
-            return f"{fixes} kept; the script ended before they were confirmed together"
+            confirmed_as = "it was confirmed" if len(tuning.kept) == 1 else "they were confirmed together"
+            return f"{fixes} kept; the script ended before {confirmed_as}"
         if confirmed.low <= 1:
             return f"{fixes} kept; together {gain(confirmed)}: cannot tell from noise"
         return confirmed_with(confirmed, len(tuning.kept))

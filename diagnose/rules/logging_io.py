@@ -35,7 +35,7 @@ class LoggingIo(LineRule):
     what = "Logging"
     assumption = "the loop logs rarely enough for its cost to vanish"
     fix = (
-        "Log every 100 steps instead of each, without flush or fsync, or hand the values to a "
+        "Log more rarely, every 100 steps or so, without flush or fsync, or hand the values to a "
         "background thread."
     )
     code = "if step % 100 == 0: ..."

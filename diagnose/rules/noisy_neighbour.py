@@ -117,11 +117,12 @@ class NoisyNeighbour(Rule):
         lost = spread(profile, part * delayed_share(host))
         total = sum(lost.values())
         low = part * min(max(0.0, host.runnable_share - QUIET_DELAY), MOST) * profile.step_time_ns
+        threads = host.num_threads or 1
         evidence = [
             f"The training thread was ready to run and had no CPU for"
             f" {format_share(host.runnable_share)} of the time.",
             f"Other programs used {foreign:.1f} of {host.machine_cpus} CPUs, this one"
-            f" {host.process_cpus:.1f} with {host.num_threads or 1} threads to compute with.",
+            f" {host.process_cpus:.1f} with {threads} thread{'s' * (threads != 1)} to compute with.",
         ]
         if started:
             evidence.append(f"Of these, processes that the script itself has started used {started:.1f}.")
