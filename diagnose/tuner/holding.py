@@ -10,7 +10,7 @@ from diagnose.actions.base import CannotApply, NotYet
 from diagnose.core.trial import Measured
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
-from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest
+from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest, against_untouched
 from diagnose.tuner.trying import look, refuse_to_stay
 from diagnose.tuner.windows import measure
 from diagnose.tuner.world import Plan, Spending, World
@@ -41,16 +41,19 @@ def measure_kept(
     kept, test = [each for each in changes.kept if not each.action.at_start], PairedTest()
     if not kept:
         return 0
+    slowed = math.prod(each.slowed for each in kept)
     try:
         switch(world, kept, False)
         yield from measure(world, kept, test, spending, pairs[0])
         measured = test.measured(CONFIRM_CONFIDENCE)
         assert measured is not None
+        measured = against_untouched(measured, slowed)
         doubted = not enough(measured)
         if doubted:
             yield from measure(world, kept, test, spending, sum(pairs))
             measured = test.measured(CONFIRM_CONFIDENCE)
             assert measured is not None
+            measured = against_untouched(measured, slowed)
     except CannotApply:
         changes.put_back()
         return 0

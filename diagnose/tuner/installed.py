@@ -27,6 +27,7 @@ class Installed:
         times: How often it was put in force.
         instead: Others that make way while it is in force, and come back when it is taken back.
         measured: What its trial showed.
+        slowed: How many times as long steps take while it is only prepared; 1 where that is about as long.
         settings: See `Action.settings`.
 
     Raises:
@@ -48,6 +49,7 @@ class Installed:
         self.times = 0
         self.instead: Sequence[Installed] = ()
         self.measured: Measured | None = None
+        self.slowed = 1.0
         self._job = job
         self._in_force = in_force
         self._beside = [(other, other.times) for other in in_force()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from diagnose.core.trial import Measured
@@ -129,6 +129,22 @@ class PairedTest:
             without_ns=without_ns,
             with_ns=statistics.fmean(self.with_ns),
         )
+
+
+def against_untouched(measured: Measured, slowed: float) -> Measured:
+    """Returns a measurement against the script's own steps.
+
+    Args:
+        measured: One against steps without a change that was prepared.
+        slowed: How many times as long these took as untouched ones.
+    """
+    return replace(
+        measured,
+        speedup=measured.speedup / slowed,
+        low=measured.low / slowed,
+        high=measured.high / slowed,
+        without_ns=measured.without_ns / slowed,
+    )
 
 
 def window_mean(times_ns: Sequence[float], whole: Collection[int] = ()) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -9,16 +10,24 @@ from typing import Any
 
 from diagnose.actions.base import Action, CannotApply, NotYet
 from diagnose.core.trial import ASKED_FOR, IN_PLACE, Outcome, Safety, Trial
-from diagnose.core.units import NS_PER_S
+from diagnose.core.units import NS_PER_S, format_ms
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.loss_trend import LossAlarm
-from diagnose.tuner.paired import LITTLE, MANY_PAIRS, MAX_PAIRS, MIN_PAIRS, PairedTest, Verdict
+from diagnose.tuner.paired import (
+    LITTLE,
+    MANY_PAIRS,
+    MAX_PAIRS,
+    MIN_PAIRS,
+    PairedTest,
+    Verdict,
+    against_untouched,
+)
 from diagnose.tuner.pauses import PATIENCE_STEPS
 from diagnose.tuner.policy import Candidate, Policy
-from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle
+from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle, untouched
 from diagnose.tuner.world import Numerics, Plan, Snapshot, Spending, World
 
 OUTCOMES = {
@@ -29,6 +38,10 @@ OUTCOMES = {
 
 UNCHECKED = ("nothing", "ranks")
 """What actions touch that no numerics check can look at."""
+
+SLOWED = 1.5
+"""Where steps without an action take so many times as long in its trial as they did before it was prepared,
+untouched ones are looked at again: less comes and goes with the machine's other work."""
 
 GUESSED = 1.05
 """What an action that no finding asks for is taken to win, where a trial of it is weighed."""
@@ -127,6 +140,12 @@ class Attempt:
                 reason = yield from self._set_against(candidate, best, instead, reason)
             verdict = yield from measure(world, [best], test, self._spending)
             assert verdict is not None
+            if verdict is Verdict.FASTER and not instead and self._is_doubtful(test):
+                doubt = yield from self._look_again(candidate, best, test)
+                if doubt:
+                    self._candidate = None
+                    return self._trial(candidate, Outcome.CANNOT_TELL, doubt)
+                best = self._changes.tried[-1]
             switch(world, [best], verdict is Verdict.FASTER)
             best.instead = ()
             refuse_to_stay(world, [best])
@@ -147,6 +166,40 @@ class Attempt:
             self._changes.keep(best)
         self._changes.remove(*self._changes.tried)
         return trial
+
+    def _is_doubtful(self, test: PairedTest) -> bool:
+        """Whether a gain may only be of what preparing the action costs: with it steps are no faster than
+        before that, or without it far slower."""
+        usual_ns: float = max(self._world.ranks.exchange("what a step took", self._usual_ns))
+        without_ns, with_ns = statistics.fmean(test.without_ns), statistics.fmean(test.with_ns)
+        return usual_ns > 0 and (with_ns >= usual_ns or without_ns > SLOWED * usual_ns)
+
+    def _look_again(self, candidate: Candidate, best: Installed, test: PairedTest) -> Plan[str]:
+        """Takes an action out and looks at untouched steps: the machine may have become slower meanwhile.
+        Where the action is faster than these it is prepared once more, and is the last one tried.
+
+        Returns:
+            Why it is not believed, and is out; empty if it is.
+        """
+        world, name, action = self._world, candidate.name, candidate.action
+        with_ns = statistics.fmean(test.with_ns[-MIN_PAIRS:])
+        without_ns = statistics.fmean(test.without_ns[-MIN_PAIRS:])
+        switch(world, [best], False)
+        self._changes.remove(*self._changes.tried)
+        yield from settle([best])
+        found = yield from untouched(world, action, test, self._spending, with_ns)
+        untouched_ns = statistics.fmean(found)
+        if with_ns >= untouched_ns:
+            times = [format_ms(ns) for ns in (with_ns, without_ns, untouched_ns)]
+            return (
+                f"with it steps took {times[0]}, without it {times[1]} in the trial, but {times[2]} with "
+                "nothing of it prepared: its gain is over what preparing it costs"
+            )
+        (again,), _ = yield from prepared(world, self._changes, name, action, [best.value], self._spending)
+        if without_ns > SLOWED * untouched_ns:
+            again.slowed = without_ns / untouched_ns
+        yield from settle([again])
+        return ""
 
     def _make_way(
         self, candidate: Candidate, instead: Sequence[Installed], begins: Callable[[], None]
@@ -303,7 +356,9 @@ class Attempt:
         test: PairedTest | None = None,
         best: Installed | None = None,
     ) -> Trial:
-        action = candidate.action
+        action, measured = candidate.action, test.measured() if test is not None else None
+        if measured is not None and best is not None:
+            measured = against_untouched(measured, best.slowed)
         return Trial(
             action=candidate.name,
             value=best.value if best is not None else None,
@@ -311,7 +366,7 @@ class Attempt:
             outcome=outcome,
             reason=reason,
             predicted=candidate.lead.gain,
-            measured=test.measured() if test is not None else None,
+            measured=measured,
             rule=candidate.lead.rule,
             first_step=self._first,
             steps_spent=self._step() - self._first,

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from diagnose.actions.base import CannotApply
+from diagnose.actions.base import Action, CannotApply
 from diagnose.core.units import NS_PER_MS
 from diagnose.tuner.agreement import heed_loss, loss_now, switch
 from diagnose.tuner.installed import Installed
-from diagnose.tuner.paired import PairedTest, Verdict, window_mean
+from diagnose.tuner.paired import MIN_PAIRS, PairedTest, Verdict, window_mean
 from diagnose.tuner.world import Plan, Spending, World
 
 WINDOW_STEPS = 5
@@ -182,6 +182,30 @@ def best_of(
         best = sorted(totals, key=totals.__getitem__)[: max(1, len(left) // 2)]
         left = [choice for choice in left if choice in best]
     return left[0]
+
+
+def untouched(
+    world: World, action: Action, test: PairedTest, spending: Spending, with_ns: float
+) -> Plan[list[float]]:
+    """Measures some windows with an action taken out that was tried, and left nothing prepared.
+
+    Args:
+        world: The process.
+        action: The action.
+        test: What its trial has come to.
+        spending: Gets what they cost.
+        with_ns: What a step took with it.
+
+    Returns:
+        Mean nanoseconds of a step in each window, the same on every rank.
+    """
+    found = []
+    for _ in range(MIN_PAIRS):
+        apart = action.spares_collections
+        seen = yield from window(world, action.window_steps, action.period_steps, pauses_apart=apart)
+        found.append(seen.plus(test.unseen_ns).mean_ns)
+        spending.spent_ns += max(0.0, found[-1] - with_ns) * seen.steps
+    return found
 
 
 def measure(

@@ -1,0 +1,71 @@
+"""A gain is of the script's own steps, whatever an action that is only prepared does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from diagnose.core.job import Job
+from diagnose.tuner.policy import Policy
+from tests.test_tuner import MS, Change, Machine, controller, train
+
+
+@dataclass
+class Slowing(Change):
+    """An action with which steps take `slowed` times as long, once it is prepared and not in force."""
+
+    slowed: float = 8.0
+
+    @contextmanager
+    def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
+        self.machine.factors["prepared"] = self.slowed
+        with super().prepare(job, value):
+            yield value
+        del self.machine.factors["prepared"]
+
+
+def calm(**more: Any) -> Machine:
+    return Machine(spread=0.01, memory=0.0, **more)
+
+
+def test_a_gain_over_what_preparing_costs_is_not_believed():
+    machine = calm()
+    action = Slowing(machine, "cache", factor=1.3 / 8)
+    train(machine, controller(machine, [action]), 1000)
+    trial = machine.trials()[0]
+    assert trial["outcome"] == "cannot_tell"
+    assert trial["measured"] is None
+    assert trial["reason"].endswith("with nothing of it prepared: its gain is over what preparing it costs")
+    assert machine.factors == {}
+    assert "confirmation" not in [kind for kind, _ in machine.told]
+
+
+def test_what_is_kept_is_reported_against_untouched_steps():
+    machine = calm()
+    action = Slowing(machine, "cache", factor=0.5 / 8)
+    train(machine, controller(machine, [action]), 1000)
+    trial, confirmation = machine.trials()[0], machine.last("confirmation")
+    assert trial["outcome"] == "kept"
+    for measured in (trial["measured"], confirmation):
+        assert measured["speedup"] == pytest.approx(2.0, rel=0.15)
+        assert measured["without_ns"] == pytest.approx(20 * MS, rel=0.15)
+    assert machine.factors == {"prepared": 8.0, "cache": 0.5 / 8}
+
+
+@pytest.mark.parametrize(("slower", "prepared"), [(2.0, 2), (1.0, 1)])
+def test_where_the_machine_became_slower_untouched_steps_are_looked_at_again(slower: float, prepared: int):
+    """The gain is believed, and is the one of the trial."""
+    machine = calm()
+    action = Change(machine, "good", factor=0.8)
+    control = controller(machine, [action], policy=Policy(only=("good",)))
+    while control.state != "trying":
+        train(machine, control, 1)
+    machine.base_ns *= slower
+    train(machine, control, 1000)
+    assert machine.outcomes() == {"good": "kept"}
+    assert action.calls.count("prepare") == prepared
+    assert machine.last("confirmation")["speedup"] == pytest.approx(1.25, rel=0.1)
