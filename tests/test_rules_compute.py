@@ -84,6 +84,16 @@ def test_the_optimizer_is_shown_as_the_script_makes_it():
     assert finding.code == "torch.optim.AdamW(net.parameters(), lr=lr, **{**more, 'fused': True})"
 
 
+def test_all_optimizers_that_can_be_fused_are_named():
+    rule = built_in()["slow-optimizer"]
+    fires = rule.fires_on[0]
+    places = (("/home/me/gan.py", 69), ("/home/me/gan.py", 70))
+    made = tuple(replace(fires.program.optimizers[0], file=file, line=line) for file, line in places)
+    finding = rule.check(replace(fires, program=replace(fires.program, optimizers=made)))
+    assert finding is not None
+    assert (finding.line, finding.fix) == (69, "Give AdamW fused=True, and likewise what is made at gan.py:70.")
+
+
 def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_out():
     """Dropout keeps `scaled_dot_product_attention` from its kernel on a CPU."""
     q_BHTD = torch.randn(2, 2, 8, 4, requires_grad=True)

@@ -301,7 +301,7 @@ def test_a_line_of_the_evaluation_or_of_a_worker_is_not_the_loops():
 @pytest.mark.parametrize(
     ("larger", "smaller"),
     [
-        (at("hits += accuracy(out, y)", 0.3, "metric"), at("values = out.cpu().numpy()", 0.1, "sync")),
+        (at("hits += accuracy(out, y)", 0.3, "metric"), at("values = out.tolist()", 0.1, "sync")),
         (at("hits += accuracy(out, y)", 0.3, "metric"), at("weights = [f(i) for i in order]", 0.1)),
         (at("pickle.dump(state, file)", 0.3, "save"), at("print(step, loss)", 0.1, "log")),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
@@ -146,6 +147,7 @@ class SlowOptimizer(Rule):
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         option = "fused" if worst.can_fuse else "foreach"
+        others = [f"{Path(each.file).name}:{each.line}" for each in slow if each is not worst and each.file]
         return Finding(
             rule=self.name,
             summary=f"{worst.kind} updates {worst.num_tensors} tensors one by one.",
@@ -163,7 +165,8 @@ class SlowOptimizer(Rule):
                 f" loop over"
                 " them.",
             ),
-            fix=f"Give {worst.kind} {option}=True.",
+            fix=f"Give {worst.kind} {option}=True"
+            + (f", and likewise what is made at {' and '.join(others)}." if others else "."),
             code=with_arguments(worst.call, f"torch.optim.{worst.kind}", **{option: True}),
             file=worst.file,
             line=worst.line,
