@@ -91,7 +91,8 @@ def test_all_optimizers_that_can_be_fused_are_named():
     made = tuple(replace(fires.program.optimizers[0], file=file, line=line) for file, line in places)
     finding = rule.check(replace(fires, program=replace(fires.program, optimizers=made)))
     assert finding is not None
-    assert (finding.line, finding.fix) == (69, "Give AdamW fused=True, and likewise what is made at gan.py:70.")
+    assert finding.line == 69
+    assert finding.fix == "Give AdamW fused=True, and likewise what is made at gan.py:70."
 
 
 def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_out():
