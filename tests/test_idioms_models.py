@@ -266,6 +266,7 @@ def test_inside_an_environment_everything_is_its_step():
     [
         ("obs, reward, done, truncated, info = self.envs.step(action.cpu().numpy())", True),
         ("obs, reward, done = pole.step(action)", True),
+        ("following, reward = house.step(action)", True),
         ("result = env.step(action)", True),
         ("obs, _ = env.reset()", True),
         ("optimizer.step()", False),

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 import diagnose
+from accuracy.clocked import on_rounds
 from diagnose.analysis.profile import load_profile
 from diagnose.core.profile import Profile
 from diagnose.rules import diagnosed
@@ -84,7 +83,7 @@ class Clock:
 
     def install(self) -> None:
         """Begins noting."""
-        register_optimizer_step_post_hook(lambda *_: self.ended_ns.append(time.perf_counter_ns()))
+        on_rounds(lambda: self.ended_ns.append(time.perf_counter_ns()))
 
     def step_ms(self) -> float:
         """Returns the mean time of a step after the warm-up."""
@@ -113,8 +112,8 @@ class Turns:
         self._alone = os.read(self._mine, 1) == ENDED
         self._begun_ns = self._turn_ns = time.perf_counter_ns()
 
-    def stepped(self, *_: Any) -> None:
-        """The optimizer has stepped."""
+    def stepped(self) -> None:
+        """The optimizers have stepped."""
         now = time.perf_counter_ns()
         self.times_ns.append(now - self._begun_ns)
         if not self._alone and now - self._turn_ns > TURN_NS:
@@ -168,7 +167,7 @@ def in_turn(script: Path, off: Sequence[str], on: Sequence[str]) -> tuple[float,
 
             def train(turns: Turns = turns) -> dict[str, Any]:
                 turns.begin()
-                register_optimizer_step_post_hook(turns.stepped)
+                on_rounds(turns.stepped)
                 try:
                     runpy.run_path(str(script), run_name="__main__")
                 finally:

@@ -42,11 +42,12 @@ PLAYS = {"selfplay", "mcts", "playout", "playouts", "episode", "episodes"}
 LEARNS = {"backward", "learn", "train", "update", "optimize", "fit"}
 """Words of functions that learn from what was collected."""
 
+REWARDS = {"reward", "rewards", "rew"}
+"""Nothing but an environment answers with one."""
+
 LEAST_RESULTS = 3
 ANSWERS = {
-    "reward",
-    "rewards",
-    "rew",
+    *REWARDS,
     "done",
     "dones",
     "terminated",
@@ -54,7 +55,7 @@ ANSWERS = {
     "terminations",
     "terminal",
 }
-"""An environment's step returns an observation, a reward and an end at least. That of a trainer may return
+"""An environment's step returns an observation and a reward, and mostly an end. That of a trainer may return
 as many results, but of other names."""
 
 ENVIRONMENT_PACKAGES = re.compile(
@@ -124,6 +125,7 @@ def is_environments(function: Function | None) -> bool:
 
 def _answers(results: ast.expr) -> bool:
     """Whether a tuple is what an environment answers: an observation, a reward, an end, perhaps more."""
-    if not isinstance(results, ast.Tuple) or len(results.elts) < LEAST_RESULTS:
+    if not isinstance(results, ast.Tuple) or len(results.elts) < 2:
         return False
-    return bool(words_of(names(ast.walk(results))) & ANSWERS)
+    told = words_of(names(ast.walk(results)))
+    return bool(told & REWARDS) or (len(results.elts) >= LEAST_RESULTS and bool(told & ANSWERS))
