@@ -81,6 +81,9 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("json.dump(row, file)", (LOG,)),
         ("os.fsync(file.fileno())", (LOG,)),
         ("requests.post(url, json=row)", (LOG,)),
+        ("db.execute('insert into scalars values (?, ?)', row)", (LOG,)),
+        ("db.execute('select value from scalars')", ()),
+        ("connection.commit()", (LOG,)),
         ("torch.cuda.synchronize()", (SYNCHRONIZE,)),
         ("torch.cuda.empty_cache()", (SYNCHRONIZE,)),
         ("gc.collect()", (COLLECT,)),
@@ -235,3 +238,14 @@ def test_a_chain_is_a_loop_of_elementwise_operations_on_its_own_result(statement
     assert isinstance(loop, ast.For)
     (inner,) = loop.body
     assert is_chain(inner, [loop], list(ast.walk(inner))) is is_one
+
+
+def test_the_end_of_a_transaction_writes_what_is_in_it():
+    text = "with db:  # here\n    for row in rows:\n        db.execute('INSERT INTO t VALUES (?)', row)\n"
+    assert of_marked(text) == (LOG,)
+    assert of_marked(text.replace("INSERT INTO t VALUES (?)", "SELECT 1")) == ()
+
+
+def test_a_curve_of_recalls_is_a_metric_by_its_name():
+    text = "class RecallCurve:\n    def update(self, out, y):\n        row[0] += (out > at).sum()  # here\n"
+    assert of_marked(text, "RecallCurve.update", "main") == (METRIC,)

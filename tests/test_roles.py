@@ -303,6 +303,37 @@ def test_what_a_loss_module_gets_is_forward_if_the_model_computed_it_else_a_part
     assert WITH_A_LOSS_MODULE.phase("x = normalize", slot=AFTER_DATA_WAIT) is Phase.DATA_WAIT
 
 
+BALANCED = Script(
+    """
+    class Balance:
+        @property
+        def weights(self):
+            return inverse(self.records)
+
+    def soft(truth):
+        return blur(truth)
+
+    def loss_of(out, truth, weights):
+        return cross_entropy(out, truth, weights)
+
+    for picture, truth in loader:
+        loss = loss_of(model(picture), soft(truth), balance.weights)
+        loss.backward()
+    """,
+    [("for picture", "next"), ("loss = loss_of", "forward"), ("loss.backward", "backward")],
+)
+
+
+def test_what_the_line_of_the_model_calls_besides_is_the_batchs_or_the_loops():
+    def phase(part: str, function: str) -> Phase:
+        inner = (FILE, BALANCED.line(part), function)
+        return BALANCED.roles.phase([inner, *BALANCED.stack("loss = loss_of")], AFTER_FORWARD)
+
+    assert phase("return cross_entropy", "loss_of") is Phase.FORWARD
+    assert phase("return blur", "soft") is Phase.DATA_WAIT
+    assert phase("return inverse", "Balance.weights") is Phase.OTHER
+
+
 ACTOR = Script(
     """
     def choose(state):

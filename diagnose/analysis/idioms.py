@@ -62,7 +62,7 @@ NAMED = {
     **dict.fromkeys(("log", "logging", "logs", "report", "print", "tensorboard", "wandb"), LOG),
     **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
     **dict.fromkeys(("clip", "clipping", "clipper"), CLIP),
-    **dict.fromkeys(METRIC_WORDS - ALSO_OF_MODELS, METRIC),
+    **dict.fromkeys((METRIC_WORDS - ALSO_OF_MODELS) | {"recall", "iou"}, METRIC),
 }
 """What a function is for by a word of its name or its class's, where its lines do not say."""
 

@@ -70,6 +70,7 @@ class Roles:
         self._roles: dict[tuple[str, int], Phase] = {}
         self._anchored: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], set[str]] = {}
+        self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
         straight = _by_place(sites)
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
@@ -81,7 +82,7 @@ class Roles:
             if tree is not None:
                 self._read(file, tree, in_file, straight)
 
-    def phase(self, stack: Iterable[Frame], slot: int) -> Phase:
+    def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks.
 
         The innermost frame of a function that holds a model call or a backward decides: what it calls
@@ -94,6 +95,11 @@ class Roles:
         for depth, (file, line, _) in enumerate(stack):
             kinds = self._kinds.get((file, line))
             if kinds is not None:
+                if depth and slot == AFTER_FORWARD:
+                    called = stack[depth - 1][2].rpartition(".")[2]
+                    aside = self._aside.get((file, line), {}).get(called)
+                    if aside is not None:
+                        return aside
                 return _beside(kinds, slot, within=depth > 0)
             if (file, line) in self._anchored:
                 return self._roles.get((file, line), Phase.OTHER)
@@ -138,8 +144,15 @@ class Roles:
             if found.forward or found.further or found.backward:
                 for statement in statements:
                     self._anchored.update((file, line) for line in _header_lines(statement))
-                for line, phase in _slice(statements, found).items():
+                roles = _slice(statements, found)
+                for line, phase in roles.items():
                     self._roles[file, line] = phase
+                batch = _batch(statements, found, roles)
+                for statement in statements:
+                    lines = _header_lines(statement)
+                    if found.forward.intersection(lines):
+                        aside = _called_aside(statement, batch)
+                        self._aside.update(((file, line), aside) for line in lines)
 
 
 def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
@@ -320,6 +333,37 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
                 for line in _header_lines(statement):
                     roles[line] = Phase.DATA_WAIT if targets else phase
     return roles
+
+
+def _batch(statements: list[ast.stmt], anchors: _Anchors, roles: Mapping[int, Phase]) -> set[str]:
+    """Returns the names that each step's batch is given, or what is made of it."""
+    made = [
+        s
+        for s in statements
+        if anchors.next.intersection(_header_lines(s)) or roles.get(s.lineno) is Phase.DATA_WAIT
+    ]
+    return set().union(*(writes(s) for s in made))
+
+
+def _called_aside(statement: ast.stmt, batch: set[str]) -> dict[str, Phase]:
+    """Returns what else the statement of a model call calls, or asks for as a property, by name: it gets
+    nothing of the model's, as `loss_of(model(x), weights_of(y), self.scale)` shows of the last two. What is
+    made of the batch is a part of it, and the rest is the loop's own.
+    """
+    aside: dict[str, Phase] = {}
+    around: set[str] = set()
+    for node in nodes_of(statement):
+        if not isinstance(node, (ast.Call, ast.Attribute)):
+            continue
+        named = node.func if isinstance(node, ast.Call) else node
+        name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
+        inside = [each for each in ast.walk(node) if each is not node]
+        if any(isinstance(each, ast.Call) for each in inside):
+            around.add(name)
+        else:
+            of_batch = names(inside) & {each.rpartition(".")[2] for each in batch}
+            aside.setdefault(name, Phase.DATA_WAIT if of_batch else Phase.OTHER)
+    return {name: phase for name, phase in aside.items() if name not in around}
 
 
 def _keeps(statement: ast.stmt, computed: set[str]) -> bool:

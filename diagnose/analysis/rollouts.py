@@ -55,8 +55,8 @@ ANSWERS = {
     "terminations",
     "terminal",
 }
-"""An environment's step returns an observation and a reward, and mostly an end. That of a trainer may return
-as many results, but of other names."""
+"""An environment's step returns an observation and a reward, and mostly an end. That of a trainer may
+return as many results, but of other names."""
 
 ENVIRONMENT_PACKAGES = re.compile(
     r"^(gymnasium|gym|pettingzoo|ale_py|dm_control|dm_env|minigrid|procgen|vizdoom|envpool"

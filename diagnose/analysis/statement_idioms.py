@@ -67,6 +67,7 @@ LOGGERS = re.compile(
     re.IGNORECASE,
 )
 """What one of the names before the method's is called: `log`, but not `logits`."""
+WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
 DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
 NETWORK = {"requests", "httpx", "urllib", "session"}
 SAVERS = {
@@ -158,6 +159,12 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         for inner in place.statement.body:
             inside = Place(inner, (place.statement, *place.loops), place.function)
             found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA))
+    if isinstance(
+        place.statement, (ast.With, ast.AsyncWith)
+    ):  # whose end writes what its body has to write
+        calls = (node for inner in place.statement.body for node in ast.walk(inner))
+        if any(isinstance(call, ast.Call) and _writes_table(call, callee(call)[0]) for call in calls):
+            found.add(LOG)
     if within.loss:
         found.discard(CLIP)  # of norms that the loss punishes
     if within.module:
@@ -228,6 +235,7 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
         or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
         or (owner in DUMPERS and name in ("dump", "dumps"))
         or (owner in NETWORK and name in ("get", "post", "put", "request"))
+        or _writes_table(call, name)
     ):
         yield LOG
     if name in SYNCHRONIZERS:
@@ -249,6 +257,14 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
     # The largest values of a tensor are no score.
     if called & scores and name != "topk" and not called & LEARNING_WORDS:
         yield METRIC
+
+
+def _writes_table(call: ast.Call, name: str) -> bool:
+    """Whether a call writes to a database: `db.execute("INSERT ...")`, `connection.commit()`."""
+    if name in ("commit", "executemany"):
+        return True
+    query = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    return name == "execute" and isinstance(query, str) and bool(WRITES_TABLE.match(query))
 
 
 def _is_logger(base: str) -> bool:
