@@ -126,6 +126,21 @@ def test_batches_that_are_moved_to_a_device_as_they_are_made_are_told(tmp_path, 
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+class Endless(Dataset[Any]):
+    """Has samples of any index, and no length."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (torch.zeros(4),)
+
+
+def test_a_dataset_without_a_length_is_described_where_a_batch_sampler_draws_from_it(tmp_path):
+    batches = [[0, 1], [2, 3], [4, 5]]
+    found = profile_of(tmp_path / "run", DataLoader(Endless(), batch_sampler=batches))
+    (loader,) = found.program.loaders
+    assert (loader.dataset, loader.dataset_length) == ("Endless", None)
+    assert not [note for note in found.notes if "measuring failed" in note]
+
+
 def test_of_two_loaders_that_feed_each_step_the_slower_one_is_told_of(tmp_path):
     class Rows(Dataset[Any]):
         def __init__(self, wait_s: float) -> None:

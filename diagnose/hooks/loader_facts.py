@@ -222,8 +222,11 @@ def _is_on_device(dataset: Any, depth: int = MAX_DEPTH) -> bool:
 
 
 def _length(loader: Any, sampler: str) -> int | None:
-    # Only where torch's own sampler has asked the dataset for its length before: it may be costly.
-    if sampler in ("SequentialSampler", "RandomSampler"):
+    # Only where torch's own sampler has asked the dataset for its length before: it may be costly, or have
+    # none. Beside a batch sampler of the script's there is a sampler, too, which nobody asks.
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    asked = batch_sampler is None or getattr(batch_sampler, "sampler", None) is loader.sampler
+    if asked and sampler in ("SequentialSampler", "RandomSampler"):
         length = len(loader.dataset)
         return length if isinstance(length, int) else None
     return None
