@@ -316,6 +316,7 @@ BALANCED = Script(
     def loss_of(out, truth, weights):
         return cross_entropy(out, truth, weights)
 
+    balance = Balance(rows)
     for picture, truth in loader:
         loss = loss_of(model(picture), soft(truth), balance.weights)
         loss.backward()

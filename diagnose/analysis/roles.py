@@ -147,10 +147,10 @@ class Roles:
                 roles = _slice(statements, found)
                 for line, phase in roles.items():
                     self._roles[file, line] = phase
-                batch = _batch(statements, found, roles)
                 for statement in statements:
                     lines = _header_lines(statement)
                     if found.forward.intersection(lines):
+                        batch = _batch(_same_loop(statements, statement), found, roles)
                         aside = _called_aside(statement, batch)
                         self._aside.update(((file, line), aside) for line in lines)
 
@@ -333,6 +333,20 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
                 for line in _header_lines(statement):
                     roles[line] = Phase.DATA_WAIT if targets else phase
     return roles
+
+
+def _same_loop(statements: list[ast.stmt], inner: ast.stmt) -> list[ast.stmt]:
+    """Returns the statements of the innermost loop around one, with its head; without a loop all."""
+    around = [
+        loop
+        for loop in statements
+        if isinstance(loop, (ast.For, ast.AsyncFor, ast.While))
+        and loop.lineno <= inner.lineno <= (loop.end_lineno or loop.lineno)
+    ]
+    if not around:
+        return statements
+    loop = max(around, key=lambda each: each.lineno)
+    return [s for s in statements if loop.lineno <= s.lineno <= (loop.end_lineno or loop.lineno)]
 
 
 def _batch(statements: list[ast.stmt], anchors: _Anchors, roles: Mapping[int, Phase]) -> set[str]:
