@@ -12,7 +12,7 @@ from diagnose.core.settings import Settings
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import COMPUTING, spread
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import waiting_share
+from diagnose.rules._lines import at, doing, waiting_share
 from diagnose.rules.base import Rule
 
 MIN_WAITING = 0.1
@@ -74,6 +74,7 @@ class SleepingThreads(Rule):
         profile(host=replace(ASLEEP, num_threads=16, machine_cpus=2)),
         profile(host=replace(ASLEEP, python_threads=(HOG,))),
         profile(data_wait_ms=50, host=ASLEEP),
+        profile(other_ms=50, where=(at("with self.db:", 0.5, "log"),), host=ASLEEP),
         profile(device="cuda", host=ASLEEP),
     )
 
@@ -92,7 +93,9 @@ class SleepingThreads(Rule):
         if host.voluntary_per_s < MIN_WAITS_PER_S or sum(t.cpus for t in host.python_threads) > MAX_HELD:
             return None
         each_ns = 1e9 * host.off_cpu_share / host.voluntary_per_s
-        elsewhere = waiting_share(profile) + sum(profile.share(phase) or 0.0 for phase in ELSEWHERE)
+        written = sum(line.share for line in doing(profile, "log") if "wait" not in line.idiom)
+        elsewhere = waiting_share(profile) + written
+        elsewhere += sum(profile.share(phase) or 0.0 for phase in ELSEWHERE)
         waiting = host.off_cpu_share - elsewhere
         if waiting < MIN_WAITING or each_ns > MAX_WAIT_NS:
             return None
