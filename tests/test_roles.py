@@ -317,8 +317,11 @@ BALANCED = Script(
         return cross_entropy(out, truth, weights)
 
     balance = Balance(rows)
+    def penalty(model):
+        return decay(model)
+
     for picture, truth in loader:
-        loss = loss_of(model(picture), soft(truth), balance.weights)
+        loss = loss_of(model(picture), soft(truth), balance.weights) + penalty(model)
         loss.backward()
     """,
     [("for picture", "next"), ("loss = loss_of", "forward"), ("loss.backward", "backward")],
@@ -331,6 +334,7 @@ def test_what_the_line_of_the_model_calls_besides_is_the_batchs_or_the_loops():
         return BALANCED.roles.phase([inner, *BALANCED.stack("loss = loss_of")], AFTER_FORWARD)
 
     assert phase("return cross_entropy", "loss_of") is Phase.FORWARD
+    assert phase("return decay", "penalty") is Phase.FORWARD
     assert phase("return blur", "soft") is Phase.DATA_WAIT
     assert phase("return inverse", "Balance.weights") is Phase.OTHER
 

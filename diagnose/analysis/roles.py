@@ -362,17 +362,22 @@ def _batch(statements: list[ast.stmt], anchors: _Anchors, roles: Mapping[int, Ph
 def _called_aside(statement: ast.stmt, batch: set[str]) -> dict[str, Phase]:
     """Returns what else the statement of a model call calls, or asks for as a property, by name: it gets
     nothing of the model's, as `loss_of(model(x), weights_of(y), self.scale)` shows of the last two. What is
-    made of the batch is a part of it, and the rest is the loop's own.
+    made of the batch is a part of it, and the rest is the loop's own. A term that is added, such as a
+    penalty, is a part of the loss.
     """
     aside: dict[str, Phase] = {}
     around: set[str] = set()
-    for node in nodes_of(statement):
+    nodes = nodes_of(statement)
+    terms = {id(side) for node in nodes if isinstance(node, ast.BinOp) for side in (node.left, node.right)}
+    for node in nodes:
         if not isinstance(node, (ast.Call, ast.Attribute)):
             continue
         named = node.func if isinstance(node, ast.Call) else node
         name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
         inside = [each for each in ast.walk(node) if each is not node]
         if any(isinstance(each, ast.Call) for each in inside):
+            around.add(name)
+        elif id(node) in terms:
             around.add(name)
         else:
             of_batch = names(inside) & {each.rpartition(".")[2] for each in batch}
