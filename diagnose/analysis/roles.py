@@ -375,9 +375,7 @@ def _called_aside(statement: ast.stmt, batch: set[str]) -> dict[str, Phase]:
         named = node.func if isinstance(node, ast.Call) else node
         name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
         inside = [each for each in ast.walk(node) if each is not node]
-        if any(isinstance(each, ast.Call) for each in inside):
-            around.add(name)
-        elif id(node) in terms:
+        if any(isinstance(each, ast.Call) for each in inside) or id(node) in terms:
             around.add(name)
         else:
             of_batch = names(inside) & {each.rpartition(".")[2] for each in batch}
