@@ -71,8 +71,13 @@ def measured_stand_in(side: Side, name: str, folder: Path, plan: RunPlan) -> Mea
             signal=None,
             last_lines=tuple(done.stderr.splitlines()),
         )
-    step_ms, mean_ms = map(float, done.stdout.split())
     (folder / name).mkdir(parents=True)
+    if not done.stdout:  # it did not train
+        return MeasuredRun(
+            name=name, folder=folder / name, root=side.root, figures={}, num_steps=0, warmup=0,
+            step_s=0.0, startup_s=0.1, wall_s=0.1,
+        )  # fmt: skip
+    step_ms, mean_ms = map(float, done.stdout.split())
     return MeasuredRun(
         name=name,
         folder=folder / name,

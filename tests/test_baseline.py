@@ -268,6 +268,11 @@ def test_git_sees_the_baselines_and_nothing_else_of_ours(tmp_path: Path) -> None
     save(history(), tmp_path / ".diagnose" / "baselines" / "abc.json")
     seen = git(tmp_path, "status", "--porcelain", "--untracked-files=all").split()[1::2]
     assert seen == [".diagnose/.gitignore", ".diagnose/baselines/abc.json"]
+    ignores = tmp_path / ".diagnose" / ".gitignore"
+    ignores.write_text(ignores.read_text() + "!/runs/kept/\n")
+    before = ignores.read_text()
+    save(history(), tmp_path / ".diagnose" / "baselines" / "abc.json")
+    assert ignores.read_text() == before, "what the user lets git see stays"
 
 
 @pytest.mark.parametrize(
@@ -432,6 +437,13 @@ def test_a_history_is_recorded_and_judged_by(verbs: Callable[..., Any], tmp_path
     assert verbs("baseline", "list").stdout.startswith(f"{path.stem}   10 jobs")
     listed = json.loads(verbs("baseline", "list", "--json", "-").stdout)
     assert listed["baselines"][0]["jobs"] == 10
+    (path.parent / "0.json").write_text("<<<<<<< HEAD\n")
+    shown = verbs("baseline", "list")
+    assert path.stem in shown.stdout
+    assert "0.json is not a baseline" in shown.output
+    listed = json.loads(verbs("baseline", "list", "--json", "-").stdout)
+    assert [each.get("jobs") for each in listed["baselines"]] == [10, None]
+    (path.parent / "0.json").unlink()
 
     call = ("gate", "--baseline", ".diagnose/baselines", "--json", "out.json", "--", "train.py")
     assert verbs(*call).exit_code == 0
@@ -532,6 +544,7 @@ def test_what_this_job_could_not_measure_is_not_missing_in_the_baseline(tmp_path
     )
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "could not be measured in this job" in found.causes[0]
+    assert "Choose another one" in found.advice
 
 
 def test_a_wild_job_still_ends(tmp_path: Path) -> None:

@@ -230,6 +230,11 @@ def test_a_fault_of_ours_does_not_exit_as_a_regression(
         (["--base-cmd", "a.py", "--", "train.py"], "go together"),
         (["--base-cmd", "a.py 'x", "--head-cmd", "a.py"], '--base-cmd "a.py \'x" cannot be read'),
         (["--ab", "HEAD..HEAD", "--junit", "no/such/x.xml", "--", "train.py"], "there is no folder"),
+        (["--ab", "HEAD..HEAD", "--junit", ".", "--", "train.py"], "it is a folder"),
+        (["--ab", "HEAD..HEAD", "--", "torchrun", "--nproc-per-node", "2", "train.py"], "is a launcher"),
+        (["--base-cmd", "N=1 python a.py", "--head-cmd", "b.py"], "set variables in front of diagnose"),
+        (["--baseline", "b", "--metric", "instructions", "--", "train.py"], "is for two versions"),
+        (["--ab", "HEAD..HEAD", "--", "train.py", "--config={here}/train.py"], "names the working copy"),
         (["--ab", "HEAD..HEAD", "--", "--steps", "3"], "--steps stands where the script should"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
@@ -238,10 +243,41 @@ def test_a_wrong_call_says_what_is_wrong_before_anything_runs(
     gate: Callable[..., Any], tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     repository(tmp_path, stand_in(10))
-    ended = gate("gate", *arguments)
+    ended = gate("gate", *(word.replace("{here}", str(tmp_path)) for word in arguments))
     assert isinstance(ended.exception, DiagnoseError)
     assert words in str(ended.exception)
     assert git(tmp_path, "worktree", "list").count("\n") == 0
+
+
+def test_a_path_into_the_working_copy_may_name_data(gate: Callable[..., Any], tmp_path: Path) -> None:
+    repository(tmp_path, stand_in(10))
+    (tmp_path / "data").mkdir()
+    ended = gate(
+        "gate", "--ab", "HEAD..HEAD", "--", "train.py", f"--data={tmp_path}/data", f"--top={tmp_path}"
+    )
+    assert ended.exit_code == 0, ended.output
+
+
+def test_an_output_that_cannot_be_written_costs_neither_the_verdict_nor_the_others(
+    gate: Callable[..., Any], tmp_path: Path
+) -> None:
+    repository(tmp_path, stand_in(10), stand_in(12))
+    (tmp_path / "full").symlink_to("/dev/full")
+    ended = gate(
+        *("gate", "--ab", "HEAD~1..HEAD", "--json", "full", "--junit", "j.xml"),
+        *("--gitlab", "g.json", "--", "train.py"),
+    )
+    assert ended.exit_code == 1, "a regression"
+    assert "cannot write full" in ended.output
+    check_junit((tmp_path / "j.xml").read_text())
+    assert json.loads((tmp_path / "g.json").read_text())
+
+
+def test_a_head_that_does_not_train_fails(gate: Callable[..., Any], tmp_path: Path) -> None:
+    repository(tmp_path, stand_in(10), "pass\n")
+    ended = gate("gate", "--ab", "HEAD~1..HEAD", "--inconclusive", "pass", "--", "train.py")
+    assert ended.exit_code == 5, ended.output
+    assert "no optimizer step was seen in head-00, where base-00 did" in " ".join(ended.stdout.split())
 
 
 def test_the_command_line_exits_two_for_a_wrong_call_and_lists_its_codes(tmp_path: Path) -> None:

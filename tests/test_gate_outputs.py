@@ -157,3 +157,8 @@ def test_the_code_quality_report_points_to_the_file_of_a_module() -> None:
     side = replace(ALL[1].sides[-1], command=("-m", "jobs.train", "--epochs", "1"))
     (issue, *_) = json.loads(to_gitlab(replace(ALL[1], sides=(side,))))
     assert issue["location"]["path"] == "jobs/train.py"
+    side = replace(
+        side, root=Path("/home/me/repo/jobs"), folder="jobs", command=("/home/me/repo/jobs/a.py",)
+    )
+    (issue, *_) = json.loads(to_gitlab(replace(ALL[1], sides=(side,))))
+    assert issue["location"]["path"] == "jobs/a.py"

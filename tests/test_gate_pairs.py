@@ -55,6 +55,34 @@ def test_a_budget_shortens_the_runs_and_then_ends_them() -> None:
     assert sensitivity(paired.judgement) == "5 pairs: too few to say which drop would be found"
 
 
+def test_a_budget_without_time_for_a_verdict_is_not_used_up() -> None:
+    now = [0.0]
+    measure = scripted({"base": 1000, "head": 1000}, wall_s=300.0)
+
+    def slow(side: int, name: str, plan: RunPlan) -> MeasuredRun:
+        now[0] += 300.0
+        return measure(side, name, plan)
+
+    said: list[str] = []
+    asked = Asked(budget_s=1800.0, steps=200)
+    paired = run_pairs(slow, asked, clock=lambda: now[0], progress=said.append)
+    assert now[0] == 600.0, "two rehearsals"
+    assert paired.judgement.verdict is Verdict.INCONCLUSIVE
+    assert "not even 3 pairs fit into the rest of the budget of 30 min" in paired.stopped
+    assert said[0].endswith("time for 2 pairs")
+    assert "--budget" in advice((), Metric.STEP_MS, (), paired.stopped, may_take_turns=True)
+
+
+@pytest.mark.parametrize(
+    ("metric", "needs"),
+    [(Metric.INSTRUCTIONS, "perf"), (Metric.PEAK_DEVICE_MEMORY, "GPU"), (Metric.STARTUP, "Choose another")],
+)
+def test_what_cannot_be_measured_is_not_blamed_on_the_seeds(metric: Metric, needs: str) -> None:
+    said = advice((), metric, (), "", may_take_turns=True, not_measured=True)
+    assert needs in said
+    assert "--metric step_ms" in said
+
+
 def in_simulated_time(
     base_ms: float, head_ms: float
 ) -> tuple[MeasureRun, Callable[[], float], list[RunPlan]]:

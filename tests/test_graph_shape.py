@@ -68,6 +68,12 @@ def column_by_column() -> torch.Tensor:
     return torch.stack([(x[:, i] * weight[i] - 0.5).tanh().abs() for i in range(TURNS)], 1).sum()
 
 
+def term_by_term() -> torch.Tensor:
+    places = torch.randn(4, TURNS + 1, 3, requires_grad=True)
+    terms = ((places[:, i] - places[:, i + 1]).norm(dim=-1).square().mean() for i in range(TURNS))
+    return sum(terms, torch.zeros(()))
+
+
 @pytest.mark.parametrize("model", [lstm_by_cells, gru_by_cells, euler])
 def test_of_a_recurrence_only_what_compiling_saves_is_promised(model):
     finding = SmallOperators().check(profile(step_ms=20, program=Program(graph=graph_of(model()))))
@@ -78,7 +84,7 @@ def test_of_a_recurrence_only_what_compiling_saves_is_promised(model):
     )
 
 
-@pytest.mark.parametrize("model", [sample_by_sample, sums_of_samples, column_by_column])
+@pytest.mark.parametrize("model", [sample_by_sample, sums_of_samples, column_by_column, term_by_term])
 def test_a_loop_whose_turns_need_not_wait_for_each_other_can_be_one_operation(model):
     finding = SmallOperators().check(profile(step_ms=20, program=Program(graph=graph_of(model()))))
     assert finding is not None

@@ -23,6 +23,7 @@ from diagnose.analysis.statement_idioms import (
     SYNCHRONIZE,
     WAIT,
 )
+from diagnose.analysis.statements import rarer
 
 FILE = "/train.py"
 
@@ -55,6 +56,67 @@ def test_of_several_statements_on_a_line_none_is_blamed_alone(line: str, idioms:
     assert of_marked(f"{line}  # here") == idioms
 
 
+LOOP = """\
+def report(step, loss):
+    if verbose:
+        print(loss)  # inner
+    elif step % 3 == 1:
+        print(step)
+    else:
+        print("rest")
+
+for step, x in enumerate(data):
+    print(step)
+    if step % 10 == 0: print(step)
+    if step and step % args.every == 0:
+        for name in names:
+            print(name)
+        report(step, loss)
+    if "%d" % step == "7":
+        report(step, loss)
+    if (step + 1) % 4 == 0:
+        optimizer.step()
+        print(step)
+    if rank % 8 == 0:
+        print(step)
+    if step % 2:
+        print(step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "condition"),
+    [
+        ([10], ""),
+        ([11], "step % 10 == 0"),
+        ([14], "step and step % args.every == 0"),
+        ([3, 15], "step and step % args.every == 0"),
+        ([5, 15], "step % 3 == 1"),
+        ([7, 17], ""),
+        ([20], ""),
+        ([22], ""),
+        ([24], ""),
+    ],
+)
+def test_what_a_line_runs_for_only_every_so_many_steps_is_told(lines: list[int], condition: str) -> None:
+    stack = [(FILE, line, "report") for line in lines]
+    assert Idioms(Sources({FILE: LOOP})).every(stack) == condition
+
+
+@pytest.mark.parametrize(
+    ("condition", "tenth"),
+    [
+        ("step % 10 == 0", "step % 100 == 0"),
+        ("step and (step + 1) % 25 == 0", "step and (step + 1) % 250 == 0"),
+        ("not step % 7", "not step % 70"),
+        ("step % 2 and step % 5 == 0", "step % 2 and step % 50 == 0"),
+        ("step % args.every == 0", ""),
+    ],
+)
+def test_a_condition_is_made_to_hold_a_tenth_as_often(condition: str, tenth: str) -> None:
+    assert rarer(condition) == tenth
+
+
 def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
     """A trainer's loop runs inside the line that calls it."""
     training = "transformers/trainer.py:2520 Trainer._inner_training_loop"
@@ -71,6 +133,19 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("values = out.detach().cpu().numpy()", (SYNC,)),
         ("values = out.to('cpu')", (SYNC,)),
         ("history.extend(loss.tolist())", (SYNC,)),
+        ("print(rows, file=self.helper.stdin, flush=True)", (WAIT,)),
+        ("helper.stdin.write(text)", (WAIT,)),
+        ("answer = helper.stdout.readline()", (WAIT,)),
+        ("rows = connection.recv()", (WAIT,)),
+        ("dist.recv(rows, src=0)", ()),
+        ("stopped = self.stop.wait(0.005)", (WAIT,)),
+        ("writer_thread.join()", (WAIT,)),
+        ("rows = future.result()", (WAIT,)),
+        ("handle.wait()", ()),
+        ("text = ', '.join(names)", ()),
+        ("path = os.path.join(folder, name)", ()),
+        ("print(rows, file=book)", (LOG,)),
+        ("sys.stdout.write(text)", (LOG,)),
         ("print(loss.item())", (LOG, SYNC)),
         ("print(f'{step}: {loss}')", (LOG,)),
         ("logger.info('step %d', step)", (LOG,)),

@@ -56,6 +56,8 @@ def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str =
         (("MoE.forward", "main"), "weights, experts = torch.topk(scores, 2)"),
         (("Neighbours.forward", "main"), "near = dist.topk(k)"),
         (("box_loss", "main"), "loss = 1 - generalized_box_iou(boxes, wanted).diag()"),
+        (("bbox_iou", "box_loss", "main"), "inter = (right - left).clamp(0)"),
+        (("bbox_iou", "ComputeLoss.__call__", "main"), "inter = (right - left).clamp(0)"),
         (("Head.forward", "main"), "out = logits.softmax(-1).log()"),
         (("Head.forward", "main"), "x = self.f1(x)"),
         (("adapt", "main"), "fast = [p - lr * g for p, g in zip(params, grads)]"),

@@ -340,6 +340,18 @@ def test_where_no_such_call_stands_there_is_none(file, line, text):
         ("DataLoader(rows, num_workers=args.j)", {"num_workers": 4}, "DataLoader(rows, num_workers=4)"),
         ("DataLoader(rows, in_order=True)", {"in_order": None}, "DataLoader(rows)"),
         (
+            "DataLoader(rows, 32, True, None, None, 2)",
+            {"num_workers": 4},
+            "DataLoader(rows, 32, True, None, None, num_workers=4)",
+        ),
+        (
+            "DataLoader(rows, 32, True, None, None, 0, pad, False)",
+            {"num_workers": 4, "pin_memory": True},
+            "DataLoader(rows, 32, True, None, None, num_workers=4, collate_fn=pad, pin_memory=True)",
+        ),
+        ("DataLoader(*given)", {"num_workers": 4}, "DataLoader(..., num_workers=4)"),
+        ("DataLoader(rows, *rest)", {"batch_size": 4}, "DataLoader(..., batch_size=4)"),
+        (
             "AdamW(model.parameters(), lr=1e-3)",
             {"fused": True},
             "AdamW(model.parameters(), lr=0.001, fused=True)",

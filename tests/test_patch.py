@@ -165,6 +165,7 @@ def test_of_several_calls_none_is_changed_and_all_are_named(tmp_path):
     program = replace(two.program, loaders=(*two.program.loaders, other))
     assert patch_of(replace(two, program=program), tmp_path) == Patch(
         diff="",
+        folder=tmp_path,
         left_out=(
             "DataLoader.num_workers = 2: which DataLoader needs it is not known (train.py:1, train.py:2).",
             "DataLoader.persistent_workers = True: which DataLoader needs it is not known"
@@ -214,7 +215,7 @@ def test_a_script_that_was_edited_since_is_left_alone(tmp_path):
     script.write_text("other = DataLoader(more)\n" + ran)
     ran_profile = profile(script, WORKERS, loader=1)
     assert patch_of(ran_profile, tmp_path, {str(script): ran}) == Patch(
-        diff="", left_out=("train.py: it was edited since; tune it again.",)
+        diff="", folder=tmp_path, left_out=("train.py: it was edited since; tune it again.",)
     )
     script.write_text(ran)
     assert "num_workers=2" in patch_of(ran_profile, tmp_path, {str(script): ran}).diff
@@ -249,10 +250,11 @@ def test_a_run_of_another_folder_changes_the_script_there(tmp_path, monkeypatch,
     )
     monkeypatch.chdir(tmp_path / "here")
     print_patch(str(tmp_path / "there"))
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        "--- a/../there/train.py",
-        "+++ b/../there/train.py",
-    ]
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[:2] == ["--- a/there/train.py", "+++ b/there/train.py"]
+    assert f"git -C {tmp_path} apply" in printed.err
+    subprocess.run(["git", "-C", str(tmp_path), "apply"], input=printed.out, text=True, check=True)
+    assert "torch.set_num_threads(1)" in (tmp_path / "there" / "train.py").read_text(encoding="utf-8")
     (tmp_path / "there" / "train.py").unlink()
     with pytest.raises(DiagnoseError, match=r"the script's file is not known"):
         print_patch(str(tmp_path / "there"))

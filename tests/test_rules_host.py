@@ -413,6 +413,22 @@ def test_what_replaces_a_loop_over_gradients_clips_as_that_did_or_not_at_all(tex
     assert finding is not None and code in finding.code
 
 
+@pytest.mark.parametrize(
+    ("every", "code"),
+    [
+        ("", "if step % 100 == 0: ..."),
+        ("step % 20 == 0", "if step % 200 == 0: ..."),
+        ("step % args.log_every == 0", ""),
+    ],
+)
+@pytest.mark.parametrize(("rule", "idiom"), [("logging-io", "log"), ("slow-metrics", "metric")])
+def test_what_is_done_only_every_so_many_steps_is_to_be_done_more_rarely(rule, idiom, every, code):
+    line = replace(at("report(row)", 0.1, idiom), every=every)
+    finding = found_in(profile(other_ms=12, where=(line,)))[rule]
+    assert finding.code == code
+    assert f"`{every}`" in finding.fix or not every
+
+
 def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call():
     example = RULES["small-operators"].fires_on[0]
     acts = at("action = dist.sample()", 0.05, "rollout", phase=Phase.DATA_WAIT)

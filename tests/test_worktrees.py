@@ -112,6 +112,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, *files: Path | str, in_worker: bool = 
     log = SimpleNamespace(
         samples=[] if in_worker else [(0, 0, stack, 0) for stack in stacks],
         worker_samples=[(stack, 1) for stack in stacks] if in_worker else [],
+        sources={},
     )
     monkeypatch.setattr(imports, "read_logs", lambda run: ([log], ()))
 
@@ -157,6 +158,30 @@ def test_the_working_copys_code_is_known_by_any_name(
                 )
                 assert (f"used {reason}" in said) if reason else not said, file
                 assert ("installed copy" not in said) or f"PYTHONPATH={top}" in said
+
+
+@pytest.mark.parametrize(
+    ("file", "folder"),
+    [
+        ("pkg/models/net.py", "."),
+        ("src/pkg/net.py", "src"),
+        ("src/net.py", "src"),
+        ("net.py", "."),
+        ("packages/a/pkg/net.py", "packages/a"),
+    ],
+)
+def test_code_of_the_working_copy_is_to_be_imported_from_where_it_is_a_package(
+    linked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, folder: str
+) -> None:
+    top = linked.resolve()
+    for each in [top / file, *((top / file).parents)]:
+        if each != top and each.name.startswith(("pkg", "models")):
+            write(each / "__init__.py", "")
+    write(top / file, "x = 1\n")
+    git(top, "worktree", "add", "--quiet", "--detach", str(top / "inside"))
+    seen(monkeypatch, top / file)
+    said = why_same_code("gate", tmp_path, linked, top / "inside" / "src", "main~1..main")
+    assert f"PYTHONPATH={top / folder} diagnose" in said
 
 
 def test_an_installed_copy_of_the_project_is_not_judged(linked: Path, tmp_path: Path) -> None:

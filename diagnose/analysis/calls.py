@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Container
 
 from diagnose.analysis.roles import Sources
 
 MAX_LENGTH = 300
 """A longer call is no line to paste; the fix then names the argument alone."""
+
+BY_PLACE = {
+    "DataLoader": (
+        *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn"),
+        *("pin_memory", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    )
+}
+"""Which argument stands at which place (torch/utils/data/dataloader.py, torch 2.13)."""
 
 
 def call_at(sources: Sources, file: str, line: int, name: str) -> str:
@@ -38,20 +47,24 @@ def call_at(sources: Sources, file: str, line: int, name: str) -> str:
 
 
 def with_arguments(call: str, fallback: str, **arguments: str | float | bool | None) -> str:
-    """Returns a call with arguments set by keyword; those it has already are changed.
+    """Returns a call with arguments set by keyword; those it has already are changed where they stand.
 
     Args:
         call: The call's text, from `call_at`. One that takes `**options` may hold the argument there, so
-            it is written over them: `**{**options, 'x': 1}`.
+            it is written over them: `**{**options, 'x': 1}`; of one that takes `*args` nothing is known.
         fallback: What is called where `call` is empty: `DataLoader` gives `DataLoader(..., x=1)`.
         arguments: Their new values. `None` takes the argument out; where `**options` may hold it, that
             cannot be written, and the call is as if it were not known.
     """
     node = ast.parse(call or "f()", mode="eval").body
     assert isinstance(node, ast.Call)
+    has_rest = any(isinstance(given, ast.Starred) for given in node.args)
+    _name_from_first(node, arguments)
     unpacked = [keyword.value for keyword in node.keywords if keyword.arg is None]
     keywords = {keyword.arg: keyword for keyword in node.keywords if keyword.arg is not None}
-    unknown = unpacked and any(value is None and name not in keywords for name, value in arguments.items())
+    unknown = has_rest or (
+        unpacked and any(value is None and name not in keywords for name, value in arguments.items())
+    )
     if not call or unknown:
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         return f"{fallback}(..., {shown})"
@@ -73,6 +86,15 @@ def with_arguments(call: str, fallback: str, **arguments: str | float | bool | N
     else:
         node.keywords += [ast.keyword(arg=name, value=value) for name, value in added.items()]
     return ast.unparse(node)
+
+
+def _name_from_first(call: ast.Call, changed: Container[str]) -> None:
+    """Gives the arguments that stand by place their names, from the first on that is to change."""
+    places = BY_PLACE.get(_last_name(call.func), ())[: len(call.args)]
+    first = next((at for at, name in enumerate(places) if name in changed), len(call.args))
+    named = zip(places[first:], call.args[first:], strict=True)
+    call.keywords[:0] = [ast.keyword(arg=name, value=value) for name, value in named]
+    del call.args[first:]
 
 
 def _last_name(function: ast.expr) -> str:

@@ -45,6 +45,7 @@ from diagnose.analysis.statements import (
     nodes_of,
     words,
     words_of,
+    writes,
 )
 from diagnose.core.phases import Phase
 
@@ -54,6 +55,7 @@ MATH_NAMES = """
 """
 MATH_WORDS = frozenset(MATH_NAMES.split())
 """Beside one of these, `log` in a name is the logarithm."""
+LOSS_WORDS = {"loss", "losses", "criterion", "objective"}
 GRADIENT_WORDS = {"grad", "grads", "gradient", "gradients"}
 BARS = re.compile(r"^(tqdm|rich)/(?!.* (\S+\.)?(__iter__|__init__|track)$)")
 """Packages that draw progress bars, except for functions in which the loop itself runs."""
@@ -138,17 +140,36 @@ class Idioms:
         found = [] if is_training(via) else list(self.of_line(*stack[0][:2], within))
         if called:
             found = [idiom for idiom in found if idiom in OF_A_CALL]
-        if METRIC_PACKAGES.match(via) and METRIC not in found:
+        is_metrics = METRIC_PACKAGES.match(via) and not (within.loss and self._makes_loss(*stack[0][:2]))
+        if is_metrics and METRIC not in found:
             found.insert(0, METRIC)
         if BARS.match(via) and LOG not in found:
             found.insert(0, LOG)
         named = self._named(stack)
+        if named == METRIC and within.model and any(words(name) & LOSS_WORDS for _, _, name in stack):
+            named = ""  # what a loss is made of
         if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
             # Reading a value or looping is how a thing is done; the name says what it is done for.
             found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
         if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack[1:]):
             found = [SCHEDULE]
         return (*found, acting) if acting else tuple(found)
+
+    def every(self, stack: Sequence[Frame]) -> str:
+        """Returns the innermost condition with a remainder that a stack stands under, `step % 10 == 0`, on
+        one line; empty where there is none."""
+        for file, line, _ in stack:
+            for place in self._places(file, line):
+                if place.every is not None:
+                    return ast.unparse(place.every)
+        return ""
+
+    def _makes_loss(self, file: str, line: int) -> bool:
+        """Whether a statement computes a loss, or a part of it."""
+        return any(
+            words_of(writes(place.statement)) & LOSS_WORDS or isinstance(place.statement, ast.AugAssign)
+            for place in self._places(file, line)
+        )
 
     def _schedules(self, callers: Sequence[Frame]) -> bool:
         """Whether a learning-rate schedule is stepped by a caller: what it was given to call serves it."""

@@ -72,6 +72,7 @@ def source_lines(
     helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helper_of: dict[LineKey, Helper] = {}
     models: dict[Frame, float] = defaultdict(float)
+    every: dict[LineKey, str] = {}
     for slot, (library, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
         for frame in set(stack) if slot == FORWARD else ():
@@ -82,6 +83,7 @@ def source_lines(
             idiom = idioms.of(stack, named(library), phase, waits=waits, called=called)
             key = (phase, stack[0])
             weights[key][slot] += weight_ns
+            every.setdefault(key, idioms.every(stack))
             purposes[key][idiom] += weight_ns
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
             if helper is not None:
@@ -117,6 +119,7 @@ def source_lines(
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
+            every=every[phase, (file, line, function)],
             idiom=()
             if (file, line, function) in trainers
             else _as_part(

@@ -45,7 +45,7 @@ from diagnose.analysis.steps import GapParts, divided, phase_series, step_times,
 from diagnose.analysis.stopped import stopped_steps
 from diagnose.analysis.throughput import rate, throughput_of
 from diagnose.analysis.tuning import tuning_of
-from diagnose.core.ledger import COLUMNS
+from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
 from diagnose.core.units import NS_PER_S
@@ -296,7 +296,7 @@ def composed(
                 window.bin_width,
             ),
         ),
-        series=summarize_series(divided(rows, parts)),
+        series=summarize_series(divided(rows, parts), rows[:, COUNTS.index("tokens")].astype(float)),
         host=host_stats(main, warmup),
         program=replace(
             program_of(main, warmup, sources),

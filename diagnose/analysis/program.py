@@ -12,7 +12,7 @@ from diagnose.analysis.calls import call_at
 from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.roles import Sources
 from diagnose.analysis.spans import rank_of, whole_steps
-from diagnose.core.graph import Compiler, Graph, GraphBreak, Work
+from diagnose.core.graph import Compiler, Dropped, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import Ddp, Fsdp
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
@@ -47,7 +47,8 @@ def program_of(log: RankLog, warmup: int, sources: Sources) -> Program:
         optimizers=tuple(_made(Optimizer, optimizers)),
         models=tuple(_made(Model, facts.get("models", ()))),
         calls=next(_made(Calls, _one(facts.get("calls"))), None),
-        graph=next(map(_graph, _one(facts.get("graph"))), None),
+        graph=next(_with_works(Graph, facts.get("graph")), None),
+        dropped=next(_with_works(Dropped, facts.get("dropped")), None),
         compiler=next(map(_compiler, _one(facts.get("compiler"))), None),
         memory=memory_of(log, warmup),
         fsdp=fsdp_of(log),
@@ -150,11 +151,15 @@ def _one(fact: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [fact] if fact else []
 
 
-def _graph(fact: Mapping[str, Any]) -> Graph:
-    works = {name: Work(**value) for name, value in fact.items() if _is_work(value)}
-    (graph,) = _made(Graph, [{**fact, **works}])
-    assert isinstance(graph, Graph)
-    return graph
+def _with_works(kind: Any, fact: Mapping[str, Any] | None) -> Any:
+    """Makes a noun of a fact that has works in it; none where there is no fact."""
+    return _made(
+        kind,
+        [
+            {**each, **{name: Work(**value) for name, value in each.items() if _is_work(value)}}
+            for each in _one(fact)
+        ],
+    )
 
 
 def _is_work(value: Any) -> bool:

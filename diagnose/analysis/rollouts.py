@@ -85,7 +85,10 @@ def steps_environment(statement: ast.stmt) -> bool:
             continue
         if of_base & ENVIRONMENTS and not of_base & {"opt", "optim", "optimizer", "scheduler", "scaler"}:
             return True
-        if isinstance(statement, ast.Assign) and statement.value is node and name == "step" and node.args:
+        if not isinstance(statement, ast.Assign):
+            continue
+        # `zip(*[pipe.recv() for pipe in pipes])` gives what all of them answered.
+        if name == "recv" or (name == "step" and statement.value is node and node.args):
             return _answers(statement.targets[0])
     return False
 

@@ -53,8 +53,8 @@ QUANTILE_ERROR = 1.363
 """The standard error of this quantile of normal values, in standard errors of a mean."""
 
 
-def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
-    """Summarizes nanoseconds per phase and step, each of shape `(steps,)`."""
+def summarize_series(phases: Mapping[Phase, Vector], tokens: Vector | None = None) -> Series:
+    """Summarizes nanoseconds per phase and step, each of shape `(steps,)`, and the tokens of each step."""
     count = len(next(iter(phases.values()), np.zeros(0)))
     if not count:
         return Series()
@@ -81,8 +81,20 @@ def summarize_series(phases: Mapping[Phase, Vector]) -> Series:
             period[phase] = found
         drift[phase] = find_drift(times[~spikes], rest=(total - times)[~spikes])
     return Series(
-        median_ns=median, spike_ns=spike_ns, spike_share=spike_share, period=period, drift_ns=drift
+        median_ns=median,
+        spike_ns=spike_ns,
+        spike_share=spike_share,
+        period=period,
+        drift_ns=drift,
+        by_tokens=_correlation(tokens, total) if tokens is not None else None,
     )
+
+
+def _correlation(some: Vector, others: Vector) -> float | None:
+    """Returns how closely two go together, -1 to 1; `None` where one is always the same."""
+    if len(some) < 2 or not some.std() or not others.std():
+        return None
+    return float(np.corrcoef(some, others)[0, 1])
 
 
 def find_period(indices: npt.NDArray[np.int64]) -> int | None:

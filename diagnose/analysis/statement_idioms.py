@@ -80,6 +80,14 @@ SAVERS = {
 }
 SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
 WAITERS = {"sleep", "system", "check_call", "check_output", "communicate"}
+JOINS = {
+    "wait": frozenset({"process", "proc", "popen", "child", "event", "stop", "barrier", "condition"}),
+    "join": frozenset({"thread", "process", "proc", "worker", "workers", "pool", "queue"}),
+    "result": frozenset({"future", "fut", "job", "task", "pending"}),
+}
+"""Methods that wait for another thread or process, by a word of what they are called on: `handle.wait()`
+is a collective, and `", ".join()` a text."""
+RECEIVERS = {"recv", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 IN_PLACE = {*WRITES, "mul", "lerp"}
 GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}
@@ -229,7 +237,9 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
         yield SYNC
     if not base and name in CASTS and not in_comprehension and call.args and _may_be_tensor(call.args[0]):
         yield SYNC
-    if (
+    if _waits_for(call, name, owner):
+        yield WAIT
+    elif (
         (not base and name in LOG_FUNCTIONS | {"open", "urlopen"})
         or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
         or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
@@ -257,6 +267,18 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
     # The largest values of a tensor are no score.
     if called & scores and name != "topk" and not called & LEARNING_WORDS:
         yield METRIC
+
+
+def _waits_for(call: ast.Call, name: str, owner: str) -> bool:
+    """Whether a call waits for another process or thread, but a rank: `p.stdout.readline()`."""
+    if name in RECEIVERS:
+        return owner not in ("dist", "distributed")
+    if name in JOINS:
+        return bool(words(owner) & JOINS[name]) or (name == "wait" and bool(call.args))
+    if name in LOG_FUNCTIONS:
+        file = next((keyword.value for keyword in call.keywords if keyword.arg == "file"), None)
+        return isinstance(file, ast.Attribute) and file.attr == "stdin"
+    return owner == "stdin" or (owner == "stdout" and name.startswith("read"))
 
 
 def _writes_table(call: ast.Call, name: str) -> bool:

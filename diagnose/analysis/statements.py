@@ -17,11 +17,19 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A statement and what surrounds it: the loops in its function, innermost first, and that function."""
+    """A statement and what surrounds it.
+
+    Attributes:
+        statement: It.
+        loops: Those around it in its function, innermost first.
+        function: That function.
+        every: The innermost condition there with a remainder in it: `step % 10 == 0`.
+    """
 
     statement: ast.stmt
     loops: tuple[Loop, ...]
     function: Function | None = None
+    every: ast.expr | None = None
 
 
 def by_line(tree: ast.Module) -> dict[int, list[Place]]:
@@ -125,13 +133,15 @@ def writes(statement: ast.stmt) -> set[str]:
 
 def _places(tree: ast.Module) -> Iterator[tuple[int, Place]]:
     """Yields each line that holds code, outer statements before those in them."""
-    pending: list[tuple[ast.AST, tuple[Loop, ...], Function | None]] = [(tree, (), None)]
+    pending: list[tuple[ast.AST, tuple[Loop, ...], Function | None, ast.expr | None]] = [
+        (tree, (), None, None)
+    ]
     while pending:
-        node, loops, function = pending.pop(0)
+        node, loops, function, every = pending.pop(0)
         if isinstance(node, ast.stmt) and not isinstance(
             node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         ):
-            place = Place(node, loops, function)
+            place = Place(node, loops, function, every)
             inner = [
                 child.lineno
                 for child in ast.walk(node)
@@ -142,10 +152,46 @@ def _places(tree: ast.Module) -> Iterator[tuple[int, Place]]:
                 yield line, place
         inside = (node, *loops) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) else loops
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            inside, function = (), node
+            inside, function, every = (), node, None
+        branch = node if isinstance(node, ast.If) and _is_rhythm(node) else None
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-                pending.append((child, inside, function))
+                rare = branch is not None and child in branch.body
+                pending.append((child, inside, function, branch.test if branch and rare else every))
+
+
+def _is_rhythm(branch: ast.If) -> bool:
+    """Whether a branch is there to do something only every so many steps: not to train, as with accumulated
+    gradients, nor on one rank."""
+    if names(ast.walk(branch.test)) & {"rank", "local_rank", "worker", "worker_id", "world_size"}:
+        return False
+    calls = {callee(node)[0] for node in ast.walk(branch) if isinstance(node, ast.Call)}
+    return not calls & {"step", "backward", "zero_grad"} and any(_remainders(branch.test))
+
+
+def _remainders(test: ast.expr) -> Iterator[ast.BinOp]:
+    """Yields the remainders that a condition wants to be one number: `a % b == c`, `not a % b`."""
+    for node in ast.walk(test):
+        found: ast.expr | None = None
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
+            found = node.left
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            found = node.operand
+        if not isinstance(found, ast.BinOp) or not isinstance(found.op, ast.Mod):
+            continue
+        if not isinstance(found.left, ast.Constant):  # else a text that is formatted
+            yield found
+
+
+def rarer(condition: str, times: int = 10) -> str:
+    """Returns `step % 10 == 0` with a divisor so many times as large; empty where it is no number."""
+    tree = ast.parse(condition, mode="eval")
+    for remainder in _remainders(tree.body):
+        divisor = remainder.right
+        if isinstance(divisor, ast.Constant) and isinstance(divisor.value, int):
+            remainder.right = ast.Constant(divisor.value * times)
+            return ast.unparse(tree)
+    return ""
 
 
 def _dotted(node: ast.expr) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import sys
 import traceback
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 OUR_BUG = 70  # EX_SOFTWARE of sysexits.h
+LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "srun", "mpirun"}
 
 Words = Annotated[
     list[str] | None,
@@ -61,6 +63,15 @@ def training_command(
             f"{verb.split()[0]}: no training command was given {option}.\n"
             f"For example: diagnose {verb} -- train.py --epochs 1"
         )
+    if Path(script[0]).name in LAUNCHERS:
+        raise DiagnoseError(
+            f"{verb.split()[0]}: {script[0]} is a launcher: give the script, and how many ranks:\n"
+            f"DIAGNOSE_NPROC_PER_NODE=2 diagnose {verb} -- train.py"
+        )
+    if re.fullmatch(r"[A-Za-z_]\w*=.*", script[0]):
+        raise DiagnoseError(
+            f"{verb.split()[0]}: {script[0]} is no script: set variables in front of diagnose."
+        )
     if script[0].startswith("-") and script[0] != "-m":
         raise DiagnoseError(
             f"{verb.split()[0]}: {script[0]} stands where the script should: only `-m MODULE` may."
@@ -94,6 +105,41 @@ def own_exit_codes(verb: str, outcome: str = "nothing was judged") -> Iterator[N
     except Exception:  # noqa: BLE001 - keeps its traceback, but not Python's exit code
         traceback.print_exc()
         sys.exit(OUR_BUG)
+
+
+def refuse_destination(verb: str, path: Path) -> None:
+    """Refuses, before anything is measured, a file that cannot be written.
+
+    Raises:
+        DiagnoseError: If it is a folder, or its folder is not there.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise DiagnoseError(f"{verb}: cannot write {path}: there is no folder {folder}.")
+    if path.is_dir():
+        raise DiagnoseError(f"{verb}: cannot write {path}: it is a folder.")
+
+
+def refuse_metric(asked: Asked, *, has_history: bool = False) -> None:
+    """Refuses, before anything is measured, a metric that cannot be had.
+
+    Raises:
+        DiagnoseError: If it cannot, and why.
+    """
+    from diagnose.gate.instructions import counting
+    from diagnose.gate.noise import if_not_measured
+    from diagnose.gate.result import Metric
+
+    if asked.metric is not Metric.INSTRUCTIONS:
+        return
+    if has_history:
+        raise DiagnoseError(
+            "gate: --metric instructions is for two versions: jobs differ in how many steps they run."
+        )
+    if not counting(Path("counts")):
+        raise DiagnoseError(
+            f"gate: --metric instructions cannot be measured here. {if_not_measured(asked.metric)}"
+        )
 
 
 def share(text: str) -> float:

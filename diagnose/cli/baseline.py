@@ -100,12 +100,22 @@ def list_all(place: Place = None, json: Json = None) -> None:
 
     folder = place or FOLDER
     paths = sorted(folder.glob("*.json")) if folder.is_dir() else [folder] if folder.is_file() else []
-    found = [(path, load(path)) for path in paths]
+    found, damaged = [], {}
+    for path in paths:
+        try:
+            found.append((path, load(path)))
+        except DiagnoseError as error:  # one bad baseline does not hide the others
+            damaged[path] = str(error)
     if json is not None:
-        put(as_json({"schema": 1, "baselines": [baseline_json(*each) for each in found]}), json)
-    elif not found:
+        told = [baseline_json(*each) for each in found]
+        told += [{"path": str(path), "error": error} for path, error in damaged.items()]
+        put(as_json({"schema": 1, "baselines": told}), json)
+        return
+    if damaged:
+        print("\n".join(damaged.values()), file=sys.stderr)
+    if not found and not damaged:
         print(f"There are no baselines in {folder}.\nRecord one: diagnose baseline update -- train.py")
-    else:
+    elif found:
         show(baselines_text(found))
 
 

@@ -18,10 +18,11 @@ from diagnose.cli._gate import (
     asked_of,
     folder_for_runs,
     own_exit_codes,
+    refuse_destination,
+    refuse_metric,
     training_command,
 )
 from diagnose.cli._output import STDOUT, Json, as_json, put, show
-from diagnose.core.errors import DiagnoseError
 
 WIDEST = 100
 EXIT_CODES = (
@@ -97,8 +98,9 @@ def bisect(
     if words[:1] == ["--"]:  # it stands behind GOOD..BAD, where parsing has ended
         words.pop(0)
     asked = asked_of(metric, max_drop, steps, warmup, budget)
-    if json not in (None, STDOUT) and not Path(json).absolute().parent.is_dir():
-        raise DiagnoseError(f"bisect: cannot write {json}: there is no such folder.")
+    if json is not None and json != STDOUT:
+        refuse_destination("bisect", Path(json))
+    refuse_metric(asked)
     request = BisectRequest(
         asked=asked,
         commits=commits,

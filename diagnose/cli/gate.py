@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diagnose.cli._gate import (
+    OUR_BUG,
     Budget,
     KeptIn,
     Steps,
@@ -22,6 +23,8 @@ from diagnose.cli._gate import (
     folder_for_runs,
     own_exit_codes,
     quoted_command,
+    refuse_destination,
+    refuse_metric,
     training_command,
 )
 from diagnose.cli._output import STDOUT, Json, as_json, put, show
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 WIDEST = 100
 EXIT_CODES = (
     "Exit codes: 0 pass; 1 regression; 2 wrong call; 3 cannot tell (too noisy, too few steps); "
-    "4 no baseline, or one of another machine; 5 the training command failed, or hangs; "
+    "4 no baseline, or one of another machine; 5 the training command failed, hangs or does not train; "
     "70 an error of diagnose itself."
 )
 
@@ -127,9 +130,9 @@ def gate(
         if allow_machine_mismatch and baseline is None:
             raise DiagnoseError("gate: --allow-machine-mismatch is for --baseline, which is not asked for.")
         for path in (junit, gitlab, Path(json) if json not in (None, STDOUT) else None):
-            if path is not None and not path.absolute().parent.is_dir():
-                where = path.absolute().parent
-                raise DiagnoseError(f"gate: cannot write {path}: there is no folder {where}.")
+            if path is not None:
+                refuse_destination("gate", path)
+        refuse_metric(asked, has_history=baseline is not None)
         if dry_run:
             _plan(ab, commands, baseline, asked)
             return
@@ -186,8 +189,12 @@ def _with_history(
     from diagnose.gate.compare_commits import Plumbing
     from diagnose.gate.compare_history import compare_with_history
     from diagnose.gate.result import Side
+    from diagnose.gate.worktrees import inside_repository
 
-    side = Side(label="head", name="this version", root=Path.cwd(), command=command)
+    here = Path.cwd()
+    side = Side(
+        label="head", name="this version", root=here, folder=inside_repository(here), command=command
+    )
     plumbing = Plumbing(progress=_progress)
     return compare_with_history(
         side, asked, place, folder, allow_mismatch=allow_mismatch, plumbing=plumbing
@@ -248,12 +255,21 @@ def _report(
         stream.write(text)
     with contextlib.suppress(OSError):  # beside the runs, for later; the verdict stands without
         (folder / "gate.json").write_text(answer, encoding="utf-8")
-    if json is not None:
-        put(answer, json)
-    if junit is not None:
-        put(to_junit(result), str(junit))
-    if gitlab is not None:
-        put(to_gitlab(result), str(gitlab))
+    outputs = (
+        (answer, json),
+        (to_junit(result), None if junit is None else str(junit)),
+        (to_gitlab(result), None if gitlab is None else str(gitlab)),
+    )
+    failures = []
+    for content, path in outputs:
+        try:
+            if path is not None:
+                put(content, path)
+        except DiagnoseError as error:  # the verdict stands, and so do the other files
+            failures.append(str(error))
+    if failures:
+        print("\n".join(failures), file=sys.stderr)
+        raise typer.Exit(code or OUR_BUG)
 
 
 def _exit_code(result: GateResult, inconclusive: str | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -47,5 +48,8 @@ def patch(
             "diagnose patch: nothing to write into the script.\n" + "\n".join(written.left_out)
         )
     show(written.diff)
+    if written.folder != here:
+        place = shlex.quote(str(written.folder))
+        print(f"diagnose: apply it in {place}: diagnose patch ... | git -C {place} apply", file=sys.stderr)
     for reason in written.left_out:
         print(f"diagnose: {reason}", file=sys.stderr)

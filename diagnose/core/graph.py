@@ -52,7 +52,8 @@ class Graph:
         attention_drops: Whether its weights are dropped, or multiplied by anything else, after a softmax.
         pointwise: Elementwise operations whose only user is another elementwise operation.
         unaligned: Matrix products with a dimension that is no multiple of 8.
-        unwanted: Operations whose gradients reach no parameter that an optimizer updates.
+        unwanted: Operations whose gradients reach no parameter that an optimizer updates; of the products
+            before them or before an unwanted weight, half the multiplications and of the backward time.
         num_unwanted_tensors: Parameters that get a gradient and that no optimizer updates.
         num_unreached_tensors: Parameters that an optimizer updates and this pass does not reach.
         recomputed_share: Part of the operations that save nothing and are computed again in the backward
@@ -62,6 +63,7 @@ class Graph:
         inside_bytes: Bytes of the results that are computed again inside these regions.
         wasted_share: Part of the nodes, created between two passes, that no backward pass went through: of
             a forward whose result was thrown away.
+        second_order: Whether a gradient is differentiated once more, as for a gradient penalty.
         has_dropout: Whether there is dropout.
     """
 
@@ -90,7 +92,33 @@ class Graph:
     num_checkpoints: int = 0
     inside_bytes: float | None = None
     wasted_share: float | None = None
+    second_order: bool = False
     has_dropout: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Gradients of some backward passes, about the twentieth, that were gone before a step could use them.
+
+    Only a loop with several optimizers is looked at.
+
+    Attributes:
+        num_passes: Passes that were watched.
+        num_tensors: Parameters whose gradient was thrown away after each pass of a kind.
+        total: All operations of these passes.
+        unwanted: Those that made what was thrown away.
+        is_apart: Whether that is mostly a part of the graph of its own, which could be cut off.
+        file: Where the pass that drops most was begun, absolute; empty when unknown.
+        line: Its line.
+    """
+
+    num_passes: int
+    num_tensors: int
+    total: Work
+    unwanted: Work
+    is_apart: bool = False
+    file: str = ""
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,7 @@ class SourceLine:
             `transformers/trainer.py:2520 Trainer._inner_training_loop`. Empty when there was none.
         idiom: What the line is there for, the most telling first: the names of `analysis.idioms`, such as
             `log` and `sync` for `print(loss.item())`. Empty when its source does not say.
+        every: The condition with a remainder under which it runs, `step % 10 == 0`; empty for none.
         trains: Whether it leaves training to a package, in which backward passes and steps were seen.
     """
 
@@ -151,6 +152,7 @@ class SourceLine:
     text: str = ""
     via: str = ""
     idiom: tuple[str, ...] = ()
+    every: str = ""
     trains: bool = False
 
 

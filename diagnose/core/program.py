@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diagnose.core.graph import Compiler, Graph
+from diagnose.core.graph import Compiler, Dropped, Graph
 from diagnose.core.parallel import Ddp, Fsdp, Imbalance, Link, Meetings, Pipeline
 
 
@@ -216,6 +216,7 @@ class Program:
     models: tuple[Model, ...] = ()
     calls: Calls | None = None
     graph: Graph | None = None
+    dropped: Dropped | None = None
     compiler: Compiler | None = None
     memory: Memory = field(default_factory=Memory)
     ddp: tuple[Ddp, ...] = ()

@@ -21,6 +21,8 @@ class Series:
         period: Steps between the spikes of a phase where they come regularly, by phase.
         drift_ns: By how much each phase's usual time grew from the run's first quarter to its last, spikes
             left out; 0 unless it grew all along, and by more than chance.
+        by_tokens: How closely the time of a step goes with its tokens, -1 to 1; `None` where all steps have
+            as many, or it is not known how many.
     """
 
     median_ns: Mapping[Phase, float] = field(default_factory=dict)
@@ -28,6 +30,7 @@ class Series:
     spike_share: Mapping[Phase, float] = field(default_factory=dict)
     period: Mapping[Phase, int] = field(default_factory=dict)
     drift_ns: Mapping[Phase, float] = field(default_factory=dict)
+    by_tokens: float | None = None
 
     def each_ns(self, phase: Phase) -> float | None:
         """Returns the mean nanoseconds that one spike of the phase takes more than usual."""

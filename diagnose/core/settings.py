@@ -15,6 +15,7 @@ class Settings:
         sleeps_by: The setting of the environment that lets idle threads of torch sleep at once, such as
             `OMP_WAIT_POLICY=passive`; empty when there is none.
         local_processes: Training processes on this machine, this one included.
+        start_method: How processes are started unless the script says so: `fork`, `spawn`, `forkserver`.
         trace: Module of the function that Python calls for every line or call, such as `pydevd` or
             `cProfile`; empty when there is none.
         recorded: What torch's profiler, if the script starts it, records besides operations, by the names
@@ -27,6 +28,7 @@ class Settings:
     bound_by: str = ""
     sleeps_by: str = ""
     local_processes: int = 1
+    start_method: str = "fork"
     trace: str = ""
     recorded: tuple[str, ...] = ()
     num_leaf_modules: int | None = None

@@ -50,4 +50,6 @@ def _script(result: GateResult) -> str:
     _, words = split(side.command)
     first = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
     script = next((word for word in words if word.endswith(".py")), first)
+    if posixpath.isabs(script):
+        script = posixpath.relpath(script, side.root.as_posix())
     return posixpath.normpath(posixpath.join(side.folder, script))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 
 from diagnose.gate import words
@@ -38,8 +39,10 @@ def gate_text(result: GateResult, terminal: Terminal) -> str:
         if len(result.why) > MOST_REASONS:
             lines.append(f"  ... and {len(result.why) - MOST_REASONS} more in the JSON report")
     if result.folder is not None and result.runs:
-        place = printable(str(result.folder))
-        lines += ["", f"  The runs are in {place}; look at two with: diagnose compare A B"]
+        place = printable(shlex.quote(str(result.folder)))
+        last = [run.name for run in result.runs[-2:]]
+        verb = "compare" if len(last) > 1 else "report"
+        lines += ["", f"  Look at the runs: diagnose {verb} --run-dir {place} {' '.join(last)}"]
     return terminal.encoded("\n".join(lines)) + "\n"
 
 

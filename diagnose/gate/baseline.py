@@ -26,6 +26,10 @@ GIT_IGNORES = "*\n!/.gitignore\n!/baselines/\n!/baselines/*.json\n"
 
 MOST_ENTRIES = 30
 
+COMPARABLE = tuple(metric for metric in Metric if metric is not Metric.INSTRUCTIONS)
+"""Metrics of a step, or of a process. Instructions are of a whole run, and jobs differ in how many steps
+theirs have."""
+
 RUNS = 3
 """Runs in a job; their median is what the job measured."""
 
@@ -69,8 +73,8 @@ def entry_of(
     branch: str,
     phase_ms: Mapping[Phase, float] | None = None,
 ) -> Entry:
-    """Returns what a job's runs come to: each metric that all of them have."""
-    common = [metric for metric in Metric if all(metric in run.figures for run in runs)]
+    """Returns what a job's runs come to: each comparable metric that all of them have."""
+    common = [metric for metric in COMPARABLE if all(metric in run.figures for run in runs)]
     return Entry(
         when=when,
         commit=commit,
@@ -139,13 +143,21 @@ def save(baseline: Baseline, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent.parent.name == FOLDER.parent.name:
-            (path.parent.parent / ".gitignore").write_text(GIT_IGNORES, encoding="utf-8")
+            _show_to_git(path.parent.parent / ".gitignore")
         beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         beside.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise DiagnoseError(f"baseline: cannot write {path}: {error.strerror}.") from error
+
+
+def _show_to_git(ignores: Path) -> None:
+    """Lets git see the baselines, beside whatever else the user lets it see."""
+    lines = ignores.read_text(encoding="utf-8").splitlines() if ignores.is_file() else []
+    missing = [line for line in GIT_IGNORES.splitlines() if line not in lines]
+    if missing:
+        ignores.write_text("\n".join([*lines, *missing]) + "\n", encoding="utf-8")
 
 
 def file_for(place: Path, fingerprint: Fingerprint) -> Path:

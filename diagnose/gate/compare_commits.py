@@ -43,8 +43,10 @@ from diagnose.gate.result import (
 )
 from diagnose.gate.statistics import is_certain
 from diagnose.gate.worktrees import (
+    inside_repository,
     moved_path,
     note_of_submodules,
+    refuse_working_copy,
     repository_of,
     resolve_range,
     uncommitted,
@@ -121,7 +123,13 @@ def compare_versions(request: GateRequest, plumbing: Plumbing | None = None) -> 
     with sigterm_unwinds():
         if not request.commits:
             sides = tuple(
-                Side(label=label, name=" ".join(command), root=request.cwd, command=command)
+                Side(
+                    label=label,
+                    name=" ".join(command),
+                    root=request.cwd,
+                    folder=inside_repository(request.cwd),
+                    command=command,
+                )
                 for label, command in zip(("base", "head"), request.commands, strict=True)
             )
             same = len(set(request.commands)) == 1
@@ -135,6 +143,8 @@ def compare_versions(request: GateRequest, plumbing: Plumbing | None = None) -> 
         notes += note_of_submodules(repository, base_hash, head_hash, request.links)
         with worktrees(repository, (base_hash, head_hash), request.links) as roots:
             inside = request.cwd.resolve().relative_to(repository.resolve())
+            for command in set(request.commands):
+                refuse_working_copy(repository, command)
             sides = tuple(
                 _side(label, name, commit, root, inside, repository, command)
                 for label, name, commit, root, command in zip(
@@ -298,6 +308,7 @@ def _concluded(result: GateResult, paired: Paired, head: Side) -> GateResult:
             paired.stopped,
             may_take_turns=IN_TURNS not in result.notes
             and all(why_not_in_turns(run) == "" for run in paired.runs),
+            not_measured=not judgement.pairs and not paired.stopped,
         )
         if words
         else "",

@@ -10,13 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from diagnose.core.errors import DiagnoseError
-from diagnose.gate.baseline import RUNS, Baseline, Entry, file_for, load, mismatch, soft_mismatch
+from diagnose.gate.baseline import (
+    COMPARABLE,
+    RUNS,
+    Baseline,
+    Entry,
+    file_for,
+    load,
+    mismatch,
+    soft_mismatch,
+)
 from diagnose.gate.by_history import DEVIATIONS, judge_by_history
 from diagnose.gate.compare_commits import BESIDE, Plumbing, explained, failed, sigterm_unwinds
 from diagnose.gate.fingerprint import Fingerprint, fingerprint_of
 from diagnose.gate.history_why import explain_by_history
 from diagnose.gate.measure import OutOfTime, RunPlan
-from diagnose.gate.noise import advice, causes
+from diagnose.gate.noise import advice, causes, if_not_measured
 from diagnose.gate.pairs import STEPS, Asked, drop_of, fitted, log_of, run_s, used_up, why_useless
 from diagnose.gate.patience import hang, time_limit
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
@@ -164,6 +173,7 @@ def _judged(
         judged
         for each in BESIDE
         if each is not metric
+        and each in COMPARABLE
         and (judged := judge_by_history(baseline, made, each, asked.max_drop)) is not None
     )
     soft = tuple(f"not as before: {each}" for each in soft_mismatch(baseline, now))
@@ -180,7 +190,7 @@ def _judged(
             result,
             verdict=Verdict.INCONCLUSIVE,
             causes=(f"{metric.label} could not be measured in this job", *causes(made)),
-            advice=SIDE_BY_SIDE,
+            advice=if_not_measured(metric),
         )
     if judgement is None:
         return replace(result, causes=(f"the baseline holds no {metric.label}",), advice=UPDATE)

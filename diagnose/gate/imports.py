@@ -50,7 +50,7 @@ def why_same_code(
             and not PACKAGES.intersection(file.parts)
         ):
             what, kind = "of the working copy", " (an editable installation?)"
-            importable = file.parents[1]
+            importable = _outside_packages(file, top)
         else:
             continue
         return (
@@ -61,12 +61,22 @@ def why_same_code(
     return ""
 
 
+def _outside_packages(file: Path, top: Path) -> Path:
+    """Returns the folder that a file's outermost package, or the file itself, is imported from."""
+    folder = file.parent
+    while folder != top and (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
 def _seen(run: Path) -> set[Path]:
-    """Returns the source files that were seen while the run trained, in its workers too."""
+    """Returns the source files that were seen while the run trained, in its workers too. Where no stack
+    could be sampled, those of the loop and of what it was made of remain."""
     logs, _ = read_logs(run)
     stacks = [frames for log in logs for _, _, frames, _ in log.samples]
     stacks += [frames for log in logs for frames, _ in log.worker_samples]
     names = {file for frames in stacks for file, _, _ in frames}
+    names.update(file for log in logs for file in log.sources)
     return {Path(name).resolve() for name in names if Path(name).is_absolute()}
 
 

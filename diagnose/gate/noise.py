@@ -78,6 +78,7 @@ def advice(
     stopped: str,
     *,
     may_take_turns: bool = False,
+    not_measured: bool = False,
 ) -> str:
     """Returns what would let the next gate tell.
 
@@ -87,7 +88,12 @@ def advice(
         beside: What was judged beside it.
         stopped: Why no further pair was made.
         may_take_turns: Whether both versions could run at once, and have not.
+        not_measured: Whether no pair of runs has the metric.
     """
+    if not_measured:
+        return if_not_measured(metric)
+    if "had not ended" in stopped:
+        return "See what that run wrote last: it lies beside the runs, as NAME.stderr.txt."
     if "step was seen" in stopped:
         return "Steps that torch.optim does not drive are marked with diagnose.step()."
     if "to measure" in stopped:
@@ -109,6 +115,19 @@ def advice(
     if found:
         return "Use a runner with CPUs of its own, fewer jobs at a time, or a larger --max-drop."
     return "The program itself scatters from run to run: fix its seeds, or measure more steps (--steps)."
+
+
+NEEDS = {
+    Metric.INSTRUCTIONS: "They need a `perf` that can count them, which few containers have. ",
+    Metric.PEAK_DEVICE_MEMORY: "It needs a GPU. ",
+    Metric.TOKENS_PER_S: "They need batches of whole numbers, as a language model's. ",
+}
+"""Of metrics that not every job has."""
+
+
+def if_not_measured(metric: Metric) -> str:
+    """Returns what to do where no run has a metric."""
+    return f"{NEEDS.get(metric, '')}Choose another one: --metric {Metric.STEP_MS.value}."
 
 
 def _median(values: Iterable[float | None]) -> float | None:

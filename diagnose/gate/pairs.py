@@ -14,8 +14,16 @@ from diagnose.gate.in_turns import TURN_S, TURN_STEPS
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.patience import SUSPECT, hang, not_ended, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
-from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, Verdict
-from diagnose.gate.statistics import MAX_PAIRS, MIN_PAIRS, Decision, State, decide, max_error
+from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
+from diagnose.gate.statistics import (
+    FEW_PAIRS,
+    MAX_PAIRS,
+    MIN_PAIRS,
+    Decision,
+    State,
+    decide,
+    max_error,
+)
 from diagnose.gate.steps import MIN_STEPS
 from diagnose.gate.words import change, format_percent
 
@@ -27,6 +35,9 @@ LEAST_STEPS = 40
 
 STEPS = 200
 """Steps that a run measures where neither the user nor the length of a step says otherwise."""
+
+CERTAINLY = 0.75
+"""What a run takes may turn out to be this part of what the rehearsals showed."""
 
 PLANNED_PAIRS = 13
 """Pairs that the runs' length is fitted to a budget for: what a machine with some noise needs."""
@@ -109,7 +120,10 @@ def run_pairs(
         metric = _judged_metric(metric, rehearsals)
         plan = fitted(plan, rehearsals, asked, job.left_s())
         usual_s = run_s(plan, rehearsals)
-        progress(_progress_of_plan(plan, rehearsals))
+        pairs_in_time = job.pairs_in_time(usual_s)
+        progress(_progress_of_plan(plan, usual_s, pairs_in_time))
+        if pairs_in_time < CERTAINLY * FEW_PAIRS:
+            raise _Stopped(too_little_time(asked, usual_s))
         if asked.in_turns:
             _refuse_turns(rehearsals)
         turn_s = max(TURN_S, TURN_STEPS * max(run.step_s for run in rehearsals))
@@ -156,6 +170,11 @@ class _Job:
     def left_s(self) -> float | None:
         budget_s = self.asked.budget_s
         return None if budget_s is None else budget_s - (self.clock() - self.begun)
+
+    def pairs_in_time(self, usual_s: float) -> float:
+        """Returns how many pairs of runs, each of which takes so long, there is time for."""
+        left_s = self.left_s()
+        return math.inf if left_s is None else left_s / (2 * usual_s)
 
     def run(self, side: int, number: int, plan: RunPlan, usual_s: float = math.inf) -> MeasuredRun:
         """Makes a run.
@@ -215,6 +234,8 @@ class _Job:
         self.runs += made
         for run in made:
             useless = why_useless(run) or why_other_ranks(self.runs[0], run)
+            if useless and not run.figures and run.name.startswith(NAMES[HEAD]):
+                raise never_trained(run, self.runs[0])
             if useless:
                 raise _Useless(useless)
         return made
@@ -222,6 +243,13 @@ class _Job:
     def _out_of_budget(self) -> str:
         assert self.asked.budget_s is not None
         return used_up(self.asked.budget_s, len(self.runs))
+
+
+def never_trained(run: MeasuredRun, base: MeasuredRun) -> TrainingFailed:
+    """Returns the exception that says of a head's run that it ended well, and did no step as the base's."""
+    steps = base.warmup + base.num_steps
+    reason = f"no optimizer step was seen in {run.name}, where {base.name} did {steps}"
+    return TrainingFailed(run.name, reason, exit_code=0, signal=None, last_lines=())
 
 
 def counted(runs: Sequence[MeasuredRun]) -> Sequence[MeasuredRun]:
@@ -245,6 +273,15 @@ def _refuse_turns(runs: Sequence[MeasuredRun]) -> None:
         reason = why_not_in_turns(run)
         if reason:
             raise DiagnoseError(f"gate: --in-turns is for one process on CPUs: {reason}.")
+
+
+def too_little_time(asked: Asked, usual_s: float) -> str:
+    """Says that no verdict could come of the pairs that the budget has time for."""
+    assert asked.budget_s is not None
+    return (
+        f"at {usual_s:.0f} s a run, not even {FEW_PAIRS} pairs fit into the rest of the budget of "
+        f"{asked.budget_s / 60:g} min; {MIN_PAIRS} are needed to tell a small loss"
+    )
 
 
 def used_up(budget_s: float, num_runs: int) -> str:
@@ -399,9 +436,7 @@ def _progress(judgement: Judgement | None, number: int) -> str:
     return f"pair {number}: {change(judgement)}"
 
 
-def _progress_of_plan(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> str:
-    return (
-        f"warm-up {plan.warmup} steps, then {plan.steps} measured, "
-        f"about {run_s(plan, rehearsals):.0f} s a run; "
-        f"{MIN_PAIRS} to {MAX_PAIRS} pairs"
-    )
+def _progress_of_plan(plan: RunPlan, usual_s: float, pairs_in_time: float) -> str:
+    most = int(max(1, min(MAX_PAIRS, pairs_in_time)))
+    pairs = f"{MIN_PAIRS} to {most} pairs" if most > MIN_PAIRS else f"time for {most} pairs"
+    return f"warm-up {plan.warmup} steps, then {plan.steps} measured, about {usual_s:.0f} s a run; {pairs}"

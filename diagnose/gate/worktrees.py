@@ -48,6 +48,36 @@ def repository_of(folder: Path) -> Path:
     return Path(git(folder, "rev-parse", "--show-toplevel"))
 
 
+def inside_repository(folder: Path) -> str:
+    """Returns where a folder lies in its repository, as git writes it; empty at the top, or in none."""
+    try:
+        inside = folder.resolve().relative_to(repository_of(folder).resolve())
+    except (DiagnoseError, ValueError):
+        return ""
+    return "" if inside == Path() else inside.as_posix()
+
+
+def refuse_working_copy(repository: Path, command: Sequence[str]) -> None:
+    """Refuses a command that names a file which git holds by its place in the working copy: both versions
+    would use that one.
+
+    Raises:
+        DiagnoseError: If there is one.
+    """
+    top = repository.resolve()
+    for word in command:
+        path = Path(word.rpartition("=")[2])
+        if not path.is_absolute() or not path.resolve().is_relative_to(top):
+            continue
+        inside = path.resolve().relative_to(top)
+        held = _git(repository, "ls-files", "--error-unmatch", "--", str(inside)).returncode == 0
+        if inside != Path() and held:
+            raise DiagnoseError(
+                f"gate: {word} names the working copy, which both versions would use.\n"
+                f"Name it relative to where the gate is run: {os.path.relpath(path.resolve(), Path.cwd())}"
+            )
+
+
 def parse_range(text: str) -> tuple[str, str]:
     """Returns the two names in `BASE..HEAD`; an empty one is HEAD, as git has it.
 

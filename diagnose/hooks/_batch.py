@@ -23,7 +23,7 @@ def batch_size(batch: Any) -> tuple[int, int]:
     if type(batch) in (tuple, list) and batch and isinstance(batch[0], torch.Tensor):
         tensor: torch.Tensor | None = batch[0]  # nearly always
     else:
-        tensor = _first_tensor(batch, MAX_DEPTH)
+        tensor = first_tensor(batch)
     if tensor is None or not tensor.dim():
         return 0, 0
     if tensor.is_floating_point() or tensor.dim() != 2 or tensor.dtype is torch.bool:
@@ -33,7 +33,7 @@ def batch_size(batch: Any) -> tuple[int, int]:
 
 def is_on_device(batch: Any) -> bool:
     """Whether the first tensor found is on a device."""
-    tensor = _first_tensor(batch, MAX_DEPTH)
+    tensor = first_tensor(batch)
     return tensor is not None and tensor.device.type != "cpu"
 
 
@@ -48,7 +48,8 @@ def tells_samples_first(batch: Any) -> bool:
     )
 
 
-def _first_tensor(batch: Any, depth: int) -> torch.Tensor | None:
+def first_tensor(batch: Any, depth: int = MAX_DEPTH) -> torch.Tensor | None:
+    """Returns the first tensor in nested sequences and mappings; of a mapping `input_ids`, if there."""
     if isinstance(batch, torch.Tensor):
         return batch
     if not depth:
@@ -64,7 +65,7 @@ def _first_tensor(batch: Any, depth: int) -> torch.Tensor | None:
     else:
         return None
     for part in parts:
-        tensor = _first_tensor(part, depth - 1)
+        tensor = first_tensor(part, depth - 1)
         if tensor is not None:
             return tensor
     return None

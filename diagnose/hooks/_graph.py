@@ -61,6 +61,7 @@ class Node:
     saves: bool = False
     recomputed: bool = False
     wanted: bool = False
+    second: bool = False
     backward_ns: int | None = None
 
     @property
@@ -164,7 +165,7 @@ def _read(grad_fn: Any, recomputing: bool) -> Node:
             weight=type(variable).__name__ != "Tensor",
         )
     shape: tuple[int, ...] = ()
-    item_bytes, double = 4, False
+    item_bytes, double = 0, False  # unknown
     metadata = getattr(grad_fn, "_input_metadata", ())
     if metadata:
         dtype = metadata[0].dtype
@@ -176,6 +177,7 @@ def _read(grad_fn: Any, recomputing: bool) -> Node:
         shape=shape,
         item_bytes=item_bytes,
         double=double,
+        second="BackwardBackward" in name,
     )
     if recomputing:
         for attribute in dir(grad_fn):
@@ -205,16 +207,15 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
     ops = [node for node in nodes if node.is_op]
     attention, keys = written_out_attention(ops)
     leaves = [node for node in nodes if node.leaf and node.weight]
-    unwanted: list[Node] = []
+    unwanted = _work([])
     # Else the optimizers hold copies or shards of the parameters, and nothing tells what is not used.
     knows = any(node.leaf in wanted for node in nodes if node.leaf)
     if knows and not truncated:
-        mark_wanted(nodes, wanted)
-        unwanted = [node for node in ops if not node.wanted]
+        unwanted = work_for_nothing(*unwanted_of(nodes, wanted))
     chained = [
         op for op in ops if op.name in POINTWISE and len(op.users) == 1 and op.users[0].name in POINTWISE
     ]
-    small = [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.shape != ()]
+    small = [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.item_bytes]
     saving = [op for op in ops if op.saves]
     products = [op for op in ops if op.flops]
     whole = sum(op.cost for op in saving)
@@ -222,7 +223,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "num_nodes": len(nodes),
         "truncated": truncated,
         "names": dict(Counter(node.name for node in nodes).most_common(40)),
-        "total": {**_work(ops), **_times(nodes)},
+        "total": work_of(nodes),
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
         "small_ops": _work(small),
         "double": _work(
@@ -239,11 +240,12 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "attention_drops": any(op.name == "Mul" or "Dropout" in op.name for op in dropped_weights(ops)),
         "pointwise": _work(chained),
         "unaligned": _work([op for op in ops if op.flops and _is_unaligned(op)]),
-        "unwanted": {**_work(unwanted), **_times_without_edge(unwanted, ops)},
+        "unwanted": unwanted,
         "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if knows else 0,
         "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if knows else 0,
         "recomputed_share": sum(op.cost for op in saving if op.recomputed) / whole if whole else 0.0,
         "num_checkpoints": sum(node.name == REGION for node in nodes),
+        "second_order": any(node.second for node in nodes),
         "has_dropout": any("Dropout" in node.name for node in nodes),
     }
 
@@ -267,7 +269,45 @@ def most_rows(ops: list[Node]) -> int | None:
     return flops.most_common(1)[0][0] if flops else None
 
 
-def _work(ops: list[Node]) -> dict[str, float | None]:
+def unwanted_of(nodes: list[Node], wanted: Collection[int]) -> tuple[list[Node], list[Node]]:
+    """Returns the operations that lead to no leaf that is wanted, and the products before these, or before
+    an unwanted weight, which make a gradient for them.
+
+    Args:
+        nodes: From `walk`; they are marked.
+        wanted: Identities of the leaves that are.
+    """
+    mark_wanted(nodes, wanted)
+    unwanted = [node for node in nodes if node.is_op and not node.wanted]
+    edge = [
+        node
+        for node in nodes
+        if node.wanted
+        and node.name in MATMULS
+        and any(not behind.wanted and len(behind.shape) > 1 for behind in _behind_views(node))
+    ]
+    return unwanted, edge
+
+
+def work_for_nothing(unwanted: list[Node], edge: list[Node]) -> dict[str, Any]:
+    """Returns what `unwanted_of` comes to, as the facts of `core.graph.Work`: of what a product does in the
+    backward pass, half."""
+    work = _work(unwanted)
+    work["flops"] += sum(op.flops for op in edge) / 2
+    if _times([*unwanted, *edge])["backward_ns"] is None:
+        work["backward_ns"] = None
+    else:
+        work["backward_ns"] = (work["backward_ns"] or 0.0) + sum((op.backward_ns or 0) / 2 for op in edge)
+    return work
+
+
+def work_of(nodes: list[Node]) -> dict[str, Any]:
+    """Returns what all of a graph's operations amount to, as the facts of `core.graph.Work`; its times are
+    those of all nodes, views too."""
+    return {**_work([node for node in nodes if node.is_op]), **_times(nodes)}
+
+
+def _work(ops: list[Node]) -> dict[str, Any]:
     return {
         "num_ops": len(ops),
         "flops": sum(op.flops for op in ops),
@@ -285,19 +325,6 @@ def _times(nodes: list[Node]) -> dict[str, float | None]:
         "backward_ns": float(sum(node.backward_ns or 0 for node in timed)),
         "forward_ns": sum(node.forward_ns for node in timed),
     }
-
-
-def _times_without_edge(unwanted: list[Node], ops: list[Node]) -> dict[str, float | None]:
-    """Returns what unwanted nodes took, and the products that make the gradient which they alone get."""
-    times = _times(unwanted)
-    if not unwanted or times["backward_ns"] is None:
-        return times
-    edge = [
-        op
-        for op in ops
-        if op.wanted and op.name in MATMULS and any(p.is_op and not p.wanted for p in _behind_views(op))
-    ]
-    return {**times, "backward_ns": times["backward_ns"] + sum((op.backward_ns or 0) / 2 for op in edge)}
 
 
 def _behind_views(op: Node) -> list[Node]:

@@ -110,11 +110,15 @@ class Recorder:
             then.
         flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
         on_backward: Called with the arguments of some of the outermost backward passes, before them.
+        accumulates: Whether the latest of these passes leaves a gradient in each parameter that it reaches:
+            it was `backward`, and was not given the inputs to leave one in.
         on_inner_backward: Called with the arguments of each backward pass inside another one, before it, in
             whichever thread runs it; `None` but for a pass that is looked at.
         on_pass: Called with the arguments of each outermost backward pass, before it.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
+        on_batch: Called with some of the batches that loaders gave the loop for training; `None` but for
+            the steps that are looked at.
         stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
             autograd's: those of a GPU's tensors do, in a hook of a parameter.
         fed: Iterators that the loop began for training.
@@ -132,6 +136,7 @@ class Recorder:
         "_counted",
         "_next_care",
         "_seen",
+        "accumulates",
         "asides",
         "backward_passes",
         "batch_use",
@@ -161,6 +166,7 @@ class Recorder:
         "modules",
         "notes",
         "on_backward",
+        "on_batch",
         "on_begin",
         "on_boundary",
         "on_forward",
@@ -186,6 +192,8 @@ class Recorder:
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
+        self.accumulates = True
+        self.on_batch: Callable[[Any], None] | None = None
         self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None

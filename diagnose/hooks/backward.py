@@ -36,8 +36,9 @@ class BackwardHook(Hook):
         from torch.compiler import is_dynamo_compiling
 
         clock, log = recorder.clock, recorder.log.append
+        accumulating = torch.autograd.backward
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        def before(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             current = recorder.current
             if current == BACKWARD or (current == EVALUATION and not recorder.evaluating):
                 return -1
@@ -46,6 +47,7 @@ class BackwardHook(Hook):
                 recorder.backward_passes += 1
                 if recorder.curious:
                     recorder.site("backward")
+                    recorder.accumulates = original is accumulating and kwargs.get("inputs") is None
                     if recorder.on_backward is not None:
                         recorder.guarded(recorder.on_backward, args)
                 if recorder.on_pass is not None:
@@ -53,7 +55,7 @@ class BackwardHook(Hook):
             return BACKWARD
 
         def wrap(original: Any) -> Any:
-            asked = spanned(original, recorder, before)
+            asked = spanned(original, recorder, functools.partial(before, original))
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 if is_dynamo_compiling():

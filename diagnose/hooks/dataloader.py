@@ -95,6 +95,8 @@ class DataLoaderHook(Hook):
             collating.end()
             loaded = batch_size(batch)
             plain = tells_samples_first(batch)
+            if recorder.on_batch is not None:
+                recorder.guarded(recorder.on_batch, batch)
             if recorder.curious and is_on_device(batch):
                 recorder.facts["batches_on_device"] = True
             recorder.samples += loaded[0]

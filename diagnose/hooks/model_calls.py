@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._padding import Padding, padding_of
 from diagnose.hooks._recorder import Recorder
@@ -46,14 +47,15 @@ class ModelCallsHook(Hook):
         """See `Hook.install`."""
 
         def inspect() -> None:
-            recorder.on_forward = _Look(recorder).see
+            look = _Look(recorder)
+            recorder.on_forward, recorder.on_batch = look.see, look.note_loaded
 
         recorder.inspections.append(inspect)
         try:
             yield
         finally:
             recorder.inspections.remove(inspect)
-            recorder.on_forward = None
+            recorder.on_forward = recorder.on_batch = None
 
 
 class _Look:
@@ -71,13 +73,14 @@ class _Look:
         self._repeats = {False: 0, True: 0}  # by whether the call had gradients
         self._site: tuple[int, int] | None = None
         self._padding: list[Padding] = []
+        self._loaded: list[Padding] = []
         self._batch_size: int | None = None
         self._autocast: str | None = None
 
     def see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is about to be called; after the last of the steps, tells what was seen and goes."""
         if self._recorder.steps - self._first_step >= LOOKED_AT:
-            self._recorder.on_forward = None
+            self._recorder.on_forward = self._recorder.on_batch = None
             self._tell()
         elif id(module) in self._models:
             site = user_frame(sys._getframe(1))
@@ -85,11 +88,18 @@ class _Look:
             self._calls.append(call)
             if call.has_grad:
                 self._autocast = _autocast_dtype(next(module.parameters()).device.type)
-            tensor = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+            tensor = first_tensor((*args, kwargs))
             repeated = tensor is not None and tensor.dim() > 0 and self._given(call, tensor)
             self._free += not (call.has_grad or repeated) and call.training
         elif not torch.is_grad_enabled() and self._is_another(module):
             self._untrained += 1
+
+    def note_loaded(self, batch: Any) -> None:
+        """A loader gave a batch: on a device nothing is asked of what the model gets of it."""
+        tensor = first_tensor(batch)
+        padding = padding_of(tensor) if tensor is not None else None
+        if padding is not None:
+            self._loaded.append(padding)
 
     def _is_another(self, module: Any) -> bool:
         """Whether a module is a model, and has nothing of a trained one."""
@@ -119,16 +129,17 @@ class _Look:
 
     def _tell(self) -> None:
         file, line = resolve(*self._site)[:2] if self._site is not None else ("", 0)
-        tokens = sum(batch.tokens for batch in self._padding)
+        padded = self._padding or self._loaded
+        tokens = sum(batch.tokens for batch in padded)
         self._recorder.facts["calls"] = {
             "num_steps": LOOKED_AT,
             "repeated": self._repeats[False] / LOOKED_AT,
             "repeated_with_grad": self._repeats[True] / LOOKED_AT,
             "untrained": self._untrained / LOOKED_AT,
             "free": self._free / LOOKED_AT,
-            "padding_share": sum(batch.padding for batch in self._padding) / tokens if tokens else None,
-            "overlong_share": sum(batch.overlong for batch in self._padding) / tokens if tokens else None,
-            "padded_tokens": tokens / len(self._padding) if self._padding else None,
+            "padding_share": sum(batch.padding for batch in padded) / tokens if tokens else None,
+            "overlong_share": sum(batch.overlong for batch in padded) / tokens if tokens else None,
+            "padded_tokens": tokens / len(padded) if padded else None,
             "batch_size": self._batch_size,
             "autocast_dtype": self._autocast,
             "file": file,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,8 @@ def settings_now(recorder: Recorder) -> dict[str, Any]:
             (f"{name}={value}" for name, value in SPINS.items() if _setting(name) == value), ""
         ),
         "local_processes": int(local) if local.isdigit() else 1,
+        "start_method": multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0],
         "trace": _module_of(tracer),
         "num_leaf_modules": sum(not module._modules for module in modules),
         "num_module_hooks": sum(

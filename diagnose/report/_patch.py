@@ -14,11 +14,9 @@ from types import MappingProxyType
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
+from diagnose.analysis.calls import BY_PLACE
 from diagnose.core.profile import Profile
 from diagnose.report._tuning_words import named
-
-POSITIONAL = {"DataLoader": ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers")}
-"""Arguments that a script may give by position, so that a keyword would be a second value for one."""
 
 STATEMENT = "statement"
 ADVICE = "advice"
@@ -32,11 +30,13 @@ class Patch:
     """What to change in the script.
 
     Attributes:
-        diff: A unified diff, for `patch -p1` or `git apply` in the folder that it was made for.
+        diff: A unified diff, for `patch -p1` or `git apply`.
+        folder: Where to apply it: the folder that was asked for, or one above it that holds all files.
         left_out: What could not be written as a change of the script, one sentence each.
     """
 
     diff: str
+    folder: Path
     left_out: tuple[str, ...] = ()
 
 
@@ -58,7 +58,7 @@ def patch_of(
 
     Args:
         profile: The run.
-        folder: Where the diff will be applied; files below it are named relative to it.
+        folder: Where the diff is to be applied, if all files lie below it.
         ran: Texts of files as they ran. One that has been edited since is left alone: its lines are others.
         started_in: The folder from which the run named its script; `None` for `folder`.
 
@@ -94,6 +94,8 @@ def patch_of(
                 ((file, line),) = sites
                 edits[Path(file)].arguments.setdefault((line, callee), {})[argument] = value
     diffs = []
+    # No tool follows names with `..`.
+    top = Path(os.path.commonpath([folder.absolute(), *(path.absolute().parent for path in edits)]))
     for path, wanted in edits.items():
         try:
             before = path.read_bytes().decode()  # a diff has the file's own line ends
@@ -106,8 +108,8 @@ def patch_of(
             left_out.append(f"{_relative(path, folder)}: {why}; write the settings by hand.")
             continue
         left_out += [f"{_relative(path, folder)}:{reason}" for reason in failed]
-        diffs.append(_diff(before, after, _relative(path, folder)))
-    return Patch(diff="".join(diffs), left_out=tuple(left_out))
+        diffs.append(_diff(before, after, _relative(path, top)))
+    return Patch(diff="".join(diffs), folder=top, left_out=tuple(left_out))
 
 
 def _main_file(profile: Profile, started_in: Path) -> Path | None:
@@ -207,7 +209,7 @@ def _cannot_take(call: cst.Call, callee: str, arguments: Mapping[str, str]) -> s
     if any(argument.star == "**" for argument in call.args):
         return f"the call of {callee} takes ** of a mapping; set {', '.join(arguments)} in there."
     by_position = sum(argument.keyword is None for argument in call.args)
-    taken = set(POSITIONAL.get(callee, ())[:by_position]) & set(arguments)
+    taken = set(BY_PLACE.get(callee, ())[:by_position]) & set(arguments)
     if taken:
         return f"{', '.join(sorted(taken))} is given by position; write it as a keyword first."
     return ""

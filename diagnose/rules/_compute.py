@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from diagnose.core.graph import Graph, Work
+from diagnose.core.graph import Dropped, Graph, Work
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 
@@ -20,13 +20,13 @@ def cost_ns(work: Work) -> float:
     return work.num_ops * DISPATCH_NS + work.flops / FLOPS_PER_NS + work.num_bytes / BYTES_PER_NS
 
 
-def cost_share(work: Work, graph: Graph) -> float:
+def cost_share(work: Work, graph: Graph | Dropped) -> float:
     """Returns the part of the graph's time that some of its operations take, 0 to 1."""
     whole = cost_ns(graph.total)
     return min(1.0, cost_ns(work) / whole) if whole else 0.0
 
 
-def shares_of(work: Work, graph: Graph) -> dict[Phase, float]:
+def shares_of(work: Work, graph: Graph | Dropped) -> dict[Phase, float]:
     """Returns the part of forward and of backward that some operations take, each 0 to 1.
 
     Measured, where a clock was on the nodes of the backward pass; else estimated by sizes.
@@ -45,6 +45,16 @@ def of_work(profile: Profile, work: Work, graph: Graph, part: float = 1.0) -> di
         phase: part * share * profile.phase_time_ns.get(phase, 0.0)
         for phase, share in shares_of(work, graph).items()
     }
+
+
+def to_compile(profile: Profile, fix: str, code: str) -> tuple[str, str]:
+    """Returns advice to compile, and its line; none where a gradient is differentiated, which torch's
+    compiler refuses."""
+    graph = profile.program.graph
+    if graph is None or not graph.second_order:
+        return fix, code
+    twice = "Only what is not differentiated twice: torch.compile has no second derivatives."
+    return f"{fix} {twice}", ""
 
 
 def of_model(profile: Profile, share: float) -> Mapping[Phase, float]:

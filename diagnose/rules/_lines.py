@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from diagnose.analysis.statements import rarer
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
@@ -97,6 +98,7 @@ class LineRule(Rule):
         assumption: What the estimate takes for granted.
         fix: What to do.
         code: A line to paste.
+        fix_beside: What else to do where the line runs only every so many steps.
     """
 
     of_host = True
@@ -108,6 +110,7 @@ class LineRule(Rule):
     assumption: ClassVar[str]
     fix: ClassVar[str]
     code: ClassVar[str] = ""
+    fix_beside: ClassVar[str] = ""
 
     def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
         """Returns the lines that the fault is made of."""
@@ -120,7 +123,14 @@ class LineRule(Rule):
 
     def cure(self, line: SourceLine) -> tuple[str, str]:
         """Returns what to do about the most expensive line, and a line to paste."""
-        return self.fix, self.code
+        if not line.every or not self.code.startswith("if step %"):
+            return self.fix, self.code
+        again = rarer(line.every)
+        return (
+            f"It runs only where `{line.every}`, and takes this much all the same: do it a tenth as often."
+            f" {self.fix_beside}".rstrip(),
+            f"if {again}: ..." if again else "",
+        )
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -150,6 +160,11 @@ class LineRule(Rule):
             line=lines[0].line,
             actions=self.actions,
         )
+
+
+def under_trainer(profile: Profile) -> bool:
+    """Whether the loop is that of Hugging Face's `Trainer`, which makes loader and optimizer itself."""
+    return any(line.via.startswith("transformers/trainer") for line in profile.where)
 
 
 MAX_LINES = 4

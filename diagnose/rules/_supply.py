@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from diagnose.analysis.calls import with_arguments
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, Profile, WorkerStats
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import NS_PER_MS, format_ms, format_share
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import under_trainer
 
 MIN_WORKER_BATCHES = 10
 """Workers that have told of fewer batches have told of little but their own start."""
@@ -41,6 +43,9 @@ MIN_HANDOVERS = 4.0
 """Loading that takes no longer than this many of them is as fast without workers, or faster: beside a model
 of 10 ms on two CPUs a worker lost a tenth where a batch took 1.5 ms, and won from 2 ms on."""
 
+CURED = 0.5
+"""A cure wins at least this part of the wait; else something else is to blame."""
+
 HEADROOM = 1.25
 """Workers to ask for, relative to the least that keep up: fetching times vary."""
 
@@ -55,6 +60,7 @@ class Supply:
         busy_ns: A worker's time for the batches of one step: fetch, collate and send.
         delay_share: Part of fetch and collate in which the worker had no CPU.
         worker_cpu_ns: Part of `busy_ns` that was spent on a CPU.
+        delayed_ns: Part of it in which the worker wanted one.
         own_cpu_ns: CPU time per step of the training process; 0 when it was not measured.
         cpus: CPUs to be shared with the workers; `None` when unknown.
     """
@@ -68,6 +74,7 @@ class Supply:
     busy_ns: float
     delay_share: float
     worker_cpu_ns: float
+    delayed_ns: float
     own_cpu_ns: float
     cpus: float | None
 
@@ -101,12 +108,40 @@ class Supply:
         """Whether the workers compute, or want to, for at least half of their time: else they wait."""
         return self.workers.cpu_share + self.delay_share >= 0.5
 
+    @property
+    def cured_by_workers(self) -> bool:
+        """Whether more workers, as many as there are CPUs, would take most of the wait away."""
+        workers = self.enough_workers()
+        if workers <= self.loader.num_workers:
+            return False
+        return self.won_ns(num_workers=workers) >= CURED * self.wait_ns
+
+    @property
+    def waits_for_storage(self) -> bool:
+        """Whether it is what the workers wait for themselves that keeps them behind.
+
+        More workers wait side by side, each for samples of its own. One that reads a stream alone may read
+        it in a way that cannot be divided: each further one would read all of it, and wait as long.
+        """
+        if not self.loader.iterable or self.loader.num_workers > 1:
+            return not self.needs_cpu and not self.cured_by_workers
+        return self.won_without_waiting_ns() >= CURED * self.wait_ns
+
     def won_ns(self, *, num_workers: int | None = None, busy_ns: float | None = None) -> float:
         """Returns the part of `wait_ns` that other workers, or less work for them, would take away."""
         busy = self.busy_ns if busy_ns is None else busy_ns
-        paces = [self.compute_ns, busy / (num_workers or self.loader.num_workers)]
+        cpu_ns = self.worker_cpu_ns * busy / self.busy_ns if self.busy_ns else 0.0
+        return self._won_ns(busy, cpu_ns, num_workers or self.loader.num_workers)
+
+    def won_without_waiting_ns(self) -> float:
+        """Returns the part of `wait_ns` that workers which waited for nothing but a CPU would take away."""
+        return self._won_ns(
+            self.worker_cpu_ns + self.delayed_ns, self.worker_cpu_ns, self.loader.num_workers
+        )
+
+    def _won_ns(self, busy_ns: float, cpu_ns: float, num_workers: int) -> float:
+        paces = [self.compute_ns, busy_ns / num_workers]
         if self.cpus:
-            cpu_ns = self.worker_cpu_ns * busy / self.busy_ns if self.busy_ns else 0.0
             paces.append((self.own_cpu_ns + cpu_ns) / self.cpus)
         return min(self.wait_ns, max(0.0, self.training_ns - max(paces)))
 
@@ -152,6 +187,7 @@ def supply_of(profile: Profile) -> Supply | None:
         busy_ns=(making + workers.send_ns) * batches,
         delay_share=workers.delay_share or 0.0,
         worker_cpu_ns=(making * workers.cpu_share + workers.send_ns) * batches,
+        delayed_ns=making * (workers.delay_share or 0.0) * batches,
         own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + stats.steady_wait_ns),
         cpus=profile.own_cpus,
     )
@@ -173,6 +209,24 @@ DIVIDE = (
     "Divide the stream among workers by torch.utils.data.get_worker_info(), unless it does so itself: else"
     " each yields every sample. Then give"
 )
+
+
+OF_TRAINING_ARGUMENTS = {
+    "num_workers": "dataloader_num_workers",
+    "persistent_workers": "dataloader_persistent_workers",
+    "prefetch_factor": "dataloader_prefetch_factor",
+    "pin_memory": "dataloader_pin_memory",
+}
+"""What Hugging Face's `TrainingArguments` call the arguments of the loaders that the `Trainer` makes."""
+
+
+def with_loader_arguments(profile: Profile, loader: Loader | None, **arguments: int | bool | None) -> str:
+    """Returns the call that makes a loader, with arguments changed: see `with_arguments`."""
+    call = loader.call if loader is not None else ""
+    if call or not under_trainer(profile) or not arguments.keys() <= OF_TRAINING_ARGUMENTS.keys():
+        return with_arguments(call, "DataLoader", **arguments)
+    named = {OF_TRAINING_ARGUMENTS[name]: value for name, value in arguments.items()}
+    return with_arguments("", "TrainingArguments", **named)
 
 
 def applicable(actions: tuple[str, ...], loader: Loader | None) -> tuple[str, ...]:

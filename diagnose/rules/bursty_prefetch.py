@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import MIN_SHARE, SATURATED, WELL_FED, applicable, fed_by, supply_of
+from diagnose.rules._supply import (
+    MIN_SHARE,
+    SATURATED,
+    WELL_FED,
+    applicable,
+    fed_by,
+    supply_of,
+    with_loader_arguments,
+)
 from diagnose.rules.base import Rule
 
 IN_BURSTS = 0.5
@@ -96,7 +103,7 @@ class BurstyPrefetch(Rule):
                 *supply.evidence(),
             ),
             fix=f"Prepare {prefetch} batches ahead per worker.",
-            code=with_arguments(supply.loader.call, "DataLoader", prefetch_factor=prefetch),
+            code=with_loader_arguments(profile, supply.loader, prefetch_factor=prefetch),
             file=supply.loader.file,
             line=supply.loader.line,
             actions=applicable(self.actions, supply.loader),

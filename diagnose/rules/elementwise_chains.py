@@ -7,6 +7,7 @@ from diagnose.core.graph import Graph, Work
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms, format_share
+from diagnose.rules._compute import to_compile
 from diagnose.rules._device import ACCESSES, STREAMING, DeviceRule, busy_ns, sets_the_pace, waited
 from diagnose.rules._examples import card, profile
 
@@ -69,6 +70,11 @@ class ElementwiseChains(DeviceRule):
         lost_ns = min(1e9 * moved_bytes / (STREAMING * rate), 0.7 * busy_ns(profile))
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
+        fix, code = to_compile(
+            profile,
+            "Compile the layers that hold them, or the whole model.",
+            "model = torch.compile(model)",
+        )
         return Finding(
             rule=self.name,
             summary=f"{graph.pointwise.num_ops} elementwise operations could be part of the next one.",
@@ -83,7 +89,7 @@ class ElementwiseChains(DeviceRule):
                 f" {format_bytes(rate)} a second.",
                 f"Kernels run {format_share(profile.device.busy_share or 0.0)} of the time.",
             ),
-            fix="Compile the layers that hold them, or the whole model.",
-            code="model = torch.compile(model)",
+            fix=fix,
+            code=code,
             actions=self.actions,
         )

@@ -14,6 +14,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import waiting_share
 from diagnose.rules._machine import one_core
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_pinning import THREAD
 
 MIN_CPUS = 0.05
 """A background thread that computes less is hardly ever met."""
@@ -72,7 +73,9 @@ class GilContention(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         host = profile.host
-        threads = [thread for thread in host.python_threads if thread.cpus >= MIN_CPUS]
+        # What torch's own thread takes to pin memory is for `slow-pinning`.
+        others = [thread for thread in host.python_threads if THREAD not in thread.name]
+        threads = [thread for thread in others if thread.cpus >= MIN_CPUS]
         assert host.voluntary_per_s is not None
         # What the loop waits for, a batch or a sleep, is no wait for the lock.
         elsewhere = waiting_share(profile)
@@ -80,12 +83,14 @@ class GilContention(Rule):
         data = profile.share(Phase.DATA_WAIT) or 0.0
         if any(loader.num_workers for loader in profile.program.loaders) or data > 0.5:
             elsewhere += data
+        if profile.run.device != "cpu":  # there the loop waits for autograd's thread, and for copies
+            elsewhere += sum(profile.share(phase) or 0.0 for phase in (Phase.BACKWARD, Phase.COPY))
         if not elsewhere:
             # Where CPUs are short, the thread that holds the lock waits for one, and who wants it seems to.
             off_cpu = 1 - (host.on_cpu_share or 0.0)
             waited = max(waited, min(off_cpu, host.voluntary_per_s * SWITCH_INTERVAL_S))
         # Nobody waits for the lock longer than the others hold it: the rest is for torch's own threads.
-        held = sum(thread.cpus for thread in host.python_threads)
+        held = sum(thread.cpus for thread in others)
         waiting = min(waited - elsewhere, held)
         if not threads or waiting < MIN_WAITING or host.voluntary_per_s < MIN_WAITS_PER_S:
             return None

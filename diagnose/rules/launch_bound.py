@@ -6,6 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._compute import to_compile
 from diagnose.rules._device import DeviceRule, awaiting_launches
 from diagnose.rules._examples import card, profile
 
@@ -64,6 +65,11 @@ class LaunchBound(DeviceRule):
         per_kernel_ns = launching_ns / max(1.0, device.num_kernels)
         if per_kernel_ns > MAX_NS_PER_KERNEL:
             return None
+        fix, code = to_compile(
+            profile,
+            "Compile the model for CUDA graphs.",
+            'model = torch.compile(model, mode="reduce-overhead")',
+        )
         return Finding(
             rule=self.name,
             summary=(
@@ -80,7 +86,7 @@ class LaunchBound(DeviceRule):
                 f"{device.num_kernels:,.0f} kernels a step leave {format_duration(per_kernel_ns)} for each:"
                 " what launching takes.",
             ),
-            fix="Compile the model for CUDA graphs.",
-            code='model = torch.compile(model, mode="reduce-overhead")',
+            fix=fix,
+            code=code,
             actions=self.actions,
         )

@@ -39,6 +39,7 @@ class LoggingIo(LineRule):
         "background thread."
     )
     code = "if step % 100 == 0: ..."
+    fix_beside = "Or leave out flush and fsync, or hand the values to a background thread."
     fires_on = (
         profile(other_ms=12, where=(at("print(step, loss)", 0.1, "log"),)),
         profile(other_ms=12, where=(at("file.write(row)", 0.03, "log", "metric"),)),
@@ -54,7 +55,7 @@ class LoggingIo(LineRule):
 
     def cure(self, line: SourceLine) -> tuple[str, str]:
         """See `LineRule.cure`. A progress bar can be drawn more rarely."""
-        if any(call in line.text for call in BARS):
+        if any(call in line.text for call in BARS) and not line.every:
             return (
                 "Set the bar's text every 100 steps, with refresh=False, and read values only then.",
                 "if step % 100 == 0: bar.set_postfix(loss=loss.item(), refresh=False)",
@@ -64,4 +65,4 @@ class LoggingIo(LineRule):
                 "Draw the progress bar more rarely: give it mininterval=5, or update it every 100 steps.",
                 "",
             )
-        return self.fix, self.code
+        return super().cure(line)

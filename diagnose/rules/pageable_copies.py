@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.copies import Copies
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
@@ -10,7 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules._supply import applicable, main_loader
+from diagnose.rules._supply import applicable, main_loader, with_loader_arguments
 
 MIN_SHARE = 0.04
 """Of the step, in which the device waits for a copy."""
@@ -90,7 +89,7 @@ class PageableCopies(DeviceRule):
                 f"The device waits {format_ms(spent_ns)} of each step for them.",
             ),
             fix="Set pin_memory=True on the DataLoader and copy with non_blocking=True.",
-            code=with_arguments(loader.call if loader else "", "DataLoader", pin_memory=True),
+            code=with_loader_arguments(profile, loader, pin_memory=True),
             file=loader.file if loader else "",
             line=loader.line if loader else 0,
             actions=applicable(self.actions, loader),

@@ -9,7 +9,6 @@ from diagnose.core.units import format_share
 from diagnose.rules._supply import WELL_FED, fed_by, supply_of
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
-from diagnose.rules.too_few_workers import cured_by_workers
 
 MIN_REPEATED = 2
 """Watched samples that must have come out the same; one may be a constant."""
@@ -47,7 +46,7 @@ class RepeatedPreparation(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
-        if supply is None or not supply.behind or not supply.needs_cpu or cured_by_workers(supply):
+        if supply is None or not supply.behind or not supply.needs_cpu or supply.cured_by_workers:
             return None
         workers = supply.workers
         if workers.repeated < MIN_REPEATED or workers.varied:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
@@ -22,6 +21,7 @@ from diagnose.rules._supply import (
     applicable,
     computing_ns,
     main_loader,
+    with_loader_arguments,
 )
 from diagnose.rules.base import Rule
 
@@ -44,6 +44,9 @@ WAITING_PER_CPU = 4
 MOVE_LATER = (
     "Let collate_fn and the dataset leave their tensors on the CPU, move each batch in the loop, and give"
     " the DataLoader workers: no worker process can use a device"
+)
+MAIN_GUARD = (
+    "Workers are started anew here, not forked: first put what trains under `if __name__ == '__main__':`."
 )
 WHOLE_BATCHES = (
     "Index whole batches of the tensors instead of single samples: they are on a device, which no worker"
@@ -172,10 +175,11 @@ class SerialLoading(Rule):
                 *parts,
                 *_whether_it_computes(profile, wait_ns),
             ),
-            fix=f"{advice}.",
+            fix=f"{advice}."
+            + ("" if alone or profile.settings.start_method == "fork" else f" {MAIN_GUARD}"),
             code=""
             if alone
-            else with_arguments(loader.call, "DataLoader", num_workers=workers, persistent_workers=True),
+            else with_loader_arguments(profile, loader, num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
             actions=applicable(self.actions, loader),

@@ -32,6 +32,7 @@ class SlowMetrics(LineRule):
     assumption = "metrics are computed rarely enough for their cost to vanish"
     fix = "Compute the metric every 100 steps, with tensor operations on the whole batch."
     code = "if step % 100 == 0: ..."
+    fix_beside = "Or use tensor operations on the whole batch."
     fires_on = (
         profile(other_ms=12, where=(at("hits += accuracy(out, y)", 0.1, "metric"),)),
         profile(other_ms=12, where=(at("score(out)", 0.03, "metric", "sync"),)),

@@ -13,7 +13,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Optimizer, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import MIN_SAMPLES, at
+from diagnose.rules._lines import MIN_SAMPLES, at, under_trainer
 from diagnose.rules.base import Rule
 
 MIN_TENSORS = 20
@@ -167,7 +167,9 @@ class SlowOptimizer(Rule):
             ),
             fix=f"Give {worst.kind} {option}=True"
             + (f", and likewise what is made at {' and '.join(others)}." if others else "."),
-            code=with_arguments(worst.call, f"torch.optim.{worst.kind}", **{option: True}),
+            code='TrainingArguments(..., optim="adamw_torch_fused")'
+            if not worst.call and under_trainer(profile) and (worst.kind, option) == ("AdamW", "fused")
+            else with_arguments(worst.call, f"torch.optim.{worst.kind}", **{option: True}),
             file=worst.file,
             line=worst.line,
             actions=self.actions if worst.can_fuse else (),

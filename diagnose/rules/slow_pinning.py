@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import MIN_SHARE, SATURATED, WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, SATURATED, WELL_FED, fed_by, supply_of, with_loader_arguments
 from diagnose.rules.base import Rule
 
 THREAD = "_pin_memory_loop"
@@ -88,7 +87,7 @@ class SlowPinning(Rule):
                 *supply.evidence(),
             ),
             fix="Return fewer and smaller tensors, or try without pinning.",
-            code=with_arguments(supply.loader.call, "DataLoader", pin_memory=False),
+            code=with_loader_arguments(profile, supply.loader, pin_memory=False),
             file=supply.loader.file,
             line=supply.loader.line,
             actions=self.actions,

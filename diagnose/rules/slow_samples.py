@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
 
@@ -102,7 +101,7 @@ class SlowSamples(Rule):
                 f"{format_share(burst_ns / supply.wait_ns)} of the waiting comes in single long waits.",
             ),
             fix="Find and clean the slow samples, or let batches come as they are ready.",
-            code=with_arguments(supply.loader.call, "DataLoader", in_order=False),
+            code=with_loader_arguments(profile, supply.loader, in_order=False),
             file=line.file if line is not None else supply.loader.file,
             line=line.line if line is not None else supply.loader.line,
             actions=applicable(self.actions, supply.loader),

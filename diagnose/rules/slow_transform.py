@@ -9,7 +9,6 @@ from diagnose.core.units import format_share
 from diagnose.rules._supply import WELL_FED, fed_by, supply_of
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
-from diagnose.rules.too_few_workers import cured_by_workers
 
 
 class SlowTransform(Rule):
@@ -46,7 +45,7 @@ class SlowTransform(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
-        if supply is None or not supply.behind or not supply.needs_cpu or cured_by_workers(supply):
+        if supply is None or not supply.behind or not supply.needs_cpu or supply.cured_by_workers:
             return None
         line = hottest_line(profile)
         where = f" at {line.function}" if line is not None else ""

@@ -10,7 +10,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._compute import model_ns, of_work
+from diagnose.rules._compute import model_ns, of_work, to_compile
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, lost_of, named, share_of
 from diagnose.rules.base import Rule
@@ -161,6 +161,11 @@ class SmallOperators(Rule):
         recurs = graph.small_depth is not None and graph.small_depth >= SEQUENTIAL * small.num_ops
         acts = any(map(is_rollout, profile.where))
         low, expected, high = SAVED_SEQUENTIAL if recurs else SAVED
+        if acts and not recurs:
+            fix, code = ACTS, ""
+        else:
+            advice = RECURS if recurs else LOOPS_OVER
+            fix, code = to_compile(profile, advice, "model = torch.compile(model)")
         return Finding(
             rule=self.name,
             summary=f"{small.num_ops} tiny operators use {num_tensors} parameter tensors over and over.",
@@ -177,8 +182,8 @@ class SmallOperators(Rule):
                 f"Forward and backward are {format_share(passes_ns / profile.step_time_ns)} of the step.",
                 *([f"{graph.small_depth} of them each need the one before."] if recurs else []),
             ),
-            fix=RECURS if recurs else ACTS if acts else LOOPS_OVER,
-            code="" if acts and not recurs else "model = torch.compile(model)",
+            fix=fix,
+            code=code,
             actions=self.actions,
         )
 

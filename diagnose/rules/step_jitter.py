@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
@@ -27,6 +29,9 @@ LEAST_NS = 5_000_000_000
 MOST_DELAY = 0.5
 """If the threads that compute waited for a CPU for this part of the outliers' time, or other guests of the
 machine's host had theirs, the machine explains them."""
+
+BY_TOKENS = 0.7
+"""Where the time of a step goes so closely with its tokens, these explain half of how it varies."""
 
 COMPUTING = (Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
@@ -62,6 +67,7 @@ class StepJitter(Rule):
     silent_on = (
         profile(host=QUIET),
         profile(series=RARE, host=HostStats(runnable_share=0.08)),
+        profile(series=replace(RARE, by_tokens=0.9), host=QUIET),
         profile(series=RARE, host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.06)),
         profile(series=RARE, host=HostStats(runnable_share=0.02, stolen_cpus=0.06)),
         profile(
@@ -76,6 +82,8 @@ class StepJitter(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         series, delay = profile.series, machine_share(profile.host)
+        if series.by_tokens is not None and series.by_tokens >= BY_TOKENS:
+            return None  # long sequences take long
         spiking = [
             phase
             for phase in COMPUTING

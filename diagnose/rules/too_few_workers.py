@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import DIVIDE, WELL_FED, Supply, applicable, fed_by, supply_of
+from diagnose.rules._supply import DIVIDE, WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
 from diagnose.rules.base import Rule
-
-CURED = 0.5
-"""More workers are the cure if they win this part of the wait; else the work itself is too much."""
-
-
-def cured_by_workers(supply: Supply) -> bool:
-    """Whether more workers, as many as there are CPUs, would take most of the wait away."""
-    workers = supply.enough_workers()
-    if workers <= supply.loader.num_workers:
-        return False
-    return supply.won_ns(num_workers=workers) >= CURED * supply.wait_ns
 
 
 class TooFewWorkers(Rule):
@@ -54,6 +42,13 @@ class TooFewWorkers(Rule):
             host=HostStats(cpus=64, process_cpus=1.0, quota_cpus=2.0),
         ),
         fed_by(data_wait_ms=50, fetch_ms=20, workers={"ready_batches": 3.0}),
+        fed_by(
+            data_wait_ms=50,
+            fetch_ms=100,
+            num_workers=1,
+            loader={"iterable": True},
+            workers={"cpu_share": 0.4},
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -63,7 +58,7 @@ class TooFewWorkers(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
-        if supply is None or not supply.behind or not cured_by_workers(supply):
+        if supply is None or not supply.behind or not supply.cured_by_workers or supply.waits_for_storage:
             return None
         workers = supply.enough_workers()
         lost_ns = supply.won_ns(num_workers=workers)
@@ -88,7 +83,7 @@ class TooFewWorkers(Rule):
             ),
             fix=f"{DIVIDE if loader.iterable else 'Give'} the DataLoader {workers} workers instead of"
             f" {loader.num_workers}.",
-            code="" if loader.iterable else with_arguments(loader.call, "DataLoader", num_workers=workers),
+            code="" if loader.iterable else with_loader_arguments(profile, loader, num_workers=workers),
             file=loader.file,
             line=loader.line,
             actions=applicable(self.actions, loader),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.2
@@ -133,7 +132,7 @@ class TooManyWorkers(Rule):
                 " of the time.",
             ),
             fix=f"Use {fewer} {'worker' if fewer == 1 else 'workers'}.",
-            code=with_arguments(supply.loader.call, "DataLoader", num_workers=fewer),
+            code=with_loader_arguments(profile, supply.loader, num_workers=fewer),
             file=supply.loader.file,
             line=supply.loader.line,
             actions=applicable(self.actions, supply.loader),

@@ -1,9 +1,9 @@
-"""Gradients are computed for parameters that nothing updates"""
+"""Gradients are computed that nothing uses"""
 
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.graph import Graph, Work
+from diagnose.core.graph import Dropped, Graph, Work
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
@@ -15,59 +15,129 @@ from diagnose.rules.base import Rule
 LOW, HIGH = 0.6, 1.3
 """Besides, the forward pass keeps less."""
 
+MIN_SHARE = 0.02
+"""Part of the step from which on it is worth saying."""
 
-def unwanted(part: float, num_tensors: int = 60) -> Program:
-    total = Work(num_ops=200, flops=1e10, num_bytes=1e8)
-    work = Work(num_ops=int(200 * part), flops=1e10 * part, num_bytes=1e8 * part)
-    return Program(graph=Graph(num_nodes=400, total=total, unwanted=work, num_unwanted_tensors=num_tensors))
+TOTAL = Work(num_ops=200, flops=1e10, num_bytes=1e8)
+
+
+def part_of(part: float, num_ops: int | None = None) -> Work:
+    return Work(
+        num_ops=int(200 * part) if num_ops is None else num_ops, flops=1e10 * part, num_bytes=1e8 * part
+    )
+
+
+def unwanted(part: float, num_tensors: int = 60, num_ops: int | None = None) -> Program:
+    work = part_of(part, num_ops)
+    return Program(graph=Graph(num_nodes=400, total=TOTAL, unwanted=work, num_unwanted_tensors=num_tensors))
+
+
+def dropped(part: float, num_tensors: int = 14, num_ops: int | None = None) -> Program:
+    work = part_of(part, num_ops)
+    told = Dropped(
+        num_passes=12,
+        num_tensors=num_tensors,
+        total=TOTAL,
+        unwanted=work,
+        is_apart=num_ops is None,
+        file="/home/me/train.py",
+        line=41,
+    )
+    return Program(graph=Graph(num_nodes=400, total=TOTAL), dropped=told)
 
 
 class UnusedGradients(Rule):
     """
     ## What it means
-    The backward pass goes through layers whose parameters want gradients but belong to no optimizer: a
-    frozen backbone that was never told so.
+    The backward pass goes through layers whose parameters want gradients that are for nothing:
+
+    - parameters that belong to no optimizer: a frozen backbone that was never told so;
+    - parameters whose gradients are thrown away before their optimizer steps: a discriminator's loss goes
+      back through the generator whose images it judged, an actor's loss through the weights of the critic.
 
     ## What to do
-    Call `requires_grad_(False)` on what is not trained, before training; or run it under `torch.no_grad()`.
+    Call `requires_grad_(False)` on what is not trained, before training, or run it under
+    `torch.no_grad()`. With several optimizers, give what one model made to the next as `fake.detach()`
+    where the first is not trained by it; and where it is, switch the gradients of the second one's
+    parameters off for that pass.
 
     ## When it is wrong
     Gradients that the script reads itself, without an optimizer of torch's. Nothing is said where the
-    optimizers hold copies or shards of all parameters, as with `fully_shard`.
+    optimizers hold copies or shards of all parameters, as with `fully_shard`, nor of gradients that are
+    thrown away by writing zeros into them.
     """
 
     needs = ("program.graph", "program.optimizers")
-    fires_on = (profile(program=unwanted(0.9)), profile(program=unwanted(0.1)))
-    silent_on = (profile(program=unwanted(0, 0)), profile(program=unwanted(0.01, 2)))
+    fires_on = (
+        profile(program=unwanted(0.9)),
+        profile(program=unwanted(0.1)),
+        profile(program=unwanted(0.3, num_ops=0)),
+        profile(program=dropped(0.2)),
+        profile(program=dropped(0.1, num_ops=3)),
+    )
+    silent_on = (
+        profile(program=unwanted(0, 0)),
+        profile(program=unwanted(0.01, 2)),
+        profile(program=dropped(0, 0)),
+        profile(program=dropped(0.01, num_ops=0)),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        graph, fsdp = profile.program.graph, profile.program.fsdp
-        return fsdp is None and bool(graph and graph.num_unwanted_tensors)
+        graph, dropped = profile.program.graph, profile.program.dropped
+        never_used = bool(graph and graph.num_unwanted_tensors)
+        return profile.program.fsdp is None and (never_used or bool(dropped and dropped.num_tensors))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        graph = profile.program.graph
+        graph, dropped = profile.program.graph, profile.program.dropped
         assert graph is not None
-        share = shares_of(graph.unwanted, graph)[Phase.BACKWARD]
+
+        def share_of(seen: Graph | Dropped) -> float:
+            return shares_of(seen.unwanted, seen)[Phase.BACKWARD]
+
+        seen = max((graph, dropped or graph), key=share_of)
+        share = share_of(seen)
+        num_tensors = seen.num_tensors if isinstance(seen, Dropped) else seen.num_unwanted_tensors
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
         lost_ns = share * backward_ns
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
+        thrown_away = seen if isinstance(seen, Dropped) else None
+        num_ops = seen.unwanted.num_ops
+        if not thrown_away:
+            fix, code = (
+                "Switch gradients off for what is not trained.",
+                "model.backbone.requires_grad_(False)",
+            )
+        elif thrown_away.is_apart:
+            fix = "Cut the graph where the part begins that this pass is not to train."
+            code = "loss = critic(batch.detach())"
+        else:
+            fix = "Switch the gradients of these parameters off for this pass, and on again after it."
+            code = "model.requires_grad_(False)"
+        of_which = (
+            "have lost them again before their optimizer steps" if thrown_away else "are in no optimizer"
+        )
+        parts = (
+            f"{num_ops} of {seen.total.num_ops} operations lead to no other"
+            if num_ops
+            else "The half of each product with them that makes their gradients is for nothing"
+        )
         return Finding(
             rule=self.name,
-            summary=f"{graph.num_unwanted_tensors} tensors get gradients that no optimizer uses.",
+            summary=f"{num_tensors} tensors get gradients that no optimizer uses.",
             lost_ns={Phase.BACKWARD: lost_ns},
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, backward_ns),
             assumption="the backward pass takes what it did, but for these operations",
             evidence=(
-                f"{graph.num_unwanted_tensors} tensors that require gradients are in no optimizer.",
-                f"{graph.unwanted.num_ops} of {graph.total.num_ops} operations, {format_share(share)}"
-                f" of the work,"
-                " lead to no other.",
+                f"{num_tensors} tensors that get gradients {of_which}.",
+                f"{parts}: {format_share(share)} of the backward pass.",
                 f"The backward pass takes {format_ms(backward_ns)} of each step.",
             ),
-            fix="Switch gradients off for what is not trained.",
-            code="model.backbone.requires_grad_(False)",
+            fix=fix,
+            code=code,
+            file=thrown_away.file if thrown_away else "",
+            line=thrown_away.line if thrown_away else 0,
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
-from diagnose.rules._supply import WELL_FED, applicable, fed_by, supply_of
+from diagnose.rules._supply import WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
@@ -118,7 +117,7 @@ class WorkerStartup(Rule):
             fix=BUILD_ONCE if loader.made_anew else "Keep the workers from epoch to epoch.",
             code=""
             if loader.made_anew
-            else with_arguments(loader.call, "DataLoader", persistent_workers=True),
+            else with_loader_arguments(profile, loader, persistent_workers=True),
             file=loader.file,
             line=loader.line,
             actions=() if loader.made_anew else applicable(self.actions, loader),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of, with_loader_arguments
 from diagnose.rules.base import Rule
 
 SENDING = 0.35
@@ -119,12 +118,8 @@ class WorkerTransfer(Rule):
         if needless:
             lost_ns = supply.wait_ns - making_ns
             fix = "Let the training thread load: it makes a batch faster than it takes one over."
-            code = with_arguments(
-                supply.loader.call,
-                "DataLoader",
-                num_workers=0,
-                persistent_workers=None,
-                prefetch_factor=None,
+            code = with_loader_arguments(
+                profile, supply.loader, num_workers=0, persistent_workers=None, prefetch_factor=None
             )
         elif unpacking:
             lost_ns = supply.wait_ns

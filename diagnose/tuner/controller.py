@@ -24,7 +24,8 @@ from diagnose.tuner.loss_trend import LossAlarm
 from diagnose.tuner.loss_watch import LossWatch
 from diagnose.tuner.orders import Orders
 from diagnose.tuner.policy import Candidate, Lead, Policy, candidates
-from diagnose.tuner.trying import Attempt, put_in_force
+from diagnose.tuner.preparing import put_in_force
+from diagnose.tuner.trying import Attempt
 from diagnose.tuner.windows import settle
 from diagnose.tuner.world import Plan, Spending, Step, World
 

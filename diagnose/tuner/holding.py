@@ -11,7 +11,7 @@ from diagnose.core.trial import Measured
 from diagnose.tuner.agreement import switch, together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.paired import CONFIRM_CONFIDENCE, PairedTest, against_untouched
-from diagnose.tuner.trying import look, refuse_to_stay
+from diagnose.tuner.preparing import look, refuse_to_stay
 from diagnose.tuner.windows import measure
 from diagnose.tuner.world import Plan, Spending, World
 

@@ -10,7 +10,7 @@ from diagnose.tuner.agreement import heed_loss, loss_now, switch
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
-from diagnose.tuner.trying import UNCHECKED, numerics_allow
+from diagnose.tuner.preparing import UNCHECKED, numerics_allow
 from diagnose.tuner.world import Plan, Spending, World
 
 

@@ -100,7 +100,6 @@ class NextEntry(nn.Module):
 
 def train(steps: int) -> float:
     torch.manual_seed(41)
-    torch.set_num_threads(1)  # of two CPUs; the worker has the other
     ledgers = Ledgers(count=10_000, longest=64)
     loader = DataLoader(
         ledgers,

@@ -1,0 +1,188 @@
+"""Gradients that backward passes compute and the loop throws away before an optimizer uses them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from diagnose.hooks._frames import resolve, user_frame
+from diagnose.hooks._graph import Node, unwanted_of, walk, work_for_nothing, work_of
+from diagnose.hooks._node_clock import NodeClock
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.autograd_graph import LAST_PASS, can_be_timed, tensors_of
+from diagnose.hooks.base import Hook
+
+FIRST_PASS = LAST_PASS + 2
+"""The clocks of the graph's hook are off its nodes then."""
+
+NUM_PASSES = 12
+"""As many are watched: whole rounds of two, three, four or six passes."""
+
+LAST_LOOK = FIRST_PASS + 3 * NUM_PASSES
+"""What became of a gradient must be known by this pass."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """What became of the gradients of one backward pass, by the identities of their parameters.
+
+    Attributes:
+        versions: The parameters that it reached, and their versions before it.
+        dropped: Those whose gradient was gone while the parameter was what it had been.
+        used: Those that changed.
+    """
+
+    versions: dict[int, int]
+    dropped: set[int] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
+
+    def look(self, parameters: Mapping[int, Any]) -> None:
+        """Looks, before another pass, what became of those of which that is not known."""
+        for key in self.versions.keys() - self.dropped - self.used:
+            parameter = parameters.get(key)
+            if parameter is None or parameter._version != self.versions[key]:
+                self.used.add(key)
+            elif parameter.grad is None:
+                self.dropped.add(key)
+
+
+@dataclass(slots=True)
+class Kind:
+    """Passes with the same graph, to the same parameters: what is dropped after each of them."""
+
+    nodes: list[Node]
+    place: tuple[int, int] | None
+    passes: list[Pass] = field(default_factory=list)
+
+    def dropped(self, used: set[int]) -> set[int]:
+        """Returns what is dropped after each pass. What no pass at all is of use to, something else than a
+        step may read; and one pass says nothing: a loss that is not finite costs a step, too."""
+        if len(self.passes) < 2:
+            return set()
+        return set.intersection(*(each.dropped for each in self.passes)) & used
+
+
+class DroppedGradientsHook(Hook):
+    """Watches some backward passes of a loop with several optimizers: a GAN's, an actor's and its critic's.
+
+    A pass through a model reaches the parameters of what made its input, too. Where their gradients are
+    gone by a later pass and no step came between, computing them was for nothing.
+    """
+
+    requires = "torch.autograd"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        passes = 0
+        kinds: dict[tuple[tuple[str, ...], frozenset[int]], Kind] = {}
+        timed: Kind | None = None
+        node_clock = NodeClock(recorder.clock)
+
+        def on_backward(args: tuple[Any, ...]) -> None:
+            nonlocal passes
+            if chained is not None:
+                chained(args)
+            if not recorder.accumulates:
+                return
+            passes += 1
+            if passes < FIRST_PASS or len(recorder.optimizers) < 2:
+                return
+            note_times()
+            watched = [each for kind in kinds.values() for each in kind.passes]
+            if passes > LAST_LOOK or (passes > FIRST_PASS and not watched):
+                return
+            parameters = parameters_of(recorder)
+            for each in watched:
+                each.look(parameters)
+            if len(watched) < NUM_PASSES:
+                watch(tensors_of(args), parameters)
+            elif passes == LAST_LOOK or all(
+                each.versions.keys() == each.dropped | each.used for each in watched
+            ):
+                recorder.facts["dropped"] = summarize([*kinds.values()])
+                kinds.clear()
+
+        def watch(losses: Sequence[Any], parameters: Mapping[int, Any]) -> None:
+            nonlocal timed
+            passed: list[Any] = []
+            roots = [loss.grad_fn for loss in losses if loss.grad_fn]
+            nodes, truncated = walk(roots[0], passed=passed) if len(roots) == 1 else ([], True)
+            if truncated:
+                kinds.clear()
+                return
+            reached = frozenset(parameters.keys() & {node.leaf for node in nodes})
+            key = tuple(node.name for node in nodes), reached
+            timed = kinds.setdefault(key, Kind(nodes, user_frame(sys._getframe())))
+            timed.passes.append(Pass({key: parameters[key]._version for key in reached}))
+            if can_be_timed(losses):
+                node_clock.watch(passed)
+
+        def note_times() -> None:
+            nonlocal timed
+            nodes = timed.nodes if timed is not None else []
+            for index, took_ns in node_clock.times_ns().items() if nodes else ():
+                node = nodes[index]
+                node.backward_ns = min(took_ns, node.backward_ns or took_ns)
+            node_clock.forget()
+            timed = None
+
+        chained = recorder.on_backward
+        recorder.on_backward = on_backward
+        try:
+            yield
+        finally:
+            node_clock.forget()
+            if recorder.on_backward is on_backward:
+                recorder.on_backward = chained
+
+
+def parameters_of(recorder: Recorder) -> dict[int, Any]:
+    """Returns every parameter that some optimizer updates, by its identity."""
+    optimizers = [optimizer for reference in recorder.optimizers if (optimizer := reference()) is not None]
+    return {
+        id(parameter): parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def summarize(kinds: Sequence[Kind]) -> dict[str, Any]:
+    """Returns the facts of `core.graph.Dropped`."""
+    used = {key for kind in kinds for each in kind.passes for key in each.used}
+    totals: list[dict[str, Any]] = []
+    unwanted: list[dict[str, Any]] = []
+    tensors: set[int] = set()
+    worst, most, apart = kinds[0], 0, False
+    for kind in kinds:
+        dropped = kind.dropped(used)
+        leaves = {node.leaf for node in kind.nodes if node.leaf}
+        ops, edge = unwanted_of(kind.nodes, leaves - dropped)
+        totals += [work_of(kind.nodes)] * len(kind.passes)
+        unwanted += [work_for_nothing(ops, edge)] * len(kind.passes)
+        tensors |= dropped
+        if len(dropped) * len(kind.passes) > most:
+            worst, most = kind, len(dropped) * len(kind.passes)
+            apart = sum(op.flops for op in ops) > sum(op.flops for op in edge)
+    file, line, _ = resolve(*(worst.place or (0, 0)))
+    return {
+        "num_passes": len(totals),
+        "num_tensors": len(tensors),
+        "total": _sum(totals),
+        "unwanted": _sum(unwanted),
+        "is_apart": apart,
+        "file": file,
+        "line": line,
+    }
+
+
+def _sum(works: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds works up; a time is known where that of all is."""
+    return {
+        name: None if any(work[name] is None for work in works) else sum(work[name] for work in works)
+        for name in works[0]
+    }

@@ -1,0 +1,155 @@
+"""What comes before a change is in force: may it be, is it ready, and does the job compute the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from diagnose.actions.base import Action, CannotApply, NotYet
+from diagnose.core.trial import Safety
+from diagnose.tuner.agreement import switch, together
+from diagnose.tuner.changes import Changes
+from diagnose.tuner.installed import Installed
+from diagnose.tuner.kept import Kept
+from diagnose.tuner.pauses import PATIENCE_STEPS
+from diagnose.tuner.policy import Policy
+from diagnose.tuner.world import Numerics, Plan, Spending, World
+
+UNCHECKED = ("nothing", "ranks")
+"""What actions touch that no numerics check can look at."""
+
+
+def look(world: World, action: Action, patience_steps: int = PATIENCE_STEPS) -> None:
+    """Looks whether an action can be tried now.
+
+    Args:
+        world: The process.
+        action: The action.
+        patience_steps: See `Pauses.check`.
+
+    Raises:
+        NotYet: If it may be later.
+        CannotApply: If not.
+    """
+    action.check(world.job)
+    if action.spares_collections:
+        world.pauses.check(patience_steps)
+
+
+def put_in_force(
+    world: World, policy: Policy, changes: Changes, wanted: Kept, spending: Spending
+) -> Plan[str]:
+    """Puts an action of an earlier run in force, without a trial; returns why not, if it was not.
+
+    Raises:
+        NotYet: If it can be later.
+    """
+    action: Action | None = world.actions.get(wanted.action)
+    if action is None:
+        return "there is no such action"
+    if not policy.allows(action.safety):
+        return needs_leave(action.safety)
+    for other in changes.kept:
+        if wanted.action in other.action.excludes or other.name in action.excludes:
+            return f"it cannot be in force together with {other.name}"
+    try:
+        together(world, f"looking at {wanted.action}", lambda: _look_at_wanted(world, action, wanted))
+        if action.at_start:  # no call is known yet whose numbers could be compared
+            installed = changes.install(wanted.action, action, wanted.value)
+        else:
+            (installed,), _ = yield from prepared(
+                world, changes, wanted.action, action, [wanted.value], spending
+            )
+        switch(world, [installed], True)
+    except CannotApply as refusal:
+        changes.remove(*changes.tried)
+        if isinstance(refusal, NotYet):
+            raise
+        return str(refusal)
+    changes.keep(installed)
+    return ""
+
+
+def _look_at_wanted(world: World, action: Action, wanted: Kept) -> None:
+    action.check(world.job)
+    if wanted.value is None and None not in (values := action.values(world.job)):
+        raise CannotApply("it needs a value" + (f", such as {values[0]}" if values else ""))
+
+
+def prepared(
+    world: World,
+    changes: Changes,
+    name: str,
+    action: Action,
+    values: Sequence[int | None],
+    spending: Spending,
+) -> Plan[tuple[list[Installed], str]]:
+    """Prepares an action with each of some settings, and compares what the job computes with the first.
+
+    Both know of the model's latest call: some actions make it again to see what they can do.
+
+    Returns:
+        What is prepared, and what the comparison has come to, in words.
+
+    Raises:
+        CannotApply: If the action refuses, or the job would compute what the action may not change.
+    """
+    with _watched(world, action):
+        if action.touches not in UNCHECKED:
+            yield 1
+        with spending.charged(world.clock):
+            choices = [changes.install(name, action, value) for value in values]
+        reason = _compared(world, choices[0], spending)
+    for _ in range(action.learning_steps):
+        yield 1
+    return choices, reason
+
+
+def numerics_allow(world: World, installed: Installed, spending: Spending) -> Plan[str]:
+    """Compares what the job computes with an action and without, on every rank; returns it in words.
+
+    Raises:
+        CannotApply: If they differ by more than the action may.
+    """
+    with _watched(world, installed.action):
+        if installed.action.touches not in UNCHECKED:
+            yield 1
+        return _compared(world, installed, spending)
+
+
+def _watched(world: World, action: Action) -> AbstractContextManager[None]:
+    return nullcontext() if action.touches in UNCHECKED else world.watch()
+
+
+def _compared(world: World, installed: Installed, spending: Spending) -> str:
+    if installed.action.touches in UNCHECKED:
+        return ""
+
+    def check() -> dict[str, Any]:
+        numerics: Numerics = world.check_numerics(world.job, installed)
+        if not numerics.ok:
+            raise CannotApply(numerics.reason)
+        return {"reason": numerics.reason}
+
+    with spending.charged(world.clock):
+        return str(together(world, f"numerics of {installed.name}", check, dear=True)[0]["reason"])
+
+
+def refuse_to_stay(world: World, changes: Sequence[Installed]) -> None:
+    """Raises `CannotApply` on every rank if one has found that a change must not stay."""
+    asked = [each for each in changes if type(each.action).why_not_stay is not Action.why_not_stay]
+
+    def look() -> None:
+        for each in asked:
+            reason = each.why_not_stay()
+            if reason:
+                raise CannotApply(reason)
+
+    if asked:  # the same on every rank: each question costs milliseconds
+        together(world, f"looking after {', '.join(each.name for each in asked)}", look)
+
+
+def needs_leave(safety: Safety) -> str:
+    """Says what allows such an action."""
+    return f"it needs leave: --allow {safety.value}"

@@ -1,0 +1,205 @@
+"""Gradients that are thrown away before an optimizer uses them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.backward import BackwardHook
+from diagnose.hooks.dropped_gradients import LAST_LOOK, DroppedGradientsHook
+
+Round = Callable[[], None]
+
+
+class Adversaries:
+    """A generator and a critic, and what a step of each is."""
+
+    def __init__(self, *, detach: bool = True, freeze: bool = False, to_none: bool = True) -> None:
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.critic = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.of_generator = torch.optim.SGD(self.generator.parameters(), lr=1e-3)
+        self.of_critic = torch.optim.SGD(self.critic.parameters(), lr=1e-3)
+        self.detach, self.freeze, self.to_none = detach, freeze, to_none
+
+    def round(self, backward: Callable[[torch.Tensor], None]) -> None:
+        fake = self.generator(torch.randn(64, 8))
+        self.of_critic.zero_grad(set_to_none=self.to_none)
+        backward(self.critic(torch.randn(64, 16)).mean())
+        backward(-self.critic(fake.detach() if self.detach else fake).mean())
+        self.of_critic.step()
+        self.of_generator.zero_grad(set_to_none=self.to_none)
+        self.critic.requires_grad_(not self.freeze)
+        backward(self.critic(self.generator(torch.randn(64, 8))).mean())
+        self.critic.requires_grad_()
+        self.of_generator.step()
+
+
+def told(rounds: Callable[[Callable[[torch.Tensor], None]], None], *optimizers: Any) -> dict[str, Any]:
+    """Returns what the hook tells of a loop, each of whose rounds gets the function to go backward with."""
+    recorder = Recorder()
+    recorder.optimizers.extend(weakref.ref(each) for each in optimizers)
+    with BackwardHook().install(recorder), DroppedGradientsHook().install(recorder):
+        for _ in range(LAST_LOOK):
+            rounds(torch.Tensor.backward)
+    assert recorder.on_backward is None
+    assert not recorder.notes
+    return dict(recorder.facts)
+
+
+def of_gan(**options: bool) -> dict[str, Any]:
+    pair = Adversaries(**options)
+    return told(pair.round, pair.of_generator, pair.of_critic)
+
+
+def test_a_generator_behind_a_batch_that_was_not_detached_is_told():
+    fact = of_gan(detach=False, freeze=True)["dropped"]
+    assert (fact["num_passes"], fact["num_tensors"]) == (12, 4)
+    assert fact["unwanted"]["num_ops"] > 0
+    assert fact["is_apart"]
+    assert 0 < fact["unwanted"]["backward_ns"] < fact["total"]["backward_ns"]
+    assert Path(fact["file"]) == Path(__file__)
+
+
+def test_weights_of_a_critic_that_only_passes_the_gradient_on_are_told():
+    fact = of_gan()["dropped"]
+    assert (fact["num_tensors"], fact["unwanted"]["num_ops"]) == (4, 0)
+    assert fact["unwanted"]["flops"] > 0
+
+
+def test_where_nothing_is_thrown_away_nothing_is_told():
+    fact = of_gan(freeze=True)["dropped"]
+    assert (fact["num_tensors"], fact["unwanted"]["flops"]) == (0, 0)
+
+
+def test_of_gradients_that_are_overwritten_with_zeros_nothing_is_known():
+    assert of_gan(detach=False, to_none=False)["dropped"]["num_tensors"] == 0
+
+
+def test_accumulated_gradients_are_used():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+
+    def accumulate(backward: Callable[[torch.Tensor], None]) -> None:
+        for _ in range(3):
+            backward(second(first(torch.randn(2, 4))).sum())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert told(accumulate, *optimizers)["dropped"]["num_tensors"] == 0
+
+
+def test_a_step_that_is_left_out_now_and_then_throws_nothing_away():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    count = 0
+
+    def with_overflows(backward: Callable[[torch.Tensor], None]) -> None:
+        nonlocal count
+        count += 1
+        backward(second(first(torch.randn(2, 4))).sum())
+        for optimizer in optimizers:
+            if count % 4:
+                optimizer.step()
+            optimizer.zero_grad()
+
+    assert told(with_overflows, *optimizers)["dropped"]["num_tensors"] == 0
+
+
+def test_gradients_that_are_read_without_any_step_are_not_said_to_be_thrown_away():
+    probe, trained = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (probe, trained)]
+
+    def read(backward: Callable[[torch.Tensor], None]) -> None:
+        backward(trained(probe(torch.randn(2, 4))).sum())
+        optimizers[1].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    assert told(read, *optimizers)["dropped"]["num_tensors"] == 0
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_gradient_penalty_throws_nothing_away(by_name: bool):
+    """`autograd.grad` leaves no gradient in any parameter that it passes."""
+    pair = Adversaries(freeze=True)
+
+    def penalised(backward: Callable[[torch.Tensor], None]) -> None:
+        between = torch.randn(64, 16, requires_grad=True)
+        score = pair.critic(between).sum()
+        given = {"outputs": score, "inputs": between} if by_name else {}
+        (slope,) = torch.autograd.grad(*(() if by_name else (score, between)), create_graph=True, **given)
+        pair.of_critic.zero_grad()
+        backward(slope.norm() + pair.critic(torch.randn(64, 16)).mean())
+        pair.of_critic.step()
+        pair.of_generator.zero_grad()
+        pair.critic.requires_grad_(False)
+        backward(pair.critic(pair.generator(torch.randn(64, 8))).mean())
+        pair.critic.requires_grad_()
+        pair.of_generator.step()
+
+    assert told(penalised, pair.of_generator, pair.of_critic)["dropped"]["num_tensors"] == 0
+
+
+def test_a_pass_that_is_told_where_to_leave_gradients_makes_no_others():
+    pair = Adversaries(detach=False, freeze=True)
+
+    def to_the_critic(backward: Callable[[torch.Tensor], None]) -> None:
+        pair.of_critic.zero_grad()
+        fake = pair.generator(torch.randn(64, 8))
+        pair.critic(fake).mean().backward(inputs=list(pair.critic.parameters()))
+        pair.of_critic.step()
+        pair.of_generator.zero_grad()
+        pair.critic.requires_grad_(False)
+        backward(pair.critic(pair.generator(torch.randn(64, 8))).mean())
+        pair.critic.requires_grad_()
+        pair.of_generator.step()
+
+    assert told(to_the_critic, pair.of_generator, pair.of_critic)["dropped"]["num_tensors"] == 0
+
+
+def test_two_pairs_of_one_architecture_are_told_apart():
+    pairs = [Adversaries(detach=False, freeze=True) for _ in range(2)]
+
+    def both(backward: Callable[[torch.Tensor], None]) -> None:
+        for pair in pairs:
+            pair.round(backward)
+
+    optimizers = [each for pair in pairs for each in (pair.of_generator, pair.of_critic)]
+    assert told(both, *optimizers)["dropped"]["num_tensors"] == 8
+
+
+def test_a_normed_critic_is_to_be_switched_off_and_not_cut_off():
+    pair = Adversaries()
+    for layer in pair.critic:
+        if isinstance(layer, nn.Linear):
+            nn.utils.parametrizations.weight_norm(layer)
+    pair.of_critic = torch.optim.SGD(pair.critic.parameters(), lr=1e-3)
+    fact = told(pair.round, pair.of_generator, pair.of_critic)["dropped"]
+    assert fact["unwanted"]["num_ops"] > 0
+    assert not fact["is_apart"]
+
+
+def test_a_loop_with_one_optimizer_is_not_looked_at():
+    pair = Adversaries()
+    assert "dropped" not in told(pair.round, pair.of_critic)
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_the_loop_goes_on_where_a_graph_is_none(broken: bool):
+    pair = Adversaries()
+
+    def odd(backward: Callable[[torch.Tensor], None]) -> None:
+        pair.round(backward)
+        if broken:
+            backward(torch.zeros((), requires_grad=True))
+
+    assert ("dropped" in told(odd, pair.of_generator, pair.of_critic)) is not broken
