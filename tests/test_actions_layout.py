@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 
 from diagnose.actions._shadow import compare_gradients
 from diagnose.actions.base import CannotApply
-from diagnose.actions.channels_last import ChannelsLast
+from diagnose.actions.channels_last import ChannelsLast, refuse_flattened
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
 from tests.toggled import ConvNet, abba, always, assert_close, assert_equal, images, train, tuned, weights
@@ -114,6 +116,49 @@ def test_convolutions_compute_in_the_layout_and_the_script_gets_the_usual_one() 
             optimizer.step()
     assert live is not None
     assert seen == [False] * 3 + [True] * (len(seen) - 3)
+
+
+def test_an_evaluation_gets_the_usual_layout_too() -> None:
+    """The weights are converted for it as well, and `view` is the script's."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    with tuned(ChannelsLast(), on=always) as live:
+        for image, _ in images():
+            model.train()
+            model(image).view(4, -1).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(image).view(4, -1).sum()
+                model.eval()
+                model(image).view(4, -1).sum()
+            seen.append(model[0].weight.is_contiguous(memory_format=LAST))
+    assert live is not None
+    assert seen[-1]
+
+
+def test_safetensors_save_what_they_would_without_it(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, optimizer = made()
+    with tuned(ChannelsLast(), on=always) as live:
+
+        def each(step: int) -> None:
+            safetensors.save_file(model.state_dict(), tmp_path / f"{step}.safetensors")
+
+        train(model, optimizer, images(), each=each)
+    assert live is not None
+    last = safetensors.load_file(max(tmp_path.iterdir(), key=lambda path: int(path.stem)))
+    assert all(value.is_contiguous() for value in last.values())
+
+
+def test_a_script_that_flattens_weights_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("norm = torch.cat([p.grad.view(-1) for p in model.parameters()]).norm()\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    with pytest.raises(CannotApply, match=r"flattens weights or gradients: \.grad\.view\("):
+        refuse_flattened()
 
 
 def test_a_checkpoint_saved_while_it_is_on_resumes_a_plain_fused_script() -> None:

@@ -111,6 +111,25 @@ def test_copies_between_kinds_of_device_are_charged(clock, monkeypatch):
     assert step.times["gap_after_copy"] == 1 + 3 * 9
 
 
+def test_a_method_in_place_of_torchs_is_known_as_that_to_libraries(clock, monkeypatch):
+    """They keep torch's own in lists and sets, as lazy modules and torchvision do."""
+    original = torch.Tensor.to
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    with measured(clock, "copy-to-device") as recorder:
+        assert torch.Tensor.to is not original
+        assert (
+            torch.Tensor.to in [original]
+            and torch.Tensor.to in {original}
+            and original in {torch.Tensor.to}
+        )
+        assert torch.Tensor.to != torch.Tensor.cuda
+        assert torch.Tensor.to.__name__ == "to"
+        layer = torch.nn.LazyLinear(3).to("cpu").to(torch.float64)
+        assert layer(torch.ones(1, 2, dtype=torch.float64)).shape == (1, 3)
+        assert not recorder.notes
+    assert torch.Tensor.to is original
+
+
 def test_a_garbage_collection_leaves_the_gap_around_it_as_it_was(clock):
     with measured(clock) as recorder, one_step(recorder) as step:
         SlowModel(clock, forward_ns=4)(torch.ones(1, 4))

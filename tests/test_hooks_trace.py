@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,79 @@ def test_models_and_their_classes_pickle_and_copy_under_the_hooks(clock, tmp_pat
     for other in (copied, again, loaded):
         assert vars(other).keys() == vars(model).keys()
         assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
+
+
+@pytest.mark.parametrize("inherited", [True, False])
+def test_a_models_own_call_is_made_once(clock, inherited):
+    class Counted(nn.Module):
+        calls = 0
+
+        def __call__(self, x: Any) -> Any:
+            self.calls += 1
+            return 2 * super().__call__(x)
+
+        def forward(self, x: Any) -> Any:
+            return x
+
+    class Net(Counted):
+        """Has it from the other."""
+
+    model = Net() if inherited else Counted()
+    with measured(clock, "forward") as recorder:
+        for number in range(1, 4):
+            assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
+            assert model.calls == number
+        assert recorder.listening
+        assert "__call__" in vars(type(model)), "it is measured"
+
+
+@pytest.mark.parametrize("has_own_call", [True, False])
+def test_a_class_of_the_script_pickles_by_value_as_without_us(clock, has_own_call):
+    """As MLflow, joblib and Ray pickle what `__main__` defines."""
+    import cloudpickle
+
+    class Net(nn.Linear):
+        if has_own_call:
+
+            def __call__(self, x: Any) -> Any:
+                return 2 * super().__call__(x)
+
+    Net.__module__ = "__main__"
+    model = Net(4, 2)
+    with measured(clock):
+        expected = model(torch.ones(1, 4))
+        assert "__call__" in vars(Net)
+        pickled = cloudpickle.dumps(model)
+        assert "__call__" in vars(Net)
+    elsewhere = (
+        "import pickle, sys, torch; net = pickle.load(sys.stdin.buffer);"
+        "print('__call__' in vars(type(net)), net(torch.ones(1, 4)).tolist(), 'diagnose' in sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", elsewhere], input=pickled, capture_output=True, check=True
+    )
+    assert ended.stdout.decode() == f"{has_own_call} {expected.tolist()} False\n"
+
+
+def test_what_is_wrapped_in_every_step_leaves_nothing_behind(clock):
+    """Lightning gives the optimizer a closure in each step."""
+    from diagnose.hooks import base
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 4)).sum()
+        loss.backward()
+        return loss
+
+    with measured(clock):
+        optimizer.step(closure)
+        before = len(base._hidden_codes)
+        for _ in range(20):
+            optimizer.step(lambda: closure())
+        assert len(base._hidden_codes) == before
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,25 @@ def test_an_argument_is_added_and_nothing_else_changes(tmp_path):
     assert patch.left_out == ()
 
 
+def test_what_a_fix_does_beside_its_setting_is_said(tmp_path):
+    noted = kept("loader-workers", DataLoader__num_workers="2", note="the workers start in each epoch")
+    after, patch = changed(tmp_path, "loader = DataLoader(data)\n", noted, loader=1)
+    assert after == "loader = DataLoader(data, num_workers=2)\n"
+    assert patch.left_out == ("loader-workers: the workers start in each epoch.",)
+
+
+def test_a_longer_queue_is_only_written_where_there_are_workers(tmp_path):
+    deeper = kept("loader-prefetch", DataLoader__prefetch_factor="8")
+    source = "loader = DataLoader(data)\n"
+    after, patch = changed(tmp_path, source, deeper, loader=1)
+    assert (after, patch.left_out) == (
+        source,
+        ("DataLoader.prefetch_factor = 8: torch refuses it without workers.",),
+    )
+    after, _ = changed(tmp_path, source, deeper, WORKERS, loader=1)
+    assert "prefetch_factor=8" in after
+
+
 def test_an_argument_that_is_there_gets_the_new_value(tmp_path):
     source = "loader = torch.utils.data.DataLoader(data, num_workers=args.workers)\n"
     after, _ = changed(tmp_path, source, WORKERS, loader=1)

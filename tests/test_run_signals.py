@@ -32,7 +32,8 @@ SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)\n"
 COUNTS = r"""
 import signal, time
 seen = []
-for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT', 'SIGUSR1', 'SIGUSR2'):
+names = 'SIGINT SIGTERM SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGXCPU SIGALRM SIGRTMIN'
+for name in names.split():
     signal.signal(signal.Signals[name], lambda number, frame: seen.append(signal.Signals(number).name))
 print("ready", flush=True)
 for _ in range(600):
@@ -49,7 +50,10 @@ def recorded(folder: Path) -> dict[str, object]:
     return json.loads((only_run(folder) / "run.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize(
+    "name",
+    ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGRTMIN"],
+)
 def test_a_signal_sent_to_us_reaches_the_script_once_and_it_decides_what_follows(tmp_path, name):
     write(tmp_path / "job.py", COUNTS)
     process, _ = start(*DIAGNOSE, "job.py", cwd=tmp_path)

@@ -339,6 +339,19 @@ def test_a_failure_of_ours_at_the_start_is_one_line_and_the_script_runs(tmp_path
     assert ended.stderr == "diagnose: this process is not measured: OSError('broken')\n"
 
 
+def test_a_failure_of_ours_when_torch_is_imported_is_one_line_and_the_script_has_its_torch(tmp_path):
+    write(
+        tmp_path / "job.py",
+        "import diagnose.core.plugins\n"
+        "def broken(*of): raise OSError('half upgraded')\n"
+        "diagnose.core.plugins.discover = broken\n"
+        "import torch\nprint(torch.ones(2).sum().item())",
+    )
+    ended = booted(tmp_path, "job.py")
+    assert (ended.code, ended.stdout) == (0, "2.0\n")
+    assert ended.stderr == "diagnose: this process is not measured: OSError('half upgraded')\n"
+
+
 def test_a_script_that_asks_first_whether_torch_is_there_is_measured(tmp_path):
     write(
         tmp_path / "job.py",

@@ -841,6 +841,12 @@ def test_one_pause_does_not_decide_a_window():
     assert window_mean([10.0, 10.0, 10.0, 10.0, 1000.0]) == pytest.approx(16.0)
 
 
+def test_waits_for_workers_that_deliver_in_bursts_count_as_long_as_they_take():
+    burst = [10.0, 10.0, 10.0, 170.0]
+    assert window_mean(5 * burst) == pytest.approx(50.0)
+    assert window_mean(burst) == pytest.approx(17.5), "one of so few may be a pause"
+
+
 def test_pairs_without_spread_tell_at_the_first_look():
     test = PairedTest()
     for _ in range(4):

@@ -55,9 +55,18 @@ class Careful:
         change: Calls the model in another way.
         failure: Where the reason goes.
         undo: Called before the second call.
+        everywhere: Whether the model goes through it without gradients, too: see `core.job.Route`.
     """
 
-    def __init__(self, change: Route, failure: Failure, undo: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        change: Route,
+        failure: Failure,
+        undo: Callable[[], None] = lambda: None,
+        *,
+        everywhere: bool = False,
+    ) -> None:
+        self.everywhere = everywhere
         self._change = change
         self._failure = failure
         self._undo = undo

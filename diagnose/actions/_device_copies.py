@@ -9,7 +9,7 @@ from weakref import ref
 
 import torch
 
-from diagnose.hooks.base import replaced
+from diagnose.hooks.base import StandIn, replaced
 
 PLAIN_OPTIONS = frozenset({"device", "non_blocking"})
 """What a call may say and still ask for nothing but the tensor on the device."""
@@ -91,7 +91,7 @@ class Copies:
                         return copy
                 return original(tensor, *args, **kwargs)
 
-            return moved
+            return StandIn(moved, original)
 
         def cuda(original: Callable[..., Any]) -> Callable[..., Any]:
             def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class Copies:
                         return copy
                 return original(tensor, *args, **kwargs)
 
-            return moved
+            return StandIn(moved, original)
 
         with replaced(torch.Tensor, "to", to), replaced(torch.Tensor, "cuda", cuda):
             yield

@@ -188,10 +188,15 @@ def cores(job: Job) -> int:
     return max(1, own // max(1, job.local_ranks))
 
 
+def most_workers(job: Job, source: Source) -> int:
+    """Returns the largest number of workers that makes sense here."""
+    own = cores(job)
+    return min(MAX_WORKERS, own * WAITERS_PER_CORE if waiting(source.probed) else own)
+
+
 def counts(job: Job, source: Source) -> Sequence[int]:
     """Returns the numbers of workers to try, in ascending order."""
-    own, waits = cores(job), waiting(source.probed)
-    most = min(MAX_WORKERS, own * WAITERS_PER_CORE if waits else own)
+    most = most_workers(job, source)
     now = source.batches._num_workers
     ladder = sorted({1, 2, *(most >> shift for shift in range(4)), *([now // 2, now * 2] if now else [])})
     possible = [count for count in ladder if 0 < count <= most and count != now]

@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
-from diagnose.actions._loader_choice import PREFETCH_FACTOR, cores, counts, sources, waiting
+from diagnose.actions._loader_choice import PREFETCH_FACTOR, cores, counts, most_workers, sources, waiting
 from diagnose.actions._loader_service import in_force, refusal, shape, started
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
+
+PERSISTENT = (
+    "persistent_workers=True spares the workers' start in each epoch, but from the second one on samples"
+    " are shuffled otherwise than before, and what the script changes in the dataset does not reach them"
+)
+"""Of torch's own: it draws no seed for them in an epoch, and forks once. What is in force here does."""
 
 
 class LoaderServing(Action):
@@ -31,6 +37,10 @@ class LoaderServing(Action):
     def values(self, job: Job) -> Sequence[int | None]:
         """See `Action.values`."""
         return counts(job, sources(job, reseeded=self.reseeded)[0])
+
+    def largest(self, job: Job) -> int | None:
+        """See `Action.largest`."""
+        return most_workers(job, sources(job, reseeded=self.reseeded)[0])
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
@@ -61,4 +71,4 @@ class LoaderServing(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
-        return {"DataLoader.num_workers": str(value), "DataLoader.persistent_workers": "True"}
+        return {"DataLoader.num_workers": str(value), "note": PERSISTENT}

@@ -115,6 +115,11 @@ class Action:
         """Returns in words what has to be the same on every rank, or all refuse it."""
         return ""
 
+    def largest(self, job: Job) -> int | None:
+        """Returns the largest value that makes sense here; `None` where any does. Asked of a value that was
+        kept on another machine, perhaps."""
+        return None
+
     def state(self, job: Job) -> Any:
         """Returns everything that `apply` changes, comparably: flags, identities of objects."""
         raise NotImplementedError

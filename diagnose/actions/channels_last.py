@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,6 +28,10 @@ from diagnose.actions._routes import (
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks.base import replaced
+
+FLATTENS = re.compile(r"parameters_to_vector|\.(grad|data|weight)\.view\(")
+"""What fails on weights and gradients in this layout, and where the script stands, not the model."""
 
 
 class ChannelsLast(Action):
@@ -32,8 +39,8 @@ class ChannelsLast(Action):
     ## What it does
     Stores the weights of convolutions, and the images that enter the model, with the channels of a pixel
     together: the layout that the fast convolutions of cuDNN and oneDNN want. Parameters remain the objects
-    that they are; what optimizers keep for them is converted, too. What the model returns, and what is
-    saved of the optimizer, has the usual layout.
+    that they are; what optimizers keep for them is converted, too. What the model returns, in an evaluation
+    as well, and what is saved of the optimizer or by safetensors, has the usual layout.
 
     ## When it takes effect
     At the next call of the model.
@@ -42,13 +49,14 @@ class ChannelsLast(Action):
     A model whose time is not spent in convolutions. One with dropout on images: torch draws the mask in the
     order of memory, so other pixels fall out, which the check of gradients before a trial takes for what it
     is. One under DistributedDataParallel, whose buffers have
-    the weights' old layout, or compiled by the script, is left alone.
+    the weights' old layout, or compiled by the script, is left alone, and so is a script that flattens weights
+    or gradients by `view` or `parameters_to_vector`.
 
     ## Hazards
     `view` inside the model fails on an image in this layout. The model is then called once more as it was,
     random numbers and buffers included, and the action is off for good. A reference to the memory of a
     weight that the script makes while it is in force, `.data` or `.detach()`, sees no update afterwards. A
-    file of the model holds weights in this layout; values are the same.
+    file that `torch.save` makes of the model holds weights in this layout; values are the same.
     """
 
     safety = Safety.ROUNDING
@@ -60,6 +68,7 @@ class ChannelsLast(Action):
         """See `Action.check`."""
         refuse_compiled(job)
         refuse_wrapped(job)
+        refuse_flattened()
         models_with_weights(job)
         refuse_shared(weights_to_convert(job))
         if job.inputs and not any(tensor.dim() == 4 for tensor in tensors(list(job.inputs.values()))):
@@ -78,10 +87,12 @@ class ChannelsLast(Action):
         with ExitStack() as stack:
             stack.callback(conversion.revert)
             conversion.convert()
+            stack.enter_context(safetensors_as_before())
             for optimizer in job.optimizers:
                 stack.enter_context(conversion.checkpoints_as_before(optimizer))
             for model in models_with_weights(job):
-                careful = Careful(through_channels_last, prepared, conversion.revert)
+                # The weights are converted for an evaluation, too, which wants its outputs as they were.
+                careful = Careful(through_channels_last, prepared, conversion.revert, everywhere=True)
                 stack.enter_context(routed(job, model, careful))
             yield
 
@@ -106,6 +117,33 @@ class ChannelsLast(Action):
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
         return {}
+
+
+@contextmanager
+def safetensors_as_before() -> Iterator[None]:
+    """Lets safetensors save weights in this layout, which it takes in the usual one only."""
+    module = sys.modules.get("safetensors.torch")
+    if module is None:
+        yield
+        return
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(mapped(image_to_contiguous, tensors), *args, **kwargs)
+
+        return save
+
+    with replaced(module, "save_file", wrap), replaced(module, "save", wrap):
+        yield
+
+
+def refuse_flattened() -> None:
+    """Raises `CannotApply` if the script looks at weights or gradients as one row of numbers."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    text = "".join(linecache.getlines(file)) if file else ""
+    found = FLATTENS.search(text)
+    if found is not None:
+        raise CannotApply(f"the script flattens weights or gradients: {found[0]}")
 
 
 def through_channels_last(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -53,6 +53,7 @@ class DevicePrefetch(Action):
 
     safety = Safety.EXACT
     order = 21
+    excludes = frozenset({"pin-memory"})  # which hands out other tensors than those that are copied
     settle_steps = 2
 
     def check(self, job: Job) -> None:
@@ -79,7 +80,7 @@ class DevicePrefetch(Action):
             nonlocal known
             try:
                 if not known:
-                    known, failure.reason = True, why_too_large(job, batch)
+                    known, failure.reason = True, why_foreign(batch) or why_too_large(job, batch)
                 if not failure.reason:
                     leaves(batch, copies.begin)
             except Exception as error:
@@ -112,6 +113,15 @@ class DevicePrefetch(Action):
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
         return shape(job), torch.Tensor.to, torch.Tensor.cuda
+
+
+def why_foreign(batch: Any) -> str:
+    """Returns why a batch is not for this; empty if it is. Libraries with tensors of their own may know
+    `Tensor.to` by its identity, which is another while this is in force."""
+    found: list[torch.Tensor] = []
+    leaves(batch, found.append)
+    kind = next((type(tensor) for tensor in found if type(tensor) is not torch.Tensor), None)
+    return f"a batch holds a {kind.__qualname__}, which is no plain tensor" if kind is not None else ""
 
 
 def why_too_large(job: Job, batch: Any) -> str:

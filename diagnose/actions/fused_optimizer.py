@@ -78,7 +78,17 @@ class FusedOptimizer(Action):
         """See `Action.settings`: a key names all of a class, so torch must be able to fuse each of them."""
         served = [each for each in job.optimizers if not _why_not(job, each) and not is_fused(each)]
         unfit = {type(each) for each in job.optimizers if why_not_fused(each, job.models)}
+        # Torch's own raises an exception where some parameters have a momentum by then, and others none.
+        unfit |= {type(each) for each in job.optimizers if _begins_late(each)}
         return {f"{type(each).__name__}.fused": "True" for each in served if type(each) not in unfit}
+
+
+def _begins_late(optimizer: Optimizer) -> bool:
+    """Whether some parameter of an SGD with momentum has not been stepped yet."""
+    return isinstance(optimizer, torch.optim.SGD) and any(
+        group["momentum"] and any(p.requires_grad and p not in optimizer.state for p in group["params"])
+        for group in optimizer.param_groups
+    )
 
 
 def _eligible(job: Job) -> list[Optimizer]:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, ref
 from diagnose.actions._loader_choice import obstacle, probed_once
 from diagnose.actions._loader_keep import OF_WORKERS, Keeper, functions
 from diagnose.actions._loader_parts import Watch
+from diagnose.actions._loader_serving import PERSISTENT
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -82,7 +83,7 @@ class PersistentWorkers(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
-        return {"DataLoader.persistent_workers": "True"}
+        return {"note": PERSISTENT}
 
 
 class Beginnings:

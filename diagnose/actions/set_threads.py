@@ -60,6 +60,10 @@ class SetThreads(Action):
         now = torch.get_num_threads()
         return [number for number in sorted({1, max(1, most // 2), most}) if number != now]
 
+    def largest(self, job: Job) -> int | None:
+        """See `Action.largest`."""
+        return cpus(job)
+
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""

@@ -113,9 +113,12 @@ def _rank_events(rank: RankTrace, pid: int, begun_ns: int) -> Iterator[dict[str,
             args["samples"] = segment.samples
         name = f"step {segment.first}" if one else f"steps {segment.first} to {last}"
         yield _slice(name, pid, STEPS_TRACK, at_us, segment.time_ns / US, args)
+        # In whole nanoseconds: a slice that reaches into the next one is dropped by Perfetto.
+        begin_ns, spent_ns, end_ns = segment.begin_ns - begun_ns, 0.0, segment.time_ns
         for phase, time_ns in segment.phase_ns.items():
-            yield _slice(phase.label, pid, PHASES_TRACK, at_us, time_ns / US, {})
-            at_us += time_ns / US
+            before, spent_ns = round(spent_ns), spent_ns + time_ns
+            lasts_ns = min(round(spent_ns), round(end_ns)) - before
+            yield _slice(phase.label, pid, PHASES_TRACK, (begin_ns + before) / US, lasts_ns / US, {})
         if segment.samples and segment.time_ns:
             rate = {"samples/s": segment.samples * 1e9 / segment.time_ns}
             yield _counter("throughput", pid, (segment.begin_ns - begun_ns) / US, rate)

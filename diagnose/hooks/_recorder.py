@@ -445,8 +445,9 @@ class Recorder:
         )
 
     def event(self, kind: str, **detail: Any) -> None:
-        """Notes that something happened in the present step."""
-        self.events.append((self.clock(), self.steps, kind, detail))
+        """Notes that something happened in the present step; a process that never trains has none."""
+        if self._begun:
+            self.events.append((self.clock(), self.steps, kind, detail))
 
     def site(self, kind: str) -> None:
         """Remembers which line of the user's code made this call.

@@ -34,7 +34,11 @@ NOT_TRAINING = -1
 
 def address_of(pid: int) -> str:
     # An address that begins with NUL lives in no file system and vanishes with its socket (Linux).
-    return f"\0torch-diagnose-{pid}"
+    # Containers that share the host's network share these, and each counts its processes from 1.
+    space = 0
+    with contextlib.suppress(OSError):
+        space = os.stat("/proc/self/ns/pid").st_ino
+    return f"\0torch-diagnose-{space}-{pid}"
 
 
 class Inbox:
@@ -55,10 +59,10 @@ class Inbox:
         """Opens the socket if this process has none yet."""
         if self._pid == os.getpid() or not sys.platform.startswith("linux"):
             return
-        self._pid = os.getpid()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(address_of(self._pid))
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        opened.setblocking(False)
+        opened.bind(address_of(os.getpid()))
+        self._socket, self._pid = opened, os.getpid()
 
     def receive(self) -> list[dict[str, Any]]:
         """Returns the reports that have come since the last call."""

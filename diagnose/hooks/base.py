@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import get_ident
 from time import perf_counter_ns
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER
@@ -95,6 +95,35 @@ def replaced_in(owners: Sequence[Any], name: str, wrap: Callable[[Any], Any]) ->
         for owner in owners:
             stack.enter_context(replaced(owner, name, once))
         yield
+
+
+class StandIn:
+    """A method in place of another one, which it equals: libraries keep lists of torch's methods, and look
+    up in them what a tensor of their own is asked for.
+
+    Args:
+        function: What to call.
+        original: What it stands for.
+    """
+
+    def __init__(self, function: Callable[..., Any], original: Callable[..., Any]) -> None:
+        self._function = function
+        self._original = original
+        self.__name__ = getattr(original, "__name__", "")
+        self.__qualname__ = getattr(original, "__qualname__", "")
+        self.__doc__ = original.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self._function, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or self._original == other
+
+    def __hash__(self) -> int:
+        return hash(self._original)
 
 
 THEN = 64
@@ -232,10 +261,12 @@ def unseen(error: BaseException) -> None:
 def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a Python function the file name that warnings skip; returns it."""
     assert isinstance(function, FunctionType)
-    function.__code__ = function.__code__.replace(co_filename=HIDDEN_FILE)
-    _hidden_codes.append(function.__code__)
-    for skip_code in _skip_hidden:
-        skip_code(function.__code__)
+    code = _hidden_codes.get(function.__code__)
+    if code is None:  # a wrapper that is made in every step, as of a closure, shares its code
+        code = _hidden_codes[function.__code__] = function.__code__.replace(co_filename=HIDDEN_FILE)
+        for skip_code in _skip_hidden:
+            skip_code(code)
+    function.__code__ = code
     return function
 
 
@@ -290,7 +321,7 @@ def keep_out_of_dynamo() -> None:
                     function = getattr(function, "__wrapped__", function)  # a context manager
                     if isinstance(function, FunctionType) and function.__module__.startswith(package):
                         _skip(function.__code__, skip_code)
-    for code in _hidden_codes:
+    for code in _hidden_codes.values():
         skip_code(code)
     _skip_hidden.append(skip_code)
 
@@ -302,5 +333,5 @@ def _skip(code: CodeType, skip_code: Callable[[CodeType], None]) -> None:
             _skip(constant, skip_code)
 
 
-_hidden_codes: list[CodeType] = []
+_hidden_codes: dict[CodeType, CodeType] = {}
 _skip_hidden: list[Callable[[CodeType], None]] = []

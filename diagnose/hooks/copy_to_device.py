@@ -11,7 +11,7 @@ from typing import Any
 from diagnose.core.ledger import FIRST_GAP, SLOT_OF
 from diagnose.hooks._copies import Copies
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
+from diagnose.hooks.base import THEN, Hook, StandIn, hidden, replaced, spanned, unseen
 
 COPY = SLOT_OF["copy"]
 
@@ -91,7 +91,7 @@ class CopyToDeviceHook(Hook):
                 if looked is not None:
                     (copies.fetched if len(looked) == 3 else copies.sent)(*looked)
 
-            return lambda original: spanned(original, recorder, before, after)
+            return lambda original: StandIn(spanned(original, recorder, before, after), original)
 
         def wrap_cpu(original: Any) -> Any:
             from torch.compiler import is_dynamo_compiling
@@ -116,7 +116,7 @@ class CopyToDeviceHook(Hook):
                     recorder.guarded(copies.fetched, args[0], begun_ns, False)
                 return result
 
-            return hidden(call)
+            return StandIn(hidden(call), original)
 
         def tell() -> None:
             recorder.facts["copies"] = copies.facts()

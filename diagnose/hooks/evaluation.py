@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from diagnose.hooks._recorder import EVALUATION, Recorder
-from diagnose.hooks.base import THEN, Hook, replaced, spanned
+from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 
 class EvaluationHook(Hook):
@@ -24,6 +25,7 @@ class EvaluationHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         import torch
+        from torch.compiler import is_dynamo_compiling
 
         leaving = False
 
@@ -45,7 +47,21 @@ class EvaluationHook(Hook):
             leaving = False
             recorder.evaluation_region(False)
 
-        with replaced(
-            torch.nn.Module, "train", lambda original: spanned(original, recorder, before, after)
-        ):
+        models = recorder.models
+
+        def wrap(original: Any) -> Any:
+            asked = spanned(original, recorder, before, after)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                # Each module asks its children, and trainers ask the model in every step.
+                switch = original if is_dynamo_compiling() or id(args[0]) not in models else asked
+                try:
+                    return switch(*args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+
+            return hidden(functools.wraps(original)(call))
+
+        with replaced(torch.nn.Module, "train", wrap):
             yield

@@ -30,6 +30,9 @@ KEEPERS = (
 """Module, owner and name of functions that keep the `nn.Module.__call__` that they find: `torch.compile` to
 call it, the profiler to know the frames of modules by its code, once for the whole process."""
 
+BY_VALUE = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "pyspark.cloudpickle")
+"""Packages with a `cloudpickle` in them, which pickles a class of the script's with all that it holds."""
+
 FX, FX_TRACES = "torch.fx._symbolic_trace", "_is_fx_tracing_flag"
 
 
@@ -54,6 +57,9 @@ class ForwardHook(Hook):
                 adopted.callback(
                     after_import(module, functools.partial(search.steps_aside_for, module, owner, name))
                 )
+            for package in BY_VALUE:
+                module = f"{package}.cloudpickle"
+                adopted.callback(after_import(module, functools.partial(search.keeps_out_of, module)))
             yield
 
 
@@ -70,7 +76,7 @@ class _Search:
         self._module = torch.nn.Module
         self._recorder = recorder
         self._adopted = adopted
-        self._classes: set[type] = set()
+        self._classes: dict[type, Any] = {}  # with what each had for a `__call__` of its own
         self._base: ExitStack | None = None
         self._closed = False  # another library may hold our replacement and call it for ever
 
@@ -103,6 +109,24 @@ class _Search:
         holder = sys.modules[module]
         self._adopted.enter_context(replaced(getattr(holder, owner) if owner else holder, name, wrap))
 
+    def keeps_out_of(self, module: str) -> None:
+        """Lets a class be pickled by value as it is without us: ours leads to locks and open files."""
+
+        def wrap(original: Any) -> Any:
+            def call(cls: type) -> Any:
+                found = original(cls)
+                if cls in self._classes and "__call__" in found:
+                    own = self._classes[cls]
+                    found = {key: value for key, value in found.items() if key != "__call__"}
+                    found |= {"__call__": own} if own is not None else {}
+                return found
+
+            return hidden(call)
+
+        holder = sys.modules[module]
+        if hasattr(holder, "_extract_class_dict"):
+            self._adopted.enter_context(replaced(holder, "_extract_class_dict", wrap))
+
     def _listen(self) -> None:
         if self._base is None:
             self._base = ExitStack()
@@ -122,6 +146,7 @@ class _Search:
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return original(module, *args, **kwargs)
+            inherits = type(module).__call__ is call
             if is_traced() or not adopt(type(module)):
                 try:
                     return original(module, *args, **kwargs)
@@ -130,7 +155,12 @@ class _Search:
                     raise
             rest()
             try:
-                return type(module).__call__(module, *args, **kwargs)
+                if inherits:
+                    return type(module).__call__(module, *args, **kwargs)
+                # A `__call__` of the class's own has begun, and has come here by `super()`.
+                result = original(module, *args, **kwargs)
+                self._listen()
+                return result
             except BaseException as error:
                 self._listen()  # which no `after` does now
                 unseen(error)
@@ -145,8 +175,8 @@ class _Search:
             return False
         if not recorder.outermost:
             return False
-        self._classes.add(cls)
         self._rest()
+        self._classes[cls] = vars(cls).get("__call__")
         self._adopted.enter_context(replaced(cls, "__call__", self._wrap))
         return True
 
@@ -160,10 +190,11 @@ class _Search:
         inherits = original is module.__call__
 
         def routed(*args: Any, **kwargs: Any) -> Any:
-            if not routes or recorder.current != FORWARD or id(args[0]) not in routes:
-                return original(*args, **kwargs)
+            through = routes.get(id(args[0]), ()) if recorder.current in (FORWARD, EVALUATION) else ()
             call = original
-            for route in reversed(routes[id(args[0])]):
+            for route in reversed(through):
+                if recorder.current == EVALUATION and not getattr(route, "everywhere", False):
+                    continue
                 call = functools.partial(_through, route, call)
             return call(*args, **kwargs)
 
@@ -186,7 +217,8 @@ class _Search:
                 try:
                     if is_symbolic and inherits:
                         return module.__call__(*args, **kwargs)  # which torch.fx has replaced meanwhile
-                    if routes and interrupted != FORWARD:
+                    # A loop without a loader has its boundary in here, and there a route may be taken up.
+                    if (routes or recorder.on_boundary is not None) and interrupted != FORWARD:
                         return tuned(*args, **kwargs)
                     return (original if interrupted == FORWARD else asked)(*args, **kwargs)
                 except BaseException as error:

@@ -31,6 +31,10 @@ LONGEST_FLUSH_S = 1.0
 """So long a fork waits for a flush to end; a disk that takes longer must not hold the script up."""
 
 
+LONGEST_STOP_S = 10.0
+"""So long the script's end waits for the last flush: a file system that hangs must not make it hang."""
+
+
 class Flusher:
     """The thread between one process's recorder and its file.
 
@@ -80,7 +84,10 @@ class Flusher:
         if self._thread is not None:
             self._ended_on = training_thread
             self._stop.set()
-            self._thread.join()
+            self._thread.join(LONGEST_STOP_S)
+            if self._thread.is_alive():
+                self.lost = self.lost or f"the run's folder took nothing for {LONGEST_STOP_S:.0f} s"
+                return
             self._device.stop()
 
     def before_fork(self) -> None:

@@ -373,4 +373,12 @@ def run_session(spent_ns: int) -> None:
     _session = session
     session.startup_ns += spent_ns
     atexit.register(session.finish)
-    after_import("torch", session.install)
+
+    def install() -> None:
+        try:
+            session.install()
+        except Exception as error:  # noqa: BLE001 (the script imports torch, and is to have it)
+            session.finish()
+            print(f"diagnose: this process is not measured: {error!r}", file=sys.stderr)
+
+    after_import("torch", install)

@@ -15,11 +15,15 @@ from typing import NoReturn
 
 from diagnose.launch.witness import Witness
 
-PASSED_ON = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
+NAMES = """
+    SIGINT SIGTERM SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGXCPU SIGALRM SIGVTALRM SIGPROF SIGIO SIGPWR
+"""
+PASSED_ON = (
+    *(getattr(signal, name) for name in NAMES.split() if hasattr(signal, name)),
+    *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
 )
+"""Signals that end a process which has not asked for them: batch systems send one or the other, for the
+script to save what it has. Those of a fault are nobody's to send."""
 
 WITH_A_KEY = {getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name)}
 

@@ -16,10 +16,12 @@ from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from diagnose.analysis.calls import BY_PLACE
 from diagnose.core.profile import Profile
+from diagnose.core.trial import Trial
 from diagnose.report._tuning_words import named
 
 STATEMENT = "statement"
 ADVICE = "advice"
+NOTE = "note"
 
 REFUSED_BESIDE = {"fused": "foreach"}
 """By argument, another that torch refuses beside it."""
@@ -71,6 +73,9 @@ def patch_of(
         if not trial.settings:
             left_out.append(f"{named(trial)} has no setting in the script; use diagnose run --apply.")
         for key, value in trial.settings.items():
+            if key == NOTE:
+                left_out.append(f"{named(trial)}: {value}.")
+                continue
             if key == ADVICE:
                 left_out.append(f"{named(trial)} has to be written by hand: {value}")
                 continue
@@ -92,6 +97,9 @@ def patch_of(
                 left_out.append(f"{key} = {value}: where {callee} is called is not known.")
             else:
                 ((file, line),) = sites
+                if argument == "prefetch_factor" and not _has_workers(profile, trial):
+                    left_out.append(f"{key} = {value}: torch refuses it without workers.")
+                    continue
                 edits[Path(file)].arguments.setdefault((line, callee), {})[argument] = value
     diffs = []
     # No tool follows names with `..`.
@@ -110,6 +118,13 @@ def patch_of(
         left_out += [f"{_relative(path, folder)}:{reason}" for reason in failed]
         diffs.append(_diff(before, after, _relative(path, top)))
     return Patch(diff="".join(diffs), folder=top, left_out=tuple(left_out))
+
+
+def _has_workers(profile: Profile, but: Trial) -> bool:
+    """Whether the patched script's loaders have workers, of its own or of another kept fix."""
+    kept = profile.tuning.kept if profile.tuning else ()
+    given = any("DataLoader.num_workers" in trial.settings for trial in kept if trial is not but)
+    return given or any(loader.num_workers for loader in profile.program.loaders)
 
 
 def _main_file(profile: Profile, started_in: Path) -> Path | None:

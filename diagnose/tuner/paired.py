@@ -44,6 +44,8 @@ HOPELESS = 0.5
 SPIKE = 4.0
 """A step that took this many times its window's median counts as so long: one pause must not decide."""
 
+RARE = 0.05
+"""Where more of a window's steps are so long, they are a part of what a step takes."""
 
 LARGEST = math.log(1000.0)
 """A factor of more says no more: with two noisy pairs the ends of an interval lie beyond all numbers."""
@@ -148,13 +150,16 @@ def against_untouched(measured: Measured, slowed: float) -> Measured:
 
 
 def window_mean(times_ns: Sequence[float], whole: Collection[int] = ()) -> float:
-    """Returns the mean step of a window, with spikes cut off at `SPIKE` times its median.
+    """Returns the mean step of a window, with rare spikes cut off at `SPIKE` times its median.
 
     Args:
         times_ns: Nanoseconds of each step.
         whole: Indices of steps that are expected to take long, and count as long as they took.
     """
     most = SPIKE * statistics.median(times_ns)
+    long = sum(time > most for index, time in enumerate(times_ns) if index not in whole)
+    if long > max(1, RARE * len(times_ns)):
+        most = math.inf  # workers that began together deliver in bursts: the waits between are no pauses
     return statistics.fmean(
         time if index in whole else min(time, most) for index, time in enumerate(times_ns)
     )

@@ -75,6 +75,9 @@ def _look_at_wanted(world: World, action: Action, wanted: Kept) -> None:
     action.check(world.job)
     if wanted.value is None and None not in (values := action.values(world.job)):
         raise CannotApply("it needs a value" + (f", such as {values[0]}" if values else ""))
+    largest = action.largest(world.job)
+    if wanted.value is not None and largest is not None and wanted.value > largest:
+        raise CannotApply(f"it was kept with {wanted.value}; here {largest} is the most that makes sense")
 
 
 def prepared(
