@@ -48,9 +48,9 @@ class ChannelsLast(Action):
     ## When it cannot help
     A model whose time is not spent in convolutions. One with dropout on images: torch draws the mask in the
     order of memory, so other pixels fall out, which the check of gradients before a trial takes for what it
-    is. One under DistributedDataParallel, whose buffers have
-    the weights' old layout, or compiled by the script, is left alone, and so is a script that flattens weights
-    or gradients by `view` or `parameters_to_vector`.
+    is. One under DistributedDataParallel, whose buffers have the weights' old layout, or compiled by the
+    script, is left alone, and so is a script that flattens weights or gradients by `view` or
+    `parameters_to_vector`.
 
     ## Hazards
     `view` inside the model fails on an image in this layout. The model is then called once more as it was,
