@@ -156,3 +156,24 @@ def test_a_sample_may_fall_into_the_first_look_at_its_own_code(monkeypatch: pyte
     monkeypatch.setattr(_frames, "entry", entry_with_a_sample)
     assert owner(frame.f_code) == _frames.USER
     assert samples[0][:5] == (1, 0, 0, id(frame.f_code), frame.f_lasti)
+
+
+def test_reading_a_line_of_text_is_charged_to_its_own_line():
+    """C reads, then calls Python's decoder, which has just begun: the reading lies behind it, not before."""
+    scope: dict[str, object] = {}
+    exec(compile("def caller(file, b):\n    b * b\n    file.readline()\n", "<string>", "exec"), scope)
+    seen: list[tuple[int, ...]] = []
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is _frames._DECODES:
+            assert frame.f_lasti == entry(frame.f_code)
+            seen.append(user_stack(0, frame))
+
+    with open(__file__, encoding="utf-8") as file:
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            scope["caller"](file, 2)  # type: ignore[operator]
+        finally:
+            sys.settrace(before)
+    assert [resolve(*key[3:5])[1] for key in seen] == [3]

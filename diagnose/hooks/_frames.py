@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import sysconfig
@@ -32,6 +33,8 @@ _INTERNAL_ROOTS = tuple(
 _TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
 # A notebook's cells, `python -c` and a script on standard input have such names.
 _USER_NAMES = ("<stdin>", "<string>", "<ipython-input")
+
+_DECODES = codecs.BufferedIncrementalDecoder.decode.__code__
 
 _codes: dict[int, CodeType] = {}
 _owners: dict[int, int] = {}
@@ -103,7 +106,8 @@ def user_stack(slot: int, frame: FrameType | None) -> tuple[int, ...]:
     called = False
     if frame is not None and frame.f_back is not None:
         owner(frame.f_code)
-        if frame.f_lasti == _entries[id(frame.f_code)]:
+        # A text file's decoder begins when the line has come: the time is that of reading it, not before.
+        if frame.f_lasti == _entries[id(frame.f_code)] and frame.f_code is not _DECODES:
             called, frame = True, frame.f_back
     while frame is not None:
         code = frame.f_code
