@@ -72,6 +72,7 @@ EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=2
 
 MEETS_SLOW = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10.0}
 MEETS_WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 50.0}
+SAVING = {**MEETS_SLOW, Phase.BACKWARD: 30.0, Phase.CHECKPOINT: 40.0}
 LAST_IN_BACKWARD = Program(meetings=meeting(50, 10, last=1, held_ms=40))
 MOSTLY_ALIKE = Program(meetings=meeting(50, 10, last=1, held_ms=40, share=0.6))
 ON_A_BUSY_MACHINE = Program(meetings=meeting(50, 10, last=1, held_ms=40, share=0.6, leads=0.9))
@@ -112,6 +113,7 @@ class ComputeStraggler(Rule):
         TAKING_TURNS,
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=LAST_IN_BACKWARD),
+        ranks_example(SAVING, MEETS_WAITING, program=Program(meetings=meeting(10, 50, last=0, held_ms=40))),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -129,6 +131,8 @@ class ComputeStraggler(Rule):
         ]
         late = max(found, key=lambda late: sum(late.waits.values()), default=None)
         if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
+            return None
+        if _saves(profile, late.rank, late.phase):
             return None
         waits = _all_of_it(profile, late)
         lost_ns = sum(waits.values())
@@ -159,7 +163,7 @@ class ComputeStraggler(Rule):
         if held is None or held.held_ns < MIN_SHARE * profile.step_time_ns:
             return None
         phase = held.phase
-        if phase is None or phase not in (*HOST, Phase.BACKWARD):
+        if phase is None or phase not in (*HOST, Phase.BACKWARD) or _saves(profile, held.rank, phase):
             return None
         lost_ns = held.held_ns
         meetings = profile.program.meetings
@@ -182,6 +186,11 @@ class ComputeStraggler(Rule):
             fix=f"Find what rank {held.rank} does more of, or slower, in {phase.label}.",
             ranks=(held.rank,),
         )
+
+
+def _saves(profile: Profile, rank: int, phase: Phase) -> bool:
+    """Whether it is the first rank that is late, as it saves: that is `checkpoint-stall`."""
+    return phase is Phase.CHECKPOINT and rank == profile.ranks[0].rank
 
 
 def _most(excess_ns: dict[Phase, float]) -> list[tuple[Phase, float]]:
