@@ -120,7 +120,7 @@ def run_pairs(
         metric = _judged_metric(metric, rehearsals)
         plan = fitted(plan, rehearsals, asked, job.left_s())
         usual_s = run_s(plan, rehearsals)
-        pairs_in_time = job.pairs_in_time(usual_s)
+        pairs_in_time = job.pairs_in_time(min(usual_s, *(run.wall_s for run in rehearsals)))
         progress(_progress_of_plan(plan, usual_s, pairs_in_time))
         if pairs_in_time < CERTAINLY * FEW_PAIRS:
             raise _Stopped(too_little_time(asked, usual_s))
