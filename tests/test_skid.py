@@ -159,7 +159,7 @@ def test_a_sample_may_fall_into_the_first_look_at_its_own_code(monkeypatch: pyte
 
 
 def test_reading_a_line_of_text_is_charged_to_its_own_line():
-    """C reads, then calls Python's decoder, which has just begun: the reading lies behind it, not before."""
+    """C reads, then calls Python's decoder: what has just begun was called at the end of reading."""
     scope: dict[str, object] = {}
     exec(compile("def caller(file, b):\n    b * b\n    file.readline()\n", "<string>", "exec"), scope)
     seen: list[tuple[int, ...]] = []

@@ -34,8 +34,8 @@ class SetThreads(Action):
 
     ## Hazards
     A sum is split at other places, so it rounds otherwise. A compiled graph is compiled again for another
-    number. The best number changes when the neighbours on the machine do. It holds for evaluations, too, which
-    trials leave out: where their batches are far larger, another number may be better for them.
+    number. The best number changes when the neighbours on the machine do. It holds for evaluations, too,
+    which trials leave out: where their batches are far larger, another number may be better for them.
     """
 
     safety = Safety.ROUNDING
