@@ -480,7 +480,7 @@ def test_what_is_no_report_of_a_worker_is_ignored(tmp_path, junk):
     diagnose.attach(tmp_path / "run")
     batches = iter(loader)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(junk, f"\0torch-diagnose-{os.getpid()}")
+        sender.sendto(junk, _worker_reports.address_of(os.getpid()))
     train(batches)
     profile = diagnose.detach()
     assert profile.steps.count == 15
