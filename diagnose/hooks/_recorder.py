@@ -104,6 +104,7 @@ class Recorder:
         facts: What hooks have learnt of the program besides times, by name; JSON's types only.
         modules: Weak references to the modules called outermost in training, in order of appearance.
         optimizers: Likewise to the optimizers that stepped.
+        stepped_times: How often each of them has, by identity, while the hooks look around.
         inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
             live objects and add to `facts`.
         cared: Called on the training thread after each of the first `CURIOUS_UNTIL` steps, then now and
@@ -179,6 +180,7 @@ class Recorder:
         "searching",
         "sites",
         "stepped_beside",
+        "stepped_times",
         "steps",
         "stop_after",
         "thread",
@@ -194,6 +196,7 @@ class Recorder:
         self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.accumulates = True
         self.on_batch: Callable[[Any], None] | None = None
+        self.stepped_times: dict[int, int] = {}
         self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -353,6 +356,7 @@ class Recorder:
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer steps; only told while the hooks look around."""
+        self.stepped_times[id(optimizer)] = self.stepped_times.get(id(optimizer), 0) + 1
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._graph import Node, unwanted_of, walk, work_for_nothing, work_of
@@ -25,27 +25,34 @@ LAST_LOOK = FIRST_PASS + 3 * NUM_PASSES
 """What became of a gradient must be known by this pass."""
 
 
+class Owned(NamedTuple):
+    """A parameter, and how often its optimizer has stepped: fused steps do not change its version."""
+
+    parameter: Any
+    steps: int
+
+
 @dataclass(slots=True)
 class Pass:
     """What became of the gradients of one backward pass, by the identities of their parameters.
 
     Attributes:
-        versions: The parameters that it reached, and their versions before it.
-        dropped: Those whose gradient was gone while the parameter was what it had been.
-        used: Those that changed.
+        steps: The parameters that it reached, and how often their optimizer had stepped before it.
+        dropped: Those whose gradient was gone before another step.
+        used: Those of which there was one.
     """
 
-    versions: dict[int, int]
+    steps: dict[int, int]
     dropped: set[int] = field(default_factory=set)
     used: set[int] = field(default_factory=set)
 
-    def look(self, parameters: Mapping[int, Any]) -> None:
+    def look(self, parameters: Mapping[int, Owned]) -> None:
         """Looks, before another pass, what became of those of which that is not known."""
-        for key in self.versions.keys() - self.dropped - self.used:
-            parameter = parameters.get(key)
-            if parameter is None or parameter._version != self.versions[key]:
+        for key in self.steps.keys() - self.dropped - self.used:
+            owned = parameters.get(key)
+            if owned is None or owned.steps != self.steps[key]:
                 self.used.add(key)
-            elif parameter.grad is None:
+            elif owned.parameter.grad is None:
                 self.dropped.add(key)
 
 
@@ -101,12 +108,12 @@ class DroppedGradientsHook(Hook):
             if len(watched) < NUM_PASSES:
                 watch(tensors_of(args), parameters)
             elif passes == LAST_LOOK or all(
-                each.versions.keys() == each.dropped | each.used for each in watched
+                each.steps.keys() == each.dropped | each.used for each in watched
             ):
                 recorder.facts["dropped"] = summarize([*kinds.values()])
                 kinds.clear()
 
-        def watch(losses: Sequence[Any], parameters: Mapping[int, Any]) -> None:
+        def watch(losses: Sequence[Any], parameters: Mapping[int, Owned]) -> None:
             nonlocal timed
             passed: list[Any] = []
             roots = [loss.grad_fn for loss in losses if loss.grad_fn]
@@ -117,7 +124,7 @@ class DroppedGradientsHook(Hook):
             reached = frozenset(parameters.keys() & {node.leaf for node in nodes})
             key = tuple(node.name for node in nodes), reached
             timed = kinds.setdefault(key, Kind(nodes, user_frame(sys._getframe())))
-            timed.passes.append(Pass({key: parameters[key]._version for key in reached}))
+            timed.passes.append(Pass({key: parameters[key].steps for key in reached}))
             if can_be_timed(losses):
                 node_clock.watch(passed)
 
@@ -140,11 +147,11 @@ class DroppedGradientsHook(Hook):
                 recorder.on_backward = chained
 
 
-def parameters_of(recorder: Recorder) -> dict[int, Any]:
+def parameters_of(recorder: Recorder) -> dict[int, Owned]:
     """Returns every parameter that some optimizer updates, by its identity."""
     optimizers = [optimizer for reference in recorder.optimizers if (optimizer := reference()) is not None]
     return {
-        id(parameter): parameter
+        id(parameter): Owned(parameter, recorder.stepped_times.get(id(optimizer), 0))
         for optimizer in optimizers
         for group in optimizer.param_groups
         for parameter in group["params"]
@@ -157,7 +164,7 @@ def summarize(kinds: Sequence[Kind]) -> dict[str, Any]:
     totals: list[dict[str, Any]] = []
     unwanted: list[dict[str, Any]] = []
     tensors: set[int] = set()
-    worst, most, apart = kinds[0], 0, False
+    worst, most, apart = kinds[0], 0.0, False
     for kind in kinds:
         dropped = kind.dropped(used)
         leaves = {node.leaf for node in kind.nodes if node.leaf}
@@ -165,9 +172,9 @@ def summarize(kinds: Sequence[Kind]) -> dict[str, Any]:
         totals += [work_of(kind.nodes)] * len(kind.passes)
         unwanted += [work_for_nothing(ops, edge)] * len(kind.passes)
         tensors |= dropped
-        if len(dropped) * len(kind.passes) > most:
-            worst, most = kind, len(dropped) * len(kind.passes)
-            apart = sum(op.flops for op in ops) > sum(op.flops for op in edge)
+        of_ops, of_edge = (sum(op.flops for op in some) for some in (ops, edge))
+        if dropped and (of_ops + of_edge) * len(kind.passes) > most:
+            worst, most, apart = kind, (of_ops + of_edge) * len(kind.passes), of_ops > of_edge
     file, line, _ = resolve(*(worst.place or (0, 0)))
     return {
         "num_passes": len(totals),
