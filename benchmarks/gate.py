@@ -83,22 +83,17 @@ class Case:
         return f"{self.scene}/{self.phase or 'same'}/{self.size:g}/{self.number}"
 
 
-def cases(scenes: Iterable[str], same: int, slowed: int) -> Iterator[Case]:
-    """Yields the gates in an order in which any beginning holds something of each sort."""
-    kinds = [(phase, size) for size in reversed(SIZES) for phase in PHASE_OF]
+def cases(scenes: Iterable[str], same: int, slowed: int) -> list[Case]:
+    """Returns the gates, shuffled, always alike, so that any beginning holds something of each sort."""
+    kinds = [(phase, size) for size in SIZES for phase in PHASE_OF]
+    every = []
     for scene in scenes:
-        slower = [
-            Case(
-                scene=scene,
-                number=i // len(kinds),
-                phase=kinds[i % len(kinds)][0],
-                size=kinds[i % len(kinds)][1],
-            )
-            for i in range(slowed)
-        ]
-        equal = [Case(scene=scene, number=i) for i in range(same)]
-        for i in range(max(same, slowed)):
-            yield from (*equal[i : i + 1], *slower[i : i + 1])
+        every += [Case(scene=scene, number=i) for i in range(same)]
+        for i in range(slowed):
+            phase, size = kinds[i % len(kinds)]
+            every.append(Case(scene=scene, number=i // len(kinds), phase=phase, size=size))
+    random.Random(SEED).shuffle(every)
+    return every
 
 
 def main() -> None:
@@ -107,6 +102,7 @@ def main() -> None:
     parser.add_argument("--slowed", type=int, default=45, help="gates with a slowdown in each scene")
     parser.add_argument("--scenes", nargs="+", default=list(SCENES), choices=SCENES)
     parser.add_argument("--results", type=Path, help="file of results, to go on with")
+    parser.add_argument("--part", default="1/1", help="1/2 and 2/2: two at once, by taskset on a CPU each")
     parser.add_argument("--steps", type=int, help="steps in each run; as the gate chooses without it")
     parser.add_argument("--max-pairs", type=int, default=20)
     parser.add_argument("--trials", type=int, default=1000, help="of the simulation; 0 leaves it out")
@@ -117,7 +113,8 @@ def main() -> None:
         args.same, args.slowed, args.scenes, args.trials = 1, 1, SCENES[:1], 0
     done = read(args.results)
     if not args.report:
-        for case in cases(args.scenes, args.same, args.slowed):
+        part, parts = map(int, args.part.split("/"))
+        for case in cases(args.scenes, args.same, args.slowed)[part - 1 :: parts]:
             if case.key in done:
                 continue
             done[case.key] = judged(case, args.steps, args.max_pairs)
@@ -185,7 +182,8 @@ def row_of(case: Case, result: GateResult, truth: Path) -> dict[str, Any]:
         "truth": statistics.median(shares) if shares else 0.0,
         "drop": judgement.drop if judgement is not None and judgement.pairs else None,
         "others": verdicts(result.pairs, MAX_DROP),
-        "cpus": os.cpu_count(),
+        "cpus": num_cpus(),
+        "version": version(),
         "machine": platform.machine(),
         "day": str(date.today()),
     }
@@ -198,7 +196,7 @@ def row_of(case: Case, result: GateResult, truth: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def neighbours(wanted: bool) -> Iterator[None]:
     """Keeps one burst of work after the other going beside the runs."""
-    number = (os.cpu_count() or 1) if wanted else 0
+    number = num_cpus() if wanted else 0
     others = [subprocess.Popen([sys.executable, "-c", LOAD]) for _ in range(number)]
     try:
         yield
@@ -206,6 +204,17 @@ def neighbours(wanted: bool) -> Iterator[None]:
         for other in others:
             other.kill()
             other.wait()
+
+
+def num_cpus() -> int:
+    """Returns how many CPUs this process and its runs may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def version() -> str:
+    """Returns the commit that is measured; empty outside git."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=JOB.parent, capture_output=True, text=True).stdout.strip()
 
 
 def page(rows: list[dict[str, Any]], trials: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from diagnose.dashboards._server import create_app, server_of
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, TimeoutError, expect
 
 from diagnose.launch.opened import listening_on
 from tests.browsing import barriers, fits, go, launched, needs_browser, new_tab, shoot
@@ -160,7 +161,11 @@ def test_a_range_drawn_with_the_mouse_is_read_in_finer_bins(page: Page) -> None:
     assert page.evaluate("window.scrollY") == above, "the page stays where it is"
     shown = page.evaluate(f"{CHART}._fullLayout.xaxis.range")
     assert first - 8 < shown[0] < shown[1] < last + 8, "the chart shows the range, and no more"
-    plot.dblclick(position={"x": 50, "y": 50})
+    for _ in range(5):  # two clicks that a busy page gets too far apart are no double click, to nobody
+        plot.dblclick(position={"x": 50, "y": 50})
+        with contextlib.suppress(TimeoutError):
+            page.wait_for_url(re.compile(r"/run/long$"), timeout=5000)
+            break
     expect(page).to_have_url(re.compile(r"/run/long$"))
     drawn(page, 1, 16)
 

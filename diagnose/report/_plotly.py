@@ -39,6 +39,7 @@ CONFIG = {
     "plotlyServerURL": "",
     "responsive": True,
     "scrollZoom": False,
+    "doubleClickDelay": 500,
 }
 """plotly.js offers to upload every chart unless it is told not to."""
 
