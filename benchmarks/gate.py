@@ -47,7 +47,10 @@ PHASE_OF = {
     "checkpoint": Phase.CHECKPOINT,
 }
 SIZES = (0.03, 0.05, 0.10)
-SCENES = ("as it is", "under load")
+TURNS = "under load, in turns"
+"""With `--in-turns`, which is what the gate itself advises there."""
+
+SCENES = ("as it is", "under load", TURNS)
 MAX_DROP = 0.03
 SEED = 20261121
 """Of the simulation: that which `gate_simulation.py` takes by itself."""
@@ -98,8 +101,8 @@ def cases(scenes: Iterable[str], same: int, slowed: int) -> list[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--same", type=int, default=40, help="A/A gates in each scene")
-    parser.add_argument("--slowed", type=int, default=45, help="gates with a slowdown in each scene")
+    parser.add_argument("--same", type=int, default=15, help="A/A gates in each scene")
+    parser.add_argument("--slowed", type=int, default=15, help="gates with a slowdown in each scene")
     parser.add_argument("--scenes", nargs="+", default=list(SCENES), choices=SCENES)
     parser.add_argument("--results", type=Path, help="file of results, to go on with")
     parser.add_argument("--part", default="1/1", help="1/2 and 2/2: two at once, by taskset on a CPU each")
@@ -136,7 +139,7 @@ def judged(case: Case, steps: int | None, max_pairs: int) -> dict[str, Any]:
     """Runs one gate and returns what it and the others said, beside the truth."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ |= KEEPS_FREED  # as the gate advises where runs differ in this
-    with tempfile.TemporaryDirectory() as folder, neighbours(case.scene == "under load"):
+    with tempfile.TemporaryDirectory() as folder, neighbours(case.scene != SCENES[0]):
         truth = Path(folder) / "truth"
         truth.mkdir()
         os.environ["GATE_TRUTH"] = str(truth)
@@ -145,7 +148,7 @@ def judged(case: Case, steps: int | None, max_pairs: int) -> dict[str, Any]:
             step_us = calibrated(truth)
             head = (*head, "--slow", case.phase, "--extra-us", f"{case.size * step_us:.1f}")
         request = GateRequest(
-            asked=Asked(max_drop=MAX_DROP, steps=steps, max_pairs=max_pairs),
+            asked=Asked(max_drop=MAX_DROP, steps=steps, max_pairs=max_pairs, in_turns=case.scene == TURNS),
             commands=((str(JOB),), head),
             cwd=Path(folder),
             folder=Path(folder) / "runs",
@@ -181,6 +184,8 @@ def row_of(case: Case, result: GateResult, truth: Path) -> dict[str, Any]:
         "pairs": len(result.pairs),
         "truth": statistics.median(shares) if shares else 0.0,
         "drop": judgement.drop if judgement is not None and judgement.pairs else None,
+        "beside": {each.metric.value: each.verdict.value for each in result.beside},
+        "wall_s": round(result.wall_s),
         "others": verdicts(result.pairs, MAX_DROP),
         "cpus": num_cpus(),
         "version": version(),
