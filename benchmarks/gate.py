@@ -32,6 +32,7 @@ import gate_simulation
 from gate_peers import rules, verdicts
 
 from diagnose.core.phases import Phase
+from diagnose.gate.cause import Kind
 from diagnose.gate.compare_commits import GateRequest, compare_versions
 from diagnose.gate.in_turns import KEEPS_FREED
 from diagnose.gate.pairs import Asked
@@ -186,6 +187,13 @@ def row_of(case: Case, result: GateResult, truth: Path) -> dict[str, Any]:
         "drop": judgement.drop if judgement is not None and judgement.pairs else None,
         "beside": {each.metric.value: each.verdict.value for each in result.beside},
         "wall_s": round(result.wall_s),
+        "figures": [
+            [
+                {metric.value: float(f"{figure:.6g}") for metric, figure in run.figures.items()}
+                for run in runs
+            ]
+            for runs in ((pair.base, pair.head) for pair in result.pairs)
+        ],
         "others": verdicts(result.pairs, MAX_DROP),
         "cpus": num_cpus(),
         "version": version(),
@@ -286,7 +294,10 @@ def attribution(rows: list[dict[str, Any]]) -> list[str]:
     true = [row for row in rows if row["verdict"] == "regression" and row["phase"]]
     if not true:
         return ["No regression was found, so none was attributed."]
-    right = [row["named"][:1] == [PHASE_OF[row["phase"]].value] for row in true]
+    right = [
+        row["why"] == Kind.PHASES.value and row["named"][:1] == [PHASE_OF[row["phase"]].value]
+        for row in true
+    ]
     lines = [
         f"Of {len(true)} regressions found, the phase that was made slower is named first in {sum(right)}."
     ]

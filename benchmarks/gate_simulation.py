@@ -68,6 +68,7 @@ SCENES = {
     "CI, 4 workers in bursts": Scene(run_sd=0.01, drift_sd=0.01, burst_period=4),
     "CI, 6 workers in bursts": Scene(run_sd=0.01, drift_sd=0.01, burst_period=6),
     "noisy": Scene(run_sd=0.02, drift_sd=0.02),
+    "busy": Scene(run_sd=0.04, drift_sd=0.04, judged=False),
     "crowded": Scene(run_sd=0.06, drift_sd=0.10, judged=False),
     "hopeless": Scene(run_sd=0.20, drift_sd=0.20, judged=False),
 }

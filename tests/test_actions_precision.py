@@ -338,6 +338,20 @@ def test_an_overflow_that_clipping_hides_still_skips_the_step() -> None:
     assert_equal(weights(model), before)
 
 
+def test_an_overflow_in_gradients_that_are_thrown_away_skips_nothing() -> None:
+    """As a GAN's generator leaves them in its critic."""
+    model = nn.Linear(2, 1)
+    loop = Scaled(model)
+    before = weights(model)
+    with loop.installed:
+        loop(torch.tensor([[float("inf"), 1.0]])).sum().backward()
+        loop.optimizer.zero_grad()
+        loop(torch.ones(1, 2)).sum().backward()
+        loop.optimizer.step()
+    assert loop.scale.num_skipped == 0
+    torch.testing.assert_close(weights(model), [before[0] - 0.1, before[1] - 0.1])
+
+
 def test_an_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path) -> None:
     script = SCRIPTS / "overflow_on_one_rank.py"
     ranks = [

@@ -53,6 +53,7 @@ class LossScale:
         self._failure = failure
         self._inverse = torch.tensor(1 / FIRST_SCALE, device=device)
         self._overflows: dict[int, torch.Tensor] = {}
+        self._stepped: dict[int, list[torch.Tensor]] = {}
         self._good_steps = 0
         self._growth_steps = FIRST_GROWTH_STEPS
         self._params: dict[int, torch.Tensor] = {}
@@ -69,8 +70,9 @@ class LossScale:
         by_param = {}
         for optimizer in optimizers:
             self._overflows[id(optimizer)] = torch.zeros_like(self._inverse)
-            for group in optimizer.param_groups:
-                by_param.update({id(p): id(optimizer) for p in group["params"]})
+            stepped = [p for group in optimizer.param_groups for p in group["params"]]
+            self._stepped[id(optimizer)] = stepped
+            by_param.update({id(p): id(optimizer) for p in stepped})
         unowned = torch.zeros_like(self._inverse)
         with ExitStack() as stack:
             for param in params.values():
@@ -84,6 +86,7 @@ class LossScale:
             stack.enter_context(replaced(torch.autograd, "backward", self._checking))
             self._params = params
             stack.callback(self._params.clear)
+            stack.callback(self._stepped.clear)
             yield
 
     def through(self, route: Route) -> Route:
@@ -166,12 +169,18 @@ class LossScale:
 
     def _checking(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """Looks, before each backward pass, whether a parameter gets gradients past the models' outputs: a
-        penalty on weights, say. Those would be divided by a scale that they never had."""
+        penalty on weights, say. Those would be divided by a scale that they never had.
+
+        Where all gradients of an optimizer were thrown away, as those that a GAN's generator leaves in its
+        critic are, what overflowed among them is forgotten."""
 
         def checked(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             if not self._failure.reason and self._params and self._reached(roots):
                 self.give_up("the loop uses a parameter, or an inner result of a model, outside the model")
+            for number, params in self._stepped.items():
+                if all(p.grad is None for p in params):
+                    self._overflows[number].zero_()
             return backward(tensors, *args, **kwargs)
 
         return checked

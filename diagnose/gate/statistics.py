@@ -32,6 +32,10 @@ LOOKS = (7, 10, 13, 16, 20)
 LOOK_LEVEL = 0.01
 """How rare the pairs must be, were the change just what is allowed, for the test to stop early."""
 
+LAST_LEVEL = 0.005
+"""How rare the last pairs must be, were nothing changed at all, for a loss that is more than allowed to be
+one: where pairs scatter as much as may be, what is allowed is only two standard errors above nothing."""
+
 MAX_ERROR = 0.5
 """Standard error of the estimate, as a part of what is allowed, above which a change is not told from that.
 
@@ -57,6 +61,9 @@ Where one pair in ten is huge by chance, all of three are in one gate of a thous
 
 Z_975 = 1.96
 """Standard errors that half a 95 % interval is wide."""
+
+Z_LAST = 2.576
+"""Standard errors above nothing at which `LAST_LEVEL` is reached."""
 
 Z_95 = 1.645
 """Quantile of the normal distribution: a loss this many errors beyond the limit is found in 95 of 100."""
@@ -110,6 +117,7 @@ def decide(logs: Sequence[float], limit: float, *, last: bool = False) -> Decisi
     if pairs < MIN_PAIRS:
         error = low = high = math.nan
     certain = error <= max_error(limit)
+    least = max(limit, Z_LAST * error) if certain else limit + CERTAIN * error
     return Decision(
         state=_state(logs, limit, estimate, error, last=last or pairs >= MAX_PAIRS),
         estimate=estimate,
@@ -117,7 +125,7 @@ def decide(logs: Sequence[float], limit: float, *, last: bool = False) -> Decisi
         high=high,
         error=error,
         p=chance_of_excess(logs),
-        detectable=limit + (Z_95 + (0.0 if certain else CERTAIN)) * error,
+        detectable=least + Z_95 * error,
         pairs=pairs,
     )
 
@@ -158,7 +166,7 @@ def _state(logs: Sequence[float], limit: float, estimate: float, error: float, *
         return State.GO_ON
     if estimate <= limit:
         return State.PASS
-    return State.REGRESSION if chance_of_excess(logs) <= LOOK_LEVEL else State.INCONCLUSIVE
+    return State.REGRESSION if chance_of_excess(logs) <= LAST_LEVEL else State.INCONCLUSIVE
 
 
 def hodges_lehmann(values: Sequence[float]) -> float:

@@ -17,6 +17,9 @@ MIN_DELAY = 0.05
 MIN_FOREIGN_CPUS = 0.25
 """Other programs use so many CPUs, or more: the system's own services use a tenth."""
 
+MIN_STARTED_CPUS = 0.05
+"""Processes that the script has started need no more, where it has no workers: no service is among them."""
+
 MIN_FOREIGN_PART = 0.5
 """And this part of all that competes with the training thread, or more."""
 
@@ -102,19 +105,19 @@ class NoisyNeighbour(Rule):
         """See `Rule.check`."""
         host = profile.host
         assert host.runnable_share is not None and profile.foreign_cpus is not None
-        started = _started_cpus(profile)
+        started, delayed = _started_cpus(profile), delayed_share(host)
         foreign = profile.foreign_cpus + started
         own = (host.child_cpus or 0.0) - started + sum(thread.cpus for thread in host.python_threads)
         own += sum(rank.used_cpus or 0.0 for rank in profile.neighbours)
         part = foreign / (foreign + own) if foreign else 0.0
         if (
-            host.runnable_share < MIN_DELAY
-            or foreign < MIN_FOREIGN_CPUS
+            (delayed if started else host.runnable_share) < MIN_DELAY
+            or (foreign < MIN_FOREIGN_CPUS and not started)
             or part < MIN_FOREIGN_PART
             or profile.steps.total_time_ns < LEAST_NS
         ):
             return None
-        lost = spread(profile, part * delayed_share(host))
+        lost = spread(profile, part * delayed)
         total = sum(lost.values())
         low = part * min(max(0.0, host.runnable_share - QUIET_DELAY), MOST) * profile.step_time_ns
         threads = host.num_threads or 1
@@ -132,7 +135,7 @@ class NoisyNeighbour(Rule):
         return Finding(
             rule=self.name,
             summary=f"Other programs use {foreign:.1f} of {host.machine_cpus} CPUs, and training waits"
-            f" for its turn for {format_share(host.runnable_share)} of the time",
+            f" for its turn for {format_share(delayed)} of the time",
             lost_ns=lost,
             low_ns=min(low, total),
             high_ns=max(total, min(1.3 * total, WORST * profile.step_time_ns)),
@@ -167,4 +170,5 @@ def _started_cpus(profile: Profile) -> float:
     if workers is not None and profile.step_time_ns:
         batch_ns = (workers.fetch_ns + workers.collate_ns) * workers.cpu_share + workers.send_ns
         children -= batch_ns * (profile.input.batches_per_step or 1.0) / profile.step_time_ns
-    return children if children >= MIN_FOREIGN_CPUS else 0.0
+    has_workers = any(loader.num_workers > 0 for loader in profile.program.loaders)
+    return children if children >= (MIN_FOREIGN_CPUS if has_workers else MIN_STARTED_CPUS) else 0.0
