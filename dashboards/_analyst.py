@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, PriorityQueue
+from shlex import quote
 from time import monotonic
 from typing import Any
 
@@ -203,7 +204,7 @@ def analyse(run: Path) -> Analysis:
             raise _too_many(run, records)
         left_out = (
             f"Of {len(records)} ranks the first alone was analysed: {sum(records):,} steps of all are too"
-            f" many beside the training. This looks at all of them: diagnose report {run.name}"
+            f" many beside the training. This looks at all of them: diagnose report {quote(str(run))}"
         )
     profile, parts = analysed(run, only_first=only_first)
     return Analysis(profile=diagnosed(profile), parts=parts, took_s=monotonic() - begun, left_out=left_out)
@@ -241,7 +242,7 @@ def _refuse_if_huge(run: Path) -> None:
 def _too_many(run: Path, records: list[int]) -> DiagnoseError:
     return DiagnoseError(
         f"{sum(records):,} steps of all ranks are too many to ask the rules beside the training; "
-        f"this asks them: diagnose report {run.name}"
+        f"this asks them: diagnose report {quote(str(run))}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import measured_samples, split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats
@@ -237,6 +239,9 @@ def test_samples_that_fell_by_chance_where_one_line_runs_count_as_much_as_its_ti
     )
     plain = [weight for _, _, weight in measured_samples(of_an_older_version, warmup=5)]
     assert plain == [MS] * len(samples)
+    of_a_device = replace(log, steps=log.steps // 2, meta={**log.meta, BY_DEVICE: True})
+    plain = [weight for _, _, weight in measured_samples(of_a_device, warmup=5)]
+    assert plain == [MS] * len(samples), "the moments are the host's, the steps are not"
 
 
 def test_places_are_in_order_and_end():

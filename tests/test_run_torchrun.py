@@ -114,18 +114,23 @@ def test_every_rank_derives_the_same_folder_and_restarts_get_their_own():
     names = [
         place_in_torchrun({**RANK_1, **changes}, "train").folder
         for changes in (
-            {},
-            {"RANK": "0"},
             {"TORCHELASTIC_RUN_ID": "none"},
+            {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"},
             {"TORCHELASTIC_RUN_ID": "job7"},
-            {"TORCHELASTIC_RESTART_COUNT": "1"},
+            {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"},
         )
     ]
     ends = [name.partition("-train-")[2] for name in names]
-    assert ends == ["127.0.0.1-29500"] * 3 + ["job7", "127.0.0.1-29500-restart1"]
+    assert ends == ["127.0.0.1-29500"] * 2 + ["job7", "127.0.0.1-29500-restart1"]
     assert len({name.partition("-train-")[0] for name in names}) == 1, (
         "the time at which the parent started"
     )
+
+
+def test_ranks_of_another_launcher_go_by_the_job_alone():
+    """What started them may be a shell, which starts one job after the other."""
+    place = place_in_torchrun(RANK_1, "train")
+    assert (place.folder, place.late_s) == ("train-127.0.0.1-29500", RANKS_LATE_S)
 
 
 def test_where_nobody_knows_when_the_parent_began_an_old_folder_of_that_name_is_no_place(monkeypatch):

@@ -178,3 +178,13 @@ def test_reading_a_line_of_text_is_charged_to_its_own_line():
         finally:
             sys.settrace(before)
     assert [resolve(*key[3:5])[1] for key in seen] == [3]
+
+
+def test_our_own_files_are_no_package_of_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They lie beside those packages in every environment but the one we work in."""
+    packages = "/env/lib/python3.11/site-packages/"
+    monkeypatch.setattr(_frames, "_OURS", (f"{packages}diagnose/",))
+    assert _frames.file_owner(f"{packages}diagnose/hooks/backward.py") == _frames.INTERNAL
+    assert _frames.file_owner(f"{packages}diagnoser/loops.py") == _frames.LIBRARY

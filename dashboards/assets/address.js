@@ -84,7 +84,7 @@
         const from = Math.max(0, Math.ceil(first) - 1); // the chart counts from 1
         go({ from, to: Math.max(from + 1, Math.floor(last)), window: null }, { replaces: false });
       } else if (drawn["xaxis.autorange"]) {
-        go({ from: null, to: null }, { replaces: false });
+        go({ from: null, to: null, window: null }, { replaces: false });
       }
       // The same range drawn again is another wish, which only a change would tell.
       window.dash_clientside.set_props(triggered.prop_id.split(".")[0], { relayoutData: null });

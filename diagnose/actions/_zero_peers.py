@@ -58,6 +58,7 @@ class Peers:
         self._shown = shown
         self._rounds = itertools.count()
         self._closed = Event()
+        self._failed_before = id(getattr(sys, "last_value", None))
         store: Any = distributed_c10d._get_default_store()
         self._store = distributed_c10d.PrefixStore(f"diagnose zero {next(_made)}", store)
         self._group: Any = distributed.ProcessGroupGloo(self._store, self.rank, self.num, FOREVER)
@@ -105,7 +106,7 @@ class Peers:
         """The script has ended. Stays until those of all ranks have, unless it ended by an error."""
         with contextlib.suppress(RuntimeError):  # the store has gone with its rank
             self._store.add("ended", 1)
-            if not hasattr(sys, "last_value"):
+            if id(getattr(sys, "last_value", None)) == self._failed_before:
                 self._all_come()
 
     def _all_come(self) -> bool:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.roles import Roles
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOTS
 from diagnose.core.phases import Phase
@@ -77,7 +78,12 @@ def measured_samples(log: RankLog, warmup: int) -> Iterator[tuple[int, tuple[Fra
     rows = rows[:: 1 + len(rows) // ENOUGH_STEPS]
     of_one_ns = sum(weight for *_, weight in log.samples) / max(1, log.meta.get("samples") or 1)
     for slot, samples in by_slot.items():
-        factors = _factors(samples, rows[:, len(COUNTS) + slot], CELL_SAMPLES * of_one_ns)
+        # The moments of samples are the host's: a device's clock says nothing of how long those took.
+        factors = (
+            {}
+            if log.meta.get(BY_DEVICE)
+            else _factors(samples, rows[:, len(COUNTS) + slot], CELL_SAMPLES * of_one_ns)
+        )
         for place, stack, weight_ns in samples:
             yield slot, stack, weight_ns * factors.get(place, 1.0)
 

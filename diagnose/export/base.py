@@ -7,10 +7,11 @@ import importlib.util
 import os
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from diagnose.core.errors import DiagnoseError
@@ -32,7 +33,7 @@ class Exporter(ABC):
     """
 
     target: ClassVar[str]
-    requires: ClassVar[dict[str, str]] = {}
+    requires: Mapping[str, str] = MappingProxyType({})
     live: ClassVar[bool] = True
 
     @abstractmethod
@@ -94,15 +95,19 @@ class Destination:
             DiagnoseError: If something would.
         """
         exporter = self.exporter()
-        if exporter.target == "FILE" and self.target is not None:
-            folder = Path(self.target).absolute().parent
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
-                raise DiagnoseError(
-                    f"export to {self.name}: cannot write {self.target}: "
-                    f"{folder} is no folder that takes files."
-                )
-            if Path(self.target).is_dir():
-                raise DiagnoseError(f"export to {self.name}: cannot write {self.target}: it is a folder.")
+        if exporter.target not in ("FILE", "FOLDER"):
+            return
+        path = Path(self.target or "a file of its own").absolute()
+        folder = path.parent
+        if exporter.target == "FOLDER":  # it is made, with those around it
+            folder = next(each for each in (path, *path.parents) if each.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise DiagnoseError(
+                f"export to {self.name}: cannot write {self.target or 'here'}: "
+                f"{folder} is no folder that takes files."
+            )
+        if exporter.target == "FILE" and path.is_dir():
+            raise DiagnoseError(f"export to {self.name}: cannot write {self.target}: it is a folder.")
 
 
 def exporter_names() -> tuple[str, ...]:

@@ -42,7 +42,11 @@ class Otel(Exporter):
     """
 
     target = "URL"
-    requires = {"opentelemetry.sdk": SDK}  # noqa: RUF012 (a constant; the base class has its type)
+
+    def __init__(self) -> None:
+        self.requires = {"opentelemetry.sdk": SDK}
+        if _wanted() == "otlp":
+            self.requires |= dict([OTLP[_protocol()]])
 
     def default_target(self, run: RunInfo) -> str:
         """Returns nothing: the environment knows."""
@@ -109,16 +113,11 @@ def _attribute(key: str) -> str:
 
 def _reader(target: str, failed: list[str]) -> Any:
     export = imported("opentelemetry.sdk.metrics.export", "otel", SDK)
-    wanted = os.environ.get("OTEL_METRICS_EXPORTER", "otlp").strip() or "otlp"
-    if wanted == "console":
+    if _wanted() == "console":
         # stdout may be a pipe into another program, or the script's.
         exporter = export.ConsoleMetricExporter(out=sys.stderr)
-    elif wanted == "otlp":
-        exporter = _told(export, _otlp(target), failed)
     else:
-        raise DiagnoseError(
-            f"export to otel: OTEL_METRICS_EXPORTER is {wanted!r}; this writes by 'otlp' or to 'console'."
-        )
+        exporter = _told(export, _otlp(target), failed)
     return _unmerged(export.PeriodicExportingMetricReader, exporter, export_interval_millis=NEVER_MS)
 
 
@@ -132,7 +131,18 @@ def _unmerged(reader: Callable[..., Any], *arguments: Any, **options: Any) -> An
         return reader(*arguments, **options)
 
 
-def _otlp(target: str) -> Any:
+def _wanted() -> str:
+    """Returns `otlp` or `console`."""
+    wanted = os.environ.get("OTEL_METRICS_EXPORTER", "otlp").strip() or "otlp"
+    if wanted not in ("otlp", "console"):
+        raise DiagnoseError(
+            f"export to otel: OTEL_METRICS_EXPORTER is {wanted!r}; this writes by 'otlp' or to 'console'."
+        )
+    return wanted
+
+
+def _protocol() -> str:
+    """Returns a key of `OTLP`."""
     default = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", default)
     if protocol not in OTLP:
@@ -140,7 +150,11 @@ def _otlp(target: str) -> Any:
             f"export to otel: there is no protocol {protocol!r} (OTEL_EXPORTER_OTLP_PROTOCOL). "
             f"There are: {', '.join(OTLP)}."
         )
-    module, install = OTLP[protocol]
+    return protocol
+
+
+def _otlp(target: str) -> Any:
+    module, install = OTLP[_protocol()]
     exporter = imported(f"{module}.metric_exporter", "otel", install).OTLPMetricExporter
     return exporter(endpoint=target) if target else exporter()
 

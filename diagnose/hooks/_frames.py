@@ -21,18 +21,18 @@ INTERNAL, LIBRARY, USER, OUTERMOST = 0, 1, 2, 3
 last is ours, and what called it is left out: see `end_stacks_at`."""
 
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_INTERNAL_ROOTS = tuple(
+_PYTHONS = tuple(
     os.path.join(root, "")
     for root in {
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib"),
         os.path.dirname(os.path.realpath(os.__file__)),
-        os.path.dirname(os.path.realpath(diagnose.__file__)),
     }
 )
+_OURS = tuple({os.path.join(os.path.dirname(at(diagnose.__file__)), "") for at in (str, os.path.realpath)})
 _TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
 # A notebook's cells, `python -c` and a script on standard input have such names.
-_USER_NAMES = ("<stdin>", "<string>", "<ipython-input")
+_USER_NAMES = ("<stdin>", "<string>", "<ipython-input", "<python-input")
 
 _DECODES = codecs.BufferedIncrementalDecoder.decode.__code__
 
@@ -61,9 +61,11 @@ def file_owner(file: str) -> int:
     if main is not None and file == main:
         return USER
     path = os.path.abspath(file)
+    if path.startswith(_OURS):  # first, as it lies where all packages do, once it is installed
+        return INTERNAL
     if any(part in path for part in _LIBRARY_PARTS):
         return INTERNAL if _TORCH in path else LIBRARY
-    return INTERNAL if path.startswith(_INTERNAL_ROOTS) else USER
+    return INTERNAL if path.startswith(_PYTHONS) else USER
 
 
 def end_stacks_at(code: CodeType) -> None:

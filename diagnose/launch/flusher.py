@@ -68,6 +68,8 @@ class Flusher:
         self._flushes = 0
         self._sites = 0
         self._ended_on = 0
+        # A notebook's earlier cell may have failed, which is not this run's failure.
+        self._failed_before = id(getattr(sys, "last_value", None))
 
     def start(self) -> None:
         """Begins flushing."""
@@ -200,8 +202,9 @@ class Flusher:
         state["notes"] = [*state.get("notes", ()), *self._device.notes]
         writer.set_meta({"state": state})
         if last:
-            error = getattr(sys, "last_type", None)
-            writer.set_meta({"error": error.__name__ if error is not None else None})
+            error = getattr(sys, "last_value", None)
+            is_ours = error is not None and id(error) != self._failed_before
+            writer.set_meta({"error": type(error).__name__ if is_ours else None})
             writer.close()
         else:
             writer.commit()

@@ -141,3 +141,7 @@ def _check_destination(option: str, path: Path | None) -> None:
         raise DiagnoseError(f"diagnose: cannot write {option} {path}: there is no folder {folder}.")
     if path.is_dir():
         raise DiagnoseError(f"diagnose: cannot write {option} {path}: it is a folder.")
+    if str(path) == "-":
+        raise DiagnoseError(f"diagnose: {option} needs a file: stdout is the script's.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise DiagnoseError(f"diagnose: cannot write {option} {path}: no permission.")

@@ -79,7 +79,8 @@ def place_in_torchrun(environ: Mapping[str, str], name: str) -> Place | None:
     started = started_unix(os.getppid())
     # Else nothing but the name would tell this launch's folder from the last one's.
     is_spread = environ.get("GROUP_WORLD_SIZE", "1") != "1"
-    if started is None or is_spread:
+    # A launcher of another kind may be anything, such as a shell that starts one job after the other.
+    if started is None or is_spread or "TORCHELASTIC_RUN_ID" not in environ:
         # Each host's agent counts its own restarts: in the name they would lead the hosts apart.
         common = named(f"{name}-{job_id(environ) or run_id}{'' if is_spread else again}")
         return Place(rank=rank, folder=common, late_s=RANKS_LATE_S)

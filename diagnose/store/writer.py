@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import sqlite3
 import zlib
@@ -126,16 +127,15 @@ class Writer:
     def add_sources(self, files: Iterable[str]) -> None:
         """Keeps the texts of source files as they are now: they may be edited before anybody looks."""
         for file in {*files} - self._sources:
-            if len(self._sources) == MAX_SOURCES or not os.path.isabs(file):
+            if len(self._sources) == MAX_SOURCES:
                 continue
             self._sources.add(file)
-            with contextlib.suppress(OSError):
-                if os.path.getsize(file) <= MAX_SOURCE_BYTES:
-                    packed = zlib.compress(Path(file).read_bytes())
-                    self._db.execute(
-                        "INSERT OR IGNORE INTO sources VALUES (CAST(? AS TEXT), ?)",
-                        (name_bytes(file), packed),
-                    )
+            text = _text_of(file)
+            if text:
+                self._db.execute(
+                    "INSERT OR IGNORE INTO sources VALUES (CAST(? AS TEXT), ?)",
+                    (name_bytes(file), zlib.compress(text)),
+                )
 
     def add_events(self, events: Iterable[tuple[int, int, str, Mapping[str, Any]]]) -> None:
         """Appends events: time, step, kind, detail."""
@@ -229,6 +229,16 @@ def _remove(path: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         with contextlib.suppress(OSError):
             path.with_name(path.name + suffix).unlink()
+
+
+def _text_of(file: str) -> bytes:
+    """Returns a source file, or what Python remembers of a notebook's cell, which is in none; empty where
+    there is neither, and of what a program wrote."""
+    try:
+        text = Path(file).read_bytes() if os.path.getsize(file) <= MAX_SOURCE_BYTES else b""
+    except (OSError, ValueError):
+        text = "".join(linecache.getlines(file)).encode("utf-8", "surrogatepass")
+    return text if len(text) <= MAX_SOURCE_BYTES else b""
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, str]:
