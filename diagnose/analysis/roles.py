@@ -32,6 +32,9 @@ AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 """Names in a statement that keeps a value without its gradients."""
 
+WEIGHTS = {"parameters", "named_parameters", "weight"}
+"""Names in a statement that goes over a model's weights, or reads them."""
+
 PHASE_OF_KIND = {
     "next": Phase.DATA_WAIT,
     "forward": Phase.FORWARD,
@@ -306,6 +309,7 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
     fixed = {id(s) for s in (*calls, *further, *passes, *asks, *steps)}
     roles: dict[int, Phase] = {}
     computed = _computed(statements, (*calls, *further))
+    weights = _computed(statements, [s for s in statements if isinstance(s, ast.For) and _of_weights(s)])
     if not passes:
         passes = [
             s
@@ -313,12 +317,14 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
             if id(s) not in fixed and (isinstance(s, ast.Return) or _keeps(s, computed))
         ]
         roles.update((line, Phase.FORWARD) for s in passes for line in _header_lines(s))
+        passes += [s for s in calls if isinstance(s, ast.Return)]
     # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
     for sources, phase in ((passes, Phase.FORWARD), (further, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
-        wanted = set().union(*(reads(s) for s in sources)) if sources else set()
+        wanted: set[str] = set().union(*(reads(s) for s in sources))
         if phase is Phase.DATA_WAIT:
+            wanted = set().union(*(_arguments(s, statements, (*calls, *further)) for s in sources))
             # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
-            wanted -= set().union(*(writes(s) for s in sources)) if sources else set()
+            wanted -= set().union(*(writes(s) for s in sources))
         found: set[int] = set()
         grew = True
         while grew:
@@ -329,7 +335,10 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
                 found.add(id(statement))
                 wanted |= reads(statement)
                 grew = True
-                targets = sources is further and calls and not reads(statement) & computed
+                if sources is passes:
+                    targets = calls and _is_of_targets(statement, computed | weights)
+                else:
+                    targets = sources is further and calls and not reads(statement) & computed
                 for line in _header_lines(statement):
                     roles[line] = Phase.DATA_WAIT if targets else phase
     return roles
@@ -389,6 +398,33 @@ def _keeps(statement: ast.stmt, computed: set[str]) -> bool:
     if not any("." in name for name in writes(statement)) or not reads(statement) & computed:
         return False
     return not names(nodes_of(statement)) & DETACHES
+
+
+def _arguments(call: ast.stmt, statements: list[ast.stmt], models: Iterable[ast.stmt]) -> set[str]:
+    """Returns what the statement of a model call reads, without what it returns of other models beside:
+    `return probs.log_prob(action), self.critic(x)`."""
+    if not isinstance(call, ast.Return):
+        return reads(call)
+    return reads(call) - _computed(statements, [model for model in models if model is not call])
+
+
+def _is_of_targets(statement: ast.stmt, computed: set[str]) -> bool:
+    """Whether a statement that a loss needs is made of the batch alone: not of what a model computed, nor
+    of its weights, as a penalty is. What an attribute holds, a model may have computed elsewhere."""
+    nodes = nodes_of(statement)
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    held = any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and id(node) not in called
+        for node in nodes
+    )
+    return not (held or _of_weights(statement) or reads(statement) & computed)
+
+
+def _of_weights(statement: ast.stmt) -> bool:
+    return bool(names(nodes_of(statement)) & WEIGHTS)
 
 
 def _computed(statements: list[ast.stmt], calls: Iterable[ast.stmt]) -> set[str]:
