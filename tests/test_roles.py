@@ -406,6 +406,40 @@ def test_what_is_returned_beside_a_call_is_no_part_of_its_batch_if_another_model
     assert ACTOR_AND_CRITIC.phase("x = normalize", slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
 
 
+CLOSED_OVER = Script(
+    """
+    def train_one_epoch():
+        for picture, truth in read():
+            picture = blur(picture)
+            truth = smooth(truth)
+            meter.note(picture)
+
+            def _forward():
+                result = model(picture)
+                return loss_of(result, truth)
+
+            def _backward(loss):
+                loss.backward()
+
+            loss = _forward()
+            loss = loss / 4
+            _backward(loss)
+    """,
+    [("model(picture)", "forward"), ("    loss.backward()", "backward")],
+    inside=[
+        ("forward", "model(picture)", "loss = _forward()"),
+        ("backward", "    loss.backward()", "   _backward(loss)"),
+    ],
+)
+
+
+def test_what_a_function_inside_the_loops_takes_from_it_is_a_part_of_the_batch():
+    for part in ("picture = blur", "truth = smooth"):
+        assert CLOSED_OVER.phase(part, slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
+    assert CLOSED_OVER.phase("loss = loss / 4", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert CLOSED_OVER.phase("meter.note", slot=AFTER_FORWARD) is Phase.OTHER
+
+
 def test_a_line_is_counted_as_python_counts_it():
     """A form feed, by which some divide a file into pages, does not end a line."""
     sources = Sources({"a.py": "import x\n\x0c\ndef f():\n    a = '\x85\u2028'\n    b = 2\n"})

@@ -147,7 +147,7 @@ class Roles:
             if found.forward or found.further or found.backward:
                 for statement in statements:
                     self._anchored.update((file, line) for line in _header_lines(statement))
-                roles = _slice(statements, found)
+                roles = _slice(statements, found, _taken(functions[index], statements))
                 for line, phase in roles.items():
                     self._roles[file, line] = phase
                 for statement in statements:
@@ -295,7 +295,21 @@ def _header_lines(statement: ast.stmt) -> range:
     return range(statement.lineno, end + 1)
 
 
-def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
+def _taken(function: Function, statements: list[ast.stmt]) -> dict[str, set[str]]:
+    """Returns, by their names, what the functions that are defined inside a function take from it."""
+    blocks = statements if isinstance(function, ast.Module) else [function, *statements]
+    taken: dict[str, set[str]] = {}
+    for inner in (node for block in blocks for node in ast.iter_child_nodes(block)):
+        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            within = [node for node in ast.walk(inner) if isinstance(node, ast.stmt)]
+            own = {arg.arg for arg in ast.walk(inner.args) if isinstance(arg, ast.arg)}
+            taken[inner.name] = set().union(*map(reads, within)) - own.union(*map(writes, within))
+    return taken
+
+
+def _slice(
+    statements: list[ast.stmt], anchors: _Anchors, taken: Mapping[str, set[str]]
+) -> dict[int, Phase]:
     """Walks back from the model calls and the backward passes to the statements that feed them.
 
     A function without a backward hands its loss to who called it, so there the way back begins at `return`,
@@ -321,10 +335,12 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
     # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
     for sources, phase in ((passes, Phase.FORWARD), (further, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
         wanted: set[str] = set().union(*(reads(s) for s in sources))
+        within = set().union(*(taken.get(name, ()) for name in wanted))
         if phase is Phase.DATA_WAIT:
             wanted = set().union(*(_arguments(s, statements, (*calls, *further)) for s in sources))
             # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
             wanted -= set().union(*(writes(s) for s in sources))
+        wanted |= within
         found: set[int] = set()
         grew = True
         while grew:
