@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -436,6 +437,17 @@ def test_work_of_the_loop_on_what_workers_deliver_is_told_with_what_they_could_t
     assert idle.lost_ns_per_step == pytest.approx(30 * MS)
     assert idle.low_ns > 15 * MS and busy.low_ns == 0
     assert (idle.file, idle.line) == (tokenized.file, tokenized.line)
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [("get_batch", "get_batch"), ("main", "this line"), ("<module>", "this line"), ("learn", "this line")],
+)
+def test_what_makes_a_batch_is_named_but_not_the_function_that_holds_the_loop(function: str, named: str):
+    makes = replace(at("ids = encode(text)", 0.3, phase=Phase.DATA_WAIT), function=function)
+    steps = replace(at("optimizer.step()", 0.1, phase=Phase.OPTIMIZER), function="learn")
+    finding = RULES["slow-batch-building"].check(profile(data_wait_ms=31, where=(makes, steps)))
+    assert finding is not None and finding.fix.startswith(f"Do what {named} does once before the loop")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
