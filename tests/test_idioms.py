@@ -21,6 +21,7 @@ from diagnose.analysis.statement_idioms import (
     SCHEDULE,
     SYNC,
     SYNCHRONIZE,
+    UPDATE,
     WAIT,
 )
 from diagnose.analysis.statements import rarer
@@ -229,6 +230,12 @@ def test_a_condition_on_a_tensor_is_a_sync():
         ("for n, v in m.state_dict().items():\n    o[n].copy_(o[n] * (1 - r) + v * r)  # here", EMA),
         ("for n, v in m.state_dict().items():\n    o[n].lerp_(v, r)  # here", EMA),
         ("for n, v in m.state_dict().items():\n    o[n].copy_(o[n] * 2 + v * r)  # here", PYTHON_LOOP),
+        ("for p in model.parameters():\n    p.data.add_(p.grad, alpha=-lr)  # here", UPDATE),
+        ("for p in model.parameters():\n    p.data = p.data - lr * p.grad  # here", UPDATE),
+        ("for p, g in zip(params, grads):\n    p -= lr * g  # here", UPDATE),
+        ("for p in model.parameters():  # here\n    p -= lr * p.grad", UPDATE),
+        ("for p in model.parameters():\n    most += p.grad.abs().max()  # here", PYTHON_LOOP),
+        ("for n, p in model.named_parameters():\n    kept[n] = p.grad.clone()  # here", PYTHON_LOOP),
         ("for row in rows:\n    total = total * (1 - r) + row * r  # here", PYTHON_LOOP),
         ("for row in rows:\n    total += row * row  # here", PYTHON_LOOP),
     ],

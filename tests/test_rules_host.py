@@ -443,6 +443,17 @@ def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
     assert found.fix.startswith("Make the copy once")
 
 
+def test_an_update_tensor_by_tensor_is_to_be_one_call_and_not_left_out():
+    update = at("p.data.add_(p.grad, alpha=-lr)", 0.1, "update")
+    other = at("p.data.add_(p.grad, alpha=-lr)", 0.1, "python-loop")
+    found, plain = (
+        found_in(profile(other_ms=12, where=(line,)))["python-overhead"] for line in (update, other)
+    )
+    assert found.fix.startswith("Update all tensors in one call, torch._foreach_add_(")
+    assert found.lost_ns_per_step == plain.lost_ns_per_step
+    assert found.low_ns == pytest.approx(0.3 * plain.low_ns)
+
+
 @pytest.mark.parametrize("warmup", [0, 20, 100])
 def test_what_grows_is_counted_from_the_first_step_of_the_run(warmup: int):
     grown_ns = 0.1e6 * np.arange(300)[warmup:]
