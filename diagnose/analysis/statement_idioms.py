@@ -266,7 +266,8 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
     if _waits_for(call, name, owner):
         yield WAIT
     elif (
-        (not base and name in LOG_FUNCTIONS | {"open", "urlopen"})
+        name in LOG_FUNCTIONS
+        or (not base and name in {"open", "urlopen"})
         or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
         or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
         or (owner in DUMPERS and name in ("dump", "dumps"))
@@ -284,7 +285,8 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
         yield SAVE
     if name.startswith("clip_grad") and _keyword(call, "foreach") is False:
         yield CLIP
-    if name == "update_parameters" or (name == "update" and "ema" in words(owner) and not within.model):
+    averages = words(name) & {"update", "step"} and "ema" in words(name) | words(owner)
+    if name == "update_parameters" or (averages and not within.model):
         yield EMA
     if name == "step" and "sched" in base.lower():
         yield SCHEDULE
