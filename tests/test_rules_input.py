@@ -262,6 +262,20 @@ def test_a_stream_is_divided_before_it_gets_workers_and_no_action_is_promised(it
         assert not (iterable and found.won_ns)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "length", "kept"), [(501, 640, True), (25, 640, False), (501, 32, False)]
+)
+def test_an_iterator_begun_in_each_step_is_to_be_kept_before_workers_can_help(
+    epochs: int, length: int, kept: bool
+):
+    example = serial(40)
+    loader = replace(example.program.loaders[0], epochs=epochs, dataset_length=length)
+    found = first(diagnosed(replace(example, program=Program(loaders=(loader,)))))
+    assert found.rule == "serial-loading"
+    assert found.fix.startswith("Keep the iterator") is kept
+    assert bool(found.code or found.actions or found.won_ns) is not kept
+
+
 def test_of_a_loader_made_anew_each_epoch_it_is_said_that_it_should_be_made_once():
     def found(**loader: Any) -> Finding:
         stats = {"epoch_starts": 20, "epoch_start_ns": 10 * MS, "steady_wait_ns": 2 * MS}
