@@ -66,6 +66,27 @@ def test_a_loader_is_described_with_the_line_and_the_call_that_made_it(tmp_path)
     assert loader.call == "DataLoader(ROWS, batch_size=4, shuffle=True)"
 
 
+PACKAGE = """
+from torch.utils.data import DataLoader
+
+def prepare(*loaders):
+    return [DataLoader(dataset=each.dataset, batch_sampler=each.batch_sampler) for each in loaders]
+"""
+
+
+def test_what_a_package_makes_of_a_loader_has_the_line_of_that_one(tmp_path):
+    package: dict[str, Any] = {}
+    exec(compile(PACKAGE, "/usr/lib/python3/site-packages/acme/prepare.py", "exec"), package)
+    diagnose.attach(tmp_path / "run")
+    wet = DataLoader(TensorDataset(torch.zeros(40, 4)), batch_size=4)
+    dry = DataLoader(TensorDataset(torch.zeros(24, 4)), batch_size=4)
+    for loader in package["prepare"](wet, dry):
+        train(loader)
+    found = diagnose.detach().program.loaders
+    assert [loader.line for loader in found] == [line_of("wet = DataLoader("), line_of("dry = DataLoader(")]
+    assert [loader.num_objects for loader in found] == [1, 1]
+
+
 class Stacked:
     """A collate function that is an object."""
 

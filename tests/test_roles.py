@@ -303,6 +303,32 @@ def test_what_a_loss_module_gets_is_forward_if_the_model_computed_it_else_a_part
     assert WITH_A_LOSS_MODULE.phase("x = normalize", slot=AFTER_DATA_WAIT) is Phase.DATA_WAIT
 
 
+WITH_A_FUNCTION_AS_LOSS = Script(
+    """
+    for labels in batches:
+        for t in reversed(range(16)):
+            returns[t] = labels[t] + discount * returns[t + 1]
+        smooth = build_targets(labels)
+        out = model(x)
+        self.half = out / 2
+        logits = out.flatten(0, 1)
+        penalty = 0
+        for p in model.parameters():
+            penalty = penalty + p.abs().sum()
+        loss = cross_entropy(logits, smooth, returns) + penalty + weigh(self.half)
+        loss.backward()
+    """,
+    [("= model(x)", "forward"), ("loss.backward", "backward")],
+)
+
+
+def test_what_a_functional_loss_gets_is_forward_if_the_model_computed_it_else_a_part_of_the_batch():
+    for part in ("smooth = build", "for t in", "returns[t] ="):
+        assert WITH_A_FUNCTION_AS_LOSS.phase(part, slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
+    for part in ("logits = out", "self.half = out", "for p in", "penalty = penalty", "loss = cross"):
+        assert WITH_A_FUNCTION_AS_LOSS.phase(part, slot=AFTER_FORWARD) is Phase.FORWARD
+
+
 BALANCED = Script(
     """
     class Balance:
@@ -357,6 +383,61 @@ def test_what_is_put_aside_for_a_loss_elsewhere_is_computed_in_the_forward_pass(
     assert ACTOR.phase("policy.saved", slot=AFTER_FORWARD) is Phase.FORWARD
     assert ACTOR.phase("chances = ", slot=AFTER_FORWARD) is Phase.FORWARD
     assert ACTOR.phase("policy.entropies", slot=AFTER_FORWARD) is Phase.OTHER
+
+
+ACTOR_AND_CRITIC = Script(
+    """
+    class Agent(Module):
+        def get_action_and_value(self, x, action=None):
+            x = normalize(x)
+            logits = self.actor(x)
+            probs = Categorical(logits=logits)
+            if action is None:
+                action = probs.sample()
+            return action, probs.log_prob(action), probs.entropy(), self.critic(x)
+    """,
+    [("self.actor(x)", "forward"), ("self.critic(x)", "forward")],
+)
+
+
+def test_what_is_returned_beside_a_call_is_no_part_of_its_batch_if_another_model_computed_it():
+    assert ACTOR_AND_CRITIC.phase("probs = ", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert ACTOR_AND_CRITIC.phase("action = probs", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert ACTOR_AND_CRITIC.phase("x = normalize", slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
+
+
+CLOSED_OVER = Script(
+    """
+    def train_one_epoch():
+        for picture, truth in read():
+            picture = blur(picture)
+            truth = smooth(truth)
+            meter.note(picture)
+
+            def _forward():
+                result = model(picture)
+                return loss_of(result, truth)
+
+            def _backward(loss):
+                loss.backward()
+
+            loss = _forward()
+            loss = loss / 4
+            _backward(loss)
+    """,
+    [("model(picture)", "forward"), ("    loss.backward()", "backward")],
+    inside=[
+        ("forward", "model(picture)", "loss = _forward()"),
+        ("backward", "    loss.backward()", "   _backward(loss)"),
+    ],
+)
+
+
+def test_what_a_function_inside_the_loops_takes_from_it_is_a_part_of_the_batch():
+    for part in ("picture = blur", "truth = smooth"):
+        assert CLOSED_OVER.phase(part, slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
+    assert CLOSED_OVER.phase("loss = loss / 4", slot=AFTER_FORWARD) is Phase.FORWARD
+    assert CLOSED_OVER.phase("meter.note", slot=AFTER_FORWARD) is Phase.OTHER
 
 
 def test_a_line_is_counted_as_python_counts_it():

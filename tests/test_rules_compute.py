@@ -95,6 +95,20 @@ def test_all_optimizers_that_can_be_fused_are_named():
     assert finding.fix == "Give AdamW fused=True, and likewise what is made at gan.py:70."
 
 
+def test_gradients_are_switched_off_around_the_pass_not_at_its_backward():
+    """Off at the backward they are still computed, and the next pass has none to go back through."""
+    rule = built_in()["unused-gradients"]
+    never_used, *_, within = rule.fires_on
+    found = rule.check(within)
+    assert found is not None
+    off, on = found.code.splitlines()
+    assert off.startswith("critic.requires_grad_(False)  # before") and "_(True)  # after" in on
+    assert "not at its backward" in found.fix
+    assert "The line named is where the backward of the pass begins." in found.evidence
+    found = rule.check(never_used)
+    assert found is not None and not (found.code or found.file)
+
+
 def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_out():
     """Dropout keeps `scaled_dot_product_attention` from its kernel on a CPU."""
     q_BHTD = torch.randn(2, 2, 8, 4, requires_grad=True)

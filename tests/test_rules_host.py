@@ -443,6 +443,30 @@ def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
     assert found.fix.startswith("Make the copy once")
 
 
+@pytest.mark.parametrize(
+    ("text", "via", "fix"),
+    [
+        ("average.lerp_(p, 0.001)", "", "Replace the loop"),
+        ("torch._foreach_lerp_(averages, weights, 0.001)", "", "Average every few steps"),
+        ("task.update_ema(step=step)", "timm/task/base.py:90 update_ema", "Average every few steps"),
+    ],
+)
+def test_an_average_that_is_one_call_already_is_to_be_updated_more_rarely(text: str, via: str, fix: str):
+    line = replace(at(text, 0.1, "ema"), via=via)
+    assert found_in(profile(other_ms=12, where=(line,)))["slow-ema"].fix.startswith(fix)
+
+
+def test_an_update_tensor_by_tensor_is_to_be_one_call_and_not_left_out():
+    update = at("p.data.add_(p.grad, alpha=-lr)", 0.1, "update")
+    other = at("p.data.add_(p.grad, alpha=-lr)", 0.1, "python-loop")
+    found, plain = (
+        found_in(profile(other_ms=12, where=(line,)))["python-overhead"] for line in (update, other)
+    )
+    assert found.fix.startswith("Update all tensors in one call, torch._foreach_add_(")
+    assert found.lost_ns_per_step == plain.lost_ns_per_step
+    assert found.low_ns == pytest.approx(0.3 * plain.low_ns)
+
+
 @pytest.mark.parametrize("warmup", [0, 20, 100])
 def test_what_grows_is_counted_from_the_first_step_of_the_run(warmup: int):
     grown_ns = 0.1e6 * np.arange(300)[warmup:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,20 @@ def test_a_stream_is_divided_before_it_gets_workers_and_no_action_is_promised(it
         assert not (iterable and found.won_ns)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "length", "kept"), [(501, 640, True), (25, 640, False), (501, 32, False)]
+)
+def test_an_iterator_begun_in_each_step_is_to_be_kept_before_workers_can_help(
+    epochs: int, length: int, kept: bool
+):
+    example = serial(40)
+    loader = replace(example.program.loaders[0], epochs=epochs, dataset_length=length)
+    found = first(diagnosed(replace(example, program=Program(loaders=(loader,)))))
+    assert found.rule == "serial-loading"
+    assert found.fix.startswith("Keep the iterator") is kept
+    assert bool(found.code or found.actions or found.won_ns) is not kept
+
+
 def test_of_a_loader_made_anew_each_epoch_it_is_said_that_it_should_be_made_once():
     def found(**loader: Any) -> Finding:
         stats = {"epoch_starts": 20, "epoch_start_ns": 10 * MS, "steady_wait_ns": 2 * MS}
@@ -436,6 +451,17 @@ def test_work_of_the_loop_on_what_workers_deliver_is_told_with_what_they_could_t
     assert idle.lost_ns_per_step == pytest.approx(30 * MS)
     assert idle.low_ns > 15 * MS and busy.low_ns == 0
     assert (idle.file, idle.line) == (tokenized.file, tokenized.line)
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [("get_batch", "get_batch"), ("main", "this line"), ("<module>", "this line"), ("learn", "this line")],
+)
+def test_what_makes_a_batch_is_named_but_not_the_function_that_holds_the_loop(function: str, named: str):
+    makes = replace(at("ids = encode(text)", 0.3, phase=Phase.DATA_WAIT), function=function)
+    steps = replace(at("optimizer.step()", 0.1, phase=Phase.OPTIMIZER), function="learn")
+    finding = RULES["slow-batch-building"].check(profile(data_wait_ms=31, where=(makes, steps)))
+    assert finding is not None and finding.fix.startswith(f"Do what {named} does once before the loop")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")

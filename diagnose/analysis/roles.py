@@ -32,6 +32,9 @@ AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 """Names in a statement that keeps a value without its gradients."""
 
+WEIGHTS = {"parameters", "named_parameters", "weight"}
+"""Names in a statement that goes over a model's weights, or reads them."""
+
 PHASE_OF_KIND = {
     "next": Phase.DATA_WAIT,
     "forward": Phase.FORWARD,
@@ -144,7 +147,7 @@ class Roles:
             if found.forward or found.further or found.backward:
                 for statement in statements:
                     self._anchored.update((file, line) for line in _header_lines(statement))
-                roles = _slice(statements, found)
+                roles = _slice(statements, found, _taken(functions[index], statements))
                 for line, phase in roles.items():
                     self._roles[file, line] = phase
                 for statement in statements:
@@ -292,7 +295,21 @@ def _header_lines(statement: ast.stmt) -> range:
     return range(statement.lineno, end + 1)
 
 
-def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
+def _taken(function: Function, statements: list[ast.stmt]) -> dict[str, set[str]]:
+    """Returns, by their names, what the functions that are defined inside a function take from it."""
+    blocks = statements if isinstance(function, ast.Module) else [function, *statements]
+    taken: dict[str, set[str]] = {}
+    for inner in (node for block in blocks for node in ast.iter_child_nodes(block)):
+        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            within = [node for node in ast.walk(inner) if isinstance(node, ast.stmt)]
+            own = {arg.arg for arg in ast.walk(inner.args) if isinstance(arg, ast.arg)}
+            taken[inner.name] = set().union(*map(reads, within)) - own.union(*map(writes, within))
+    return taken
+
+
+def _slice(
+    statements: list[ast.stmt], anchors: _Anchors, taken: Mapping[str, set[str]]
+) -> dict[int, Phase]:
     """Walks back from the model calls and the backward passes to the statements that feed them.
 
     A function without a backward hands its loss to who called it, so there the way back begins at `return`,
@@ -306,6 +323,7 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
     fixed = {id(s) for s in (*calls, *further, *passes, *asks, *steps)}
     roles: dict[int, Phase] = {}
     computed = _computed(statements, (*calls, *further))
+    weights = _computed(statements, [s for s in statements if isinstance(s, ast.For) and _of_weights(s)])
     if not passes:
         passes = [
             s
@@ -313,12 +331,16 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
             if id(s) not in fixed and (isinstance(s, ast.Return) or _keeps(s, computed))
         ]
         roles.update((line, Phase.FORWARD) for s in passes for line in _header_lines(s))
+        passes += [s for s in calls if isinstance(s, ast.Return)]
     # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
     for sources, phase in ((passes, Phase.FORWARD), (further, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
-        wanted = set().union(*(reads(s) for s in sources)) if sources else set()
+        wanted: set[str] = set().union(*(reads(s) for s in sources))
+        within = set().union(*(taken.get(name, ()) for name in wanted))
         if phase is Phase.DATA_WAIT:
+            wanted = set().union(*(_arguments(s, statements, (*calls, *further)) for s in sources))
             # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
-            wanted -= set().union(*(writes(s) for s in sources)) if sources else set()
+            wanted -= set().union(*(writes(s) for s in sources))
+        wanted |= within
         found: set[int] = set()
         grew = True
         while grew:
@@ -329,7 +351,10 @@ def _slice(statements: list[ast.stmt], anchors: _Anchors) -> dict[int, Phase]:
                 found.add(id(statement))
                 wanted |= reads(statement)
                 grew = True
-                targets = sources is further and calls and not reads(statement) & computed
+                if sources is passes:
+                    targets = calls and _is_of_targets(statement, computed | weights)
+                else:
+                    targets = sources is further and calls and not reads(statement) & computed
                 for line in _header_lines(statement):
                     roles[line] = Phase.DATA_WAIT if targets else phase
     return roles
@@ -389,6 +414,33 @@ def _keeps(statement: ast.stmt, computed: set[str]) -> bool:
     if not any("." in name for name in writes(statement)) or not reads(statement) & computed:
         return False
     return not names(nodes_of(statement)) & DETACHES
+
+
+def _arguments(call: ast.stmt, statements: list[ast.stmt], models: Iterable[ast.stmt]) -> set[str]:
+    """Returns what the statement of a model call reads, without what it returns of other models beside:
+    `return probs.log_prob(action), self.critic(x)`."""
+    if not isinstance(call, ast.Return):
+        return reads(call)
+    return reads(call) - _computed(statements, [model for model in models if model is not call])
+
+
+def _is_of_targets(statement: ast.stmt, computed: set[str]) -> bool:
+    """Whether a statement that a loss needs is made of the batch alone: not of what a model computed, nor
+    of its weights, as a penalty is. What an attribute holds, a model may have computed elsewhere."""
+    nodes = nodes_of(statement)
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    held = any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and id(node) not in called
+        for node in nodes
+    )
+    return not (held or _of_weights(statement) or reads(statement) & computed)
+
+
+def _of_weights(statement: ast.stmt) -> bool:
+    return bool(names(nodes_of(statement)) & WEIGHTS)
 
 
 def _computed(statements: list[ast.stmt], calls: Iterable[ast.stmt]) -> set[str]:

@@ -26,6 +26,8 @@ CLIP = "clip"
 """Norms or scales gradients tensor by tensor."""
 EMA = "ema"
 """Averages weights tensor by tensor."""
+UPDATE = "update"
+"""Updates weights by their gradients, tensor by tensor."""
 METRIC = "metric"
 """Scores predictions."""
 SCHEDULE = "schedule"
@@ -91,6 +93,7 @@ RECEIVERS = {"recv", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 IN_PLACE = {*WRITES, "mul", "lerp"}
 GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}
+GRADIENTS = {"grad", "grads", "gradients"}
 SCALES = {"mul_", "div_"}
 CLIPPING_WORDS = {"clip", "clipped", "coef", "coefficient", "norm", "max", "scale"}
 AVERAGING_WORDS = {"world", "size", "ranks", "steps", "accumulation", "loss", "inv"}
@@ -166,7 +169,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
         for inner in place.statement.body:
             inside = Place(inner, (place.statement, *place.loops), place.function)
-            found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA))
+            found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA, UPDATE))
     if isinstance(
         place.statement, (ast.With, ast.AsyncWith)
     ):  # whose end writes what its body has to write
@@ -179,7 +182,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.discard(METRIC)
     if not within.waits and not _only_reads(nodes):
         found.discard(SYNC)
-    for idiom in (LOG, CLIP, EMA, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
+    for idiom in (LOG, CLIP, EMA, UPDATE, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
         if idiom in found:
             yield idiom
     if not found and (in_comprehension or _in_side_loop(place)):
@@ -197,19 +200,42 @@ def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
         return
     used = names(nodes)
     sources = names([node for source in iterated for node in ast.walk(source)])
-    with_gradients = bool((used | sources) & {"grad", "grads", "gradients"})
+    with_gradients = bool((used | sources) & GRADIENTS)
     if with_gradients:
         told = words_of(used)
         scales = used & SCALES and told & CLIPPING_WORDS and not told & AVERAGING_WORDS
         if used & GRADIENT_MATH or scales:
             yield CLIP
-        return  # else a step of the script's own optimizer, or of an inner loop
+        elif _updates(place, nodes):
+            yield UPDATE
+        return
     decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}
     told = words_of(used - decays_weights) & AVERAGED_WORDS
     assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign))
     in_pairs = sources & {"zip", "_foreach"} and (used & WRITES or _assigns_in_place(place.statement))
     if in_pairs or (told and (used & IN_PLACE or assigns)) or any(map(_blends, nodes)):
         yield EMA
+
+
+def _updates(place: Place, nodes: list[ast.AST]) -> bool:
+    """Whether a statement changes in place what a loop goes over, and not gradients: `p -= lr * p.grad`."""
+    statement = place.statement
+    changed: list[ast.expr] = []
+    if isinstance(statement, ast.AugAssign):
+        changed = [statement.target]
+    elif isinstance(statement, ast.Assign) and any(isinstance(node, ast.BinOp) for node in nodes):
+        changed = [target for target in statement.targets if not isinstance(target, ast.Name)]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        if isinstance(function, ast.Attribute) and function.attr in WRITES - {"copy_"}:
+            changed = [function.value]
+    turns = names(
+        node for loop in place.loops if not isinstance(loop, ast.While) for node in ast.walk(loop.target)
+    )
+    return any(
+        not names(ast.walk(each)) & GRADIENTS and (not isinstance(each, ast.Name) or each.id in turns)
+        for each in changed
+    )
 
 
 def _blends(node: ast.AST) -> bool:
@@ -240,7 +266,8 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
     if _waits_for(call, name, owner):
         yield WAIT
     elif (
-        (not base and name in LOG_FUNCTIONS | {"open", "urlopen"})
+        name in LOG_FUNCTIONS
+        or (not base and name in {"open", "urlopen"})
         or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
         or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
         or (owner in DUMPERS and name in ("dump", "dumps"))
@@ -258,7 +285,8 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
         yield SAVE
     if name.startswith("clip_grad") and _keyword(call, "foreach") is False:
         yield CLIP
-    if name == "update_parameters" or (name == "update" and "ema" in words(owner) and not within.model):
+    averages = words(name) & {"update", "step"} and "ema" in words(name) | words(owner)
+    if name == "update_parameters" or (averages and not within.model):
         yield EMA
     if name == "step" and "sched" in base.lower():
         yield SCHEDULE

@@ -6,11 +6,12 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from diagnose.core.ledger import SLOT_OF
-from diagnose.hooks._frames import place_of, resolve, user_frame
+from diagnose.hooks._frames import INTERNAL, LIBRARY, owner, place_of, resolve, user_frame
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import NOT_TRAINING, inbox
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
@@ -53,7 +54,7 @@ class LoaderFactsHook(Hook):
 
         def wrap_init(original: Any) -> Any:
             def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-                recorder.guarded(facts.made, loader)
+                recorder.guarded(facts.made, loader, args[0] if args else kwargs.get("dataset"))
                 try:
                     original(loader, *args, **kwargs)
                 except BaseException as error:
@@ -107,12 +108,17 @@ class LoaderFacts:
         self._seen: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._begun_at = -1
 
-    def made(self, loader: Any) -> None:
-        """A loader is being made: remembers the user's line."""
+    def made(self, loader: Any, dataset: Any) -> None:
+        """A loader is being made: remembers the user's line.
+
+        What a package makes of a loader of the user's, as `accelerator.prepare(loader)` does, is that one.
+        """
         frame = user_frame(sys._getframe(1))
         if frame is not None:
             file, line, _ = resolve(*frame)
-            self._sites[loader] = (file, line)
+            sites = self._sites.items() if _in_package(sys._getframe(1)) else ()
+            same = (site for known, site in sites if getattr(known, "dataset", None) is dataset)
+            self._sites[loader] = next(same, (file, line))
 
     def has_fed(self, loader: Any) -> bool:
         """Whether the loop has iterated over a loader for training before."""
@@ -204,6 +210,13 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
         "starts": [],
         "starts_end": None,
     }
+
+
+def _in_package(frame: FrameType | None) -> bool:
+    """Whether the innermost frame that is neither ours nor torch's is an installed package's."""
+    while frame is not None and owner(frame.f_code) == INTERNAL:
+        frame = frame.f_back
+    return frame is not None and owner(frame.f_code) == LIBRARY
 
 
 def _is_on_device(dataset: Any, depth: int = MAX_DEPTH) -> bool:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
+from diagnose.rules._lines import at, named
 from diagnose.rules._supply import WELL_FED, fed_by, main_loader
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
 """Of the mean step; below it nobody would notice."""
+
+READ_WHOLE = re.compile(r"\blist\(\s*[\w.]*(loader|dl)\w*\s*\)", re.IGNORECASE)
+"""A line that reads all batches of a loader at once trains on none of them."""
 
 MIN_EPOCHS = 2
 """Beginnings to have seen: a single one may have been slow for another reason."""
@@ -26,7 +32,8 @@ class EpochBoundaryStall(Rule):
     ## What to do
     Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
     files once. If the workers only have to fill up, begin the next iteration before the epoch's last
-    steps.
+    steps. Where a line reads the whole loader without training on it, such as `len(list(loader))`, let it
+    not: `len(loader)` counts its batches.
 
     ## When it is wrong
     Epochs of a few steps in a test run, which a real run does not have.
@@ -38,6 +45,12 @@ class EpochBoundaryStall(Rule):
             data_wait_ms=12,
             fetch_ms=20,
             stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+        ),
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
+            where=(at("return losses / len(list(train_dl))", 0.1, phase=Phase.DATA_WAIT),),
         ),
     )
     silent_on = (
@@ -62,6 +75,8 @@ class EpochBoundaryStall(Rule):
         lost_ns = min(stats.epoch_start_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
+        waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
+        read = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)
         per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
         return Finding(
             rule=self.name,
@@ -76,10 +91,14 @@ class EpochBoundaryStall(Rule):
             evidence=(
                 f"{stats.epoch_starts} epochs began; each made the loop wait"
                 f" {format_duration(per_epoch)} longer than usual.",
-                f"iter(loader) alone took {format_duration(loader.construct_ns)};"
+                f"Most of it passes in {named(read)}, which reads the loader without training on it."
+                if read
+                else f"iter(loader) alone took {format_duration(loader.construct_ns)};"
                 f" the sampler is a {loader.sampler or 'custom one'}.",
             ),
-            fix="Make epochs longer, or what the sampler and the dataset do at their beginning cheaper.",
-            file=loader.file,
-            line=loader.line,
+            fix="Do not read the whole loader there: len(loader) counts its batches."
+            if read
+            else "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper.",
+            file=read.file if read else loader.file,
+            line=read.line if read else loader.line,
         )

@@ -18,7 +18,6 @@ from diagnose.rules._supply import (
     HANDOVER_NS,
     HEADROOM,
     MIN_HANDOVERS,
-    applicable,
     computing_ns,
     main_loader,
     with_loader_arguments,
@@ -51,6 +50,11 @@ MAIN_GUARD = (
 WHOLE_BATCHES = (
     "Index whole batches of the tensors instead of single samples: they are on a device, which no worker"
     " process can use"
+)
+KEEP = (
+    "Keep the iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, and a new one when"
+    " it ends. Now each step begins an epoch, and workers would be started or filled anew for each: they"
+    " help only then"
 )
 
 ONE_WORKER = Program(loaders=(Loader(num_workers=1, batch_size=32),))
@@ -150,7 +154,9 @@ class SerialLoading(Rule):
             advice = WHOLE_BATCHES
         elif loader.moves_batches:
             advice = MOVE_LATER
-        alone = loader.iterable or loader.on_device or loader.moves_batches
+        elif _begins_anew(profile, loader):
+            advice = KEEP
+        alone = bool(advice in (WHOLE_BATCHES, MOVE_LATER, KEEP) or loader.iterable)
         parts: tuple[str, ...] = ()
         if profile.input.fetch_ns is not None and profile.input.collate_ns is not None:
             parts = (
@@ -182,7 +188,7 @@ class SerialLoading(Rule):
             else with_loader_arguments(profile, loader, num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
-            actions=applicable(self.actions, loader),
+            actions=() if alone else self.actions,
             won_ns={}
             if alone
             else {
@@ -192,6 +198,14 @@ class SerialLoading(Rule):
             },
             fix_won_ns=by_all_ns if cpus and by_all_ns < LEAST * lost_ns else None,
         )
+
+
+def _begins_anew(profile: Profile, loader: Loader) -> bool:
+    """Whether each batch is the first of an epoch that has more: `next(iter(loader))` in every step."""
+    if loader.dataset_length is not None and loader.dataset_length <= (loader.batch_size or 1):
+        return False
+    taken = (profile.input.batches_per_step or 1.0) / profile.input.loaders_per_step * profile.steps.count
+    return 2 * loader.epochs > taken
 
 
 def _workers_for(profile: Profile, load_ns: float, compute_ns: float) -> int:

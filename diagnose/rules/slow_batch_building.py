@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from diagnose.analysis.idioms import OUTERMOST_WORDS
+from diagnose.analysis.statements import words
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, Profile, SourceLine
@@ -136,9 +138,10 @@ class SlowBatchBuilding(Rule):
             if not has_workers:
                 fix = "Do that in the Dataset or its collate_fn, and give the DataLoader workers to do it."
         else:
+            maker = "this line" if _is_loops(lines[0], profile) else lines[0].function
             fix = (
-                f"Do what {lines[0].function} does once before the loop, or in a Dataset that the workers"
-                " of a DataLoader read."
+                f"Do what {maker} does once before the loop, or in a Dataset that the workers of a"
+                " DataLoader read."
             )
         return Finding(
             rule=self.name,
@@ -173,6 +176,14 @@ def _own_part(line: SourceLine) -> SourceLine:
 def _takes_batch(line: SourceLine) -> bool:
     """Whether a line asks a loader for its batch: that time is the loader's."""
     return line.trains or line.text.startswith(("for ", "while ")) or "next(" in line.text
+
+
+def _is_loops(line: SourceLine, profile: Profile) -> bool:
+    """Whether a line's function holds the loop, by its name or by what else was seen in it."""
+    inside = (each for each in profile.where if (each.file, each.function) == (line.file, line.function))
+    return bool(words(line.function.rpartition(".")[2]) & OUTERMOST_WORDS) or any(
+        each.phase in (Phase.BACKWARD, Phase.OPTIMIZER) for each in inside
+    )
 
 
 def _fed_ns(profile: Profile) -> float:

@@ -6,7 +6,7 @@ from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import LineRule, at
 
-CALLS = ("update_parameters(", ".update(")
+CALLS = ("update_parameters(", ".update(", "_foreach_")
 
 LEAST = 0.3
 """One call for all tensors still has to read and write them."""
@@ -46,8 +46,9 @@ class SlowEma(LineRule):
     )
 
     def cure(self, line: SourceLine) -> tuple[str, str]:
-        """See `LineRule.cure`. A call may do all tensors at once already, as `AveragedModel` does."""
-        if any(call in line.text for call in CALLS):
+        """See `LineRule.cure`. A call may do all tensors at once already, as `AveragedModel` does,
+        and a package's loop is not the script's to replace."""
+        if line.via or any(call in line.text for call in CALLS):
             return (
                 "Average every few steps, with the decay raised to that power. AveragedModel takes all"
                 " tensors in one call unless it is given an avg_fn: then give it a multi_avg_fn instead.",

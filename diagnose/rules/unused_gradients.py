@@ -18,6 +18,11 @@ LOW, HIGH = 0.6, 1.3
 MIN_SHARE = 0.02
 """Part of the step from which on it is worth saying."""
 
+BRACKET = (
+    "critic.requires_grad_(False)  # before `critic` is called for this pass\n"
+    "critic.requires_grad_(True)  # after this pass's backward"
+)
+
 TOTAL = Work(num_ops=200, flops=1e10, num_bytes=1e8)
 
 
@@ -59,7 +64,7 @@ class UnusedGradients(Rule):
     Call `requires_grad_(False)` on what is not trained, before training, or run it under
     `torch.no_grad()`. With several optimizers, give what one model made to the next as `fake.detach()`
     where the first is not trained by it; and where it is, switch the gradients of the second one's
-    parameters off for that pass.
+    parameters off before it is called for that pass, and on again after the backward.
 
     ## When it is wrong
     Gradients that the script reads itself, without an optimizer of torch's. Nothing is said where the
@@ -104,18 +109,20 @@ class UnusedGradients(Rule):
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         thrown_away = seen if isinstance(seen, Dropped) else None
+        begun = thrown_away is not None and bool(thrown_away.file)
         num_ops = seen.unwanted.num_ops
         if not thrown_away:
-            fix, code = (
-                "Switch gradients off for what is not trained.",
-                "model.backbone.requires_grad_(False)",
-            )
+            fix = "Call requires_grad_(False) on each module that is not trained, before training."
+            code = ""
         elif thrown_away.is_apart:
             fix = "Cut the graph where the part begins that this pass is not to train."
             code = "loss = critic(batch.detach())"
         else:
-            fix = "Switch the gradients of these parameters off for this pass, and on again after it."
-            code = "model.requires_grad_(False)"
+            fix = (
+                "Switch the gradients of these parameters off before their module is called for this pass,"
+                " not at its backward, and on again after that."
+            )
+            code = BRACKET
         of_which = (
             "have lost them again before their optimizer steps" if thrown_away else "are in no optimizer"
         )
@@ -135,6 +142,7 @@ class UnusedGradients(Rule):
                 f"{num_tensors} tensors that get gradients {of_which}.",
                 f"{parts}: {format_share(share)} of the backward pass.",
                 f"The backward pass takes {format_ms(backward_ns)} of each step.",
+                *(("The line named is where the backward of the pass begins.",) if begun else ()),
             ),
             fix=fix,
             code=code,
