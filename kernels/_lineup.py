@@ -260,7 +260,7 @@ class Lineup:
         steps_N = self.table.steps_N
         known = [isinstance(count, float) or count.device.type == "cpu" for count in counts]
         on_host = [float(count) if here else 0.0 for count, here in zip(counts, known, strict=True)]
-        steps_N.copy_(torch.tensor(on_host))
+        steps_N.copy_(torch.tensor(on_host, device="cpu"))
         for row, (count, here) in enumerate(zip(counts, known, strict=True)):
             if isinstance(count, torch.Tensor) and not here:
                 steps_N[row].copy_(count.reshape(()))  # FSDP has saved them with a dimension

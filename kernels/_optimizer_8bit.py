@@ -110,7 +110,7 @@ def _adamw_8bit_step(
     beta1, beta2 = group["betas"]
     grad = -grad.float() if group["maximize"] else grad.float()
     m, v = _moments(state, p)
-    state.setdefault("step", torch.tensor(0.0, dtype=torch.float32))
+    state.setdefault("step", torch.tensor(0.0, dtype=torch.float32, device="cpu"))
     state["step"] += 1
     step = float(state["step"])
     m.lerp_(grad, 1 - beta1)

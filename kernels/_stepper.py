@@ -264,7 +264,7 @@ class Stepper:
             return
         state = self._optimizer.state[param]
         if self._algorithm.counts_steps:
-            state["step"] = own_count(torch.tensor(0.0, dtype=torch.float32), group, param)
+            state["step"] = own_count(torch.tensor(0.0, dtype=torch.float32, device="cpu"), group, param)
         for place, name in enumerate(names):
             if state.get(name) is None:
                 state[name] = self._algorithm.make(place, param)

@@ -181,6 +181,20 @@ def test_whoever_reads_the_count_of_steps_sees_it_grow(device: CpuDevice) -> Non
     assert seen == [{1.0}, {2.0}, {3.0}]
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd-nesterov"])
+def test_a_default_device_that_the_script_has_set_holds_no_count_of_steps(
+    name: str, device: CpuDevice
+) -> None:
+    model = network()
+    optimizer = MAKERS[name](model.parameters())
+    taken = swap(optimizer)
+    model(torch.ones(4, 50)).square().mean().backward()
+    with torch.device("meta"):
+        optimizer.step()
+    assert not taken.stepper.left
+    assert {each.device.type for each in everything(model, optimizer)} == {"cpu"}
+
+
 def test_two_schedulers_made_before_and_after_go_on_and_give_no_warning(device: CpuDevice) -> None:
     ends, rates = [], []
     for on in (False, True):
