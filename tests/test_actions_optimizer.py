@@ -20,6 +20,7 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from tests.kernels_on_cpu import kernels_on_cpu
 from tests.toggled import ConvNet, always, assert_close, assert_equal, images, train, tuned, weights
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -341,11 +342,15 @@ def test_a_step_that_the_script_compiles_is_left_alone() -> None:
         assert not is_fused(step)
 
 
-def test_without_a_finding_it_is_tried_only_where_large_optimizers_step_on_a_cpu() -> None:
+def test_without_a_finding_it_is_tried_only_where_large_optimizers_step_on_a_cpu_or_by_kernels() -> None:
     large = torch.optim.SGD([nn.Parameter(torch.zeros(400, 400))], momentum=0.9)
     small = torch.optim.SGD([nn.Parameter(torch.zeros(40, 40))], momentum=0.9)
     FusedOptimizer().check_unasked(Job(optimizers=[small, large]))
     with pytest.raises(CannotApply, match="fewer than 100,000 elements"):
         FusedOptimizer().check_unasked(Job(optimizers=[small]))
-    with pytest.raises(CannotApply, match="where the rules find"):
+    with pytest.raises(CannotApply, match="the rules find"):
         FusedOptimizer().check_unasked(Job(optimizers=[large], device="cuda"))
+    with kernels_on_cpu():
+        FusedOptimizer().check_unasked(Job(optimizers=[large], device="cuda"))
+        with pytest.raises(CannotApply, match="fewer than 100,000 elements"):
+            FusedOptimizer().check_unasked(Job(optimizers=[small], device="cuda"))

@@ -14,6 +14,7 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.hooks._fusing import CLASSES, why_not_fused, why_sparse
+from diagnose.kernels._swap import support
 
 MIN_ELEMENTS = 100_000
 """Of fewer no step takes a tenth of a millisecond: without a finding a trial would not be worth it."""
@@ -31,12 +32,13 @@ class FusedOptimizer(Action):
     ## When it takes effect
     At the next step.
 
-    On a CPU it is tried also where nothing was found: what it saves of a step of SGD or Adagrad depends on
-    the size of the tensors, the threads and the memory, and is seen in no reading.
+    On a CPU, and where our own kernels can step an optimizer, it is tried also where nothing was found:
+    what it saves depends on the size of the tensors, the threads, the memory and the clipping, and is seen
+    in no reading.
 
     ## When it cannot help
     Other classes and subclasses of these, a differentiable or capturable optimizer, sparse gradients. On a
-    GPU, a step of few large tensors is bound by memory already.
+    GPU, a fused step of torch's of few large tensors, without clipping, is bound by memory already.
 
     ## Hazards
     Where torch's fused step is used, a step in which a gradient lies in memory in another order than its
@@ -56,9 +58,12 @@ class FusedOptimizer(Action):
 
     def check_unasked(self, job: Job) -> None:
         """See `Action.check_unasked`."""
-        if job.device != "cpu":
-            raise CannotApply("on a device it is tried where the rules find a slow optimizer")
-        held = [p for each in _eligible(job) for group in each.param_groups for p in group["params"]]
+        eligible = _eligible(job)
+        if job.device != "cpu" and all(map(support, eligible)):
+            raise CannotApply(
+                "on a device it is tried where kernels of ours step, or the rules find a slow one"
+            )
+        held = [p for each in eligible for group in each.param_groups for p in group["params"]]
         if sum(p.numel() for p in held) < MIN_ELEMENTS:
             raise CannotApply(f"the optimizer updates fewer than {MIN_ELEMENTS:,} elements")
 
