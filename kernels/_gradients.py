@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
-from diagnose.kernels._device import why_none
+from diagnose.kernels._device import FAILURES, why_none
 from diagnose.kernels._layout import disjoint, fits
 from diagnose.kernels._likeness import Likeness
 from diagnose.kernels._structs import PAIRS, Group, Row
 from diagnose.kernels._table import TORCH_EPSILON, Table
 
-from diagnose.core.errors import DiagnoseError
+from diagnose.hooks._recorder import from_signal_handler
 
 TABLES = 8
 """So many lists are remembered, and streams of each: a script clips one, a GAN two."""
@@ -151,22 +152,22 @@ class GradientTables:
             What it writes, four numbers: norm, factor that clips to `max_norm`, whether one is not finite.
             `None` where it cannot be launched, and nothing was.
         """
-        with self._lock:
+        place, written = grads.kind.place, None
+        with self._lock, self._or_torch(place):
             table = self._table(grads.kind)
-            if table is None:
-                return None
-            place = grads.kind.place
-            outcome_4 = torch.empty(4, dtype=torch.float32, device=place)
-            table.point_to(grads.addresses)
-            table.run(
-                "norm",
-                "gradient_norm",
-                grad_scale=None if grad_scale is None else grad_scale.to(place, non_blocking=True),
-                outcome_4=outcome_4,
-                max_norm=max_norm,
-                clip_epsilon=epsilon,
-            )
-            return outcome_4
+            if table is not None:
+                outcome_4 = torch.empty(4, dtype=torch.float32, device=place)
+                table.point_to(grads.addresses)
+                table.run(
+                    "norm",
+                    "gradient_norm",
+                    grad_scale=None if grad_scale is None else grad_scale.to(place, non_blocking=True),
+                    outcome_4=outcome_4,
+                    max_norm=max_norm,
+                    clip_epsilon=epsilon,
+                )
+                written = outcome_4
+        return written
 
     def scale(self, grads: Gradients, coef: torch.Tensor) -> bool:
         """Multiplies gradients by `coef` in memory.
@@ -174,13 +175,27 @@ class GradientTables:
         Returns:
             Whether it did: not where that cannot be launched.
         """
-        with self._lock:
+        done = False
+        with self._lock, self._or_torch(grads.kind.place):
             table = self._table(grads.kind)
-            if table is None:
-                return False
-            table.point_to(grads.addresses)
-            table.run("scale", "scale", clip_coef=coef)
-            return True
+            if table is not None:
+                table.point_to(grads.addresses)
+                table.run("scale", "scale", clip_coef=coef)
+                done = True
+        return done
+
+    @contextmanager
+    def _or_torch(self, place: torch.device) -> Iterator[None]:
+        """Where something of ours fails inside, all gradients there are torch's from now on."""
+        try:
+            yield
+        except FAILURES as error:
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
+            self._broken.add(place)
+            warnings.warn(
+                f"kernels: {error}\nTorch goes on clipping gradients.", RuntimeWarning, stacklevel=4
+            )
 
     def _table(self, kind: Kind) -> Table | None:
         """The table of this list on the current stream, made if need be and possible."""
@@ -201,15 +216,8 @@ class GradientTables:
                 for count, dtype in zip(kind.counts, kind.dtypes, strict=True)
             ]
             table = Table(place, rows, [Group()])
-            try:
-                table.prepare("norm", "gradient_norm")
-                table.prepare("scale", "scale")
-            except (OSError, DiagnoseError) as error:
-                self._broken.add(place)
-                warnings.warn(
-                    f"kernels: {error}\nTorch goes on clipping gradients.", RuntimeWarning, stacklevel=2
-                )
-                return None
+            table.prepare("norm", "gradient_norm")
+            table.prepare("scale", "scale")
         tables[stream] = table
         if len(tables) > TABLES:
             del tables[next(iter(tables))]

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
@@ -18,7 +19,7 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, without
+from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu, without
 
 LAUNCHES = ("gradient_norm", "scale", "adamw")
 
@@ -576,3 +577,32 @@ def test_clipping_goes_on_by_torch_where_a_kernel_does_not_compile(
         ends.append([norm, *grads_of(model)])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert launched(device) == []
+
+
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+@pytest.mark.parametrize("refused", ["norm", "scale"])
+def test_clipping_goes_on_by_torch_where_a_launch_fails(
+    refused: str, clip: Any, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        if on:
+            swap(optimizer, clip=clip)
+            failing(refused, device, monkeypatch)
+        for number in range(3):
+            optimizer.zero_grad()
+            backward(model, number)
+            fails = on and number == 0 and (refused, clip) != ("scale", "deferred")  # which launches none
+            with (
+                pytest.warns(RuntimeWarning, match="code 701.*\\nTorch goes on clipping")
+                if fails
+                else nullcontext()
+            ):
+                clip_grad_norm_(model.parameters(), 1e-2)
+            optimizer.step()
+        ends.append(list(model.parameters()))
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+    assert launched(device).count("adamw") == 3

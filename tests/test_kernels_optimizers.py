@@ -13,11 +13,12 @@ import diagnose.kernels
 import pytest
 import torch
 from diagnose.kernels import _optimizers as ours
+from diagnose.kernels._driver import DriverError
 from diagnose.kernels._optimizer_8bit import AdamW8bit
 from diagnose.kernels._swap import swap_of
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -283,6 +284,20 @@ def test_lamb_clips_where_no_kernels_are_under_it(device: CpuDevice, kind: type[
         return optimizer
 
     assert_close(everything(*trained(make)), everything(*trained(PLAIN["lamb"])))
+
+
+def test_a_step_of_lamb_whose_second_launch_fails_is_not_made_twice(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its moments have changed by then: the plain implementation would change them again."""
+    model, optimizer = trained(lambda params: ours.Lamb(params, lr=1e-2), steps=2)
+    failing("lamb", device, monkeypatch, after=1)
+    with pytest.raises(DriverError, match="code 701"):
+        step(model, optimizer, 2)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+    with pytest.warns(RuntimeWarning, match="code 701"):
+        step(model, optimizer, 3)  # its first: the plain implementation makes all of it
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
 
 
 def eight_bits(params: Any) -> torch.optim.Optimizer:

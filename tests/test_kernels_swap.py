@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from diagnose.kernels import _lineup
+from diagnose.kernels._algorithms import Algorithm
 from diagnose.kernels._stepper import nothing_due
 from diagnose.kernels._swap import AMP, CannotSwap, StandIn, support, swap, swap_of, unswap
 from torch import nn
@@ -19,7 +21,7 @@ from torch import nn
 from diagnose.actions._shadow import compare_update
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, without
+from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu, without
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -666,6 +668,60 @@ def test_a_kernel_that_does_not_compile_hands_the_step_to_torch_and_says_so_once
         ends.append(everything(model, optimizer))
     assert_close(ends[1], ends[0])
     assert not {"adamw", "sgd"} & set(device.launched)
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+@pytest.mark.parametrize("name", ["adamw", "sgd-dampening"])
+def test_a_launch_that_fails_hands_its_step_to_torch_and_says_so_once(
+    name: str, clip: Any, after: int, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS[name](model.parameters())
+        if on:
+            swap(optimizer, clip=clip)
+            failing(name.partition("-")[0], device, monkeypatch, after=after)
+        for number in range(4):
+            optimizer.zero_grad()
+            model(torch.full((2, 50), number + 1.0)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            fails = on and number == after
+            with pytest.warns(RuntimeWarning, match="code 701") if fails else nullcontext():
+                optimizer.step()
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+
+
+@pytest.mark.parametrize("short", ["tables", "states"])
+@pytest.mark.parametrize("name", ["adamw", "sgd-dampening"])
+def test_where_memory_is_too_short_for_kernels_torch_goes_on_in_a_whole_state(
+    name: str, short: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    def one_left(*_: Any) -> torch.Tensor:
+        return room.pop() if room else none_left()
+
+    room = [torch.zeros(60, 50)]
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS[name](model.parameters())
+        if on:
+            swap(optimizer)
+            if short == "tables":
+                monkeypatch.setattr(_lineup, "Table", none_left)
+            else:
+                monkeypatch.setattr(Algorithm, "make", one_left)
+        with pytest.warns(RuntimeWarning, match="out of memory") if on else nullcontext():
+            step(model, optimizer, 0)
+        step(model, optimizer, 1)
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+    assert device.launched == []
 
 
 def test_a_variant_that_does_not_compile_later_costs_no_step_and_no_state(
