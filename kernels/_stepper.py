@@ -64,6 +64,7 @@ class Stepper:
         self._entries: Entries | None = None
         self._params: list[torch.Tensor] = []
         self._sizes: list[int] = []
+        self._moments: list[tuple[str, ...]] = []
         self._outside: list[tuple[int, Mapping[str, Any]]] = []
         self._unbegun: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {}
         self._taken = steps_taken(optimizer)
@@ -222,6 +223,7 @@ class Stepper:
         ]
         self._entries = Entries(state, [member.whole for member in members if member.moments])
         self._params = params
+        self._moments = list(map(self._algorithm.moments, groups))
         self._sizes = [len(group["params"]) for group in groups]
         return True
 
@@ -253,6 +255,7 @@ class Stepper:
             and self._entries.are_in(self._optimizer.state)
             and [len(group["params"]) for group in self._optimizer.param_groups] == self._sizes
             and all(map(is_, params, self._params))
+            and list(map(self._algorithm.moments, self._optimizer.param_groups)) == self._moments
             and all(lineup.is_current(self._structs(lineup.place)) for lineup in self._lineups)
             and not any(
                 (grad := grads[index]) is not None and not self._why_misfit(params[index], grad, group)
