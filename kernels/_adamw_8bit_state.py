@@ -40,6 +40,13 @@ def encode(values: torch.Tensor, codes: torch.Tensor, scales_B: torch.Tensor, *,
     _in_memory_order(codes).copy_(code_N)
 
 
+def in_order_of(param: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
+    """A copy of a moment in fp32 that lies in memory as its parameter does, and so as its codes do: one of
+    a checkpoint may lie otherwise."""
+    made = torch.empty_like(param, dtype=torch.float32, memory_format=torch.preserve_format)
+    return made.detach().copy_(moment)
+
+
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 

@@ -374,6 +374,21 @@ def test_one_byte_moments_take_over_from_a_checkpoint_of_adamws(device: CpuDevic
     assert {state["step"].item() for state in mine.state.values()} == {5.0}
 
 
+def test_moments_of_a_checkpoint_that_lie_in_another_order_stay_with_their_elements(
+    device: CpuDevice,
+) -> None:
+    weight = nn.Parameter(torch.randn(4, 30, 3, 3))
+    adamw = torch.optim.AdamW([weight], lr=1e-2)
+    weight.grad = torch.randn_like(weight)
+    adamw.step()
+    turned = nn.Parameter(weight.detach().to(memory_format=torch.channels_last))
+    mine = eight_bits([turned])
+    mine.load_state_dict({**mine.state_dict(), "state": copy.deepcopy(adamw.state_dict()["state"])})
+    for name in ("exp_avg", "exp_avg_sq"):
+        m = mine.state_dict()["state"][0][name]
+        assert (m - adamw.state[weight][name]).norm() < 0.05 * m.norm()
+
+
 def test_copies_of_one_byte_moments_keep_the_codes(device: CpuDevice) -> None:
     _, optimizer = trained(eight_bits, steps=2)
     twin = pickle.loads(pickle.dumps(optimizer))

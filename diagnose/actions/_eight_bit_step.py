@@ -11,7 +11,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim import AdamW, Optimizer
 
-from diagnose.kernels._adamw_8bit_state import decoded, encode
+from diagnose.kernels._adamw_8bit_state import decoded, encode, in_order_of
 from diagnose.kernels._algorithms import ADAMW_8BIT
 from diagnose.kernels._optimizer_8bit import _adamw_8bit_step
 from diagnose.kernels._stepper import Stepper
@@ -118,7 +118,7 @@ class _Coded(StandIn):  # type: ignore[misc]
 def _encode(optimizer: Optimizer) -> None:
     for p, state in optimizer.state.items():
         if MOMENTS[0] in state:
-            m, v = (_in_order_of(p, state[name]) for name in MOMENTS)
+            m, v = (in_order_of(p, state[name]) for name in MOMENTS)
             coded = {name: ADAMW_8BIT.make(place, p) for place, name in enumerate(CODES)}
             encode(m, coded["exp_avg_codes"], coded["exp_avg_scales"], signed=True)
             encode(v.sqrt(), coded["exp_avg_sq_codes"], coded["exp_avg_sq_scales"], signed=False)
@@ -142,8 +142,3 @@ def _as_torch(state: dict[str, Any], p: torch.Tensor) -> dict[str, Any]:
     m = decoded(state["exp_avg_codes"], state["exp_avg_scales"], signed=True, like=p)
     root = decoded(state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False, like=p)
     return {"step": state["step"], "exp_avg": m.to(p.dtype), "exp_avg_sq": (root * root).to(p.dtype)}
-
-
-def _in_order_of(p: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
-    return made.detach().copy_(moment)
