@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from diagnose.kernels import _adamw_8bit_state
+from diagnose.kernels._adamw_8bit_state import decoded, encode
 from torch import nn
 
 from diagnose.actions import _eight_bit_step
@@ -235,6 +237,43 @@ def test_an_error_while_it_is_put_in_takes_it_out(device, monkeypatch):
         raise AssertionError("never in force")
     action.verify_undone(job, before)
     train(model, optimizer, 1)
+
+
+def test_where_the_device_has_no_room_to_undo_it_the_cpu_has(device, monkeypatch):
+    model, optimizer, job = training()
+    action, real, calls = EightBitStates(), _eight_bit_step.decoded, []
+    before = action.state(job)
+
+    def fails(*args, **kwargs):
+        calls.append(args)
+        if len(calls) in (2, 5):
+            raise torch.OutOfMemoryError("no room for moments")
+        return real(*args, **kwargs)
+
+    with action.apply(job, None):
+        train(model, optimizer, 1)
+        shown = copy.deepcopy(optimizer.state_dict()["state"])
+        monkeypatch.setattr(_eight_bit_step, "decoded", fails)
+    action.verify_undone(job, before)
+    assert len(calls) == 2 * 4 + 3, "the first failed at its second moment, the second at its first"
+    for state, expected in zip(optimizer.state.values(), shown.values(), strict=True):
+        assert all(torch.equal(state[name], expected[name]) for name in PLAIN)
+    train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("num", [0, 1, 256, 1000, 1024, 1025])
+@pytest.mark.parametrize("signed", [False, True])
+def test_moments_coded_in_pieces_are_bit_for_bit_those_coded_at_once(monkeypatch, signed, num):
+    torch.manual_seed(0)
+    values = torch.randn(num) if signed else torch.rand(num)
+    ends = []
+    for most in (1 << 22, 512):
+        monkeypatch.setattr(_adamw_8bit_state, "PIECE_ELEMENTS", most)
+        codes, scales = torch.zeros(num, dtype=torch.uint8), torch.full((-(-num // 256),), -1.0)
+        encode(values, codes, scales, signed=signed)
+        ends.append((codes, scales, decoded(codes, scales, signed=signed, like=values)))
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    torch.testing.assert_close(ends[0][2], values, rtol=1 / 32, atol=5 / 4096)
 
 
 def test_an_exception_of_the_scripts_leaves_a_whole_state(device):

@@ -121,7 +121,7 @@ def _encode(optimizer: Optimizer) -> None:
             m, v = (in_order_of(p, state[name]) for name in MOMENTS)
             coded = {name: ADAMW_8BIT.make(place, p) for place, name in enumerate(CODES)}
             encode(m, coded["exp_avg_codes"], coded["exp_avg_scales"], signed=True)
-            encode(v.sqrt(), coded["exp_avg_sq_codes"], coded["exp_avg_sq_scales"], signed=False)
+            encode(v.sqrt_(), coded["exp_avg_sq_codes"], coded["exp_avg_sq_scales"], signed=False)
             for name in MOMENTS:
                 del state[name]
             state.update(coded)
@@ -133,12 +133,22 @@ def _decode(optimizer: Optimizer) -> None:
             plain = _as_torch(state, p)
             state.clear()
             state.update(plain)
+            state.update({name: state[name].to(p.device) for name in MOMENTS})
 
 
 def _as_torch(state: dict[str, Any], p: torch.Tensor) -> dict[str, Any]:
-    """One parameter's state as torch's AdamW keeps it."""
+    """One parameter's state as torch's AdamW keeps it; on the CPU where its device has no room."""
     if CODES[0] not in state:
         return state
+    try:
+        moments = _decoded(state, p)
+    except torch.OutOfMemoryError:
+        on_cpu = torch.empty_like(p, device="cpu", memory_format=torch.preserve_format)
+        moments = _decoded({name: state[name].cpu() for name in CODES}, on_cpu)
+    return {"step": state["step"], **moments}
+
+
+def _decoded(state: dict[str, Any], p: torch.Tensor) -> dict[str, torch.Tensor]:
     m = decoded(state["exp_avg_codes"], state["exp_avg_scales"], signed=True, like=p)
     root = decoded(state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False, like=p)
-    return {"step": state["step"], "exp_avg": m.to(p.dtype), "exp_avg_sq": (root * root).to(p.dtype)}
+    return {"exp_avg": m.to(p.dtype), "exp_avg_sq": root.mul_(root).to(p.dtype)}
