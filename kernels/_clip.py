@@ -140,6 +140,10 @@ class Clipping:
             self._tables.clear()
             self._last = None
 
+    def why_broken(self) -> str:
+        """Why torch clips again somewhere, in words; empty where no kernel has failed."""
+        return next(iter(self._tables.broken.values()), "")
+
     def outcome(
         self,
         grads: list[torch.Tensor],

@@ -75,19 +75,22 @@ class GradientTables:
 
     A table belongs to one stream, since what is queued on another may run at the same time; and one thread
     at a time uses them, since a launch is made in several steps.
+
+    Attributes:
+        broken: Where they have failed, and why, in words.
     """
 
     def __init__(self) -> None:
         self._kinds: list[Kind] = []
         self._looks = 0
         self._lock = threading.Lock()
-        self._broken: set[torch.device] = set()
+        self.broken: dict[torch.device, str] = {}
 
     def clear(self) -> None:
         """Forgets all of them, and where there could be none."""
         with self._lock:
             self._kinds.clear()
-            self._broken.clear()
+            self.broken.clear()
 
     def look_at(self, grads: Sequence[torch.Tensor]) -> Gradients | None:
         """Looks at gradients, in each step anew: what changes them need not be seen elsewhere.
@@ -192,7 +195,7 @@ class GradientTables:
         except FAILURES as error:
             if from_signal_handler(error.__traceback__):
                 raise  # the script's own
-            self._broken.add(place)
+            self.broken[place] = str(error)
             warnings.warn(
                 f"kernels: {error}\nTorch goes on clipping gradients.", RuntimeWarning, stacklevel=4
             )
@@ -201,7 +204,7 @@ class GradientTables:
         """The table of this list on the current stream, made if need be and possible."""
         place, tables = kind.place, kind.tables
         stream, captures = _stream_at(place)
-        if place in self._broken:
+        if place in self.broken:
             return None
         table = tables.pop(stream, None)
         if table is None and captures:

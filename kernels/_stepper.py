@@ -54,6 +54,7 @@ class Stepper:
         stochastic: Whether bf16 parameters are rounded at random.
         scaling_is_ours: Whether the optimizer takes scaled gradients because of us: torch's own step for it
             does not.
+        broken: Why the optimizer is torch's for good, in words; empty while it is not.
         left: Why the last step, or a part of it, was left to torch, in words; empty if nothing was.
     """
 
@@ -69,10 +70,10 @@ class Stepper:
         self._unbegun: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {}
         self._taken = steps_taken(optimizer)
         self._prepared: set[bool] = set()
-        self._broken: list[str] = []
         self.unscales_in_memory = True
         self.stochastic = False
         self.scaling_is_ours = False
+        self.broken: list[str] = []
         self.left: list[str] = []
 
     def step(self, due: Due = nothing_due) -> list[dict[str, Any]]:
@@ -98,7 +99,7 @@ class Stepper:
         if not set(map(type, params)) <= PLAIN:
             grads = list(map(own_part_alike, given, params))
         taken: frozenset[int] = frozenset()
-        self.left = [*self._broken, *(reason for group in groups for reason in group_refusals(group))]
+        self.left = [*self.broken, *(reason for group in groups for reason in group_refusals(group))]
         self.left += foreign_refusals(self._optimizer)
         try:
             if self.left:
@@ -240,7 +241,8 @@ class Stepper:
         step."""
         self.release()
         self._leave_unbegun()
-        self._broken = self.left = [str(error)]
+        self.broken.append(str(error))
+        self.left = [*self.broken]
         name = type(self._optimizer).__name__
         warnings.warn(
             f"kernels: {error}\nTraining goes on with torch's {name}.", RuntimeWarning, stacklevel=3

@@ -63,7 +63,7 @@ def test_steps_are_fused_while_it_is_on_and_not_afterwards() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
-    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), None):
+    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), []):
         assert is_fused(optimizer.step)
     assert not is_fused(optimizer.step)
 
@@ -138,7 +138,7 @@ def test_a_gradient_scaler_that_skips_steps_works_as_without() -> None:
 def test_copies_and_pickles_of_the_optimizer_are_the_scripts_own() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
-    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), None):
+    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), []):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
@@ -155,7 +155,7 @@ def test_an_exception_in_a_step_leaves_the_flags_as_they_were_once_it_is_undone(
     def closure() -> torch.Tensor:
         raise KeyError("the script's")
 
-    with action.apply(job, None):
+    with action.apply(job, []):
         with pytest.raises(KeyError):
             optimizer.step(closure)
         with pytest.raises(RuntimeError, match="was not undone"):
@@ -170,7 +170,7 @@ def test_a_gradient_in_another_layout_is_left_to_the_scripts_implementation() ->
         torch.manual_seed(0)
         weight = nn.Parameter(torch.randn(8, 4, 3, 3))
         optimizer = torch.optim.AdamW([weight], lr=0.1)
-        with FusedOptimizer().apply(Job(optimizers=[optimizer]), None) if on else torch.enable_grad():
+        with FusedOptimizer().apply(Job(optimizers=[optimizer]), []) if on else torch.enable_grad():
             for _ in range(3):
                 weight.grad = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last)
                 optimizer.step()
@@ -187,7 +187,7 @@ def test_a_parameter_without_its_momentum_is_stepped_as_the_script_does(loses: s
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
         job = Job(models=[model], optimizers=[optimizer])
-        with FusedOptimizer().apply(job, None) if on else nullcontext():
+        with FusedOptimizer().apply(job, []) if on else nullcontext():
             for number in range(6):
                 model.bias.requires_grad_(loses == "the state of one" or number > 2)
                 optimizer.zero_grad()
@@ -209,7 +209,7 @@ def test_where_a_part_is_frozen_sgd_with_momentum_passes_its_check() -> None:
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     for cleared in (False, True):
-        verdict = compare_update(job, FusedOptimizer().apply(job, None), Safety.ROUNDING)
+        verdict = compare_update(job, FusedOptimizer().apply(job, []), Safety.ROUNDING)
         assert verdict.ok, (cleared, verdict)
         optimizer.zero_grad()
 
@@ -271,7 +271,7 @@ def test_of_several_optimizers_those_that_can_are_fused() -> None:
         optimizers=[torch.optim.RMSprop(one.parameters()), torch.optim.AdamW(other.parameters())],
     )
     assert FusedOptimizer().settings(job, None) == {"AdamW.fused": "True"}
-    with FusedOptimizer().apply(job, None):
+    with FusedOptimizer().apply(job, []):
         other(torch.ones(1, 2)).sum().backward()
         assert is_fused(job.optimizers[1].step)
 
@@ -293,7 +293,7 @@ def test_on_a_gpu_what_torch_fuses_already_is_served_and_has_no_setting() -> Non
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer], device="cuda")
     action.check(job)
     assert action.settings(job, None) == {}
-    with action.apply(job, None):
+    with action.apply(job, []):
         assert action.settings(job, None) == {}
 
 
@@ -323,7 +323,7 @@ def test_on_a_gpu_it_trains_as_the_script_does_alone(name: str) -> None:
             model(torch.full((4, 64), 1.0 + step, device="cuda")).sum().backward()
             if on and step % 2:
                 before = action.state(job)
-                with action.apply(job, None):
+                with action.apply(job, []):
                     optimizer.step()
                 action.verify_undone(job, before)
             else:
@@ -338,7 +338,7 @@ def test_a_step_that_the_script_compiles_is_left_alone() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     step = torch.compile(lambda: optimizer.step(), backend="eager")
     model(torch.ones(1, 2)).sum().backward()
-    with FusedOptimizer().apply(Job(optimizers=[optimizer]), None):
+    with FusedOptimizer().apply(Job(optimizers=[optimizer]), []):
         assert not is_fused(step)
 
 

@@ -37,11 +37,11 @@ def why_not(optimizer: Optimizer) -> str:
 
 
 @contextmanager
-def in_bytes(optimizer: Optimizer) -> Iterator[None]:
+def in_bytes(optimizer: Optimizer) -> Iterator[list[str]]:
     """Keeps the moments of an optimizer in one byte each while open.
 
     `state_dict` shows them as torch's AdamW has them, rounded to what the codes can tell, and a checkpoint
-    that is loaded meanwhile is coded.
+    that is loaded meanwhile is coded. Gives a list which says, once the kernels have failed, why.
     """
     kernels = _Kernels(optimizer)
     with ExitStack() as stack:
@@ -53,7 +53,7 @@ def in_bytes(optimizer: Optimizer) -> Iterator[None]:
         stack.callback(optimizer.register_state_dict_post_hook(kernels.as_torch_saves).remove)
         stack.callback(optimizer.register_step_pre_hook(kernels.before_step).remove)
         _encode(optimizer)
-        yield
+        yield kernels.stepper.broken
 
 
 class _Kernels:

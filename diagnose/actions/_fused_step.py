@@ -24,8 +24,9 @@ CHECKED = "_need_device_dtype_check_for_fused"
 """What torch notes on an optimizer after its first fused step."""
 
 
-def implementation(optimizer: Optimizer) -> Callable[[Optimizer], AbstractContextManager[None]]:
-    """Returns what steps an optimizer in a faster way while its context is open."""
+def implementation(optimizer: Optimizer) -> Callable[[Optimizer], AbstractContextManager[list[str]]]:
+    """Returns what steps an optimizer in a faster way while its context is open. That gives a list which
+    says, once it has failed, why."""
     if not support(optimizer):
         return by_kernels
     on_cpu = optimizer.param_groups[0]["params"][0].device.type == "cpu"
@@ -52,17 +53,17 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 
 @contextmanager
-def by_kernels(optimizer: Optimizer) -> Iterator[None]:
+def by_kernels(optimizer: Optimizer) -> Iterator[list[str]]:
     """Lets kernels of our own step one optimizer while open, and clip wherever the script does."""
     taken = swap(optimizer)
     try:
-        yield
+        yield taken.stepper.broken
     finally:
         taken.remove()
 
 
 @contextmanager
-def fused_by_torch(optimizer: Optimizer) -> Iterator[None]:
+def fused_by_torch(optimizer: Optimizer) -> Iterator[list[str]]:
     """Fuses the steps of one optimizer while open."""
     flags = _Flags()
     checked = vars(optimizer).get(CHECKED)
@@ -71,7 +72,7 @@ def fused_by_torch(optimizer: Optimizer) -> Iterator[None]:
         stack.callback(flags.restore)
         stack.callback(optimizer.register_step_pre_hook(flags.set).remove)
         stack.callback(optimizer.register_step_post_hook(flags.restore).remove)
-        yield
+        yield []
 
 
 def _set_checked(optimizer: Optimizer, checked: bool | None) -> None:
@@ -82,7 +83,7 @@ def _set_checked(optimizer: Optimizer, checked: bool | None) -> None:
 
 
 @contextmanager
-def fused_on_device(optimizer: Optimizer) -> Iterator[None]:
+def fused_on_device(optimizer: Optimizer) -> Iterator[list[str]]:
     """Likewise where the parameters are on an accelerator: a fused step counts steps there.
 
     The optimizer's `state_dict` shows the counts on the CPU, as without us.
@@ -92,8 +93,7 @@ def fused_on_device(optimizer: Optimizer) -> Iterator[None]:
         stack.callback(_move_steps, optimizer, "cpu")
         stack.callback(optimizer.register_step_pre_hook(_StepsOnDevice()).remove)
         stack.callback(optimizer.register_state_dict_post_hook(_with_steps_on_cpu).remove)
-        stack.enter_context(fused_by_torch(optimizer))
-        yield
+        yield stack.enter_context(fused_by_torch(optimizer))
 
 
 class _StepsOnDevice:

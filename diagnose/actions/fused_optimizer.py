@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.hooks._fusing import CLASSES, why_not_fused, why_sparse
+from diagnose.kernels._clip import CLIPPING
 from diagnose.kernels._swap import support
 
 MIN_ELEMENTS = 100_000
@@ -68,12 +70,21 @@ class FusedOptimizer(Action):
             raise CannotApply(f"the optimizer updates fewer than {MIN_ELEMENTS:,} elements")
 
     @contextmanager
-    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+    def prepare(self, job: Job, value: int | None) -> Iterator[list[list[str]]]:
+        """See `Action.prepare`: yields a list of what has failed, which `apply` fills."""
+        yield []
+
+    @contextmanager
+    def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
         """See `Action.apply`."""
         with ExitStack() as stack:
             for optimizer in _eligible(job):
-                stack.enter_context(implementation(optimizer)(optimizer))
+                prepared.append(stack.enter_context(implementation(optimizer)(optimizer)))
             yield
+
+    def why_not_stay(self, prepared: list[list[str]]) -> str:
+        """See `Action.why_not_stay`: where kernels step on one rank only, replicas drift."""
+        return next(chain(*prepared), CLIPPING.why_broken())
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
