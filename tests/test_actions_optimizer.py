@@ -310,6 +310,23 @@ def test_counts_of_steps_are_on_the_cpu_in_what_a_device_saves() -> None:
     assert not optimizer._optimizer_state_dict_post_hooks
 
 
+def test_counts_of_steps_go_back_to_where_each_groups_own_flags_have_them() -> None:
+    """On what is no device: only where counts go can be seen there."""
+    on_meta = [nn.Parameter(torch.ones(2, device="meta")) for _ in range(2)]
+    optimizer = torch.optim.AdamW([{"params": on_meta[:1], "fused": True}, {"params": on_meta[1:]}])
+    for p, place in zip(on_meta, ("meta", "cpu"), strict=True):
+        optimizer.state[p] = {"step": torch.zeros((), device=place)}
+    before = FusedOptimizer().state(Job(optimizers=[optimizer]))
+
+    def places(states: Any) -> list[str]:
+        return [state["step"].device.type for state in states]
+
+    with _fused_step.fused_on_device(optimizer):
+        assert places(optimizer.state_dict()["state"].values()) == ["meta", "cpu"]
+    assert places(optimizer.state.values()) == ["meta", "cpu"]
+    assert FusedOptimizer().state(Job(optimizers=[optimizer])) == before
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["adamw", "adagrad", "sgd-momentum"])
 def test_on_a_gpu_it_trains_as_the_script_does_alone(name: str) -> None:
