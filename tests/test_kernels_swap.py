@@ -459,7 +459,9 @@ def test_copies_and_pickles_are_plain_optimizers_of_torchs(device: CpuDevice) ->
     swap(optimizer)
     step(model, optimizer, 0)
     for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert swap_of(twin) is None
+        assert swap_of(twin) is None and "__getstate__" not in vars(twin)
+        counts = [state["step"] for state in twin.state.values()]
+        assert all(count.untyped_storage().nbytes() == 4 for count in counts), "each its own, as torch's"
         for p in twin.param_groups[0]["params"]:
             p.grad = torch.ones_like(p)
         launched = len(device.launched)

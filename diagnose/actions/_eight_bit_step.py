@@ -15,12 +15,9 @@ from diagnose.kernels._adamw_8bit_state import decoded, encode, in_order_of
 from diagnose.kernels._algorithms import ADAMW_8BIT
 from diagnose.kernels._optimizer_8bit import _adamw_8bit_step
 from diagnose.kernels._stepper import Stepper
-from diagnose.kernels._swap import StandIn, support
+from diagnose.kernels._swap import COPIED, StandIn, support
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-COPIED = "__getstate__"
-"""What `copy` and `pickle` ask an optimizer for: a copy has none of our hooks, and must not have codes."""
-
 CODES = ADAMW_8BIT.moments({})
 
 
@@ -86,7 +83,8 @@ class _Kernels:
         }
 
     def as_torch_copies(self) -> dict[str, Any]:
-        """Takes the place of `Optimizer.__getstate__`."""
+        """Takes the place of `Optimizer.__getstate__`: a copy has none of our hooks, and must not have
+        codes."""
         held: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
         plain = {p: _as_torch(state, p) for p, state in self.stepper.saved(held["state"]).items()}
         return {**held, "state": defaultdict(dict, plain)}

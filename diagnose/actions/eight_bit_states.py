@@ -9,10 +9,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from diagnose.actions._eight_bit_step import COPIED, in_bytes, why_not
+from diagnose.actions._eight_bit_step import in_bytes, why_not
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.kernels._swap import COPIED
 
 
 class EightBitStates(Action):

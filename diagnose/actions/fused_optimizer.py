@@ -16,7 +16,7 @@ from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.hooks._fusing import CLASSES, why_not_fused, why_sparse
 from diagnose.kernels._clip import CLIPPING
-from diagnose.kernels._swap import support
+from diagnose.kernels._swap import COPIED, support
 
 MIN_ELEMENTS = 100_000
 """Of fewer no step takes a tenth of a millisecond: without a finding a trial would not be worth it."""
@@ -136,6 +136,7 @@ def _state(optimizer: Optimizer) -> dict[str, Any]:
             for name in ("step_pre", "step_post", "state_dict_post")
         ],
         "checked": vars(optimizer).get(CHECKED),
+        "copied": COPIED in vars(optimizer),
         "devices of steps": {
             str(state["step"].device)
             for state in optimizer.state.values()
