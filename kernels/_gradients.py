@@ -98,7 +98,7 @@ class GradientTables:
         Returns:
             `None` for those that torch has to clip: of another type than tensors of real numbers of 16 or
             32 bits, on several devices or one without kernels, sharing memory or with gaps, to be
-            differentiated, or more lists in turn than are remembered.
+            differentiated, all without elements, or more lists in turn than are remembered.
         """
         with self._lock:
             self._looks += 1
@@ -235,6 +235,7 @@ def can_be_read(grads: Sequence[torch.Tensor]) -> bool:
         set(map(_DTYPE, grads)) <= set(_ANY_PAIR)
         and len(set(map(torch.Tensor.get_device, grads))) == 1
         and not any(map(_REQUIRES_GRAD, grads))
+        and any(map(torch.Tensor.numel, grads))  # nothing would be launched
         and not why_none(grads[0].device)
         and all(fits([grad]) for grad in grads)
     )

@@ -377,6 +377,17 @@ def test_gradients_that_the_kernels_cannot_clip_exactly_are_clipped_by_torch(
     assert launched(device) == []
 
 
+def test_the_norm_of_gradients_without_elements_is_zero(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [nn.Parameter(torch.zeros(0)) for _ in range(2)]
+    swap(torch.optim.AdamW(params))
+    for p in params:
+        p.grad = torch.zeros(0)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **how: torch.full(shape, math.nan, **how))
+    assert clip_grad_norm_(params, 1.0) == 0.0
+
+
 @pytest.mark.parametrize("max_norm", [1.0, math.inf])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
