@@ -418,6 +418,26 @@ def test_the_halves_used_alone_are_torchs(device: CpuDevice) -> None:
     assert launched(device) == ["gradient_norm"], "another norm than the one that was measured"
 
 
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+def test_a_norm_that_the_script_changes_between_the_halves_is_the_one_that_is_clipped_by(
+    clip: Any, device: CpuDevice
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        if on:
+            swap(optimizer, clip=clip)
+        for number in range(2):  # the second time the limit is known
+            optimizer.zero_grad()
+            backward(model, number)
+            norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
+            norm.mul_(2)  # as one that is summed over ranks in place
+            clip_grad._clip_grads_with_norm_(model.parameters(), 1e-2, norm)
+        ends.append(grads_of(model))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-5, atol=0)
+
+
 def test_norms_that_the_script_keeps_stay_what_they_were(device: CpuDevice) -> None:
     model = network()
     optimizer = adamw(model)
