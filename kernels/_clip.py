@@ -86,10 +86,11 @@ def versions(grads: Sequence[torch.Tensor]) -> list[int]:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """A norm that was given to the script, with what it was measured of, and the swap whose step is to clip
-    by it, if one is."""
+    """A norm that was given to the script, in its first version, with what it was measured of, and the swap
+    whose step is to clip by it, if one is."""
 
     norm: torch.Tensor
+    version: int
     outcome_4: torch.Tensor
     grads: Gradients
     max_norm: float
@@ -140,6 +141,10 @@ class Clipping:
             self._tables.clear()
             self._last = None
 
+    def why_broken(self) -> str:
+        """Why torch clips again somewhere, in words; empty where no kernel has failed."""
+        return next(iter(self._tables.broken.values()), "")
+
     def outcome(
         self,
         grads: list[torch.Tensor],
@@ -185,10 +190,13 @@ class Clipping:
             params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             grads = [grad for grad in map(_GRAD, params) if grad is not None]
             last, self._last = self._last, None
-            if last is None or last.norm is not total_norm or last.grads.addresses != places(grads):
-                original(params, max_norm, total_norm, foreach)
-                return
-            if not self._clip(last, grads, float(max_norm)):
+            if (
+                last is None
+                or last.norm is not total_norm
+                or last.version != total_norm._version
+                or last.grads.addresses != places(grads)
+                or not self._clip(last, grads, float(max_norm))
+            ):
                 original(params, max_norm, total_norm, foreach)
 
         return clip_grads_with_norm_
@@ -275,8 +283,10 @@ class Clipping:
             outcome_4 = self._tables.measure(found, max_norm=known)
         if outcome_4 is None:
             return None
+        norm = outcome_4[0].to(grads[0].dtype)
         return Measured(
-            norm=outcome_4[0].to(grads[0].dtype),
+            norm=norm,
+            version=norm._version,
             outcome_4=outcome_4,
             grads=found,
             max_norm=known,

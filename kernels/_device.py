@@ -22,6 +22,9 @@ OLDEST_ARCHITECTURE = 75
 LARGE_ARGUMENTS = 12010
 """The first version of the driver's interface (CUDA 12.1) that takes 32 KB of arguments."""
 
+FAILURES = (OSError, RuntimeError, DiagnoseError)
+"""How something of ours fails: no driver, no memory, a refused launch."""
+
 
 class Device(Protocol):
     """Runs kernels on memory that tensors of one `torch.device` lie in.

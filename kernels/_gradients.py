@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
-from diagnose.kernels._device import why_none
+from diagnose.kernels._device import FAILURES, why_none
 from diagnose.kernels._layout import disjoint, fits
 from diagnose.kernels._likeness import Likeness
 from diagnose.kernels._structs import PAIRS, Group, Row
 from diagnose.kernels._table import TORCH_EPSILON, Table
 
-from diagnose.core.errors import DiagnoseError
+from diagnose.hooks._recorder import from_signal_handler
 
 TABLES = 8
 """So many lists are remembered, and streams of each: a script clips one, a GAN two."""
@@ -74,19 +75,22 @@ class GradientTables:
 
     A table belongs to one stream, since what is queued on another may run at the same time; and one thread
     at a time uses them, since a launch is made in several steps.
+
+    Attributes:
+        broken: Where they have failed, and why, in words.
     """
 
     def __init__(self) -> None:
         self._kinds: list[Kind] = []
         self._looks = 0
         self._lock = threading.Lock()
-        self._broken: set[torch.device] = set()
+        self.broken: dict[torch.device, str] = {}
 
     def clear(self) -> None:
         """Forgets all of them, and where there could be none."""
         with self._lock:
             self._kinds.clear()
-            self._broken.clear()
+            self.broken.clear()
 
     def look_at(self, grads: Sequence[torch.Tensor]) -> Gradients | None:
         """Looks at gradients, in each step anew: what changes them need not be seen elsewhere.
@@ -94,7 +98,7 @@ class GradientTables:
         Returns:
             `None` for those that torch has to clip: of another type than tensors of real numbers of 16 or
             32 bits, on several devices or one without kernels, sharing memory or with gaps, to be
-            differentiated, or more lists in turn than are remembered.
+            differentiated, all without elements, or more lists in turn than are remembered.
         """
         with self._lock:
             self._looks += 1
@@ -151,22 +155,22 @@ class GradientTables:
             What it writes, four numbers: norm, factor that clips to `max_norm`, whether one is not finite.
             `None` where it cannot be launched, and nothing was.
         """
-        with self._lock:
+        place, written = grads.kind.place, None
+        with self._lock, self._or_torch(place):
             table = self._table(grads.kind)
-            if table is None:
-                return None
-            place = grads.kind.place
-            outcome_4 = torch.empty(4, dtype=torch.float32, device=place)
-            table.point_to(grads.addresses)
-            table.run(
-                "norm",
-                "gradient_norm",
-                grad_scale=None if grad_scale is None else grad_scale.to(place, non_blocking=True),
-                outcome_4=outcome_4,
-                max_norm=max_norm,
-                clip_epsilon=epsilon,
-            )
-            return outcome_4
+            if table is not None:
+                outcome_4 = torch.empty(4, dtype=torch.float32, device=place)
+                table.point_to(grads.addresses)
+                table.run(
+                    "norm",
+                    "gradient_norm",
+                    grad_scale=None if grad_scale is None else grad_scale.to(place, non_blocking=True),
+                    outcome_4=outcome_4,
+                    max_norm=max_norm,
+                    clip_epsilon=epsilon,
+                )
+                written = outcome_4
+        return written
 
     def scale(self, grads: Gradients, coef: torch.Tensor) -> bool:
         """Multiplies gradients by `coef` in memory.
@@ -174,19 +178,33 @@ class GradientTables:
         Returns:
             Whether it did: not where that cannot be launched.
         """
-        with self._lock:
+        done = False
+        with self._lock, self._or_torch(grads.kind.place):
             table = self._table(grads.kind)
-            if table is None:
-                return False
-            table.point_to(grads.addresses)
-            table.run("scale", "scale", clip_coef=coef)
-            return True
+            if table is not None:
+                table.point_to(grads.addresses)
+                table.run("scale", "scale", clip_coef=coef)
+                done = True
+        return done
+
+    @contextmanager
+    def _or_torch(self, place: torch.device) -> Iterator[None]:
+        """Where something of ours fails inside, all gradients there are torch's from now on."""
+        try:
+            yield
+        except FAILURES as error:
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
+            self.broken[place] = str(error)
+            warnings.warn(
+                f"kernels: {error}\nTorch goes on clipping gradients.", RuntimeWarning, stacklevel=4
+            )
 
     def _table(self, kind: Kind) -> Table | None:
         """The table of this list on the current stream, made if need be and possible."""
         place, tables = kind.place, kind.tables
         stream, captures = _stream_at(place)
-        if place in self._broken:
+        if place in self.broken:
             return None
         table = tables.pop(stream, None)
         if table is None and captures:
@@ -201,15 +219,8 @@ class GradientTables:
                 for count, dtype in zip(kind.counts, kind.dtypes, strict=True)
             ]
             table = Table(place, rows, [Group()])
-            try:
-                table.prepare("norm", "gradient_norm")
-                table.prepare("scale", "scale")
-            except (OSError, DiagnoseError) as error:
-                self._broken.add(place)
-                warnings.warn(
-                    f"kernels: {error}\nTorch goes on clipping gradients.", RuntimeWarning, stacklevel=2
-                )
-                return None
+            table.prepare("norm", "gradient_norm")
+            table.prepare("scale", "scale")
         tables[stream] = table
         if len(tables) > TABLES:
             del tables[next(iter(tables))]
@@ -224,6 +235,7 @@ def can_be_read(grads: Sequence[torch.Tensor]) -> bool:
         set(map(_DTYPE, grads)) <= set(_ANY_PAIR)
         and len(set(map(torch.Tensor.get_device, grads))) == 1
         and not any(map(_REQUIRES_GRAD, grads))
+        and any(map(torch.Tensor.numel, grads))  # nothing would be launched
         and not why_none(grads[0].device)
         and all(fits([grad]) for grad in grads)
     )

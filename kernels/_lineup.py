@@ -120,6 +120,7 @@ class Lineup:
         place: The device.
         table: The rows.
         counts: What stands in each member's state for its count of steps; empty where states count none.
+        is_halfway: Whether a step has changed states and, having failed, not the parameters.
 
     Args:
         algorithm: How they are updated.
@@ -133,6 +134,7 @@ class Lineup:
         rows = [member.row() for member in members]
         self.table = Table(self.place, rows, groups)
         self.counts: Sequence[torch.Tensor] = ()
+        self.is_halfway = False
         self._algorithm = algorithm
         flags = GroupFlag(reduce(or_, (group.flags for group in groups)))
         features = [feature for flag, feature in _FEATURES.items() if flag in flags]
@@ -226,6 +228,7 @@ class Lineup:
             clip_coef: What the gradients are still to be multiplied by.
             unscales: Whether gradients are divided by `grad_scale` in memory too, if the step takes place.
         """
+        self.is_halfway = False
         if not self._updated:
             return
         if self._masters:
@@ -243,6 +246,7 @@ class Lineup:
                 found_inf=found_inf,
                 clip_coef=clip_coef,
             )
+            self.is_halfway = entry != self._algorithm.entries[-1]
         increment_version(self._updated)
         if self._are_sharded:
             increment_version(list(map(own_part, self._updated)))
@@ -260,7 +264,7 @@ class Lineup:
         steps_N = self.table.steps_N
         known = [isinstance(count, float) or count.device.type == "cpu" for count in counts]
         on_host = [float(count) if here else 0.0 for count, here in zip(counts, known, strict=True)]
-        steps_N.copy_(torch.tensor(on_host))
+        steps_N.copy_(torch.tensor(on_host, device="cpu"))
         for row, (count, here) in enumerate(zip(counts, known, strict=True)):
             if isinstance(count, torch.Tensor) and not here:
                 steps_N[row].copy_(count.reshape(()))  # FSDP has saved them with a dimension

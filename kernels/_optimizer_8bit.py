@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diagnose.kernels._adamw_8bit_state import decoded, encode
+from diagnose.kernels._adamw_8bit_state import decoded, encode, in_order_of
 from diagnose.kernels._algorithms import ADAMW_8BIT
 from diagnose.kernels._optimizers import Closure, SteppedByKernels, check_numbers, evaluated
 from diagnose.kernels._swap import ClipLevel, swap_of
@@ -73,7 +73,7 @@ class AdamW8bit(SteppedByKernels):
 
 def _moments(state: dict[str, Any], p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if "exp_avg" in state:  # the script has put a state of torch's in its place
-        return state.pop("exp_avg").float(), state.pop("exp_avg_sq").float()
+        return in_order_of(p, state.pop("exp_avg")), in_order_of(p, state.pop("exp_avg_sq"))
     if "exp_avg_codes" not in state:
         return torch.zeros_like(p, dtype=torch.float32), torch.zeros_like(p, dtype=torch.float32)
     m = decoded(state["exp_avg_codes"], state["exp_avg_scales"], signed=True, like=p)
@@ -85,7 +85,7 @@ def _set_moments(state: dict[str, Any], p: torch.Tensor, m: torch.Tensor, v: tor
     for place, name in enumerate(ADAMW_8BIT.moments({})):
         state.setdefault(name, ADAMW_8BIT.make(place, p))
     encode(m, state["exp_avg_codes"], state["exp_avg_scales"], signed=True)
-    encode(v.float().sqrt(), state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False)
+    encode(v.sqrt(), state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False)
 
 
 def _as_adamw_saves(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _as_adamw_saves(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, An
 def _into_codes(optimizer: Optimizer) -> None:
     for p, state in optimizer.state.items():
         if "exp_avg" in state:
-            _set_moments(state, p, state.pop("exp_avg"), state.pop("exp_avg_sq"))
+            _set_moments(state, p, *_moments(state, p))
 
 
 def _adamw_8bit_step(
@@ -110,7 +110,7 @@ def _adamw_8bit_step(
     beta1, beta2 = group["betas"]
     grad = -grad.float() if group["maximize"] else grad.float()
     m, v = _moments(state, p)
-    state.setdefault("step", torch.tensor(0.0, dtype=torch.float32))
+    state.setdefault("step", torch.tensor(0.0, dtype=torch.float32, device="cpu"))
     state["step"] += 1
     step = float(state["step"])
     m.lerp_(grad, 1 - beta1)

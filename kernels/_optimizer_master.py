@@ -86,7 +86,7 @@ class MasterAdamW(SteppedByKernels):
 def _step(group: dict[str, Any], state: dict[str, Any], p: torch.Tensor, grad: torch.Tensor) -> None:
     names = ADAMW_MASTER.moments(group)
     if not state:
-        state["step"] = torch.tensor(0.0, dtype=torch.float32)
+        state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
         state |= {name: ADAMW_MASTER.make(place, p) for place, name in enumerate(names)}
         if has_master(p):
             state[ADAMW_MASTER.master] = made_from(p)

@@ -222,7 +222,7 @@ class Lamb(SteppedByKernels):
 
 def _lamb_step(group: dict[str, Any], state: dict[str, Any], p: torch.Tensor, grad: torch.Tensor) -> None:
     if not state:
-        state["step"] = torch.tensor(0.0, dtype=torch.float32)
+        state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
         state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
     beta1, beta2 = group["betas"]

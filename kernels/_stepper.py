@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from functools import reduce
 from itertools import repeat
-from operator import attrgetter, is_, or_
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from diagnose.kernels._algorithms import Algorithm, group_refusals, group_struct
+from diagnose.kernels._device import FAILURES
 from diagnose.kernels._dice import dice_of, steps_taken
 from diagnose.kernels._entries import Entries
 from diagnose.kernels._factors import Factors, at
@@ -23,7 +23,7 @@ from diagnose.kernels._structs import PAIRS, Group, GroupFlag
 from diagnose.kernels._table import keep_for_graphs
 from torch.optim import Optimizer
 
-from diagnose.core.errors import DiagnoseError
+from diagnose.hooks._recorder import from_signal_handler
 
 if TYPE_CHECKING:
     from diagnose.kernels._clip import Pending
@@ -54,6 +54,7 @@ class Stepper:
         stochastic: Whether bf16 parameters are rounded at random.
         scaling_is_ours: Whether the optimizer takes scaled gradients because of us: torch's own step for it
             does not.
+        broken: Why the optimizer is torch's for good, in words; empty while it is not.
         left: Why the last step, or a part of it, was left to torch, in words; empty if nothing was.
     """
 
@@ -64,14 +65,15 @@ class Stepper:
         self._entries: Entries | None = None
         self._params: list[torch.Tensor] = []
         self._sizes: list[int] = []
+        self._moments: list[tuple[str, ...]] = []
         self._outside: list[tuple[int, Mapping[str, Any]]] = []
-        self._unbegun: set[int] = set()
+        self._unbegun: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {}
         self._taken = steps_taken(optimizer)
         self._prepared: set[bool] = set()
-        self._broken: list[str] = []
         self.unscales_in_memory = True
         self.stochastic = False
         self.scaling_is_ours = False
+        self.broken: list[str] = []
         self.left: list[str] = []
 
     def step(self, due: Due = nothing_due) -> list[dict[str, Any]]:
@@ -97,13 +99,21 @@ class Stepper:
         if not set(map(type, params)) <= PLAIN:
             grads = list(map(own_part_alike, given, params))
         taken: frozenset[int] = frozenset()
-        self.left = [*self._broken, *(reason for group in groups for reason in group_refusals(group))]
+        self.left = [*self.broken, *(reason for group in groups for reason in group_refusals(group))]
         self.left += foreign_refusals(self._optimizer)
-        if self.left:
-            self.release()
-        elif self._line_up(params, grads) and self._prepare(factors):
-            found = [lineup.take(grads) for lineup in self._lineups]
-            taken = reduce(or_, found) if found else taken
+        try:
+            if self.left:
+                self.release()
+            elif self._line_up(params, grads):
+                self._prepare(factors)
+                for lineup in self._lineups:
+                    found = lineup.take(grads)
+                    self._launch(lineup, factors)
+                    taken = taken | found if taken else found
+        except FAILURES as error:
+            if from_signal_handler(error.__traceback__) or any(each.is_halfway for each in self._lineups):
+                raise
+            self._give_up(error)
         rest = {}
         if len(taken) < len(given):
             rest = {
@@ -111,8 +121,6 @@ class Stepper:
             }
         if rest and not self._prepare_for_torch(list(rest.values()), factors):
             return []
-        if taken:
-            self._launch(factors)
         return self._groups_of(rest) if rest else []
 
     def release(self) -> None:
@@ -203,14 +211,12 @@ class Stepper:
             )
         if not disjoint([member.param for member in members]):
             self.left.append("two parameters share memory")
-            self._leave_unbegun(members)
+            self._leave_unbegun()
             members = []
-        found_at = by_device(members)
-        self._lineups = [
-            Lineup(self._algorithm, some, self._structs(place)) for place, some in found_at.items()
-        ]
-        for lineup in self._lineups:
+        for place, some in by_device(members).items():
+            lineup = Lineup(self._algorithm, some, self._structs(place))
             self._adopt(lineup)
+            self._lineups.append(lineup)
         self._unbegun.clear()
         inside = {member.index for member in members}
         self._outside = [
@@ -218,28 +224,29 @@ class Stepper:
         ]
         self._entries = Entries(state, [member.whole for member in members if member.moments])
         self._params = params
+        self._moments = list(map(self._algorithm.moments, groups))
         self._sizes = [len(group["params"]) for group in groups]
         return True
 
-    def _prepare(self, factors: Factors) -> bool:
-        """Has all compiled that this step launches, while nothing is changed yet. If that fails, the
-        optimizer is torch's from now on, in the same state."""
+    def _prepare(self, factors: Factors) -> None:
+        """Has all compiled that this step launches, while nothing is changed yet."""
         unscales = self._unscales(factors)
-        if unscales in self._prepared:
-            return True
-        try:
+        if unscales not in self._prepared:
             for lineup in self._lineups:
                 lineup.prepare(unscales=unscales)
-        except (OSError, DiagnoseError) as error:
-            self.release()
-            name = type(self._optimizer).__name__
-            self._broken = self.left = [str(error)]
-            warnings.warn(
-                f"kernels: {error}\nTraining goes on with torch's {name}.", RuntimeWarning, stacklevel=2
-            )
-            return False
-        self._prepared.add(unscales)
-        return True
+            self._prepared.add(unscales)
+
+    def _give_up(self, error: Exception) -> None:
+        """The optimizer is torch's from now on, in the same state; so is what was not launched of this
+        step."""
+        self.release()
+        self._leave_unbegun()
+        self.broken.append(str(error))
+        self.left = [*self.broken]
+        name = type(self._optimizer).__name__
+        warnings.warn(
+            f"kernels: {error}\nTraining goes on with torch's {name}.", RuntimeWarning, stacklevel=3
+        )
 
     def _unscales(self, factors: Factors) -> bool:
         return factors.grad_scale is not None and self.unscales_in_memory and self._algorithm.unscales
@@ -250,6 +257,7 @@ class Stepper:
             and self._entries.are_in(self._optimizer.state)
             and [len(group["params"]) for group in self._optimizer.param_groups] == self._sizes
             and all(map(is_, params, self._params))
+            and list(map(self._algorithm.moments, self._optimizer.param_groups)) == self._moments
             and all(lineup.is_current(self._structs(lineup.place)) for lineup in self._lineups)
             and not any(
                 (grad := grads[index]) is not None and not self._why_misfit(params[index], grad, group)
@@ -262,22 +270,28 @@ class Stepper:
         names = self._algorithm.moments(group)
         if not names or (self._optimizer.state[param] and not self._algorithm.starts_from_gradient):
             return
-        state = self._optimizer.state[param]
+        state, count = self._optimizer.state[param], {}
         if self._algorithm.counts_steps:
-            state["step"] = own_count(torch.tensor(0.0, dtype=torch.float32), group, param)
-        for place, name in enumerate(names):
-            if state.get(name) is None:
-                state[name] = self._algorithm.make(place, param)
-                self._unbegun.add(id(state))
+            none = torch.tensor(0.0, dtype=torch.float32, device="cpu")
+            count = {"step": own_count(none, group, param)}
+        made = {
+            name: self._algorithm.make(place, param)
+            for place, name in enumerate(names)
+            if state.get(name) is None
+        }
         if self._algorithm.master in self._algorithm.held(group, param):
-            state[self._algorithm.master] = made_from(param)
+            made[self._algorithm.master] = made_from(param)
+        state.update(**count, **made)  # all or, where memory is short, nothing
+        if made:
+            self._unbegun[id(state)] = state, names
 
-    def _leave_unbegun(self, members: Sequence[Member]) -> None:
+    def _leave_unbegun(self) -> None:
         """Takes back the states that torch's own step would take for those of an earlier one."""
-        for member in members:
-            if not self._algorithm.counts_steps and id(member.state) in self._unbegun:
-                for name in member.moments:
-                    member.state.pop(name, None)
+        if not self._algorithm.counts_steps:
+            for state, names in self._unbegun.values():
+                for name in names:
+                    state.pop(name, None)
+        self._unbegun.clear()
 
     def _adopt(self, lineup: Lineup) -> None:
         """Hands the counts of steps to the table; views of it take their place."""
@@ -320,16 +334,14 @@ class Stepper:
         factors.carry_out(grads)
         return True
 
-    def _launch(self, factors: Factors) -> None:
-        found_inf = getattr(self._optimizer, "found_inf", None)
-        for lineup in self._lineups:
-            lineup.step(
-                self._structs(lineup.place),
-                grad_scale=at(lineup.place, factors.grad_scale),
-                found_inf=at(lineup.place, found_inf),
-                clip_coef=at(lineup.place, factors.clip_coef),
-                unscales=self._unscales(factors),
-            )
+    def _launch(self, lineup: Lineup, factors: Factors) -> None:
+        lineup.step(
+            self._structs(lineup.place),
+            grad_scale=at(lineup.place, factors.grad_scale),
+            found_inf=at(lineup.place, getattr(self._optimizer, "found_inf", None)),
+            clip_coef=at(lineup.place, factors.clip_coef),
+            unscales=self._unscales(factors),
+        )
 
     def _why_misfit(self, param: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> str:
         """Why no kernel can update a parameter with this gradient, in words; empty if one can."""

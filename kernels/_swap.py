@@ -8,6 +8,7 @@ and gives back what is left for torch to do.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -29,6 +30,9 @@ ClipLevel = Literal["exact", "off", "deferred"]
 
 AMP = "_step_supports_amp_scaling"
 """What `GradScaler` looks for on an optimizer that takes scaled gradients."""
+
+COPIED = "__getstate__"
+"""What `copy` and `pickle` ask an optimizer for: a copy gets counts of steps as torch keeps them."""
 
 ALLOWED = ("stochastic-rounding",)
 
@@ -71,11 +75,13 @@ class Swap:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_state_dict_post_hook(self._as_torch_saves),
         ]
+        setattr(optimizer, COPIED, self._as_torch_copies)
 
     def remove(self) -> None:
         """Takes the kernels away: torch goes on from the same state."""
         for handle in self._handles:
             handle.remove()
+        vars(self.optimizer).pop(COPIED, None)
         grads = self.grads()
         if self.pending is not None and self.pending.is_of(grads):
             self.pending.carry_out(grads)
@@ -146,6 +152,11 @@ class Swap:
 
     def _as_torch_saves(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         return {**saved, "state": self.stepper.saved(saved["state"])}
+
+    def _as_torch_copies(self) -> dict[str, Any]:
+        """Takes the place of `Optimizer.__getstate__`."""
+        held: dict[str, Any] = type(self.optimizer).__getstate__(self.optimizer)
+        return {**held, "state": defaultdict(dict, self.stepper.saved(held["state"]))}
 
 
 class StandIn:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from diagnose.kernels._clip import CLIPPING
 from diagnose.kernels._device import standing_in
+from diagnose.kernels._driver import DriverError
 from diagnose.kernels._kernels import kernel
 from diagnose.kernels._nvrtc import NoCompiler
 from diagnose.kernels._structs import Launch, LaunchMany
@@ -85,3 +86,15 @@ def without(stem: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> No
         return compiled(name, entry, **how)
 
     monkeypatch.setattr(device, "resident_blocks", resident_blocks)
+
+
+def failing(stem: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch, *, after: int = 0) -> None:
+    """Makes the device refuse each launch of one kernel but the first ones."""
+    launched, left = device.launch, iter(range(after))
+
+    def launch(name: str, entry: str, **how: Any) -> None:
+        if name == stem and next(left, None) is None:
+            raise DriverError("cuLaunchKernel failed with code 701: too many resources requested.")
+        launched(name, entry, **how)
+
+    monkeypatch.setattr(device, "launch", launch)

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from diagnose.kernels import _adamw_8bit_state
+from diagnose.kernels._adamw_8bit_state import decoded, encode
 from torch import nn
 
 from diagnose.actions import _eight_bit_step
 from diagnose.actions.base import CannotApply
 from diagnose.actions.eight_bit_states import EightBitStates
 from diagnose.core.job import Job
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu
 
 BYTES = {"exp_avg_codes", "exp_avg_sq_codes", "exp_avg_scales", "exp_avg_sq_scales", "step"}
 PLAIN = {"exp_avg", "exp_avg_sq", "step"}
@@ -55,7 +57,7 @@ def test_the_moments_are_bytes_while_it_is_on_and_the_kernel_steps_them(device):
     model, optimizer, job = training()
     action = EightBitStates()
     before = action.state(job)
-    with action.apply(job, None):
+    with action.apply(job, []):
         train(model, optimizer, 3)
         assert kept(optimizer) == BYTES
         assert device.launched.count("adamw_8bit") == 3
@@ -69,7 +71,7 @@ def test_the_moments_are_bytes_while_it_is_on_and_the_kernel_steps_them(device):
 def test_training_goes_where_adamw_goes(device):
     model, optimizer, job = training()
     plain, plainly, _ = training()
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         ours = train(model, optimizer, 25)
     theirs = train(plain, plainly, 25)
     assert ours[-1] < 0.7 * ours[0]
@@ -79,7 +81,7 @@ def test_training_goes_where_adamw_goes(device):
 def test_coding_and_decoding_moves_a_moment_by_what_a_code_can_tell(device):
     _, optimizer, job = training()
     before = copy.deepcopy(list(optimizer.state.values()))
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         pass
     for was, now in zip(before, optimizer.state.values(), strict=True):
         largest = was["exp_avg"].abs().max()
@@ -93,10 +95,10 @@ def test_coding_and_decoding_moves_a_moment_by_what_a_code_can_tell(device):
 
 def test_a_second_time_nothing_more_is_lost(device):
     _, optimizer, job = training()
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         pass
     once = copy.deepcopy(optimizer.state_dict()["state"])
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         pass
     for first, second in zip(once.values(), optimizer.state.values(), strict=True):
         for name in ("exp_avg", "exp_avg_sq"):
@@ -105,7 +107,7 @@ def test_a_second_time_nothing_more_is_lost(device):
 
 def test_a_checkpoint_written_meanwhile_loads_into_plain_torch(device):
     model, optimizer, job = training()
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         train(model, optimizer, 2)
         file = io.BytesIO()
         torch.save(optimizer.state_dict(), file)
@@ -125,7 +127,7 @@ def test_a_checkpoint_written_meanwhile_loads_into_plain_torch(device):
 def test_a_checkpoint_of_plain_torchs_loads_meanwhile(device):
     _, plainly, _ = training(6)
     model, optimizer, job = training()
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         optimizer.load_state_dict(plainly.state_dict())
         assert kept(optimizer) == BYTES
         train(model, optimizer, 1)
@@ -136,7 +138,7 @@ def test_a_checkpoint_of_plain_torchs_loads_meanwhile(device):
 def test_a_state_that_the_script_puts_in_its_place_is_gone_on_with(device):
     model, optimizer, job = training()
     earlier = copy.deepcopy(list(optimizer.state.values()))
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         train(model, optimizer, 2)
         for p, state in zip(optimizer.state, earlier, strict=True):
             optimizer.state[p] = state
@@ -152,7 +154,7 @@ def test_a_state_that_the_script_puts_in_its_place_is_gone_on_with(device):
 def test_a_gradient_of_another_layout_is_stepped_all_the_same(device):
     model, optimizer, job = training()
     first = next(model.parameters())
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         train(model, optimizer, 1)
         optimizer.zero_grad()
         (model(torch.ones(1, 7)).sum()).backward()
@@ -167,7 +169,7 @@ def test_a_scheduler_and_a_scaler_work_on(device):
     model, optimizer, job = training()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         before = copy.deepcopy(model.state_dict())
         optimizer.zero_grad()
         scaler.scale(model(torch.full((1, 7), float("inf"))).sum()).backward()
@@ -189,7 +191,7 @@ def test_what_the_kernels_leave_of_a_fused_optimizer_is_unscaled_or_skipped(devi
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, fused=True)
         first = next(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-        with EightBitStates().apply(Job(models=[model], optimizers=[optimizer]), None):
+        with EightBitStates().apply(Job(models=[model], optimizers=[optimizer]), []):
             for reading in (1.0, number if scale else 1.0, 2.0):
                 optimizer.zero_grad()
                 scaler.scale(model(torch.full((1, 7), reading)).square().sum()).backward()
@@ -206,7 +208,7 @@ def test_what_the_kernels_leave_of_a_fused_optimizer_is_unscaled_or_skipped(devi
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_a_copy_made_meanwhile_is_plain_torchs_and_goes_on(device, copied):
     model, optimizer, job = training()
-    with EightBitStates().apply(job, None):
+    with EightBitStates().apply(job, []):
         train(model, optimizer, 2)
         twin, twins = copied((model, optimizer))
         assert kept(twins) == PLAIN and not twins._optimizer_step_pre_hooks
@@ -231,17 +233,68 @@ def test_an_error_while_it_is_put_in_takes_it_out(device, monkeypatch):
         real(*args, **kwargs)
 
     monkeypatch.setattr(_eight_bit_step, "encode", fails)
-    with pytest.raises(torch.OutOfMemoryError), action.apply(job, None):
+    with pytest.raises(torch.OutOfMemoryError), action.apply(job, []):
         raise AssertionError("never in force")
     action.verify_undone(job, before)
     train(model, optimizer, 1)
+
+
+def test_where_the_device_has_no_room_to_undo_it_the_cpu_has(device, monkeypatch):
+    model, optimizer, job = training()
+    action, real, calls = EightBitStates(), _eight_bit_step.decoded, []
+    before = action.state(job)
+
+    def fails(*args, **kwargs):
+        calls.append(args)
+        if len(calls) in (2, 5):
+            raise torch.OutOfMemoryError("no room for moments")
+        return real(*args, **kwargs)
+
+    with action.apply(job, []):
+        train(model, optimizer, 1)
+        shown = copy.deepcopy(optimizer.state_dict()["state"])
+        monkeypatch.setattr(_eight_bit_step, "decoded", fails)
+    action.verify_undone(job, before)
+    assert len(calls) == 2 * 4 + 3, "the first failed at its second moment, the second at its first"
+    for state, expected in zip(optimizer.state.values(), shown.values(), strict=True):
+        assert all(torch.equal(state[name], expected[name]) for name in PLAIN)
+    train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("num", [0, 1, 256, 1000, 1024, 1025])
+@pytest.mark.parametrize("signed", [False, True])
+def test_moments_coded_in_pieces_are_bit_for_bit_those_coded_at_once(monkeypatch, signed, num):
+    torch.manual_seed(0)
+    values = torch.randn(num) if signed else torch.rand(num)
+    ends = []
+    for most in (1 << 22, 512):
+        monkeypatch.setattr(_adamw_8bit_state, "PIECE_ELEMENTS", most)
+        codes, scales = torch.zeros(num, dtype=torch.uint8), torch.full((-(-num // 256),), -1.0)
+        encode(values, codes, scales, signed=signed)
+        ends.append((codes, scales, decoded(codes, scales, signed=signed, like=values)))
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    torch.testing.assert_close(ends[0][2], values, rtol=1 / 32, atol=5 / 4096)
+
+
+def test_it_must_not_stay_where_the_kernel_has_failed_as_other_ranks_may_still_use_it(device, monkeypatch):
+    model, optimizer, job = training()
+    action = EightBitStates()
+    with action.prepare(job, None) as prepared:
+        with action.apply(job, prepared):
+            train(model, optimizer, 1)
+            assert action.why_not_stay(prepared) == ""
+            failing("adamw-8bit", device, monkeypatch)
+            with pytest.warns(RuntimeWarning, match="code 701"):
+                train(model, optimizer, 2)
+        assert "code 701" in action.why_not_stay(prepared)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
 
 
 def test_an_exception_of_the_scripts_leaves_a_whole_state(device):
     model, optimizer, job = training()
     action = EightBitStates()
     before = action.state(job)
-    with pytest.raises(KeyboardInterrupt), action.apply(job, None):
+    with pytest.raises(KeyboardInterrupt), action.apply(job, []):
         train(model, optimizer, 1)
         raise KeyboardInterrupt
     action.verify_undone(job, before)

@@ -50,7 +50,7 @@ def test_it_gets_on_with_the_fused_optimizer_put_in_force_besides() -> None:
     model, optimizer = made()
     with tuned(ChannelsLast()) as live:
         assert live is not None
-        fused = FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), None)
+        fused = FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), [])
         live.at = {5: fused.__enter__, 9: lambda: fused.__exit__(None, None, None)}
         train(model, optimizer, images())
     assert_close(weights(model), run(None))

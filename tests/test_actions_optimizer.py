@@ -20,6 +20,7 @@ from diagnose.actions.base import CannotApply
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from tests.kernels_on_cpu import kernels_on_cpu
 from tests.toggled import ConvNet, always, assert_close, assert_equal, images, train, tuned, weights
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -62,7 +63,7 @@ def test_steps_are_fused_while_it_is_on_and_not_afterwards() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
-    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), None):
+    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), []):
         assert is_fused(optimizer.step)
     assert not is_fused(optimizer.step)
 
@@ -137,7 +138,7 @@ def test_a_gradient_scaler_that_skips_steps_works_as_without() -> None:
 def test_copies_and_pickles_of_the_optimizer_are_the_scripts_own() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
-    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), None):
+    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), []):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
@@ -154,7 +155,7 @@ def test_an_exception_in_a_step_leaves_the_flags_as_they_were_once_it_is_undone(
     def closure() -> torch.Tensor:
         raise KeyError("the script's")
 
-    with action.apply(job, None):
+    with action.apply(job, []):
         with pytest.raises(KeyError):
             optimizer.step(closure)
         with pytest.raises(RuntimeError, match="was not undone"):
@@ -169,7 +170,7 @@ def test_a_gradient_in_another_layout_is_left_to_the_scripts_implementation() ->
         torch.manual_seed(0)
         weight = nn.Parameter(torch.randn(8, 4, 3, 3))
         optimizer = torch.optim.AdamW([weight], lr=0.1)
-        with FusedOptimizer().apply(Job(optimizers=[optimizer]), None) if on else torch.enable_grad():
+        with FusedOptimizer().apply(Job(optimizers=[optimizer]), []) if on else torch.enable_grad():
             for _ in range(3):
                 weight.grad = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last)
                 optimizer.step()
@@ -186,7 +187,7 @@ def test_a_parameter_without_its_momentum_is_stepped_as_the_script_does(loses: s
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
         job = Job(models=[model], optimizers=[optimizer])
-        with FusedOptimizer().apply(job, None) if on else nullcontext():
+        with FusedOptimizer().apply(job, []) if on else nullcontext():
             for number in range(6):
                 model.bias.requires_grad_(loses == "the state of one" or number > 2)
                 optimizer.zero_grad()
@@ -208,7 +209,7 @@ def test_where_a_part_is_frozen_sgd_with_momentum_passes_its_check() -> None:
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     for cleared in (False, True):
-        verdict = compare_update(job, FusedOptimizer().apply(job, None), Safety.ROUNDING)
+        verdict = compare_update(job, FusedOptimizer().apply(job, []), Safety.ROUNDING)
         assert verdict.ok, (cleared, verdict)
         optimizer.zero_grad()
 
@@ -270,7 +271,7 @@ def test_of_several_optimizers_those_that_can_are_fused() -> None:
         optimizers=[torch.optim.RMSprop(one.parameters()), torch.optim.AdamW(other.parameters())],
     )
     assert FusedOptimizer().settings(job, None) == {"AdamW.fused": "True"}
-    with FusedOptimizer().apply(job, None):
+    with FusedOptimizer().apply(job, []):
         other(torch.ones(1, 2)).sum().backward()
         assert is_fused(job.optimizers[1].step)
 
@@ -292,7 +293,7 @@ def test_on_a_gpu_what_torch_fuses_already_is_served_and_has_no_setting() -> Non
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer], device="cuda")
     action.check(job)
     assert action.settings(job, None) == {}
-    with action.apply(job, None):
+    with action.apply(job, []):
         assert action.settings(job, None) == {}
 
 
@@ -309,6 +310,23 @@ def test_counts_of_steps_are_on_the_cpu_in_what_a_device_saves() -> None:
     assert not optimizer._optimizer_state_dict_post_hooks
 
 
+def test_counts_of_steps_go_back_to_where_each_groups_own_flags_have_them() -> None:
+    """On what is no device: only where counts go can be seen there."""
+    on_meta = [nn.Parameter(torch.ones(2, device="meta")) for _ in range(2)]
+    optimizer = torch.optim.AdamW([{"params": on_meta[:1], "fused": True}, {"params": on_meta[1:]}])
+    for p, place in zip(on_meta, ("meta", "cpu"), strict=True):
+        optimizer.state[p] = {"step": torch.zeros((), device=place)}
+    before = FusedOptimizer().state(Job(optimizers=[optimizer]))
+
+    def places(states: Any) -> list[str]:
+        return [state["step"].device.type for state in states]
+
+    with _fused_step.fused_on_device(optimizer):
+        assert places(optimizer.state_dict()["state"].values()) == ["meta", "cpu"]
+    assert places(optimizer.state.values()) == ["meta", "cpu"]
+    assert FusedOptimizer().state(Job(optimizers=[optimizer])) == before
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["adamw", "adagrad", "sgd-momentum"])
 def test_on_a_gpu_it_trains_as_the_script_does_alone(name: str) -> None:
@@ -322,7 +340,7 @@ def test_on_a_gpu_it_trains_as_the_script_does_alone(name: str) -> None:
             model(torch.full((4, 64), 1.0 + step, device="cuda")).sum().backward()
             if on and step % 2:
                 before = action.state(job)
-                with action.apply(job, None):
+                with action.apply(job, []):
                     optimizer.step()
                 action.verify_undone(job, before)
             else:
@@ -337,15 +355,19 @@ def test_a_step_that_the_script_compiles_is_left_alone() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     step = torch.compile(lambda: optimizer.step(), backend="eager")
     model(torch.ones(1, 2)).sum().backward()
-    with FusedOptimizer().apply(Job(optimizers=[optimizer]), None):
+    with FusedOptimizer().apply(Job(optimizers=[optimizer]), []):
         assert not is_fused(step)
 
 
-def test_without_a_finding_it_is_tried_only_where_large_optimizers_step_on_a_cpu() -> None:
+def test_without_a_finding_it_is_tried_only_where_large_optimizers_step_on_a_cpu_or_by_kernels() -> None:
     large = torch.optim.SGD([nn.Parameter(torch.zeros(400, 400))], momentum=0.9)
     small = torch.optim.SGD([nn.Parameter(torch.zeros(40, 40))], momentum=0.9)
     FusedOptimizer().check_unasked(Job(optimizers=[small, large]))
     with pytest.raises(CannotApply, match="fewer than 100,000 elements"):
         FusedOptimizer().check_unasked(Job(optimizers=[small]))
-    with pytest.raises(CannotApply, match="where the rules find"):
+    with pytest.raises(CannotApply, match="the rules find"):
         FusedOptimizer().check_unasked(Job(optimizers=[large], device="cuda"))
+    with kernels_on_cpu():
+        FusedOptimizer().check_unasked(Job(optimizers=[large], device="cuda"))
+        with pytest.raises(CannotApply, match="fewer than 100,000 elements"):
+            FusedOptimizer().check_unasked(Job(optimizers=[small], device="cuda"))

@@ -176,6 +176,6 @@ def test_the_numerics_check_of_the_fused_optimizer_sees_fused_steps() -> None:
     optimizer.step()
     job, action = Job(models=[model], optimizers=[optimizer]), FusedOptimizer()
     with torch.profiler.profile() as profile:
-        verdict = compare_update(job, action.apply(job, None), action.safety)
+        verdict = compare_update(job, action.apply(job, []), action.safety)
     assert verdict.ok, verdict.reason
     assert any("_fused_adamw" in event.key for event in profile.key_averages())

@@ -85,6 +85,23 @@ def test_what_is_reset_in_the_state_begins_anew_as_with_torch(
     assert device.launched == ["sgd" if name.startswith("sgd") else "adamw"] * (3 if goes else 6)
 
 
+@pytest.mark.parametrize("momenta", [(0, 0, 0.9, 0.9), (0.9, 0.9, 0, 0, 0.5, 0.5)])
+def test_momentum_that_a_schedule_begins_or_ends_is_that_of_torch(
+    momenta: tuple[float, ...], device: CpuDevice
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS["sgd-dampening"](model.parameters())
+        taken = swap(optimizer) if on else None
+        for number, momentum in enumerate(momenta):
+            optimizer.param_groups[0]["momentum"] = momentum
+            step(model, optimizer, number)
+            assert taken is None or not taken.stepper.left
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+
+
 def test_a_count_of_steps_that_torch_refuses_it_refuses_with_kernels_too(device: CpuDevice) -> None:
     model = network()
     optimizer = MAKERS["adamw"](model.parameters())

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
@@ -18,7 +19,7 @@ from diagnose.kernels._swap import swap, unswap
 from torch import nn
 from torch.nn.utils import clip_grad, clip_grad_norm_  # as a script does, before anything is replaced
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, without
+from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu, without
 
 LAUNCHES = ("gradient_norm", "scale", "adamw")
 
@@ -376,6 +377,17 @@ def test_gradients_that_the_kernels_cannot_clip_exactly_are_clipped_by_torch(
     assert launched(device) == []
 
 
+def test_the_norm_of_gradients_without_elements_is_zero(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [nn.Parameter(torch.zeros(0)) for _ in range(2)]
+    swap(torch.optim.AdamW(params))
+    for p in params:
+        p.grad = torch.zeros(0)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **how: torch.full(shape, math.nan, **how))
+    assert clip_grad_norm_(params, 1.0) == 0.0
+
+
 @pytest.mark.parametrize("max_norm", [1.0, math.inf])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_does_to_gradients_what_torch_does(
@@ -404,6 +416,26 @@ def test_the_halves_used_alone_are_torchs(device: CpuDevice) -> None:
     total = torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in grads_of(model)]))
     torch.testing.assert_close(total, torch.tensor(5e-3), rtol=1e-3, atol=0)
     assert launched(device) == ["gradient_norm"], "another norm than the one that was measured"
+
+
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+def test_a_norm_that_the_script_changes_between_the_halves_is_the_one_that_is_clipped_by(
+    clip: Any, device: CpuDevice
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        if on:
+            swap(optimizer, clip=clip)
+        for number in range(2):  # the second time the limit is known
+            optimizer.zero_grad()
+            backward(model, number)
+            norm = clip_grad._get_total_norm([p.grad for p in model.parameters()])
+            norm.mul_(2)  # as one that is summed over ranks in place
+            clip_grad._clip_grads_with_norm_(model.parameters(), 1e-2, norm)
+        ends.append(grads_of(model))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-5, atol=0)
 
 
 def test_norms_that_the_script_keeps_stay_what_they_were(device: CpuDevice) -> None:
@@ -576,3 +608,32 @@ def test_clipping_goes_on_by_torch_where_a_kernel_does_not_compile(
         ends.append([norm, *grads_of(model)])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert launched(device) == []
+
+
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+@pytest.mark.parametrize("refused", ["norm", "scale"])
+def test_clipping_goes_on_by_torch_where_a_launch_fails(
+    refused: str, clip: Any, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = adamw(model)
+        if on:
+            swap(optimizer, clip=clip)
+            failing(refused, device, monkeypatch)
+        for number in range(3):
+            optimizer.zero_grad()
+            backward(model, number)
+            fails = on and number == 0 and (refused, clip) != ("scale", "deferred")  # which launches none
+            with (
+                pytest.warns(RuntimeWarning, match="code 701.*\\nTorch goes on clipping")
+                if fails
+                else nullcontext()
+            ):
+                clip_grad_norm_(model.parameters(), 1e-2)
+            optimizer.step()
+        ends.append(list(model.parameters()))
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+    assert launched(device).count("adamw") == 3

@@ -13,11 +13,12 @@ import diagnose.kernels
 import pytest
 import torch
 from diagnose.kernels import _optimizers as ours
+from diagnose.kernels._driver import DriverError
 from diagnose.kernels._optimizer_8bit import AdamW8bit
 from diagnose.kernels._swap import swap_of
 from torch import nn
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -285,6 +286,20 @@ def test_lamb_clips_where_no_kernels_are_under_it(device: CpuDevice, kind: type[
     assert_close(everything(*trained(make)), everything(*trained(PLAIN["lamb"])))
 
 
+def test_a_step_of_lamb_whose_second_launch_fails_is_not_made_twice(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its moments have changed by then: the plain implementation would change them again."""
+    model, optimizer = trained(lambda params: ours.Lamb(params, lr=1e-2), steps=2)
+    failing("lamb", device, monkeypatch, after=1)
+    with pytest.raises(DriverError, match="code 701"):
+        step(model, optimizer, 2)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+    with pytest.warns(RuntimeWarning, match="code 701"):
+        step(model, optimizer, 3)  # its first: the plain implementation makes all of it
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
+
+
 def eight_bits(params: Any) -> torch.optim.Optimizer:
     return AdamW8bit(params, lr=1e-2)
 
@@ -357,6 +372,21 @@ def test_one_byte_moments_take_over_from_a_checkpoint_of_adamws(device: CpuDevic
     step(model, mine, 4)
     assert device.launched[-1] == "adamw_8bit"
     assert {state["step"].item() for state in mine.state.values()} == {5.0}
+
+
+def test_moments_of_a_checkpoint_that_lie_in_another_order_stay_with_their_elements(
+    device: CpuDevice,
+) -> None:
+    weight = nn.Parameter(torch.randn(4, 30, 3, 3))
+    adamw = torch.optim.AdamW([weight], lr=1e-2)
+    weight.grad = torch.randn_like(weight)
+    adamw.step()
+    turned = nn.Parameter(weight.detach().to(memory_format=torch.channels_last))
+    mine = eight_bits([turned])
+    mine.load_state_dict({**mine.state_dict(), "state": copy.deepcopy(adamw.state_dict()["state"])})
+    for name in ("exp_avg", "exp_avg_sq"):
+        m = mine.state_dict()["state"][0][name]
+        assert (m - adamw.state[weight][name]).norm() < 0.05 * m.norm()
 
 
 def test_copies_of_one_byte_moments_keep_the_codes(device: CpuDevice) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.kernels_on_cpu import CPU, CpuDevice, kernels_on_cpu
+from tests.kernels_on_cpu import CPU, CpuDevice, failing, kernels_on_cpu
 from tests.test_kernels_swap import MAKERS, assert_close, assert_equal, everything, network, step
 
 
@@ -59,6 +60,30 @@ def test_parameters_on_two_devices_are_stepped_by_a_launch_on_each(
         unswap(optimizer)
     assert_close(ends[1], ends[0])
     assert device.launched == [name.partition("-")[0]] * 12
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd-dampening"])
+def test_a_launch_that_fails_on_the_second_device_leaves_torch_what_the_first_has_not_stepped(
+    name: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_turn(members: list[Member]) -> dict[torch.device, list[Member]]:
+        return {torch.device("cpu", 0): members[::2], CPU: members[1::2]}
+
+    monkeypatch.setattr(_stepper, "by_device", in_turn)
+    failing(name.partition("-")[0], device, monkeypatch, after=3)
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS[name](model.parameters())
+        if on:
+            swap(optimizer)
+        for number in range(3):
+            optimizer.zero_grad()
+            model(torch.full((2, 50), number + 1.0)).square().mean().backward()
+            with pytest.warns(RuntimeWarning, match="code 701") if on and number == 1 else nullcontext():
+                optimizer.step()
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
 
 
 def test_parameters_are_told_apart_by_the_device_they_are_on(device: CpuDevice) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from diagnose.kernels import _lineup
+from diagnose.kernels._algorithms import Algorithm
 from diagnose.kernels._stepper import nothing_due
 from diagnose.kernels._swap import AMP, CannotSwap, StandIn, support, swap, swap_of, unswap
 from torch import nn
@@ -19,7 +21,7 @@ from torch import nn
 from diagnose.actions._shadow import compare_update
 from diagnose.actions.fused_optimizer import FusedOptimizer
 from diagnose.core.job import Job
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu, without
+from tests.kernels_on_cpu import CpuDevice, failing, kernels_on_cpu, without
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -179,6 +181,20 @@ def test_whoever_reads_the_count_of_steps_sees_it_grow(device: CpuDevice) -> Non
         step(model, optimizer, number)
         seen.append({state["step"].item() for state in optimizer.state.values()})
     assert seen == [{1.0}, {2.0}, {3.0}]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd-nesterov"])
+def test_a_default_device_that_the_script_has_set_holds_no_count_of_steps(
+    name: str, device: CpuDevice
+) -> None:
+    model = network()
+    optimizer = MAKERS[name](model.parameters())
+    taken = swap(optimizer)
+    model(torch.ones(4, 50)).square().mean().backward()
+    with torch.device("meta"):
+        optimizer.step()
+    assert not taken.stepper.left
+    assert {each.device.type for each in everything(model, optimizer)} == {"cpu"}
 
 
 def test_two_schedulers_made_before_and_after_go_on_and_give_no_warning(device: CpuDevice) -> None:
@@ -443,7 +459,9 @@ def test_copies_and_pickles_are_plain_optimizers_of_torchs(device: CpuDevice) ->
     swap(optimizer)
     step(model, optimizer, 0)
     for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert swap_of(twin) is None
+        assert swap_of(twin) is None and "__getstate__" not in vars(twin)
+        counts = [state["step"] for state in twin.state.values()]
+        assert all(count.untyped_storage().nbytes() == 4 for count in counts), "each its own, as torch's"
         for p in twin.param_groups[0]["params"]:
             p.grad = torch.ones_like(p)
         launched = len(device.launched)
@@ -544,7 +562,7 @@ def test_the_tuners_action_uses_them_where_they_can_be_used(device: CpuDevice) -
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
     action.check(job)
     before = action.state(job)
-    with action.apply(job, None):
+    with action.apply(job, []):
         step(model, optimizer, 1)
         saved = optimizer.state_dict()
         assert saved["param_groups"][0]["fused"] is None
@@ -561,16 +579,35 @@ def test_the_tuners_numerics_check_sees_them_and_leaves_the_training_alone(devic
     step(model, optimizer, 0)
     before = everything(model, optimizer)
     action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
-    verdict = compare_update(job, action.apply(job, None), action.safety)
+    verdict = compare_update(job, action.apply(job, []), action.safety)
     assert verdict.ok, verdict.reason
     assert device.launched.count("adamw") == 1
     assert_equal(everything(model, optimizer), before)
 
 
+@pytest.mark.parametrize("refused", ["adamw", "norm"])
+def test_the_action_must_not_stay_where_kernels_have_failed_as_other_ranks_may_still_use_them(
+    refused: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network()
+    optimizer = MAKERS["adamw"](model.parameters())
+    step(model, optimizer, 0)
+    action, job = FusedOptimizer(), Job(models=[model], optimizers=[optimizer])
+    with action.prepare(job, None) as prepared, action.apply(job, prepared):
+        step(model, optimizer, 1)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+        assert action.why_not_stay(prepared) == ""
+        failing(refused, device, monkeypatch)
+        with pytest.warns(RuntimeWarning, match="code 701"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            optimizer.step()
+        assert "code 701" in action.why_not_stay(prepared)
+
+
 def test_the_action_leaves_to_torch_what_kernels_cannot_do(device: CpuDevice) -> None:
     model = network().double()
     optimizer = MAKERS["adamw"](model.parameters())
-    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), None):
+    with FusedOptimizer().apply(Job(models=[model], optimizers=[optimizer]), []):
         assert swap_of(optimizer) is None
         model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
         optimizer.step()
@@ -652,6 +689,60 @@ def test_a_kernel_that_does_not_compile_hands_the_step_to_torch_and_says_so_once
         ends.append(everything(model, optimizer))
     assert_close(ends[1], ends[0])
     assert not {"adamw", "sgd"} & set(device.launched)
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("clip", ["exact", "deferred"])
+@pytest.mark.parametrize("name", ["adamw", "sgd-dampening"])
+def test_a_launch_that_fails_hands_its_step_to_torch_and_says_so_once(
+    name: str, clip: Any, after: int, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS[name](model.parameters())
+        if on:
+            swap(optimizer, clip=clip)
+            failing(name.partition("-")[0], device, monkeypatch, after=after)
+        for number in range(4):
+            optimizer.zero_grad()
+            model(torch.full((2, 50), number + 1.0)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            fails = on and number == after
+            with pytest.warns(RuntimeWarning, match="code 701") if fails else nullcontext():
+                optimizer.step()
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+
+
+@pytest.mark.parametrize("short", ["tables", "states"])
+@pytest.mark.parametrize("name", ["adamw", "sgd-dampening"])
+def test_where_memory_is_too_short_for_kernels_torch_goes_on_in_a_whole_state(
+    name: str, short: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    def one_left(*_: Any) -> torch.Tensor:
+        return room.pop() if room else none_left()
+
+    room = [torch.zeros(60, 50)]
+    ends = []
+    for on in (False, True):
+        model = network()
+        optimizer = MAKERS[name](model.parameters())
+        if on:
+            swap(optimizer)
+            if short == "tables":
+                monkeypatch.setattr(_lineup, "Table", none_left)
+            else:
+                monkeypatch.setattr(Algorithm, "make", one_left)
+        with pytest.warns(RuntimeWarning, match="out of memory") if on else nullcontext():
+            step(model, optimizer, 0)
+        step(model, optimizer, 1)
+        ends.append(everything(model, optimizer))
+    assert_close(ends[1], ends[0])
+    assert device.launched == []
 
 
 def test_a_variant_that_does_not_compile_later_costs_no_step_and_no_state(

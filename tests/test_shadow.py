@@ -536,6 +536,20 @@ def test_without_the_last_gradients_made_up_ones_do() -> None:
     assert not compare_gradients(training.job, applied, ROUNDING).ok
 
 
+def test_a_default_device_that_the_script_has_set_gets_none_of_the_checks_numbers() -> None:
+    def channels_last(call: Any, args: Any, kwargs: Any) -> Any:
+        return call(args[0], args[1].to(memory_format=torch.channels_last))
+
+    training = trained(ConvNet)
+    training.optimizer.zero_grad()
+    applied = route(training.job, training.model, channels_last)
+    with torch.device("meta"):
+        gradients = compare_gradients(training.job, applied, ROUNDING)
+        update = compare_update(training.job, fused(training.optimizer), ROUNDING)
+    assert gradients.ok and gradients.yardstick == "another order of the samples", gradients
+    assert update.ok, update
+
+
 def test_the_gradients_are_those_of_the_scripts_own_loss() -> None:
     training = trained(ConvNet)
     with watched(training.job):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diagnose.kernels._kernels import kernels
 
 from diagnose.analysis import trace_events
 from diagnose.analysis.deep_window import device_readings
@@ -392,7 +393,6 @@ def test_steps_that_the_trace_marks_are_counted_once(tmp_path: Path) -> None:
             C.OPTIMIZER,
             False,
         ),
-        ("update", C.OPTIMIZER, False),
         ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>", C.COPY, False),
         ("Memcpy DtoH (Device -> Pageable)", C.COPY, False),
         (NCCL, C.COLLECTIVE, False),
@@ -401,6 +401,11 @@ def test_steps_that_the_trace_marks_are_counted_once(tmp_path: Path) -> None:
 )
 def test_a_kernel_is_known_by_its_name(name: str, work: WorkClass, tensor_cores: bool) -> None:
     assert (kernel_class(name), uses_tensor_cores(name)) == (work, tensor_cores)
+
+
+@pytest.mark.parametrize("name", [entry for each in kernels().values() for entry in each.entries])
+def test_each_kernel_of_ours_is_the_optimizers(name: str) -> None:
+    assert kernel_class(name) is C.OPTIMIZER
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim import AdamW, Optimizer
 
-from diagnose.kernels._adamw_8bit_state import decoded, encode
+from diagnose.kernels._adamw_8bit_state import decoded, encode, in_order_of
 from diagnose.kernels._algorithms import ADAMW_8BIT
 from diagnose.kernels._optimizer_8bit import _adamw_8bit_step
 from diagnose.kernels._stepper import Stepper
-from diagnose.kernels._swap import StandIn, support
+from diagnose.kernels._swap import COPIED, StandIn, support
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-COPIED = "__getstate__"
-"""What `copy` and `pickle` ask an optimizer for: a copy has none of our hooks, and must not have codes."""
-
 CODES = ADAMW_8BIT.moments({})
 
 
@@ -37,11 +34,11 @@ def why_not(optimizer: Optimizer) -> str:
 
 
 @contextmanager
-def in_bytes(optimizer: Optimizer) -> Iterator[None]:
+def in_bytes(optimizer: Optimizer) -> Iterator[list[str]]:
     """Keeps the moments of an optimizer in one byte each while open.
 
     `state_dict` shows them as torch's AdamW has them, rounded to what the codes can tell, and a checkpoint
-    that is loaded meanwhile is coded.
+    that is loaded meanwhile is coded. Gives a list which says, once the kernels have failed, why.
     """
     kernels = _Kernels(optimizer)
     with ExitStack() as stack:
@@ -53,7 +50,7 @@ def in_bytes(optimizer: Optimizer) -> Iterator[None]:
         stack.callback(optimizer.register_state_dict_post_hook(kernels.as_torch_saves).remove)
         stack.callback(optimizer.register_step_pre_hook(kernels.before_step).remove)
         _encode(optimizer)
-        yield
+        yield kernels.stepper.broken
 
 
 class _Kernels:
@@ -86,7 +83,8 @@ class _Kernels:
         }
 
     def as_torch_copies(self) -> dict[str, Any]:
-        """Takes the place of `Optimizer.__getstate__`."""
+        """Takes the place of `Optimizer.__getstate__`: a copy has none of our hooks, and must not have
+        codes."""
         held: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
         plain = {p: _as_torch(state, p) for p, state in self.stepper.saved(held["state"]).items()}
         return {**held, "state": defaultdict(dict, plain)}
@@ -118,10 +116,10 @@ class _Coded(StandIn):  # type: ignore[misc]
 def _encode(optimizer: Optimizer) -> None:
     for p, state in optimizer.state.items():
         if MOMENTS[0] in state:
-            m, v = (_in_order_of(p, state[name]) for name in MOMENTS)
+            m, v = (in_order_of(p, state[name]) for name in MOMENTS)
             coded = {name: ADAMW_8BIT.make(place, p) for place, name in enumerate(CODES)}
             encode(m, coded["exp_avg_codes"], coded["exp_avg_scales"], signed=True)
-            encode(v.sqrt(), coded["exp_avg_sq_codes"], coded["exp_avg_sq_scales"], signed=False)
+            encode(v.sqrt_(), coded["exp_avg_sq_codes"], coded["exp_avg_sq_scales"], signed=False)
             for name in MOMENTS:
                 del state[name]
             state.update(coded)
@@ -133,17 +131,22 @@ def _decode(optimizer: Optimizer) -> None:
             plain = _as_torch(state, p)
             state.clear()
             state.update(plain)
+            state.update({name: state[name].to(p.device) for name in MOMENTS})
 
 
 def _as_torch(state: dict[str, Any], p: torch.Tensor) -> dict[str, Any]:
-    """One parameter's state as torch's AdamW keeps it."""
+    """One parameter's state as torch's AdamW keeps it; on the CPU where its device has no room."""
     if CODES[0] not in state:
         return state
+    try:
+        moments = _decoded(state, p)
+    except torch.OutOfMemoryError:
+        on_cpu = torch.empty_like(p, device="cpu", memory_format=torch.preserve_format)
+        moments = _decoded({name: state[name].cpu() for name in CODES}, on_cpu)
+    return {"step": state["step"], **moments}
+
+
+def _decoded(state: dict[str, Any], p: torch.Tensor) -> dict[str, torch.Tensor]:
     m = decoded(state["exp_avg_codes"], state["exp_avg_scales"], signed=True, like=p)
     root = decoded(state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False, like=p)
-    return {"step": state["step"], "exp_avg": m.to(p.dtype), "exp_avg_sq": (root * root).to(p.dtype)}
-
-
-def _in_order_of(p: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_like(p, dtype=torch.float32, memory_format=torch.preserve_format)
-    return made.detach().copy_(moment)
+    return {"exp_avg": m.to(p.dtype), "exp_avg_sq": root.mul_(root).to(p.dtype)}

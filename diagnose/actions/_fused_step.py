@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from diagnose.hooks._fusing import CLASSES, why_not_fused
 from diagnose.hooks._recorder import from_signal_handler
 from diagnose.kernels._layout import fits
+from diagnose.kernels._stepper import own_count
 from diagnose.kernels._swap import support, swap
 
 LOOK_STEPS = 3
@@ -24,8 +25,9 @@ CHECKED = "_need_device_dtype_check_for_fused"
 """What torch notes on an optimizer after its first fused step."""
 
 
-def implementation(optimizer: Optimizer) -> Callable[[Optimizer], AbstractContextManager[None]]:
-    """Returns what steps an optimizer in a faster way while its context is open."""
+def implementation(optimizer: Optimizer) -> Callable[[Optimizer], AbstractContextManager[list[str]]]:
+    """Returns what steps an optimizer in a faster way while its context is open. That gives a list which
+    says, once it has failed, why."""
     if not support(optimizer):
         return by_kernels
     on_cpu = optimizer.param_groups[0]["params"][0].device.type == "cpu"
@@ -52,17 +54,17 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 
 @contextmanager
-def by_kernels(optimizer: Optimizer) -> Iterator[None]:
+def by_kernels(optimizer: Optimizer) -> Iterator[list[str]]:
     """Lets kernels of our own step one optimizer while open, and clip wherever the script does."""
     taken = swap(optimizer)
     try:
-        yield
+        yield taken.stepper.broken
     finally:
         taken.remove()
 
 
 @contextmanager
-def fused_by_torch(optimizer: Optimizer) -> Iterator[None]:
+def fused_by_torch(optimizer: Optimizer) -> Iterator[list[str]]:
     """Fuses the steps of one optimizer while open."""
     flags = _Flags()
     checked = vars(optimizer).get(CHECKED)
@@ -71,7 +73,7 @@ def fused_by_torch(optimizer: Optimizer) -> Iterator[None]:
         stack.callback(flags.restore)
         stack.callback(optimizer.register_step_pre_hook(flags.set).remove)
         stack.callback(optimizer.register_step_post_hook(flags.restore).remove)
-        yield
+        yield []
 
 
 def _set_checked(optimizer: Optimizer, checked: bool | None) -> None:
@@ -82,18 +84,17 @@ def _set_checked(optimizer: Optimizer, checked: bool | None) -> None:
 
 
 @contextmanager
-def fused_on_device(optimizer: Optimizer) -> Iterator[None]:
+def fused_on_device(optimizer: Optimizer) -> Iterator[list[str]]:
     """Likewise where the parameters are on an accelerator: a fused step counts steps there.
 
-    The optimizer's `state_dict` shows the counts on the CPU, as without us.
+    The optimizer's `state_dict` shows the counts where they are without us.
     """
 
     with ExitStack() as stack:
-        stack.callback(_move_steps, optimizer, "cpu")
+        stack.callback(_move_steps, optimizer, {})
         stack.callback(optimizer.register_step_pre_hook(_StepsOnDevice()).remove)
-        stack.callback(optimizer.register_state_dict_post_hook(_with_steps_on_cpu).remove)
-        stack.enter_context(fused_by_torch(optimizer))
-        yield
+        stack.callback(optimizer.register_state_dict_post_hook(_with_own_steps).remove)
+        yield stack.enter_context(fused_by_torch(optimizer))
 
 
 class _StepsOnDevice:
@@ -106,7 +107,7 @@ class _StepsOnDevice:
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._state is not optimizer.state and not is_dynamo_compiling():
             self._state = optimizer.state
-            _move_steps(optimizer, None)
+            _move_steps(optimizer, {"fused": True})
 
 
 class _Flags:
@@ -191,16 +192,19 @@ def tensors_together(optimizer: Optimizer) -> Iterator[list[torch.Tensor]]:
                 yield [p, p.grad, *alike]
 
 
-def _move_steps(optimizer: Optimizer, device: str | None) -> None:
-    """Moves the counts of steps to a device, or to where each parameter is."""
-    for p, state in optimizer.state.items():
-        if isinstance(state.get("step"), torch.Tensor):
-            state["step"] = state["step"].to(device or p.device)
+def _move_steps(optimizer: Optimizer, flags: dict[str, bool]) -> None:
+    """Moves the counts of steps to where torch keeps them under each group's own flags and these."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = own_count(state["step"], {**group, **flags}, p)
 
 
-def _with_steps_on_cpu(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    state = {
-        key: {**each, "step": each["step"].cpu()} if isinstance(each.get("step"), torch.Tensor) else each
-        for key, each in state_dict["state"].items()
-    }
+def _with_own_steps(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state = dict(state_dict["state"])
+    held = [(group, p) for group in optimizer.param_groups for p in group["params"]]
+    for index, (group, p) in enumerate(held):  # torch numbers them so
+        if isinstance(state.get(index, {}).get("step"), torch.Tensor):
+            state[index] = {**state[index], "step": own_count(state[index]["step"], group, p)}
     return {**state_dict, "state": state}

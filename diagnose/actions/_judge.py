@@ -147,7 +147,7 @@ def _rounding_allowed(shadow: Shadow, own: Result) -> tuple[float, str]:
     shapes = {sent.shape[0] for sent in own.sent if sent.shape}
     if size < 2 or shapes - {size} or own.random != RandomState(shadow.devices):
         return fixed
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(1), device="cpu")
     back = torch.argsort(order)
     try:
         permuted = shadow.compute(gradients=[in_order(g, order, size) for g in own.sent], order=order)

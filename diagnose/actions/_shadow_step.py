@@ -198,7 +198,7 @@ class Shadow:
                 return [torch.zeros_like(e) if g is None else g for g, e in zip(sent, ends, strict=True)]
         generator = torch.Generator().manual_seed(0)
         return [
-            torch.randn(end.shape, generator=generator).to(device=end.device, dtype=end.dtype)
+            torch.randn(end.shape, generator=generator, device="cpu").to(device=end.device, dtype=end.dtype)
             for end in ends
         ]
 

@@ -127,7 +127,7 @@ def _duplicate(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _made_up(parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    numbers = torch.randn(parameter.shape, generator=generator) * MADE_UP_GRADIENT
+    numbers = torch.randn(parameter.shape, generator=generator, device="cpu") * MADE_UP_GRADIENT
     made = torch.empty_like(parameter, requires_grad=False)  # strides and all
     return made.copy_(numbers)
 

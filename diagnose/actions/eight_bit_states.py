@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 from torch.optim import Optimizer
 
-from diagnose.actions._eight_bit_step import COPIED, in_bytes, why_not
+from diagnose.actions._eight_bit_step import in_bytes, why_not
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.kernels._swap import COPIED
 
 
 class EightBitStates(Action):
@@ -45,12 +47,21 @@ class EightBitStates(Action):
         _eligible(job)
 
     @contextmanager
-    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+    def prepare(self, job: Job, value: int | None) -> Iterator[list[list[str]]]:
+        """See `Action.prepare`: yields a list of what has failed, which `apply` fills."""
+        yield []
+
+    @contextmanager
+    def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
         """See `Action.apply`."""
         with ExitStack() as stack:
             for optimizer in _eligible(job):
-                stack.enter_context(in_bytes(optimizer))
+                prepared.append(stack.enter_context(in_bytes(optimizer)))
             yield
+
+    def why_not_stay(self, prepared: list[list[str]]) -> str:
+        """See `Action.why_not_stay`: where kernels step on one rank only, replicas drift."""
+        return next(chain(*prepared), "")
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.hooks._fusing import CLASSES, why_not_fused, why_sparse
+from diagnose.kernels._clip import CLIPPING
+from diagnose.kernels._swap import COPIED, support
 
 MIN_ELEMENTS = 100_000
 """Of fewer no step takes a tenth of a millisecond: without a finding a trial would not be worth it."""
@@ -31,12 +34,13 @@ class FusedOptimizer(Action):
     ## When it takes effect
     At the next step.
 
-    On a CPU it is tried also where nothing was found: what it saves of a step of SGD or Adagrad depends on
-    the size of the tensors, the threads and the memory, and is seen in no reading.
+    On a CPU, and where our own kernels can step an optimizer, it is tried also where nothing was found:
+    what it saves depends on the size of the tensors, the threads, the memory and the clipping, and is seen
+    in no reading.
 
     ## When it cannot help
     Other classes and subclasses of these, a differentiable or capturable optimizer, sparse gradients. On a
-    GPU, a step of few large tensors is bound by memory already.
+    GPU, a fused step of torch's of few large tensors, without clipping, is bound by memory already.
 
     ## Hazards
     Where torch's fused step is used, a step in which a gradient lies in memory in another order than its
@@ -56,19 +60,31 @@ class FusedOptimizer(Action):
 
     def check_unasked(self, job: Job) -> None:
         """See `Action.check_unasked`."""
-        if job.device != "cpu":
-            raise CannotApply("on a device it is tried where the rules find a slow optimizer")
-        held = [p for each in _eligible(job) for group in each.param_groups for p in group["params"]]
+        eligible = _eligible(job)
+        if job.device != "cpu" and all(map(support, eligible)):
+            raise CannotApply(
+                "on a device it is tried where kernels of ours step, or the rules find a slow one"
+            )
+        held = [p for each in eligible for group in each.param_groups for p in group["params"]]
         if sum(p.numel() for p in held) < MIN_ELEMENTS:
             raise CannotApply(f"the optimizer updates fewer than {MIN_ELEMENTS:,} elements")
 
     @contextmanager
-    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+    def prepare(self, job: Job, value: int | None) -> Iterator[list[list[str]]]:
+        """See `Action.prepare`: yields a list of what has failed, which `apply` fills."""
+        yield []
+
+    @contextmanager
+    def apply(self, job: Job, prepared: list[list[str]]) -> Iterator[None]:
         """See `Action.apply`."""
         with ExitStack() as stack:
             for optimizer in _eligible(job):
-                stack.enter_context(implementation(optimizer)(optimizer))
+                prepared.append(stack.enter_context(implementation(optimizer)(optimizer)))
             yield
+
+    def why_not_stay(self, prepared: list[list[str]]) -> str:
+        """See `Action.why_not_stay`: where kernels step on one rank only, replicas drift."""
+        return next(chain(*prepared), CLIPPING.why_broken())
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
@@ -120,6 +136,7 @@ def _state(optimizer: Optimizer) -> dict[str, Any]:
             for name in ("step_pre", "step_post", "state_dict_post")
         ],
         "checked": vars(optimizer).get(CHECKED),
+        "copied": COPIED in vars(optimizer),
         "devices of steps": {
             str(state["step"].device)
             for state in optimizer.state.values()

@@ -28,7 +28,7 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
     (
         C.OPTIMIZER,
         r"adam|adagrad|\blamb(?!da)|\blion\b|\bsgd|lars_|rmsprop|adafactor|fused_optim|multi_tensor_apply"
-        r"|^(update|scale_elements|write_outcome)\b",
+        r"|^(gradient_norm|scale|patch)$",
     ),
     (
         C.MATRIX,
