@@ -74,7 +74,9 @@ class LowRank:
         length = whole_SNM.shape[2]
         if length not in self._random:
             generator = torch.Generator().manual_seed(length)  # the same on every rank; not the script's
-            self._random[length] = torch.randn(length, RANK, generator=generator).to(whole_SNM.device)
+            self._random[length] = torch.randn(length, RANK, generator=generator, device="cpu").to(
+                whole_SNM.device
+            )
         random = self._random[length]
         start_SMK = torch.stack([self._columns.get(key, random) for _, key in each])
         norm = start_SMK.norm(dim=1, keepdim=True)
