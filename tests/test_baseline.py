@@ -517,6 +517,19 @@ def test_a_job_that_hangs_fails_where_earlier_ones_took_so_much_less(tmp_path: P
     assert given[1] is None, "nothing is known of its time"
 
 
+def test_a_job_that_no_longer_trains_fails_where_earlier_ones_did(
+    verbs: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert verbs("baseline", "update", "--place", "b.json", "--", "train.py").exit_code == 0
+    (tmp_path / "train.py").write_text("pass\n")
+    call = ("gate", "--baseline", "b.json", "--inconclusive", "pass", "--", "train.py")
+    ended = verbs(*call)
+    assert ended.exit_code == 5, ended.output
+    assert "no optimizer step was seen in head-00, where earlier jobs trained" in ended.output
+    never = verbs("baseline", "update", "--place", "b.json", "--", "train.py")
+    assert "nothing is recorded: no optimizer step was seen" in str(never.exception)
+
+
 def test_a_pass_that_rests_on_scattered_jobs_is_a_warning_too(tmp_path: Path) -> None:
     """And only where the scatter, not what is allowed, decides which drop is seen."""
     (tmp_path / "train.py").write_text(stand_in(10))

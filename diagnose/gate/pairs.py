@@ -235,7 +235,8 @@ class _Job:
         for run in made:
             useless = why_useless(run) or why_other_ranks(self.runs[0], run)
             if useless and not run.figures and run.name.startswith(NAMES[HEAD]):
-                raise never_trained(run, self.runs[0])
+                base = self.runs[0]
+                raise never_trained(run, f"{base.name} did {base.warmup + base.num_steps}")
             if useless:
                 raise _Useless(useless)
         return made
@@ -245,10 +246,9 @@ class _Job:
         return used_up(self.asked.budget_s, len(self.runs))
 
 
-def never_trained(run: MeasuredRun, base: MeasuredRun) -> TrainingFailed:
-    """Returns the exception that says of a head's run that it ended well, and did no step as the base's."""
-    steps = base.warmup + base.num_steps
-    reason = f"no optimizer step was seen in {run.name}, where {base.name} did {steps}"
+def never_trained(run: MeasuredRun, before: str) -> TrainingFailed:
+    """Returns the exception that says of a head's run that it ended well, and did no step as others before."""
+    reason = f"no optimizer step was seen in {run.name}, where {before}"
     return TrainingFailed(run.name, reason, exit_code=0, signal=None, last_lines=())
 
 
