@@ -223,6 +223,8 @@ def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
         pytest.approx(each.metrics[Metric.STEP_MS], rel=1e-5) for each in history().entries
     ]
     assert file_for(path.parent, PRINT) == path == file_for(path, PRINT)
+    path.rename(tmp_path / "mine")
+    assert file_for(tmp_path / "mine", PRINT) == tmp_path / "mine", "a file by any name is one"
 
 
 def test_phases_are_kept_and_a_file_without_them_is_read(tmp_path: Path) -> None:
