@@ -84,6 +84,7 @@ def compare_with_history(
     result = GateResult(
         verdict=Verdict.MISMATCH,
         metric=asked.metric,
+        asked=asked.metric,
         max_drop=asked.max_drop,
         sides=(side,),
         folder=folder,
