@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -19,7 +20,14 @@ from diagnose.gate.pairs import HEAD, Asked, MeasureRun, judge, run_pairs
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.words import change, sensitivity
 from diagnose.gate.worktrees import git as own_git
-from diagnose.gate.worktrees import moved_path, parse_range, resolve_range, uncommitted, worktrees
+from diagnose.gate.worktrees import (
+    moved_path,
+    parse_range,
+    repository_of,
+    resolve_range,
+    uncommitted,
+    worktrees,
+)
 from tests.gates import commit, git, repository, scripted
 
 
@@ -261,6 +269,16 @@ def test_worktrees_hold_the_commits_and_the_links(tmp_path: Path) -> None:
     assert (tmp_path / "repo" / "data" / "big.bin").exists(), "a link is removed, not what it points to"
 
 
+def test_a_repository_lies_at_a_path_of_any_bytes(tmp_path: Path) -> None:
+    top = tmp_path / os.fsdecode(b"caf\xe9")
+    commits = [commit(repository(top), "print(1)")]
+    assert repository_of(top) == top
+    with worktrees(repository_of(top), commits) as (root,):
+        assert (root / "train.py").exists()
+    (top / "train.py").write_text("print(2)")
+    assert json.loads(json.dumps(uncommitted(top))).startswith("1 changed file ")
+
+
 def test_three_dots_compare_with_the_point_where_the_branch_began(tmp_path: Path) -> None:
     repository(tmp_path, "print(1)")
     began = git(tmp_path, "rev-parse", "HEAD")
@@ -298,6 +316,8 @@ def test_git_hears_the_users_settings_and_not_those_of_a_hook(
     for name, value in (("COUNT", "1"), ("KEY_0", "user.name"), ("VALUE_0", "Ada of CI")):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     assert own_git(tmp_path, "config", "user.name") == "Ada of CI"
+    monkeypatch.setenv("GIT_SSH_COMMAND", "ssh -i key")
+    assert own_git(tmp_path, "-c", "alias.asked=!echo $GIT_SSH_COMMAND $GIT_DIR", "asked") == "ssh -i key"
 
 
 def test_a_clean_repository_has_nothing_uncommitted(tmp_path: Path) -> None:

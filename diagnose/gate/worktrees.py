@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -257,12 +258,17 @@ def git(folder: Path, *arguments: str) -> str:
 
 def _environment() -> dict[str, str]:
     """A gate in a git hook must not use the hook's index and work tree; settings of the user's count."""
-    kept = ("GIT_CONFIG_", "GIT_LFS_")  # such as safe.directory, and that large files are not fetched
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith(kept)
-    }
+    return {name: value for name, value in os.environ.items() if name not in _of_one_repository()}
+
+
+@functools.cache
+def _of_one_repository() -> frozenset[str]:
+    """Returns the variables by which git tells a hook which repository it is in."""
+    told = subprocess.run(
+        ["git", "rev-parse", "--local-env-vars"], capture_output=True, text=True, check=True
+    )
+    # Settings that come by variables, such as safe.directory, are no repository's.
+    return frozenset(name for name in told.stdout.split() if not name.startswith("GIT_CONFIG_"))
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -274,7 +280,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             env=_environment(),
             capture_output=True,
             text=True,
-            errors="replace",
+            errors="surrogateescape",  # a path may be of any bytes
             check=False,
         )
     except FileNotFoundError as error:
