@@ -38,6 +38,25 @@ def test_without_a_batch_size_the_step_time_is_judged() -> None:
     assert paired.judgement.drop == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_a_batch_size_that_one_version_alone_tells_leaves_no_verdict(side: str) -> None:
+    """Its step may take longer for holding more."""
+    measure = scripted({"base": 10, "head": 18})
+
+    def told_by_one(number: int, name: str, plan: RunPlan) -> MeasuredRun:
+        run = measure(number, name, plan)
+        rate = {Metric.SAMPLES_PER_S: 3200.0} if name.startswith(side) else {}
+        return replace(run, figures={**run.figures, **rate})
+
+    paired = run_pairs(told_by_one, Asked())
+    other = {"base": "head", "head": "base"}[side]
+    assert paired.judgement.verdict is Verdict.INCONCLUSIVE
+    assert paired.stopped == f"a batch size could be read in {side}-00 and not in {other}-00"
+    assert len(paired.runs) == 2
+    assert "--metric step_ms" in advice((), Metric.SAMPLES_PER_S, (), paired.stopped, may_take_turns=True)
+    assert run_pairs(told_by_one, Asked(metric=Metric.STEP_MS)).judgement.verdict is Verdict.REGRESSION
+
+
 def test_all_runs_that_count_measure_the_same_steps_after_the_same_warm_up() -> None:
     measure = scripted({"base": 10, "head": 10})
     run_pairs(measure, Asked())

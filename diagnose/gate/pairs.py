@@ -392,9 +392,18 @@ def run_s(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> float:
 
 
 def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
-    if metric is Metric.SAMPLES_PER_S and any(metric not in run.figures for run in runs):
-        return Metric.STEP_MS
-    return metric
+    """Returns the metric, or what stands in for it where no batch size can be read.
+
+    Raises:
+        _Useless: If it can be read in one version alone: their steps may be of different batches.
+    """
+    if metric is not Metric.SAMPLES_PER_S:
+        return metric
+    without = [run.name for run in runs if metric not in run.figures]
+    known = [run.name for run in runs if metric in run.figures]
+    if without and known:
+        raise _Useless(f"a batch size could be read in {known[0]} and not in {without[0]}")
+    return Metric.STEP_MS if without else metric
 
 
 def _reason(decision: Decision, limit: float) -> str:
