@@ -392,6 +392,28 @@ def test_what_a_run_says_of_itself_is_in_its_fingerprint(
 
 
 @pytest.mark.parametrize(
+    ("device", "names", "told"),
+    [
+        ("cuda", ["RTX 4090"], ["RTX 4090"]),
+        ("cuda", ["RTX 4090", "RTX 3060"], ["RTX 3060", "RTX 4090"]),
+        ("cuda", [""], None),
+        ("cpu", ["RTX 4090"], None),
+    ],
+    ids=["one of several in the machine", "two", "without a name", "one that is left alone"],
+)
+def test_the_card_that_a_run_used_is_a_fact(
+    tmp_path: Path, device: str, names: list[str], told: list[str] | None
+) -> None:
+    for rank, name in enumerate(names):
+        writer = Writer(tmp_path, rank)
+        writer.set_meta({"columns": COLUMNS, "state": {}, "rank": rank})
+        writer.set_meta({"device": device, "device_name": name})
+        writer.add_steps([(1000,) + (0,) * (len(COLUMNS) - 1)])
+        writer.close()
+    assert fingerprint_of(tmp_path, ("train.py",)).hard.get("gpu") == told
+
+
+@pytest.mark.parametrize(
     ("counts", "told"),
     [
         ([64, 64, 36] * 40, 64),
