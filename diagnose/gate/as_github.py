@@ -32,7 +32,7 @@ def is_github(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def not_obeyed(text: str) -> str:
-    """Returns whole lines with what keeps GitHub from obeying them: a failed script's words may be commands."""
+    """Returns whole lines with what keeps GitHub from obeying them, as a script may have written them."""
     token = secrets.token_hex(16)
     return f"::stop-commands::{token}\n{text}::{token}::\n"
 

@@ -113,7 +113,7 @@ def _work(run: Path, logs: list[RankLog], command: tuple[str, ...]) -> dict[str,
 
 
 def _devices(logs: list[RankLog]) -> dict[str, Any]:
-    """Returns the models that the ranks computed on, of all those in the machine; none where that was a CPU."""
+    """Returns the GPUs that the ranks computed on, of all those in the machine; none on a CPU."""
     on_devices = [log for log in logs if str(log.meta.get("device") or "cpu") != "cpu"]
     names = sorted(str(log.meta["device_name"]) for log in on_devices if log.meta.get("device_name"))
     return {"gpu": names} if names else {}

@@ -247,7 +247,7 @@ class _Job:
 
 
 def never_trained(run: MeasuredRun, before: str) -> TrainingFailed:
-    """Returns the exception that says of a head's run that it ended well, and did no step as others before."""
+    """Returns the exception that says of a head's run that it ended well, and did no step."""
     reason = f"no optimizer step was seen in {run.name}, where {before}"
     return TrainingFailed(run.name, reason, exit_code=0, signal=None, last_lines=())
 
