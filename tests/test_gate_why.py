@@ -60,9 +60,12 @@ def pairs_of(
     return before, [a_run(chance_of, noise, **more_ms) for _ in range(count)]
 
 
-def attributed(before: list[Profile], after: list[Profile], *roots: Path) -> Why:
+def attributed(
+    before: list[Profile], after: list[Profile], *roots: Path, metric: Metric = Metric.SAMPLES_PER_S
+) -> Why:
     one, other = roots or (Path("/base"), Path("/head"))
-    return attribute(Runs(root=one, profiles=tuple(before)), Runs(root=other, profiles=tuple(after)))
+    sides = Runs(root=one, profiles=tuple(before)), Runs(root=other, profiles=tuple(after))
+    return attribute(*sides, metric)
 
 
 @pytest.mark.parametrize("phase", [phase for phase, ms in STEP_MS.items() if ms >= 2])
@@ -326,15 +329,33 @@ def test_a_smaller_batch_is_compared_by_the_same_samples() -> None:
 
     def with_samples(run: Profile, samples: float) -> Profile:
         steps_per_s = 1e9 / run.step_time_ns
-        rates = Throughput(samples_per_s=samples * steps_per_s, steps_per_s=steps_per_s)
+        rates = Throughput(
+            samples_per_s=samples * steps_per_s,
+            tokens_per_s=12 * samples * steps_per_s,
+            steps_per_s=steps_per_s,
+        )
         return replace(run, throughput=rates)
 
     before = [with_samples(run, 32) for run in before]
     after = [with_samples(run, 16) for run in after]
     why = attributed(before, after)
-    assert (why.kind, why.samples) == (Kind.EVENLY, 32)
+    assert (why.kind, why.work) == (Kind.EVENLY, "32 samples")
     assert why.step.ns == pytest.approx(0.2 * TOTAL_MS * MS, rel=0.1)
     assert [(fact.before, fact.after) for fact in why.facts] == [("32", "16")]
+    assert attributed(before, after, metric=Metric.TOKENS_PER_S).work == "384 tokens"
+
+
+@pytest.mark.parametrize("metric", [Metric.STEP_MS, Metric.CPU_MS])
+def test_a_larger_batch_is_a_loss_where_the_step_is_judged(metric: Metric) -> None:
+    """Twice the samples in 110 % of the time is a gain in samples/s alone."""
+    before, after = pairs_of(14, forward=10.0)
+    before = [replace(run, throughput=Throughput(samples_per_s=320, steps_per_s=10)) for run in before]
+    after = [replace(run, throughput=Throughput(samples_per_s=640, steps_per_s=10)) for run in after]
+    assert attributed(before, after).kind is Kind.CANNOT_TELL
+    why = attributed(before, after, metric=metric)
+    assert [each.phase for each in why.phases] == [Phase.FORWARD]
+    assert why.step.ns == pytest.approx(10 * MS, rel=0.1)
+    assert told(why, metric)[0].startswith("phase: forward took 1")
 
 
 def test_a_run_without_steps_takes_its_pair_with_it() -> None:

@@ -19,8 +19,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
-from diagnose.gate.facts import fact_changes, for_same_samples
+from diagnose.gate.facts import fact_changes, for_same_work
 from diagnose.gate.matching import Matching, relative
+from diagnose.gate.result import Metric
 
 MIN_PAIRS = 5
 """Fewer pairs point one way by chance too often: four do so for one phase in sixteen, and there are ten."""
@@ -66,13 +67,14 @@ class Runs:
     profiles: tuple[Profile, ...]
 
 
-def attribute(before: Runs, after: Runs) -> Why:
+def attribute(before: Runs, after: Runs, metric: Metric = Metric.SAMPLES_PER_S) -> Why:
     """Attributes the loss of the second side to phases, lines, faults and settings.
 
     Args:
         before: The first version.
         after: The second. Its runs are paired with those of the first by their order; where one side has
             more runs, the last of them have no pair and are left out.
+        metric: What was judged.
 
     Returns:
         What could be told. That the second side is slower at all is for the gate to say: without a loss,
@@ -83,7 +85,7 @@ def attribute(before: Runs, after: Runs) -> Why:
     ]
     num_pairs = len(pairs)
     ones, as_run = [one for one, _ in pairs], [other for _, other in pairs]
-    others, samples = for_same_samples(ones, as_run)
+    others, work = for_same_work(ones, as_run, metric)
     step = growth([one.step_time_ns for one in ones], [other.step_time_ns for other in others])
     if num_pairs < MIN_PAIRS:
         reason = f"{num_pairs} pairs of runs have records; {MIN_PAIRS} are needed"
@@ -107,7 +109,7 @@ def attribute(before: Runs, after: Runs) -> Why:
         hot_diff=tuple([each for each in hot if each.in_diff and each.growth.high_ns > 0][:MAX_LINES]),
         findings=tuple(_new_findings(ones, as_run, after.root)),
         facts=fact_changes(ones, as_run),
-        samples=samples,
+        work=work,
     )
 
 

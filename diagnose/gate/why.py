@@ -52,7 +52,7 @@ def explain(result: GateResult) -> tuple[Reason, ...]:
 def why_of(pairs: tuple[Pair, ...], metric: Metric, rank: int | None = None) -> Why:
     """Reads the runs of the pairs and attributes the difference, as the first rank, or another, saw it."""
     before, after = _sides(pairs)
-    return attribute(_runs(before, metric, rank), _runs(after, metric, rank))
+    return attribute(_runs(before, metric, rank), _runs(after, metric, rank), metric)
 
 
 def _sides(pairs: tuple[Pair, ...]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
@@ -123,9 +123,8 @@ def _of_phases(why: Why) -> Iterator[Reason]:
             lost_share=sum(each.part for each in why.phases),
         )
         return
-    unit = "step" if why.samples is None else f"{why.samples:g} samples"
     for each in (*why.phases, *why.shrank):
-        yield Reason(kind="phase", text=phase_words(each, unit), lost_share=each.part)
+        yield Reason(kind="phase", text=phase_words(each, why.work or "step"), lost_share=each.part)
 
 
 def phase_words(each: PhaseGrowth, unit: str = "step") -> str:
@@ -151,7 +150,8 @@ def interval(growth: Growth) -> str:
 
 def _of_line(line: LineGrowth, why: Why) -> Reason:
     origin = "new or changed here" if line.in_diff else "not changed itself"
-    per = "per batch, in the loader's workers" if line.in_worker else f"per step, in {line.phase.label}"
+    unit = why.work or "step"
+    per = "per batch, in the loader's workers" if line.in_worker else f"per {unit}, in {line.phase.label}"
     return Reason(
         kind="line",
         text=f"{_code(line)}took {interval(line.growth)} longer {per}; {origin}{_purpose(line)}",
