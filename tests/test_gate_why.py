@@ -124,6 +124,25 @@ def test_four_pairs_are_too_few() -> None:
     assert why.reason == "4 pairs of runs have records; 5 are needed"
 
 
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("phase", [Phase.DATA_WAIT, Phase.FORWARD, Phase.CHECKPOINT])
+def test_a_huge_loss_is_attributed_by_the_few_pairs_that_told_it(phase: Phase, count: int) -> None:
+    for seed in range(20):
+        why = attributed(*pairs_of(seed, count, SHARED, **{phase.value: 1.5 * TOTAL_MS}))
+        assert (why.kind, why.num_pairs) == (Kind.PHASES, count)
+        assert [each.phase for each in why.phases] == [phase]
+
+
+def test_few_pairs_name_no_phase_that_is_less_than_half_of_a_huge_loss() -> None:
+    parts = {"data_wait": 0.45, "forward": 0.45, "other": 0.45}
+    why = attributed(*pairs_of(5, 3, **{name: part * TOTAL_MS for name, part in parts.items()}))
+    assert (why.kind, why.phases) == (Kind.CANNOT_TELL, ())
+    assert why.reason == "no phase is half of the loss or more, which 3 pairs would tell"
+    slower = {phase.value: 1.2 * ms for phase, ms in STEP_MS.items()}
+    assert attributed(*pairs_of(5, 3, **slower)).kind is Kind.EVENLY
+    assert attributed(*pairs_of(5, 2, forward=2 * TOTAL_MS)).kind is Kind.CANNOT_TELL
+
+
 def test_no_records_at_all_are_no_cause() -> None:
     assert attributed([], []).kind is Kind.CANNOT_TELL
 

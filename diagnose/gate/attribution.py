@@ -22,9 +22,17 @@ from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowt
 from diagnose.gate.facts import fact_changes, for_same_work
 from diagnose.gate.matching import Matching, relative
 from diagnose.gate.result import Metric
+from diagnose.gate.statistics import FEW_PAIRS
 
 MIN_PAIRS = 5
 """Fewer pairs point one way by chance too often: four do so for one phase in sixteen, and there are ten."""
+
+HUGE = 2.0
+"""Where every step takes so many times as long, as few pairs attribute the loss as tell it."""
+
+MIN_PART_OF_HUGE = 0.5
+"""Of few pairs a phase is named when it grew in each and is half of the loss: at least half of a whole step
+more, which is not chance."""
 
 MIN_PART = 0.2
 """A phase is named when it is a fifth of the loss or more: five such would be all of it."""
@@ -87,11 +95,12 @@ def attribute(before: Runs, after: Runs, metric: Metric = Metric.SAMPLES_PER_S) 
     ones, as_run = [one for one, _ in pairs], [other for _, other in pairs]
     others, work = for_same_work(ones, as_run, metric)
     step = growth([one.step_time_ns for one in ones], [other.step_time_ns for other in others])
-    if num_pairs < MIN_PAIRS:
+    is_few = num_pairs < MIN_PAIRS
+    if num_pairs < FEW_PAIRS or (is_few and not _is_huge(ones, others)):
         reason = f"{num_pairs} pairs of runs have records; {MIN_PAIRS} are needed"
         return Why(kind=Kind.CANNOT_TELL, reason=reason, num_pairs=num_pairs, step=step)
     phases = _phases(ones, others, step)
-    kind, named = _named(phases, step)
+    kind, named = _named(phases, step, MIN_PART_OF_HUGE if is_few else MIN_PART)
     lines = _lines(ones, others, Matching(before.root, after.root, _renamed(before, after)))
     grown = [
         each for each in lines if each.growth.is_certain and each.growth.ns >= MIN_LINE_PART * step.ns > 0
@@ -99,7 +108,7 @@ def attribute(before: Runs, after: Runs, metric: Metric = Metric.SAMPLES_PER_S) 
     hot = [each for each in lines if each.after_ns >= MIN_HOT_SHARE * (step.before_ns + step.ns)]
     return Why(
         kind=kind,
-        reason=_reason(step, phases) if kind is Kind.CANNOT_TELL else "",
+        reason=_reason(step, phases, num_pairs) if kind is Kind.CANNOT_TELL else "",
         num_pairs=num_pairs,
         step=step,
         phases=tuple(named),
@@ -110,6 +119,12 @@ def attribute(before: Runs, after: Runs, metric: Metric = Metric.SAMPLES_PER_S) 
         findings=tuple(_new_findings(ones, as_run, after.root)),
         facts=fact_changes(ones, as_run),
         work=work,
+    )
+
+
+def _is_huge(ones: Sequence[Profile], others: Sequence[Profile]) -> bool:
+    return all(
+        other.step_time_ns >= HUGE * one.step_time_ns for one, other in zip(ones, others, strict=True)
     )
 
 
@@ -154,7 +169,9 @@ def _phases(ones: Sequence[Profile], others: Sequence[Profile], step: Growth) ->
     return sorted(found, key=lambda each: -each.growth.ns)
 
 
-def _named(phases: Sequence[PhaseGrowth], step: Growth) -> tuple[Kind, Sequence[PhaseGrowth]]:
+def _named(
+    phases: Sequence[PhaseGrowth], step: Growth, min_part: float
+) -> tuple[Kind, Sequence[PhaseGrowth]]:
     if step.ns <= 0:
         return Kind.CANNOT_TELL, ()
     weighty = [each for each in phases if each.growth.before_ns >= WEIGHTY_SHARE * step.before_ns]
@@ -162,13 +179,15 @@ def _named(phases: Sequence[PhaseGrowth], step: Growth) -> tuple[Kind, Sequence[
         relative_growth = [each.growth.ns / each.growth.before_ns for each in weighty]
         if max(relative_growth) <= ALIKE * min(relative_growth):
             return Kind.EVENLY, weighty
-    certain = [each for each in phases if each.growth.is_certain and each.part >= MIN_PART]
+    certain = [each for each in phases if each.growth.is_certain and each.part >= min_part]
     return (Kind.PHASES, certain) if certain else (Kind.CANNOT_TELL, ())
 
 
-def _reason(step: Growth, phases: Sequence[PhaseGrowth]) -> str:
+def _reason(step: Growth, phases: Sequence[PhaseGrowth], num_pairs: int) -> str:
     if step.ns <= 0:
         return "the mean step did not grow: what was lost is not in the time of the steps"
+    if num_pairs < MIN_PAIRS:
+        return f"no phase is half of the loss or more, which {num_pairs} pairs would tell"
     largest = phases[0]
     return (
         f"no phase grew by more than its own noise from run to run; the largest growth, "
