@@ -20,7 +20,9 @@ from diagnose.gate.cause import Kind, Why
 from diagnose.gate.matching import match_texts
 from diagnose.gate.result import Metric
 from diagnose.gate.why import reasons
+from diagnose.gate.worktrees import renamed_files
 from diagnose.rules import profile
+from tests.gates import commit, git, repository
 from tests.running import run, write
 
 MS = 1_000_000
@@ -183,6 +185,47 @@ def test_lines_are_matched_across_what_was_inserted_and_edited() -> None:
     match = match_texts(BEFORE, AFTER)
     assert match.after_of == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 10, 8: 11}
     assert [line for line in range(1, 12) if match.in_diff(line)] == [7, 8, 9, 10]
+
+
+def test_a_function_that_was_moved_is_the_same_one_and_in_the_diff() -> None:
+    load = "def load(index):\n    return decode(index)\n\n"
+    match = match_texts(BEFORE, BEFORE.replace(load, "") + "\n" + load)
+    assert {line: match.after_of[line] for line in (3, 4, 6, 7, 8)} == {3: 7, 4: 8, 6: 3, 7: 4, 8: 5}
+    assert [line for line in (4, 5, 7, 8) if match.in_diff(line)] == [7, 8]
+
+
+def test_a_line_that_is_gone_is_not_taken_for_a_short_one_or_one_of_several() -> None:
+    old = "def f():\n    loss.backward()\n    continue\n\n\nx = 1\ny = 2\n"
+    for added in ("loss.backward()\nloss.backward()\n", "continue\n"):
+        after_of = match_texts(old, "x = 1\ny = 2\n\na()\n" + added).after_of
+        assert {1, 2, 3}.isdisjoint(after_of)
+
+
+def test_a_line_of_a_renamed_file_is_compared_with_itself(tmp_path: Path) -> None:
+    """And a renamed file is not new from its first line to its last."""
+    top = repository(tmp_path / "repo", BEFORE)
+    git(top, "mv", "train.py", "net.py")
+    commit(top, AFTER.replace("slow=True", "slow=3"), path="net.py")
+    hashes = [git(top, "rev-parse", name) for name in ("HEAD~1", "HEAD")]
+    renamed = renamed_files(top, *hashes)
+    assert renamed == {"train.py": "net.py"}
+    before, after = pairs_of(6, forward=10.0)
+    base, head = tmp_path / "base", tmp_path / "head"
+    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
+    after = [version(head, AFTER, {(10, "step"): 34.0, (11, "step"): 40.0}, run) for run in after]
+    (head / "train.py").rename(head / "net.py")
+    after = [
+        replace(run, where=tuple(replace(line, file=str(head / "net.py")) for line in run.where))
+        for run in after
+    ]
+    sides = (
+        Runs(root=base, profiles=tuple(before)),
+        Runs(root=head, profiles=tuple(after), renamed=renamed),
+    )
+    why = attribute(*sides, Metric.SAMPLES_PER_S)
+    assert [(each.file, each.line, each.in_diff) for each in why.lines] == [("net.py", 10, True)]
+    assert why.lines[0].growth.ns == pytest.approx(10 * MS)
+    assert [each.line for each in why.hot_diff] == [10]
 
 
 def test_a_statement_over_several_lines_is_in_the_diff_as_a_whole() -> None:

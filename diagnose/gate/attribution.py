@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +69,12 @@ class Runs:
     Attributes:
         root: Where its sources lie, and still can be read.
         profiles: Its runs in the order of their pairs, their rules asked.
+        renamed: Paths of its files by those that they had in the version before, where they differ.
     """
 
     root: Path
     profiles: tuple[Profile, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def attribute(before: Runs, after: Runs, metric: Metric = Metric.SAMPLES_PER_S) -> Why:
@@ -197,11 +199,14 @@ def _reason(step: Growth, phases: Sequence[PhaseGrowth], num_pairs: int) -> str:
 
 def _renamed(before: Runs, after: Runs) -> dict[str, str]:
     """Two commands may run two scripts: then the second is the first, renamed."""
+    renamed = dict(after.renamed)
     if not before.profiles or not after.profiles:
-        return {}
+        return renamed
     one = relative(before.profiles[0].run.script, before.root)
     other = relative(after.profiles[0].run.script, after.root)
-    return {one: other} if one != other and one.endswith(".py") and other.endswith(".py") else {}
+    if one != other and one.endswith(".py") and other.endswith(".py"):
+        renamed[one] = other
+    return renamed
 
 
 def _waits(line: LineGrowth) -> bool:

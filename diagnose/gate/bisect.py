@@ -22,6 +22,7 @@ from diagnose.gate.worktrees import (
     note_of_submodules,
     parse_range,
     parted_at,
+    renamed_files,
     repository_of,
 )
 
@@ -181,4 +182,5 @@ class _Search:
         if judgement is None or judgement.verdict is Verdict.PASS:
             reason = "the most likely commit is not slower than its parent, once measured beside it"
             return replace(found, ending=Ending.CANNOT_TELL, reason=reason)
-        return replace(found, why=tuple(reasons(why_of(pairs, metric), metric)))
+        renamed = renamed_files(self.bench.repository, before.hash, found.commits[last].hash)
+        return replace(found, why=tuple(reasons(why_of(pairs, metric, renamed=renamed), metric)))

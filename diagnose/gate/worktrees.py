@@ -313,6 +313,17 @@ def _link(repository: Path, root: Path, link: str) -> None:
     place.symlink_to(repository / link)
 
 
+def renamed_files(repository: Path, base: str, head: str) -> dict[str, str]:
+    """Returns the paths of files in the head by those that they have in the base, where they were renamed.
+
+    None are known where git cannot tell: of a partial clone it may have to fetch the texts first.
+    """
+    compare = ("diff-tree", "-r", "-z", "--find-renames", "--diff-filter=R", "--name-status")
+    found = _git(repository, *compare, base, head)
+    fields = found.stdout.split("\0") if found.returncode == 0 else []
+    return dict(zip(fields[1::3], fields[2::3], strict=False))  # "R097", then both paths
+
+
 def moved_submodules(repository: Path, base: str, head: str, links: Sequence[str]) -> list[str]:
     """Returns the submodules at or under links that are at another commit in the head than in the base.
 
