@@ -284,6 +284,75 @@ def test_a_last_commit_that_does_not_run_is_said_with_its_words(repository: Path
     assert "boom" in bisect_text(found, Terminal())
 
 
+ONCE, FOR_GOOD = 1, 99
+
+
+def failing(repository: Path, change: int, after: int, times: int) -> Callable[..., MeasuredRun]:
+    """Runs of which so many of one commit, after the first few, fail."""
+    seen: list[str] = []
+
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        if git(repository, "log", "-1", "--format=%s", side.commit).startswith(f"change {change} "):
+            seen.append(name)
+            if after < len(seen) <= after + times:
+                raise TrainingFailed(
+                    name, f"{name} failed", exit_code=1, signal=None, last_lines=("no space left",)
+                )
+        return quick_run(side, name, folder, plan)
+
+    return run
+
+
+def test_one_run_of_the_first_commit_that_fails_late_is_made_again(
+    repository: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    run = failing(repository, 0, 9, ONCE)
+    found = bisect(request(repository, "main~9..main", tmp_path), measure=run, progress=said.append)
+    assert any("did not run now" in line for line in said)
+    assert found.ending is Ending.FOUND
+    assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
+
+
+def test_a_first_commit_that_fails_late_leaves_what_was_measured(repository: Path, tmp_path: Path) -> None:
+    found = bisect(
+        request(repository, "main~9..main", tmp_path), measure=failing(repository, 0, 9, FOR_GOOD)
+    )
+    assert found.ending is Ending.FAILED
+    assert found.ends is not None and found.ends.verdict is Verdict.REGRESSION
+    assert found.odds is not None and found.odds.num_pairs
+    text = bisect_text(found, Terminal())
+    assert "no space left" in text and "last against first: " in text and "odds   pairs" in text
+
+
+def test_a_parent_that_does_not_run_does_not_cost_the_commit_found(
+    repository: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        parent = git(repository, "log", "-1", "--format=%s", side.commit).startswith("change 4 ")
+        if parent and any("beside its parent" in line for line in said):
+            raise OutOfTime
+        return quick_run(side, name, folder, plan)
+
+    found = bisect(request(repository, "main~9..main", tmp_path), measure=run, progress=said.append)
+    assert found.ending is Ending.FOUND
+    assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
+    text = " ".join(bisect_text(found, Terminal()).split())
+    assert "it could not be measured beside its parent: it did not end in time" in text
+
+
+def test_a_file_of_the_working_copy_that_all_commits_would_read_is_refused(
+    repository: Path, tmp_path: Path
+) -> None:
+    asked = replace(
+        request(repository, "main~9..main", tmp_path), command=("x.py", f"--config={repository}/train.py")
+    )
+    with pytest.raises(DiagnoseError, match="names the working copy"):
+        bisect(asked, measure=quick_run)
+
+
 @pytest.mark.parametrize(
     "commits, words",
     [
