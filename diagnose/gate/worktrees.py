@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -19,6 +20,9 @@ PREFIX = "diagnose-gate-"
 DEAD_AFTER_S = 86_400.0
 """What a gate left in the repository a day ago is nobody's any more. Before, a worktree that cannot be seen
 from here may be that of a gate in another container, or on another host."""
+
+LOCK = "lock"
+"""File beside the worktrees that is locked for as long as their gate lives, however it dies."""
 
 SUBMODULE = "160000"
 """Mode of an entry that git holds only the commit of."""
@@ -175,6 +179,8 @@ def worktrees(repository: Path, commits: Sequence[str], links: Sequence[str] = (
     records = repository / git(repository, "rev-parse", "--git-common-dir") / "worktrees"
     _forget_dead(records)
     place = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    lock = os.open(place / LOCK, os.O_RDWR | os.O_CREAT)
+    _has_locked(lock)
     tidy = subprocess.Popen(
         ["sh", "-c", TIDY, "sh", str(place), str(repository), str(records)],
         env=_environment(),
@@ -197,6 +203,7 @@ def worktrees(repository: Path, commits: Sequence[str], links: Sequence[str] = (
         for record, worktree in _recorded(records):
             if place.name in worktree.parts:
                 shutil.rmtree(record, ignore_errors=True)
+        os.close(lock)
         tidy.kill()
         tidy.communicate()
 
@@ -214,13 +221,40 @@ def _recorded(records: Path) -> Iterator[tuple[Path, Path]]:
                 yield record, worktree
 
 
+def _has_locked(lock: int) -> bool:
+    """Takes a lock; false where another has it, or the file system has none."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def _forget_dead(records: Path) -> None:
-    """Removes what a power cut left behind."""
+    """Removes what a power cut left behind, or a container that was killed as a whole."""
     for record, worktree in _recorded(records):
         with contextlib.suppress(OSError):  # another gate may be at it too
-            age_s = time.time() - (record / "gitdir").stat().st_mtime
-            if age_s > DEAD_AFTER_S and not (record / worktree).exists():
+            root = record / worktree
+            if time.time() - (record / "gitdir").stat().st_mtime <= DEAD_AFTER_S:
+                continue
+            if root.exists():
+                _remove_if_dead(root.parent)
+            if not root.exists():
                 shutil.rmtree(record)
+
+
+def _remove_if_dead(place: Path) -> None:
+    """Removes the folder of a gate that no longer holds its lock.
+
+    Raises:
+        OSError: If there is no lock to ask.
+    """
+    lock = os.open(place / LOCK, os.O_RDWR)
+    try:
+        if _has_locked(lock):
+            shutil.rmtree(place, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def moved_path(variable: str, repository: Path, root: Path) -> str:
