@@ -13,7 +13,7 @@ from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
 from diagnose.gate.compare_commits import Measure, second_look, sigterm_unwinds
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
 from diagnose.gate.pairs import Progress, counted, judge, run_pairs
-from diagnose.gate.posterior import CannotRun, OutOfBudget, search
+from diagnose.gate.posterior import CannotRun, OutOfBudget, lost_in_parts, search
 from diagnose.gate.result import Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.why import reasons, why_of
 from diagnose.gate.worktrees import (
@@ -141,6 +141,7 @@ class _Search:
         metric, last = judgement.metric, ends.runs[-1]
         timeout_s = max(LEAST_TIMEOUT_S, HANGS * max(run.wall_s for run in ends.runs))
         plan = RunPlan(steps=last.num_steps, warmup=last.warmup, timeout_s=timeout_s)
+        logs_of_ends = [log_cost(pair, metric) for pair in ends.pairs if has_figure(pair, metric)]
         failures: list[TrainingFailed | OutOfTime] = []
 
         def log_of(index: int) -> float:
@@ -153,7 +154,7 @@ class _Search:
         odds = search(
             len(found.commits),
             log_of,
-            ends=[log_cost(pair, metric) for pair in ends.pairs if has_figure(pair, metric)],
+            ends=logs_of_ends,
             confidence=self.request.confidence,
             may_go_on=lambda odds: odds.num_pairs < self.request.max_pairs,
         )
@@ -162,6 +163,9 @@ class _Search:
         if failures:
             return _ended_by(failures[0], found)
         if certainty < self.request.confidence:
+            part = lost_in_parts(odds, logs_of_ends)
+            if part is not None:
+                return replace(found, reason=_in_parts(found, part))
             wanted = f"{self.request.confidence:.0%}"
             return replace(found, reason=f"after {odds.num_pairs} pairs no commit has odds of {wanted}")
         return self._explained(replace(found, ending=Ending.FOUND), ends.pairs, plan, metric)
@@ -212,6 +216,16 @@ class _Search:
             return replace(found, ending=Ending.CANNOT_TELL, reason=reason)
         renamed = renamed_files(self.bench.repository, before.hash, found.commits[last].hash)
         return replace(found, why=tuple(reasons(why_of(pairs, metric, renamed=renamed), metric)))
+
+
+def _in_parts(found: Bisection, part: int) -> str:
+    good, between, bad = (
+        commit.hash[:12] for commit in (found.good, found.commits[part], found.commits[-1])
+    )
+    return (
+        f"the speed was lost in more than one commit: {between} has lost but a part of it. "
+        f"Search both sides: {good}..{between} and {between}..{bad}"
+    )
 
 
 def _words(error: Exception) -> str:
