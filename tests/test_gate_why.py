@@ -469,6 +469,7 @@ from pathlib import Path
 import torch
 import diagnose
 from diagnose.gate.attribution import Runs, attribute
+from diagnose.gate.result import Metric
 
 torch.set_num_threads(1)
 sides = []
@@ -482,7 +483,8 @@ for number in range(10):
     diagnose.attach(run_dir=f"runs/{number}")
     train(45)
     profiles.append(diagnose.detach())
-why = attribute(*(Runs(root=root, profiles=tuple(profiles)) for root, _, profiles in sides))
+runs = [Runs(root=root, profiles=tuple(profiles)) for root, _, profiles in sides]
+why = attribute(*runs, Metric.SAMPLES_PER_S)
 print(json.dumps(asdict(why)))
 """
 

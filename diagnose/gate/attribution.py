@@ -77,7 +77,7 @@ class Runs:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def attribute(before: Runs, after: Runs, metric: Metric = Metric.SAMPLES_PER_S) -> Why:
+def attribute(before: Runs, after: Runs, metric: Metric) -> Why:
     """Attributes the loss of the second side to phases, lines, faults and settings.
 
     Args:
