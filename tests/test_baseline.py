@@ -223,6 +223,8 @@ def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
         pytest.approx(each.metrics[Metric.STEP_MS], rel=1e-5) for each in history().entries
     ]
     assert file_for(path.parent, PRINT) == path == file_for(path, PRINT)
+    path.rename(tmp_path / "mine")
+    assert file_for(tmp_path / "mine", PRINT) == tmp_path / "mine", "a file by any name is one"
 
 
 def test_phases_are_kept_and_a_file_without_them_is_read(tmp_path: Path) -> None:
@@ -390,6 +392,28 @@ def test_what_a_run_says_of_itself_is_in_its_fingerprint(
 
 
 @pytest.mark.parametrize(
+    ("device", "names", "told"),
+    [
+        ("cuda", ["RTX 4090"], ["RTX 4090"]),
+        ("cuda", ["RTX 4090", "RTX 3060"], ["RTX 3060", "RTX 4090"]),
+        ("cuda", [""], None),
+        ("cpu", ["RTX 4090"], None),
+    ],
+    ids=["one of several in the machine", "two", "without a name", "one that is left alone"],
+)
+def test_the_card_that_a_run_used_is_a_fact(
+    tmp_path: Path, device: str, names: list[str], told: list[str] | None
+) -> None:
+    for rank, name in enumerate(names):
+        writer = Writer(tmp_path, rank)
+        writer.set_meta({"columns": COLUMNS, "state": {}, "rank": rank})
+        writer.set_meta({"device": device, "device_name": name})
+        writer.add_steps([(1000,) + (0,) * (len(COLUMNS) - 1)])
+        writer.close()
+    assert fingerprint_of(tmp_path, ("train.py",)).hard.get("gpu") == told
+
+
+@pytest.mark.parametrize(
     ("counts", "told"),
     [
         ([64, 64, 36] * 40, 64),
@@ -515,6 +539,19 @@ def test_a_job_that_hangs_fails_where_earlier_ones_took_so_much_less(tmp_path: P
     unknown = replace(side, command=("other.py",))
     compare_with_history(unknown, Asked(), tmp_path / "b.json", tmp_path / "runs", plumbing=plumbing)
     assert given[1] is None, "nothing is known of its time"
+
+
+def test_a_job_that_no_longer_trains_fails_where_earlier_ones_did(
+    verbs: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert verbs("baseline", "update", "--place", "b.json", "--", "train.py").exit_code == 0
+    (tmp_path / "train.py").write_text("pass\n")
+    call = ("gate", "--baseline", "b.json", "--inconclusive", "pass", "--", "train.py")
+    ended = verbs(*call)
+    assert ended.exit_code == 5, ended.output
+    assert "no optimizer step was seen in head-00, where earlier jobs trained" in ended.output
+    never = verbs("baseline", "update", "--place", "b.json", "--", "train.py")
+    assert "nothing is recorded: no optimizer step was seen" in str(never.exception)
 
 
 def test_a_pass_that_rests_on_scattered_jobs_is_a_warning_too(tmp_path: Path) -> None:

@@ -105,6 +105,24 @@ def test_a_search_that_is_stopped_names_its_odds() -> None:
     assert sum(odds.of) == pytest.approx(1)
 
 
+def test_two_commits_that_lost_alike_end_the_search_soon_and_one_never_looks_like_two() -> None:
+    def two(seed: int, sizes: tuple[float, float]) -> Odds:
+        chance = random.Random(seed)
+        return search(
+            20,
+            lambda index: sizes[0] * (index >= 5) + sizes[1] * (index >= 13) + chance.gauss(0, 0.01),
+            ends=[sum(sizes) + chance.gauss(0, 0.01) for _ in range(10)],
+            confidence=0.95,
+            may_go_on=lambda odds: odds.num_pairs < 100,
+        )
+
+    found = [two(seed, (0.05, 0.05)) for seed in range(30)]
+    assert sum(odds.suspects()[1] < 0.95 and odds.num_pairs < 30 for odds in found) >= 28
+    larger = [two(seed, (0.1, 0.02)) for seed in range(30)]
+    assert sum(odds.suspects() == (range(5, 6), pytest.approx(1, abs=0.05)) for odds in larger) >= 28
+    assert all(searched(seed, 20)[1].suspects()[1] >= 0.95 for seed in range(60))
+
+
 def test_one_commit_needs_no_search() -> None:
     odds = search(1, lambda index: 1 / 0, ends=[DROP] * 7, confidence=0.95)
     assert odds.suspects() == (range(1), 1.0)
@@ -271,6 +289,18 @@ def test_a_run_of_an_end_without_the_figure_is_left_out(repository: Path, tmp_pa
     assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
 
 
+def test_a_loss_in_two_commits_is_said_to_be_one(tmp_path: Path) -> None:
+    top = history(tmp_path / "toy", *[(100, 100)] * 3, *[(110, 110)] * 3, *[(121, 121)] * 3)
+    found = bisect(request(top, "main~8..main", tmp_path), measure=stated)
+    assert found.ending is Ending.CANNOT_TELL
+    between = next(commit for commit in found.commits if commit.hash[:12] in found.reason)
+    assert between.subject in ("change 3", "change 4", "change 5")
+    good, bad = (git(top, "rev-parse", "--short=12", name) for name in ("main~8", "main"))
+    between_hash = between.hash[:12]
+    assert found.reason.endswith(f"both sides: {good}..{between_hash} and {between_hash}..{bad}")
+    assert found.odds is not None and found.odds.num_pairs < 15
+
+
 def test_without_a_loss_nothing_is_searched(repository: Path, tmp_path: Path) -> None:
     found = bisect(request(repository, "main~9..main~7", tmp_path), measure=quick_run)
     assert (found.ending, found.odds) == (Ending.NO_LOSS, None)
@@ -282,6 +312,75 @@ def test_a_last_commit_that_does_not_run_is_said_with_its_words(repository: Path
     found = bisect(request(repository, "main~9..main~1", tmp_path), measure=quick_run)
     assert found.ending is Ending.FAILED
     assert "boom" in bisect_text(found, Terminal())
+
+
+ONCE, FOR_GOOD = 1, 99
+
+
+def failing(repository: Path, change: int, after: int, times: int) -> Callable[..., MeasuredRun]:
+    """Runs of which so many of one commit, after the first few, fail."""
+    seen: list[str] = []
+
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        if git(repository, "log", "-1", "--format=%s", side.commit).startswith(f"change {change} "):
+            seen.append(name)
+            if after < len(seen) <= after + times:
+                raise TrainingFailed(
+                    name, f"{name} failed", exit_code=1, signal=None, last_lines=("no space left",)
+                )
+        return quick_run(side, name, folder, plan)
+
+    return run
+
+
+def test_one_run_of_the_first_commit_that_fails_late_is_made_again(
+    repository: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    run = failing(repository, 0, 9, ONCE)
+    found = bisect(request(repository, "main~9..main", tmp_path), measure=run, progress=said.append)
+    assert any("did not run now" in line for line in said)
+    assert found.ending is Ending.FOUND
+    assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
+
+
+def test_a_first_commit_that_fails_late_leaves_what_was_measured(repository: Path, tmp_path: Path) -> None:
+    found = bisect(
+        request(repository, "main~9..main", tmp_path), measure=failing(repository, 0, 9, FOR_GOOD)
+    )
+    assert found.ending is Ending.FAILED
+    assert found.ends is not None and found.ends.verdict is Verdict.REGRESSION
+    assert found.odds is not None and found.odds.num_pairs
+    text = bisect_text(found, Terminal())
+    assert "no space left" in text and "last against first: " in text and "odds   pairs" in text
+
+
+def test_a_parent_that_does_not_run_does_not_cost_the_commit_found(
+    repository: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def run(side: Side, name: str, folder: Path, plan: RunPlan) -> MeasuredRun:
+        parent = git(repository, "log", "-1", "--format=%s", side.commit).startswith("change 4 ")
+        if parent and any("beside its parent" in line for line in said):
+            raise OutOfTime
+        return quick_run(side, name, folder, plan)
+
+    found = bisect(request(repository, "main~9..main", tmp_path), measure=run, progress=said.append)
+    assert found.ending is Ending.FOUND
+    assert [found.commits[index].subject.split()[1] for index in found.suspects] == ["5"]
+    text = " ".join(bisect_text(found, Terminal()).split())
+    assert "it could not be measured beside its parent: it did not end in time" in text
+
+
+def test_a_file_of_the_working_copy_that_all_commits_would_read_is_refused(
+    repository: Path, tmp_path: Path
+) -> None:
+    asked = replace(
+        request(repository, "main~9..main", tmp_path), command=("x.py", f"--config={repository}/train.py")
+    )
+    with pytest.raises(DiagnoseError, match="names the working copy"):
+        bisect(asked, measure=quick_run)
 
 
 @pytest.mark.parametrize(

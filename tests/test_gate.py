@@ -341,6 +341,17 @@ def test_under_github_the_verdict_goes_to_annotations_and_summary(
     assert (tmp_path / "summary.md").read_text().startswith("## diagnose gate: REGRESSION")
 
 
+def test_github_obeys_nothing_that_a_script_wrote(gate: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text("raise SystemExit('::error::x\\n::add-mask::y')")
+    os.environ["GITHUB_ACTIONS"] = "true"  # the fixture has taken it away, and gives it back
+    first, *lines = gate("gate", "--base-cmd", "old.py", "--head-cmd", "old.py").stdout.splitlines()
+    stop, token = first.rsplit("::", 1)
+    assert (stop, len(token)) == ("::stop-commands", 32)
+    end = lines.index(f"::{token}::")
+    assert {"::error::x", "::add-mask::y"} <= {line.strip() for line in lines[:end]}
+    assert [line[:7] for line in lines[end + 1 :]] == ["::error"]
+
+
 def test_a_stand_in_fails_as_a_training_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(stand_in(1, exit_code=2))
     side = Side(label="base", name="x", root=tmp_path, command=("train.py",))

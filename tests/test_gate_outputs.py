@@ -37,6 +37,7 @@ def result(verdict: Verdict, **changes: Any) -> GateResult:
     whole = GateResult(
         verdict=verdict,
         metric=Metric.STEP_MS,
+        asked=Metric.SAMPLES_PER_S,
         max_drop=0.03,
         sides=sides,
         pairs=paired.pairs,
@@ -71,6 +72,7 @@ def test_junit_fails_only_for_a_regression(each: GateResult) -> None:
         "inconclusive": "skipped",
         "mismatch": "skipped",
     }
+    assert case.attrib["name"] == "samples_per_s", "whatever was judged instead, a CI system sees one test"
     kinds = [child.tag for child in case if child.tag != "system-out"]
     assert kinds == ([expected[each.verdict.value]] if each.verdict is not Verdict.PASS else [])
 

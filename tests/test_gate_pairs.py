@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -19,7 +20,14 @@ from diagnose.gate.pairs import HEAD, Asked, MeasureRun, judge, run_pairs
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.words import change, sensitivity
 from diagnose.gate.worktrees import git as own_git
-from diagnose.gate.worktrees import moved_path, parse_range, resolve_range, uncommitted, worktrees
+from diagnose.gate.worktrees import (
+    moved_path,
+    parse_range,
+    repository_of,
+    resolve_range,
+    uncommitted,
+    worktrees,
+)
 from tests.gates import commit, git, repository, scripted
 
 
@@ -28,6 +36,25 @@ def test_without_a_batch_size_the_step_time_is_judged() -> None:
     assert paired.judgement.metric is Metric.STEP_MS
     assert paired.judgement.verdict is Verdict.REGRESSION
     assert paired.judgement.drop == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_a_batch_size_that_one_version_alone_tells_leaves_no_verdict(side: str) -> None:
+    """Its step may take longer for holding more."""
+    measure = scripted({"base": 10, "head": 18})
+
+    def told_by_one(number: int, name: str, plan: RunPlan) -> MeasuredRun:
+        run = measure(number, name, plan)
+        rate = {Metric.SAMPLES_PER_S: 3200.0} if name.startswith(side) else {}
+        return replace(run, figures={**run.figures, **rate})
+
+    paired = run_pairs(told_by_one, Asked())
+    other = {"base": "head", "head": "base"}[side]
+    assert paired.judgement.verdict is Verdict.INCONCLUSIVE
+    assert paired.stopped == f"a batch size could be read in {side}-00 and not in {other}-00"
+    assert len(paired.runs) == 2
+    assert "--metric step_ms" in advice((), Metric.SAMPLES_PER_S, (), paired.stopped, may_take_turns=True)
+    assert run_pairs(told_by_one, Asked(metric=Metric.STEP_MS)).judgement.verdict is Verdict.REGRESSION
 
 
 def test_all_runs_that_count_measure_the_same_steps_after_the_same_warm_up() -> None:
@@ -261,6 +288,16 @@ def test_worktrees_hold_the_commits_and_the_links(tmp_path: Path) -> None:
     assert (tmp_path / "repo" / "data" / "big.bin").exists(), "a link is removed, not what it points to"
 
 
+def test_a_repository_lies_at_a_path_of_any_bytes(tmp_path: Path) -> None:
+    top = tmp_path / os.fsdecode(b"caf\xe9")
+    commits = [commit(repository(top), "print(1)")]
+    assert repository_of(top) == top
+    with worktrees(repository_of(top), commits) as (root,):
+        assert (root / "train.py").exists()
+    (top / "train.py").write_text("print(2)")
+    assert json.loads(json.dumps(uncommitted(top))).startswith("1 changed file ")
+
+
 def test_three_dots_compare_with_the_point_where_the_branch_began(tmp_path: Path) -> None:
     repository(tmp_path, "print(1)")
     began = git(tmp_path, "rev-parse", "HEAD")
@@ -298,6 +335,8 @@ def test_git_hears_the_users_settings_and_not_those_of_a_hook(
     for name, value in (("COUNT", "1"), ("KEY_0", "user.name"), ("VALUE_0", "Ada of CI")):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     assert own_git(tmp_path, "config", "user.name") == "Ada of CI"
+    monkeypatch.setenv("GIT_SSH_COMMAND", "ssh -i key")
+    assert own_git(tmp_path, "-c", "alias.asked=!echo $GIT_SSH_COMMAND $GIT_DIR", "asked") == "ssh -i key"
 
 
 def test_a_clean_repository_has_nothing_uncommitted(tmp_path: Path) -> None:

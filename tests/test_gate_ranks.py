@@ -280,7 +280,12 @@ def test_the_phase_is_that_of_the_rank_that_became_slower(
         for n in range(6)
     )
     result = GateResult(
-        verdict=Verdict.REGRESSION, metric=Metric.STEP_MS, max_drop=0.03, sides=(), pairs=pairs
+        verdict=Verdict.REGRESSION,
+        metric=Metric.STEP_MS,
+        asked=Metric.STEP_MS,
+        max_drop=0.03,
+        sides=(),
+        pairs=pairs,
     )
     why = explain(result)
     assert why[0].text.startswith(told)

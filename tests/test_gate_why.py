@@ -20,7 +20,9 @@ from diagnose.gate.cause import Kind, Why
 from diagnose.gate.matching import match_texts
 from diagnose.gate.result import Metric
 from diagnose.gate.why import reasons
+from diagnose.gate.worktrees import renamed_files
 from diagnose.rules import profile
+from tests.gates import commit, git, repository
 from tests.running import run, write
 
 MS = 1_000_000
@@ -60,9 +62,12 @@ def pairs_of(
     return before, [a_run(chance_of, noise, **more_ms) for _ in range(count)]
 
 
-def attributed(before: list[Profile], after: list[Profile], *roots: Path) -> Why:
+def attributed(
+    before: list[Profile], after: list[Profile], *roots: Path, metric: Metric = Metric.SAMPLES_PER_S
+) -> Why:
     one, other = roots or (Path("/base"), Path("/head"))
-    return attribute(Runs(root=one, profiles=tuple(before)), Runs(root=other, profiles=tuple(after)))
+    sides = Runs(root=one, profiles=tuple(before)), Runs(root=other, profiles=tuple(after))
+    return attribute(*sides, metric)
 
 
 @pytest.mark.parametrize("phase", [phase for phase, ms in STEP_MS.items() if ms >= 2])
@@ -121,6 +126,25 @@ def test_four_pairs_are_too_few() -> None:
     assert why.reason == "4 pairs of runs have records; 5 are needed"
 
 
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("phase", [Phase.DATA_WAIT, Phase.FORWARD, Phase.CHECKPOINT])
+def test_a_huge_loss_is_attributed_by_the_few_pairs_that_told_it(phase: Phase, count: int) -> None:
+    for seed in range(20):
+        why = attributed(*pairs_of(seed, count, SHARED, **{phase.value: 1.5 * TOTAL_MS}))
+        assert (why.kind, why.num_pairs) == (Kind.PHASES, count)
+        assert [each.phase for each in why.phases] == [phase]
+
+
+def test_few_pairs_name_no_phase_that_is_less_than_half_of_a_huge_loss() -> None:
+    parts = {"data_wait": 0.45, "forward": 0.45, "other": 0.45}
+    why = attributed(*pairs_of(5, 3, **{name: part * TOTAL_MS for name, part in parts.items()}))
+    assert (why.kind, why.phases) == (Kind.CANNOT_TELL, ())
+    assert why.reason == "no phase is half of the loss or more, which 3 pairs would tell"
+    slower = {phase.value: 1.2 * ms for phase, ms in STEP_MS.items()}
+    assert attributed(*pairs_of(5, 3, **slower)).kind is Kind.EVENLY
+    assert attributed(*pairs_of(5, 2, forward=2 * TOTAL_MS)).kind is Kind.CANNOT_TELL
+
+
 def test_no_records_at_all_are_no_cause() -> None:
     assert attributed([], []).kind is Kind.CANNOT_TELL
 
@@ -161,6 +185,47 @@ def test_lines_are_matched_across_what_was_inserted_and_edited() -> None:
     match = match_texts(BEFORE, AFTER)
     assert match.after_of == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 10, 8: 11}
     assert [line for line in range(1, 12) if match.in_diff(line)] == [7, 8, 9, 10]
+
+
+def test_a_function_that_was_moved_is_the_same_one_and_in_the_diff() -> None:
+    load = "def load(index):\n    return decode(index)\n\n"
+    match = match_texts(BEFORE, BEFORE.replace(load, "") + "\n" + load)
+    assert {line: match.after_of[line] for line in (3, 4, 6, 7, 8)} == {3: 7, 4: 8, 6: 3, 7: 4, 8: 5}
+    assert [line for line in (4, 5, 7, 8) if match.in_diff(line)] == [7, 8]
+
+
+def test_a_line_that_is_gone_is_not_taken_for_a_short_one_or_one_of_several() -> None:
+    old = "def f():\n    loss.backward()\n    continue\n\n\nx = 1\ny = 2\n"
+    for added in ("loss.backward()\nloss.backward()\n", "continue\n"):
+        after_of = match_texts(old, "x = 1\ny = 2\n\na()\n" + added).after_of
+        assert {1, 2, 3}.isdisjoint(after_of)
+
+
+def test_a_line_of_a_renamed_file_is_compared_with_itself(tmp_path: Path) -> None:
+    """And a renamed file is not new from its first line to its last."""
+    top = repository(tmp_path / "repo", BEFORE)
+    git(top, "mv", "train.py", "net.py")
+    commit(top, AFTER.replace("slow=True", "slow=3"), path="net.py")
+    hashes = [git(top, "rev-parse", name) for name in ("HEAD~1", "HEAD")]
+    renamed = renamed_files(top, *hashes)
+    assert renamed == {"train.py": "net.py"}
+    before, after = pairs_of(6, forward=10.0)
+    base, head = tmp_path / "base", tmp_path / "head"
+    before = [version(base, BEFORE, {(7, "step"): 24.0, (8, "step"): 40.0}, run) for run in before]
+    after = [version(head, AFTER, {(10, "step"): 34.0, (11, "step"): 40.0}, run) for run in after]
+    (head / "train.py").rename(head / "net.py")
+    after = [
+        replace(run, where=tuple(replace(line, file=str(head / "net.py")) for line in run.where))
+        for run in after
+    ]
+    sides = (
+        Runs(root=base, profiles=tuple(before)),
+        Runs(root=head, profiles=tuple(after), renamed=renamed),
+    )
+    why = attribute(*sides, Metric.SAMPLES_PER_S)
+    assert [(each.file, each.line, each.in_diff) for each in why.lines] == [("net.py", 10, True)]
+    assert why.lines[0].growth.ns == pytest.approx(10 * MS)
+    assert [each.line for each in why.hot_diff] == [10]
 
 
 def test_a_statement_over_several_lines_is_in_the_diff_as_a_whole() -> None:
@@ -326,15 +391,33 @@ def test_a_smaller_batch_is_compared_by_the_same_samples() -> None:
 
     def with_samples(run: Profile, samples: float) -> Profile:
         steps_per_s = 1e9 / run.step_time_ns
-        rates = Throughput(samples_per_s=samples * steps_per_s, steps_per_s=steps_per_s)
+        rates = Throughput(
+            samples_per_s=samples * steps_per_s,
+            tokens_per_s=12 * samples * steps_per_s,
+            steps_per_s=steps_per_s,
+        )
         return replace(run, throughput=rates)
 
     before = [with_samples(run, 32) for run in before]
     after = [with_samples(run, 16) for run in after]
     why = attributed(before, after)
-    assert (why.kind, why.samples) == (Kind.EVENLY, 32)
+    assert (why.kind, why.work) == (Kind.EVENLY, "32 samples")
     assert why.step.ns == pytest.approx(0.2 * TOTAL_MS * MS, rel=0.1)
     assert [(fact.before, fact.after) for fact in why.facts] == [("32", "16")]
+    assert attributed(before, after, metric=Metric.TOKENS_PER_S).work == "384 tokens"
+
+
+@pytest.mark.parametrize("metric", [Metric.STEP_MS, Metric.CPU_MS])
+def test_a_larger_batch_is_a_loss_where_the_step_is_judged(metric: Metric) -> None:
+    """Twice the samples in 110 % of the time is a gain in samples/s alone."""
+    before, after = pairs_of(14, forward=10.0)
+    before = [replace(run, throughput=Throughput(samples_per_s=320, steps_per_s=10)) for run in before]
+    after = [replace(run, throughput=Throughput(samples_per_s=640, steps_per_s=10)) for run in after]
+    assert attributed(before, after).kind is Kind.CANNOT_TELL
+    why = attributed(before, after, metric=metric)
+    assert [each.phase for each in why.phases] == [Phase.FORWARD]
+    assert why.step.ns == pytest.approx(10 * MS, rel=0.1)
+    assert told(why, metric)[0].startswith("phase: forward took 1")
 
 
 def test_a_run_without_steps_takes_its_pair_with_it() -> None:
@@ -386,6 +469,7 @@ from pathlib import Path
 import torch
 import diagnose
 from diagnose.gate.attribution import Runs, attribute
+from diagnose.gate.result import Metric
 
 torch.set_num_threads(1)
 sides = []
@@ -399,7 +483,8 @@ for number in range(10):
     diagnose.attach(run_dir=f"runs/{number}")
     train(45)
     profiles.append(diagnose.detach())
-why = attribute(*(Runs(root=root, profiles=tuple(profiles)) for root, _, profiles in sides))
+runs = [Runs(root=root, profiles=tuple(profiles)) for root, _, profiles in sides]
+why = attribute(*runs, Metric.SAMPLES_PER_S)
 print(json.dumps(asdict(why)))
 """
 

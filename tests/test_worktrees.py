@@ -21,6 +21,7 @@ from diagnose.gate.pairs import Asked
 from diagnose.gate.result import MeasuredRun, Side, Verdict
 from diagnose.gate.worktrees import (
     DEAD_AFTER_S,
+    LOCK,
     PREFIX,
     TIDY,
     NotInThisVersion,
@@ -361,6 +362,25 @@ def test_what_a_power_cut_left_is_forgotten_after_a_day(
         pass
     left = {str(places[age] / places[age].name) for age in ("new", "seen")}
     assert worktrees_of(top) == {mine, *left}
+
+
+def test_what_a_container_left_that_was_killed_is_removed_after_a_day_and_no_living_gates(
+    with_unseen: tuple[Path, str], tmp_path: Path
+) -> None:
+    top, mine = with_unseen
+    head, long_ago = git(top, "rev-parse", "HEAD"), time.time() - 2 * DEAD_AFTER_S
+    dead = tmp_path / f"{PREFIX}dead"
+    for name in ("base", "head"):
+        git(top, "worktree", "add", "--quiet", "--detach", str(dead / name))
+    (dead / LOCK).touch()
+    with worktrees(top, [head]) as (living,):
+        for record in (top / ".git" / "worktrees").iterdir():
+            os.utime(record / "gitdir", (long_ago, long_ago))
+        with worktrees(top, [head]) as (other,):
+            assert worktrees_of(top) == {mine, str(living), str(other)}
+        assert living.is_dir()
+        assert not dead.exists()
+    assert worktrees_of(top) == {mine}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)

@@ -90,6 +90,7 @@ def bisect(
     One wrong answer does not mislead it: a commit is measured again until its odds suffice.
     """
     from diagnose.gate.as_bisect import bisect_text, to_json
+    from diagnose.gate.as_github import is_github, not_obeyed
     from diagnose.gate.bisect import bisect as search
     from diagnose.gate.bisection import BisectRequest
     from diagnose.report import Terminal
@@ -116,5 +117,6 @@ def bisect(
         if json is not None:
             put(as_json(to_json(found)), json)
         if json != STDOUT:
-            show(bisect_text(found, Terminal.of(sys.stdout, widest=WIDEST)))
+            text = bisect_text(found, Terminal.of(sys.stdout, widest=WIDEST))
+            show(not_obeyed(text) if is_github() else text)
     raise typer.Exit(found.ending.exit_code)

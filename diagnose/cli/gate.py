@@ -244,7 +244,8 @@ def _report(
     stream = sys.stderr if json == STDOUT else sys.stdout
     text = gate_text(result, Terminal.of(stream, widest=WIDEST))
     if as_github.is_github():
-        text += "".join(f"{line}\n" for line in as_github.workflow_commands(result))
+        commands = as_github.workflow_commands(result)
+        text = as_github.not_obeyed(text) + "".join(f"{line}\n" for line in commands)
         step = os.environ.get("GITHUB_STEP_SUMMARY")
         if step:
             with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,12 @@ LEVELS = {
 def is_github(environ: Mapping[str, str] | None = None) -> bool:
     """Whether this is a job of GitHub Actions."""
     return (os.environ if environ is None else environ).get("GITHUB_ACTIONS") == "true"
+
+
+def not_obeyed(text: str) -> str:
+    """Returns whole lines with what keeps GitHub from obeying them, as a script may have written them."""
+    token = secrets.token_hex(16)
+    return f"::stop-commands::{token}\n{text}::{token}::\n"
 
 
 def workflow_commands(result: GateResult) -> list[str]:

@@ -1,4 +1,4 @@
-"""The gate's result as a JUnit file: one test per judged metric. "Cannot tell" is a skipped test."""
+"""The gate's result as a JUnit file: one test, named by the metric asked for. "Cannot tell" is skipped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def to_junit(result: GateResult) -> str:
 def _case(result: GateResult) -> ElementTree.Element:
     case = ElementTree.Element(
         "testcase",
-        {"classname": "diagnose.gate", "name": result.metric.value, "time": f"{result.wall_s:.3f}"},
+        {"classname": "diagnose.gate", "name": result.asked.value, "time": f"{result.wall_s:.3f}"},
     )
     message = _clean(words.headline(result))
     if result.verdict is Verdict.REGRESSION:
@@ -64,7 +64,8 @@ def _figures(judgement: Judgement | None) -> list[str]:
 
 
 def _properties(result: GateResult) -> list[tuple[str, str]]:
-    found = [("verdict", result.verdict.value), ("max_drop", str(result.max_drop))]
+    found = [("verdict", result.verdict.value), ("metric", result.metric.value)]
+    found.append(("max_drop", str(result.max_drop)))
     found += [(f"{side.label}_commit", side.commit) for side in result.sides if side.commit]
     if result.judgement is not None and result.judgement.pairs:
         found += [("drop", f"{result.judgement.drop:.6f}"), ("pairs", str(result.judgement.pairs))]

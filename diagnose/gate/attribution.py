@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +19,20 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
-from diagnose.gate.facts import fact_changes, for_same_samples
+from diagnose.gate.facts import fact_changes, for_same_work
 from diagnose.gate.matching import Matching, relative
+from diagnose.gate.result import Metric
+from diagnose.gate.statistics import FEW_PAIRS
 
 MIN_PAIRS = 5
 """Fewer pairs point one way by chance too often: four do so for one phase in sixteen, and there are ten."""
+
+HUGE = 2.0
+"""Where every step takes so many times as long, as few pairs attribute the loss as tell it."""
+
+MIN_PART_OF_HUGE = 0.5
+"""Of few pairs a phase is named when it grew in each and is half of the loss: at least half of a whole step
+more, which is not chance."""
 
 MIN_PART = 0.2
 """A phase is named when it is a fifth of the loss or more: five such would be all of it."""
@@ -60,19 +69,22 @@ class Runs:
     Attributes:
         root: Where its sources lie, and still can be read.
         profiles: Its runs in the order of their pairs, their rules asked.
+        renamed: Paths of its files by those that they had in the version before, where they differ.
     """
 
     root: Path
     profiles: tuple[Profile, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def attribute(before: Runs, after: Runs) -> Why:
+def attribute(before: Runs, after: Runs, metric: Metric) -> Why:
     """Attributes the loss of the second side to phases, lines, faults and settings.
 
     Args:
         before: The first version.
         after: The second. Its runs are paired with those of the first by their order; where one side has
             more runs, the last of them have no pair and are left out.
+        metric: What was judged.
 
     Returns:
         What could be told. That the second side is slower at all is for the gate to say: without a loss,
@@ -83,13 +95,14 @@ def attribute(before: Runs, after: Runs) -> Why:
     ]
     num_pairs = len(pairs)
     ones, as_run = [one for one, _ in pairs], [other for _, other in pairs]
-    others, samples = for_same_samples(ones, as_run)
+    others, work = for_same_work(ones, as_run, metric)
     step = growth([one.step_time_ns for one in ones], [other.step_time_ns for other in others])
-    if num_pairs < MIN_PAIRS:
+    is_few = num_pairs < MIN_PAIRS
+    if num_pairs < FEW_PAIRS or (is_few and not _is_huge(ones, others)):
         reason = f"{num_pairs} pairs of runs have records; {MIN_PAIRS} are needed"
         return Why(kind=Kind.CANNOT_TELL, reason=reason, num_pairs=num_pairs, step=step)
     phases = _phases(ones, others, step)
-    kind, named = _named(phases, step)
+    kind, named = _named(phases, step, MIN_PART_OF_HUGE if is_few else MIN_PART)
     lines = _lines(ones, others, Matching(before.root, after.root, _renamed(before, after)))
     grown = [
         each for each in lines if each.growth.is_certain and each.growth.ns >= MIN_LINE_PART * step.ns > 0
@@ -97,7 +110,7 @@ def attribute(before: Runs, after: Runs) -> Why:
     hot = [each for each in lines if each.after_ns >= MIN_HOT_SHARE * (step.before_ns + step.ns)]
     return Why(
         kind=kind,
-        reason=_reason(step, phases) if kind is Kind.CANNOT_TELL else "",
+        reason=_reason(step, phases, num_pairs) if kind is Kind.CANNOT_TELL else "",
         num_pairs=num_pairs,
         step=step,
         phases=tuple(named),
@@ -107,7 +120,13 @@ def attribute(before: Runs, after: Runs) -> Why:
         hot_diff=tuple([each for each in hot if each.in_diff and each.growth.high_ns > 0][:MAX_LINES]),
         findings=tuple(_new_findings(ones, as_run, after.root)),
         facts=fact_changes(ones, as_run),
-        samples=samples,
+        work=work,
+    )
+
+
+def _is_huge(ones: Sequence[Profile], others: Sequence[Profile]) -> bool:
+    return all(
+        other.step_time_ns >= HUGE * one.step_time_ns for one, other in zip(ones, others, strict=True)
     )
 
 
@@ -152,7 +171,9 @@ def _phases(ones: Sequence[Profile], others: Sequence[Profile], step: Growth) ->
     return sorted(found, key=lambda each: -each.growth.ns)
 
 
-def _named(phases: Sequence[PhaseGrowth], step: Growth) -> tuple[Kind, Sequence[PhaseGrowth]]:
+def _named(
+    phases: Sequence[PhaseGrowth], step: Growth, min_part: float
+) -> tuple[Kind, Sequence[PhaseGrowth]]:
     if step.ns <= 0:
         return Kind.CANNOT_TELL, ()
     weighty = [each for each in phases if each.growth.before_ns >= WEIGHTY_SHARE * step.before_ns]
@@ -160,13 +181,15 @@ def _named(phases: Sequence[PhaseGrowth], step: Growth) -> tuple[Kind, Sequence[
         relative_growth = [each.growth.ns / each.growth.before_ns for each in weighty]
         if max(relative_growth) <= ALIKE * min(relative_growth):
             return Kind.EVENLY, weighty
-    certain = [each for each in phases if each.growth.is_certain and each.part >= MIN_PART]
+    certain = [each for each in phases if each.growth.is_certain and each.part >= min_part]
     return (Kind.PHASES, certain) if certain else (Kind.CANNOT_TELL, ())
 
 
-def _reason(step: Growth, phases: Sequence[PhaseGrowth]) -> str:
+def _reason(step: Growth, phases: Sequence[PhaseGrowth], num_pairs: int) -> str:
     if step.ns <= 0:
         return "the mean step did not grow: what was lost is not in the time of the steps"
+    if num_pairs < MIN_PAIRS:
+        return f"no phase is half of the loss or more, which {num_pairs} pairs would tell"
     largest = phases[0]
     return (
         f"no phase grew by more than its own noise from run to run; the largest growth, "
@@ -176,11 +199,14 @@ def _reason(step: Growth, phases: Sequence[PhaseGrowth]) -> str:
 
 def _renamed(before: Runs, after: Runs) -> dict[str, str]:
     """Two commands may run two scripts: then the second is the first, renamed."""
+    renamed = dict(after.renamed)
     if not before.profiles or not after.profiles:
-        return {}
+        return renamed
     one = relative(before.profiles[0].run.script, before.root)
     other = relative(after.profiles[0].run.script, after.root)
-    return {one: other} if one != other and one.endswith(".py") and other.endswith(".py") else {}
+    if one != other and one.endswith(".py") and other.endswith(".py"):
+        renamed[one] = other
+    return renamed
 
 
 def _waits(line: LineGrowth) -> bool:

@@ -163,9 +163,10 @@ def _show_to_git(ignores: Path) -> None:
 def file_for(place: Path, fingerprint: Fingerprint) -> Path:
     """Returns the baseline's file for a fingerprint: `place` itself, or in it where that is a folder.
 
-    There it is the one of that key; without one, one of an earlier version of ours that knew fewer facts.
+    What is not there yet is a file if it is named like one. In a folder it is the one of that key; without
+    one, one of an earlier version of ours that knew fewer facts.
     """
-    if not place.is_dir() and place.suffix == ".json":
+    if place.is_file() or (not place.is_dir() and place.suffix == ".json"):
         return place
     path = place / f"{fingerprint.key}.json"
     for other in () if path.exists() else sorted(place.glob("*.json")):

@@ -13,15 +13,18 @@ from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
 from diagnose.gate.compare_commits import Measure, second_look, sigterm_unwinds
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
 from diagnose.gate.pairs import Progress, counted, judge, run_pairs
-from diagnose.gate.posterior import CannotRun, OutOfBudget, search
+from diagnose.gate.posterior import CannotRun, OutOfBudget, lost_in_parts, search
 from diagnose.gate.result import Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.why import reasons, why_of
 from diagnose.gate.worktrees import (
+    NotInThisVersion,
     commit_of,
     git,
     note_of_submodules,
     parse_range,
     parted_at,
+    refuse_working_copy,
+    renamed_files,
     repository_of,
 )
 
@@ -48,6 +51,7 @@ def bisect(
     """
     begun = time.monotonic()
     repository = repository_of(request.cwd)
+    refuse_working_copy(repository, request.command)
     good, commits = row_of_commits(repository, request.commits)
     found = Bisection(
         ending=Ending.CANNOT_TELL,
@@ -65,12 +69,17 @@ def bisect(
         job = _Search(request=request, bench=bench, progress=progress)
         try:
             found = job.run(found)
-        except TrainingFailed as failure:
-            words = "\n".join((failure.reason, *failure.last_lines))
-            found = replace(found, ending=Ending.FAILED, reason=words)
-        except OutOfTime:
-            found = replace(found, reason=f"{good.hash[:9]} ran before and hangs now")
+        except (TrainingFailed, OutOfTime) as failure:
+            found = _ended_by(failure, found)
     return replace(found, wall_s=time.monotonic() - begun)
+
+
+def _ended_by(failure: TrainingFailed | OutOfTime, found: Bisection) -> Bisection:
+    """Returns the search with how it ended, where one of its ends does not run."""
+    if isinstance(failure, OutOfTime):
+        return replace(found, reason=f"{found.good.hash[:9]} ran before and hangs now")
+    words = "\n".join((failure.reason, *failure.last_lines))
+    return replace(found, ending=Ending.FAILED, reason=words)
 
 
 def row_of_commits(repository: Path, text: str) -> tuple[Commit, tuple[Commit, ...]]:
@@ -132,16 +141,31 @@ class _Search:
         metric, last = judgement.metric, ends.runs[-1]
         timeout_s = max(LEAST_TIMEOUT_S, HANGS * max(run.wall_s for run in ends.runs))
         plan = RunPlan(steps=last.num_steps, warmup=last.warmup, timeout_s=timeout_s)
+        logs_of_ends = [log_cost(pair, metric) for pair in ends.pairs if has_figure(pair, metric)]
+        failures: list[TrainingFailed | OutOfTime] = []
+
+        def log_of(index: int) -> float:
+            try:
+                return self._log_of_pair(found, index, plan, metric)
+            except (TrainingFailed, OutOfTime) as failure:  # what was measured so far is kept
+                failures.append(failure)
+                raise OutOfBudget from failure
+
         odds = search(
             len(found.commits),
-            lambda index: self._log_of_pair(found, index, plan, metric),
-            ends=[log_cost(pair, metric) for pair in ends.pairs if has_figure(pair, metric)],
+            log_of,
+            ends=logs_of_ends,
             confidence=self.request.confidence,
             may_go_on=lambda odds: odds.num_pairs < self.request.max_pairs,
         )
         suspects, certainty = odds.suspects()
         found = replace(found, odds=odds, suspects=suspects)
+        if failures:
+            return _ended_by(failures[0], found)
         if certainty < self.request.confidence:
+            part = lost_in_parts(odds, logs_of_ends)
+            if part is not None:
+                return replace(found, reason=_in_parts(found, part))
             wanted = f"{self.request.confidence:.0%}"
             return replace(found, reason=f"after {odds.num_pairs} pairs no commit has odds of {wanted}")
         return self._explained(replace(found, ending=Ending.FOUND), ends.pairs, plan, metric)
@@ -149,13 +173,21 @@ class _Search:
     def _log_of_pair(self, found: Bisection, index: int, plan: RunPlan, metric: Metric) -> float:
         commit = found.commits[index]
         try:
-            pair = self.bench.pair(found.good, commit, plan)
+            pair = self._pair(found.good, commit, plan)
             log = log_cost(pair, metric)
         except CannotRun as error:
             self.progress(f"{commit.hash[:9]} cannot be measured ({error}); left out")
             raise
         self.progress(f"{commit.hash[:9]} costs {math.expm1(log):+.1%}: {commit.subject}")
         return log
+
+    def _pair(self, one: Commit, other: Commit, plan: RunPlan) -> Pair:
+        """Makes a pair, a second time where the first commit, which ran before, does not now."""
+        try:
+            return self.bench.pair(one, other, plan)
+        except (TrainingFailed, OutOfTime) as failure:
+            self.progress(f"{one.hash[:9]} did not run now ({_words(failure)}); once more")
+            return self.bench.pair(one, other, plan)
 
     def _explained(
         self, found: Bisection, ends: tuple[Pair, ...], plan: RunPlan, metric: Metric
@@ -169,9 +201,10 @@ class _Search:
             made: list[Pair] = []
             try:
                 while len(made) < WHY_PAIRS:
-                    made.append(self.bench.pair(before, found.commits[last], plan))
-            except CannotRun as error:
-                return replace(found, reason=f"beside its parent it did not run: {error}")
+                    made.append(self._pair(before, found.commits[last], plan))
+            except (CannotRun, TrainingFailed, OutOfTime, NotInThisVersion) as error:
+                note = f"it could not be measured beside its parent: {_words(error)}"
+                return replace(found, notes=(*found.notes, note))
             except OutOfBudget:
                 note = f"the budget was used up after {len(made)} of {WHY_PAIRS} pairs with its parent"
                 return replace(found, notes=(*found.notes, note))
@@ -181,4 +214,19 @@ class _Search:
         if judgement is None or judgement.verdict is Verdict.PASS:
             reason = "the most likely commit is not slower than its parent, once measured beside it"
             return replace(found, ending=Ending.CANNOT_TELL, reason=reason)
-        return replace(found, why=tuple(reasons(why_of(pairs, metric), metric)))
+        renamed = renamed_files(self.bench.repository, before.hash, found.commits[last].hash)
+        return replace(found, why=tuple(reasons(why_of(pairs, metric, renamed=renamed), metric)))
+
+
+def _in_parts(found: Bisection, part: int) -> str:
+    good, between, bad = (
+        commit.hash[:12] for commit in (found.good, found.commits[part], found.commits[-1])
+    )
+    return (
+        f"the speed was lost in more than one commit: {between} has lost but a part of it. "
+        f"Search both sides: {good}..{between} and {between}..{bad}"
+    )
+
+
+def _words(error: Exception) -> str:
+    return str(error) or "it did not end in time"

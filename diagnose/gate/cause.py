@@ -144,8 +144,8 @@ class Why:
             those that certainly did not grow.
         findings: New faults, the most costly first.
         facts: Counts and settings that changed.
-        samples: Where the versions' steps differ in samples: the samples that all times are for, those of
-            the first version's step.
+        work: Where the versions' steps differ in samples, or tokens, and these are judged: how many of them
+            all times are for, as `32 samples`: those of the first version's step.
     """
 
     kind: Kind
@@ -159,4 +159,4 @@ class Why:
     hot_diff: tuple[LineGrowth, ...] = ()
     findings: tuple[NewFinding, ...] = ()
     facts: tuple[FactChange, ...] = ()
-    samples: float | None = None
+    work: str = ""

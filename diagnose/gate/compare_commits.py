@@ -196,6 +196,7 @@ def _compared(
     result = GateResult(
         verdict=Verdict.INCONCLUSIVE,
         metric=request.asked.metric,
+        asked=request.asked.metric,
         max_drop=request.asked.max_drop,
         sides=tuple(sides),
         notes=notes,

@@ -26,7 +26,17 @@ from diagnose.gate.fingerprint import Fingerprint, fingerprint_of
 from diagnose.gate.history_why import explain_by_history
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes, if_not_measured
-from diagnose.gate.pairs import STEPS, Asked, drop_of, fitted, log_of, run_s, used_up, why_useless
+from diagnose.gate.pairs import (
+    STEPS,
+    Asked,
+    drop_of,
+    fitted,
+    log_of,
+    never_trained,
+    run_s,
+    used_up,
+    why_useless,
+)
 from diagnose.gate.patience import hang, time_limit
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
 from diagnose.gate.result import (
@@ -74,6 +84,7 @@ def compare_with_history(
     result = GateResult(
         verdict=Verdict.MISMATCH,
         metric=asked.metric,
+        asked=asked.metric,
         max_drop=asked.max_drop,
         sides=(side,),
         folder=folder,
@@ -125,9 +136,9 @@ def measure_job(
         usual_s: What the rehearsal takes, as far as that is known.
 
     Raises:
-        TrainingFailed: If a run does not end well, or hangs.
+        TrainingFailed: If a run does not end well, or hangs, or does no step where earlier jobs did.
     """
-    begun = time.monotonic()
+    begun, has_history = time.monotonic(), math.isfinite(usual_s)
 
     def left_s() -> float | None:
         return None if asked.budget_s is None else asked.budget_s - (time.monotonic() - begun)
@@ -145,6 +156,8 @@ def measure_job(
             assert asked.budget_s is not None
             return used_up(asked.budget_s, number)
         useless = why_useless(run) or why_other_ranks(first or run, run)
+        if useless and not run.figures and has_history:
+            raise never_trained(run, "earlier jobs trained")
         if useless:
             return useless
         first = first or run

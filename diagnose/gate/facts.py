@@ -9,6 +9,7 @@ from dataclasses import replace
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes
 from diagnose.gate.cause import FactChange
+from diagnose.gate.result import Metric
 
 Value = float | str | None
 
@@ -61,11 +62,14 @@ def _event(kind: str) -> Callable[[Profile], Value]:
     return lambda profile: round(100 * profile.events.get(kind, 0) / max(profile.steps.count, 1), 1)
 
 
-def _step_samples(profile: Profile) -> Value:
-    rate = profile.throughput
-    if not rate.samples_per_s or not rate.steps_per_s:
-        return None
-    return round(rate.samples_per_s / rate.steps_per_s)
+def _per_step(unit: str) -> Callable[[Profile], Value]:
+    """Of samples, or tokens."""
+
+    def value(profile: Profile) -> Value:
+        per_s, steps_per_s = getattr(profile.throughput, f"{unit}_per_s"), profile.throughput.steps_per_s
+        return round(per_s / steps_per_s) if per_s and steps_per_s else None
+
+    return value
 
 
 FACTS: dict[str, Callable[[Profile], Value]] = {
@@ -73,7 +77,7 @@ FACTS: dict[str, Callable[[Profile], Value]] = {
     "recompilations": _compiler("num_recompilations"),
     "graph breaks": _graph_breaks,
     "operations in a forward pass": _operations,
-    "samples per step": _step_samples,
+    "samples per step": _per_step("samples"),
     "loader workers": _loader("num_workers"),
     "loader batch size": _loader("batch_size"),
     "loader pin_memory": _loader("pin_memory"),
@@ -94,6 +98,13 @@ FACTS: dict[str, Callable[[Profile], Value]] = {
 }
 """What is looked at, by the name it is reported under. `None` was not measured, and says nothing."""
 
+COUNTED = {
+    Metric.SAMPLES_PER_S: "samples",
+    Metric.MEAN_SAMPLES_PER_S: "samples",
+    Metric.TOKENS_PER_S: "tokens",
+}
+"""What the metrics that judge work per time count. The others judge a step, however much it holds."""
+
 IN_BYTES = ("parameters", "bytes to the device per step", "bytes from the device per step")
 
 MIN_CHANGE = 0.02
@@ -111,25 +122,28 @@ def fact_changes(ones: Sequence[Profile], others: Sequence[Profile]) -> tuple[Fa
     return tuple(found)
 
 
-def for_same_samples(
-    ones: Sequence[Profile], others: Sequence[Profile]
-) -> tuple[list[Profile], float | None]:
-    """Returns the second side's runs with their times for as many samples as the first side's steps have.
+def for_same_work(
+    ones: Sequence[Profile], others: Sequence[Profile], metric: Metric
+) -> tuple[list[Profile], str]:
+    """Returns the second side's runs with their times for as much of what the metric counts as the first
+    side's steps hold.
 
     Returns:
-        Also that number, where the sides differ in it; half a batch in half the time is no gain.
+        Also how much that is, as `32 samples`; empty where the sides do not differ in it, or the metric
+        counts nothing. Half a batch in half the time is no gain in samples/s, and is one in step time.
     """
-    before = [value for value in map(_step_samples, ones) if isinstance(value, (int, float))]
-    after = [value for value in map(_step_samples, others) if isinstance(value, (int, float))]
-    if not before or not after or not min(after) or not _differ(before, after):
-        return list(others), None
-    samples = statistics.median(before)
-    ratio = samples / statistics.median(after)
+    unit = COUNTED.get(metric, "")
+    before, after = ([_per_step(unit)(run) for run in side] if unit else [] for side in (ones, others))
+    known = [[value for value in side if isinstance(value, (int, float))] for side in (before, after)]
+    if not all(known) or not min(known[1]) or not _differ(*known):
+        return list(others), ""
+    amount = statistics.median(known[0])
+    ratio = amount / statistics.median(known[1])
     scaled = [
         replace(other, phase_time_ns={phase: ns * ratio for phase, ns in other.phase_time_ns.items()})
         for other in others
     ]
-    return scaled, samples
+    return scaled, f"{amount:,.0f} {unit}"
 
 
 def _differ(before: Sequence[Value], after: Sequence[Value]) -> bool:

@@ -107,8 +107,16 @@ def _work(run: Path, logs: list[RankLog], command: tuple[str, ...]) -> dict[str,
         "samples_per_step": int(usual) if is_usual else "varies",
         "world_size": max(1, len(logs)),
         "device": device,
+        **_devices(logs),
         **_dtypes(logs),
     }
+
+
+def _devices(logs: list[RankLog]) -> dict[str, Any]:
+    """Returns the GPUs that the ranks computed on, of all those in the machine; none on a CPU."""
+    on_devices = [log for log in logs if str(log.meta.get("device") or "cpu") != "cpu"]
+    names = sorted(str(log.meta["device_name"]) for log in on_devices if log.meta.get("device_name"))
+    return {"gpu": names} if names else {}
 
 
 def _software(logs: list[RankLog]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -11,14 +11,17 @@ from pathlib import Path
 MIN_LIKENESS = 0.6
 """A line that was edited keeps this part of its characters; a new one beside it does so by chance only."""
 
+MIN_MOVED = 12
+"""Characters by which a line is known again elsewhere in the file; shorter ones are many: `continue`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileMatch:
     """One file in two versions.
 
     Attributes:
-        after_of: Line number in the second version of each line of the first that is still there, edited
-            or not.
+        after_of: Line number in the second version of each line of the first that is still there, edited,
+            moved or neither.
         changed: Lines of the second version that the first does not have as they are.
         statement_of: First line of the statement that each line of the second version is part of.
         is_read: Whether either version could be read. If not, lines are taken to be where they were.
@@ -94,6 +97,7 @@ def match_texts(before: str | None, after: str | None) -> FileMatch:
             continue
         changed.update(range(first + 1, last + 1))
         after_of.update(_edited(old, new, range(low, high), range(first, last)))
+    after_of.update(_moved(old, new, after_of))
     return FileMatch(after_of=after_of, changed=frozenset(changed), statement_of=statements(after))
 
 
@@ -110,6 +114,23 @@ def _edited(old: list[str], new: list[str], lines: range, candidates: range) -> 
                 found[low + 1] = first + 1
                 begin = first + 1
                 break
+    return found
+
+
+def _moved(old: list[str], new: list[str], after_of: Mapping[int, int]) -> dict[int, int]:
+    """Matches lines that are gone from one place and stand at another, where there is but one like it."""
+    kept = {*after_of.values()}
+    gone = _by_text((number, line) for number, line in enumerate(old, 1) if number not in after_of)
+    come = _by_text((number, line) for number, line in enumerate(new, 1) if number not in kept)
+    both = [(gone[text], come[text]) for text in gone.keys() & come.keys()]
+    return {one[0]: other[0] for one, other in both if len(one) == len(other) == 1}
+
+
+def _by_text(lines: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, line in lines:
+        if len(line.strip()) >= MIN_MOVED:
+            found.setdefault(line.strip(), []).append(number)
     return found
 
 

@@ -98,6 +98,8 @@ def advice(
         return "Steps that torch.optim does not drive are marked with diagnose.step()."
     if "to measure" in stopped:
         return "Let the command train for longer, or leave fewer steps out (--warmup)."
+    if "batch size" in stopped:
+        return f"If a step is of as many samples in both versions: --metric {Metric.STEP_MS.value}."
     if "recorded no step" in stopped:
         return "See why that rank ended: what it printed lies beside the runs."
     if may_take_turns and metric in BY_THE_CLOCK and "budget" not in stopped:

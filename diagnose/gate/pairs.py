@@ -235,7 +235,8 @@ class _Job:
         for run in made:
             useless = why_useless(run) or why_other_ranks(self.runs[0], run)
             if useless and not run.figures and run.name.startswith(NAMES[HEAD]):
-                raise never_trained(run, self.runs[0])
+                base = self.runs[0]
+                raise never_trained(run, f"{base.name} did {base.warmup + base.num_steps}")
             if useless:
                 raise _Useless(useless)
         return made
@@ -245,10 +246,9 @@ class _Job:
         return used_up(self.asked.budget_s, len(self.runs))
 
 
-def never_trained(run: MeasuredRun, base: MeasuredRun) -> TrainingFailed:
-    """Returns the exception that says of a head's run that it ended well, and did no step as the base's."""
-    steps = base.warmup + base.num_steps
-    reason = f"no optimizer step was seen in {run.name}, where {base.name} did {steps}"
+def never_trained(run: MeasuredRun, before: str) -> TrainingFailed:
+    """Returns the exception that says of a head's run that it ended well, and did no step."""
+    reason = f"no optimizer step was seen in {run.name}, where {before}"
     return TrainingFailed(run.name, reason, exit_code=0, signal=None, last_lines=())
 
 
@@ -392,9 +392,18 @@ def run_s(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> float:
 
 
 def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
-    if metric is Metric.SAMPLES_PER_S and any(metric not in run.figures for run in runs):
-        return Metric.STEP_MS
-    return metric
+    """Returns the metric, or what stands in for it where no batch size can be read.
+
+    Raises:
+        _Useless: If it can be read in one version alone: their steps may be of different batches.
+    """
+    if metric is not Metric.SAMPLES_PER_S:
+        return metric
+    without = [run.name for run in runs if metric not in run.figures]
+    known = [run.name for run in runs if metric in run.figures]
+    if without and known:
+        raise _Useless(f"a batch size could be read in {known[0]} and not in {without[0]}")
+    return Metric.STEP_MS if without else metric
 
 
 def _reason(decision: Decision, limit: float) -> str:

@@ -29,6 +29,14 @@ MIN_GROUP = 3
 """Of two pairs, the middle is their mean, and both are equally far from it whatever they scatter by."""
 
 
+APART = 4.0
+"""So many standard errors from fast, and from slow, a commit is neither. At three, a simulated search for
+one slow commit ended so now and then, and at four not once."""
+
+PART_OF_LOSS = (0.3, 0.7)
+"""A commit that has lost a part between these is as near to fast as to slow. Else the search goes on, and
+names the commit that lost the larger part."""
+
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution as a multiple of its median absolute deviation."""
 
@@ -99,18 +107,39 @@ def updated(odds: Odds, ends: Sequence[float]) -> tuple[float, ...]:
         ends: Logarithms of the last commit's cost over the good one's, pair by pair.
     """
     drop = hodges_lehmann(ends)
-    scatter = scatter_of((ends, *odds.pairs.values()))
-    weight = {}
-    for index, logs in odds.pairs.items():
-        error = math.hypot(EFFICIENCY * scatter / math.sqrt(len(logs)), COMMIT_SD)
-        middle = hodges_lehmann(logs)
-        weight[index] = (_log_likelihood(middle / error), _log_likelihood((middle - drop) / error))
+    weight = {
+        index: (_log_likelihood(middle / error), _log_likelihood((middle - drop) / error))
+        for index, (middle, error) in _middles(odds, ends).items()
+    }
     scores = []
     for first_slow in range(len(odds.of)):
         scores.append(sum(slow if index >= first_slow else fast for index, (fast, slow) in weight.items()))
     top = max(scores)
     likely = [math.exp(score - top) for score in scores]
     return tuple(value / sum(likely) for value in likely)
+
+
+def lost_in_parts(odds: Odds, ends: Sequence[float]) -> int | None:
+    """Returns a commit that certainly lost a part of the speed, and but a part: there is more than one slow
+    commit to find then, and more pairs do not tell which."""
+    drop = hodges_lehmann(ends)
+    for index, (middle, error) in _middles(odds, ends).items():
+        is_known = len(odds.pairs[index]) >= MIN_GROUP and APART * error < middle < drop - APART * error
+        if is_known and PART_OF_LOSS[0] * drop <= middle <= PART_OF_LOSS[1] * drop:
+            return index
+    return None
+
+
+def _middles(odds: Odds, ends: Sequence[float]) -> dict[int, tuple[float, float]]:
+    """Returns the estimate of each commit that was measured, with its standard error."""
+    scatter = scatter_of((ends, *odds.pairs.values()))
+    return {
+        index: (
+            hodges_lehmann(logs),
+            math.hypot(EFFICIENCY * scatter / math.sqrt(len(logs)), COMMIT_SD),
+        )
+        for index, logs in odds.pairs.items()
+    }
 
 
 def _log_likelihood(errors: float) -> float:
@@ -137,10 +166,11 @@ def search(
         may_go_on: Asked before each pair.
 
     Returns:
-        The odds at the end: below `confidence` where `may_go_on` or the budget ended the search.
+        The odds at the end: below `confidence` where `may_go_on` or the budget ended the search, or where
+        more than one commit is slow.
     """
     odds = Odds(of=(1 / num_commits,) * num_commits)
-    while odds.suspects()[1] < confidence and may_go_on(odds):
+    while odds.suspects()[1] < confidence and lost_in_parts(odds, ends) is None and may_go_on(odds):
         index = odds.most_open()
         if index is None:
             break

@@ -267,7 +267,8 @@ class GateResult:
     """Everything a gate has to say.
 
     Attributes:
-        metric: What it was asked to judge.
+        metric: What was judged: `asked`, or what stands in for it.
+        asked: What it was asked to judge.
         max_drop: The drop that is still allowed.
         sides: Base and head; against a stored baseline the head alone.
         pairs: The runs, pair by pair; empty against a stored baseline.
@@ -285,6 +286,7 @@ class GateResult:
 
     verdict: Verdict
     metric: Metric
+    asked: Metric
     max_drop: float
     sides: tuple[Side, ...]
     pairs: tuple[Pair, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from diagnose.core.units import NS_PER_MS, format_ms, format_share
 from diagnose.gate.attribution import Runs, attribute
 from diagnose.gate.cause import Growth, Kind, LineGrowth, NewFinding, PhaseGrowth, Why
 from diagnose.gate.rank_to_blame import rank_to_blame
-from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Reason
+from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Reason, Side
 from diagnose.gate.steps import MIN_STEPS, usual_cost
+from diagnose.gate.worktrees import renamed_files
 from diagnose.rules import diagnosed
 from diagnose.store.runs import read_manifest
 
@@ -40,7 +41,7 @@ def explain(result: GateResult) -> tuple[Reason, ...]:
     if any(len(run.ranks) > 1 for pair in result.pairs for run in (pair.base, pair.head)):
         sides = _sides(result.pairs)
         rank = rank_to_blame(*([load_profile(run.folder) for run in side] for side in sides))
-    found = reasons(why_of(result.pairs, result.metric, rank), result.metric)
+    found = reasons(why_of(result.pairs, result.metric, rank, _renamed(result.sides)), result.metric)
     if rank is None:
         return tuple(found)
     return tuple(
@@ -49,10 +50,29 @@ def explain(result: GateResult) -> tuple[Reason, ...]:
     )
 
 
-def why_of(pairs: tuple[Pair, ...], metric: Metric, rank: int | None = None) -> Why:
-    """Reads the runs of the pairs and attributes the difference, as the first rank, or another, saw it."""
+def why_of(
+    pairs: tuple[Pair, ...],
+    metric: Metric,
+    rank: int | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Why:
+    """Reads the runs of the pairs and attributes the difference, as the first rank, or another, saw it.
+
+    Args:
+        pairs: Their runs' sources must still be there.
+        metric: What was judged.
+        rank: Whose records to read; `None` for the first.
+        renamed: Paths of the second version by those of the first, where they differ.
+    """
     before, after = _sides(pairs)
-    return attribute(_runs(before, metric, rank), _runs(after, metric, rank))
+    head = replace(_runs(after, metric, rank), renamed=renamed or {})
+    return attribute(_runs(before, metric, rank), head, metric)
+
+
+def _renamed(sides: Sequence[Side]) -> dict[str, str]:
+    if len(sides) < 2 or not all(side.commit for side in sides):
+        return {}
+    return renamed_files(sides[1].root, sides[0].commit, sides[1].commit)
 
 
 def _sides(pairs: tuple[Pair, ...]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
@@ -123,9 +143,8 @@ def _of_phases(why: Why) -> Iterator[Reason]:
             lost_share=sum(each.part for each in why.phases),
         )
         return
-    unit = "step" if why.samples is None else f"{why.samples:g} samples"
     for each in (*why.phases, *why.shrank):
-        yield Reason(kind="phase", text=phase_words(each, unit), lost_share=each.part)
+        yield Reason(kind="phase", text=phase_words(each, why.work or "step"), lost_share=each.part)
 
 
 def phase_words(each: PhaseGrowth, unit: str = "step") -> str:
@@ -151,7 +170,8 @@ def interval(growth: Growth) -> str:
 
 def _of_line(line: LineGrowth, why: Why) -> Reason:
     origin = "new or changed here" if line.in_diff else "not changed itself"
-    per = "per batch, in the loader's workers" if line.in_worker else f"per step, in {line.phase.label}"
+    unit = why.work or "step"
+    per = "per batch, in the loader's workers" if line.in_worker else f"per {unit}, in {line.phase.label}"
     return Reason(
         kind="line",
         text=f"{_code(line)}took {interval(line.growth)} longer {per}; {origin}{_purpose(line)}",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -18,6 +20,9 @@ PREFIX = "diagnose-gate-"
 DEAD_AFTER_S = 86_400.0
 """What a gate left in the repository a day ago is nobody's any more. Before, a worktree that cannot be seen
 from here may be that of a gate in another container, or on another host."""
+
+LOCK = "lock"
+"""File beside the worktrees that is locked for as long as their gate lives, however it dies."""
 
 SUBMODULE = "160000"
 """Mode of an entry that git holds only the commit of."""
@@ -174,6 +179,8 @@ def worktrees(repository: Path, commits: Sequence[str], links: Sequence[str] = (
     records = repository / git(repository, "rev-parse", "--git-common-dir") / "worktrees"
     _forget_dead(records)
     place = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    lock = os.open(place / LOCK, os.O_RDWR | os.O_CREAT)
+    _has_locked(lock)
     tidy = subprocess.Popen(
         ["sh", "-c", TIDY, "sh", str(place), str(repository), str(records)],
         env=_environment(),
@@ -196,6 +203,7 @@ def worktrees(repository: Path, commits: Sequence[str], links: Sequence[str] = (
         for record, worktree in _recorded(records):
             if place.name in worktree.parts:
                 shutil.rmtree(record, ignore_errors=True)
+        os.close(lock)
         tidy.kill()
         tidy.communicate()
 
@@ -213,13 +221,40 @@ def _recorded(records: Path) -> Iterator[tuple[Path, Path]]:
                 yield record, worktree
 
 
+def _has_locked(lock: int) -> bool:
+    """Takes a lock; false where another has it, or the file system has none."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def _forget_dead(records: Path) -> None:
-    """Removes what a power cut left behind."""
+    """Removes what a power cut left behind, or a container that was killed as a whole."""
     for record, worktree in _recorded(records):
         with contextlib.suppress(OSError):  # another gate may be at it too
-            age_s = time.time() - (record / "gitdir").stat().st_mtime
-            if age_s > DEAD_AFTER_S and not (record / worktree).exists():
+            root = record / worktree
+            if time.time() - (record / "gitdir").stat().st_mtime <= DEAD_AFTER_S:
+                continue
+            if root.exists():
+                _remove_if_dead(root.parent)
+            if not root.exists():
                 shutil.rmtree(record)
+
+
+def _remove_if_dead(place: Path) -> None:
+    """Removes the folder of a gate that no longer holds its lock.
+
+    Raises:
+        OSError: If there is no lock to ask.
+    """
+    lock = os.open(place / LOCK, os.O_RDWR)
+    try:
+        if _has_locked(lock):
+            shutil.rmtree(place, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def moved_path(variable: str, repository: Path, root: Path) -> str:
@@ -257,12 +292,17 @@ def git(folder: Path, *arguments: str) -> str:
 
 def _environment() -> dict[str, str]:
     """A gate in a git hook must not use the hook's index and work tree; settings of the user's count."""
-    kept = ("GIT_CONFIG_", "GIT_LFS_")  # such as safe.directory, and that large files are not fetched
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith(kept)
-    }
+    return {name: value for name, value in os.environ.items() if name not in _of_one_repository()}
+
+
+@functools.cache
+def _of_one_repository() -> frozenset[str]:
+    """Returns the variables by which git tells a hook which repository it is in."""
+    told = subprocess.run(
+        ["git", "rev-parse", "--local-env-vars"], capture_output=True, text=True, check=True
+    )
+    # Settings that come by variables, such as safe.directory, are no repository's.
+    return frozenset(name for name in told.stdout.split() if not name.startswith("GIT_CONFIG_"))
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -274,7 +314,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             env=_environment(),
             capture_output=True,
             text=True,
-            errors="replace",
+            errors="surrogateescape",  # a path may be of any bytes
             check=False,
         )
     except FileNotFoundError as error:
@@ -305,6 +345,17 @@ def _link(repository: Path, root: Path, link: str) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise NotInThisVersion(f"gate: --link {link}: part of that path is a file in a version.") from error
     place.symlink_to(repository / link)
+
+
+def renamed_files(repository: Path, base: str, head: str) -> dict[str, str]:
+    """Returns the paths of files in the head by those that they have in the base, where they were renamed.
+
+    None are known where git cannot tell: of a partial clone it may have to fetch the texts first.
+    """
+    compare = ("diff-tree", "-r", "-z", "--find-renames", "--diff-filter=R", "--name-status")
+    found = _git(repository, *compare, base, head)
+    fields = found.stdout.split("\0") if found.returncode == 0 else []
+    return dict(zip(fields[1::3], fields[2::3], strict=False))  # "R097", then both paths
 
 
 def moved_submodules(repository: Path, base: str, head: str, links: Sequence[str]) -> list[str]:
