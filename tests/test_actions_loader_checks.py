@@ -323,3 +323,40 @@ def test_what_makes_it_permanent_can_be_written_into_the_script() -> None:
     assert "shuffled otherwise" in settings["note"]
     assert LoaderPrefetch().settings(Job(), 4) == {"DataLoader.prefetch_factor": "4"}
     assert Path(_loader_choice.SHARED_MEMORY).is_absolute()
+
+
+def test_where_processes_are_not_forked_by_default_the_script_is_told_to_fork_its_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Python 3.14."""
+    methods = ["forkserver", "spawn", "fork"]
+    monkeypatch.setattr(_loader_choice.multiprocessing, "get_all_start_methods", lambda: methods)
+    monkeypatch.setattr(
+        _loader_choice.multiprocessing, "get_start_method", lambda allow_none=False: "forkserver"
+    )
+    job = Job()
+    begin(job, DataLoader(Rows(), 4))
+    LoaderWorkers().check(job)
+    assert LoaderWorkers().settings(job, 2)["DataLoader.multiprocessing_context"] == '"fork"'
+
+
+def test_a_script_that_has_chosen_to_spawn_processes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        _loader_choice.multiprocessing, "get_start_method", lambda allow_none=False: "spawn"
+    )
+    job = Job()
+    begin(job, DataLoader(Rows(), 4))
+    with pytest.raises(CannotApply, match="workers that are started by spawn, not forked"):
+        LoaderWorkers().check(job)
+
+
+def test_windows_hold_several_bursts_of_the_workers_that_began_together() -> None:
+    job = Job()
+    begin(job, DataLoader(Rows(), 4, num_workers=4))
+    action = LoaderWorkers()
+    with action.prepare(job, 2):
+        assert action.window_steps == 12
+    with action.prepare(job, 5):
+        assert action.window_steps == 15
+    job.loaders.clear()
+    job.iterators.clear()

@@ -53,8 +53,8 @@ class Compiler:
         from torch._inductor.compile_fx import compile_fx
 
         self.num_graphs += 1
-        # The backward pass is compiled at once, so that a failure is ours to catch and not the script's, and
-        # keeps what the forward pass saved, for a script that goes back twice; random numbers are eager's.
+        # The backward pass is compiled at once, so that a failure is ours to catch and not the script's. It
+        # keeps what the forward pass saved: a script may go back twice. Random numbers are eager's.
         with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
             return compile_fx(graph, inputs, config_patches={"fallback_random": True})
 
@@ -63,8 +63,8 @@ class Compiler:
 def going_back_twice() -> Iterator[None]:
     """Inside, a backward pass of compiled code may keep its graph, in whatever thread it runs.
 
-    torch asks in each such pass whether memory may be donated, not only when it compiles; and what is set in
-    its configuration holds for the thread alone that sets it, where devices go back in threads of their own.
+    torch asks in each such pass whether memory may be donated, not only when it compiles; and what is set
+    in its configuration holds for one thread alone, where devices go back in threads of their own.
     """
     from torch._functorch import config
 

@@ -41,7 +41,7 @@ FLATTENS = re.compile(
     re.VERBOSE,
 )
 """What fails on weights and gradients in this layout, and where the script stands, not the model. Other
-tensors are viewed all the time, as predictions are: what names of these look like is all there is to go by."""
+tensors are viewed all the time, as predictions are: names are all there is to tell them by."""
 
 OPTIMIZERS = ("torch.optim.", "diagnose.")
 """Modules whose optimizers take gradients in any layout, but for the one that flattens them."""
@@ -63,8 +63,8 @@ class ChannelsLast(Action):
     order of memory, so other pixels fall out, which the check of gradients before a trial takes for what it
     is. One under DistributedDataParallel, whose buffers have the weights' old layout, or compiled by the
     script, is left alone, and so is a script that flattens weights or gradients by `view` or
-    `parameters_to_vector`, or prunes them, in whatever file of its own. So are LBFGS and optimizers that are
-    not torch's: they may flatten what they get.
+    `parameters_to_vector`, or prunes them, in whatever file of its own. So are LBFGS and optimizers that
+    are not torch's: they may flatten what they get.
 
     ## Hazards
     `view` inside the model fails on an image in this layout. The model is then called once more as it was,

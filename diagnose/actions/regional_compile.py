@@ -37,8 +37,9 @@ class RegionalCompile(Action):
 
     ## When it cannot help
     Blocks with a break in their graph, such as a decision that depends on a tensor's values; with hooks; a
-    script that compiles itself, or differentiates a gradient once more. Large products of matrices, which are as fast as they get. A run that ends
-    soon. A machine without a C++ compiler, or a GPU without Triton.
+    script that compiles itself, or differentiates a gradient once more. Large products of matrices, which
+    are as fast as they get. A run that ends soon. A machine without a C++ compiler, or a GPU without
+    Triton.
 
     ## Hazards
     A new shape, another number of threads or another precision compiles anew: after more than six graphs
