@@ -167,6 +167,60 @@ def test_weights_that_do_not_fit_any_more_are_left_alone():
     )
 
 
+def in_force_too_high(machine: Machine) -> float | None:
+    return 20.0 if machine.factors else None
+
+
+def until_it_was_tried(
+    machine: Machine, training: Training, *actions: Change, **more: object
+) -> Controller:
+    """Trains until the trial is over; the loss has had time before to show how far it scatters."""
+    control = tuned(machine, training, *actions, **more)
+    while not machine.trials():
+        train(machine, control, 1)
+    return control
+
+
+def test_in_a_trial_a_loss_that_rises_is_the_scripts_own_where_the_numbers_are_still_alike():
+    machine = Machine()
+    training = Training(machine, lambda: in_force_too_high(machine))
+    action = lossy(machine, touches="model", not_before=200, window_steps=100)
+    until_it_was_tried(machine, training, action)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "cannot_tell"
+    assert trial["reason"].endswith("which is not its doing: it compared")
+    assert (training.restored, machine.factors) == ([], {})
+
+
+def test_in_a_trial_a_loss_that_rises_puts_the_weights_back_where_the_numbers_are_others_now():
+    machine, numbers = Machine(), Numbers(ok=True)
+
+    def wrong() -> float | None:
+        if machine.factors:
+            object.__setattr__(numbers, "ok", False)
+            object.__setattr__(numbers, "reason", "gradients point elsewhere")
+        return in_force_too_high(machine)
+
+    training = Training(machine, wrong)
+    action = lossy(machine, touches="model", not_before=200, window_steps=100)
+    until_it_was_tried(machine, training, action, numbers=numbers)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "harmed"
+    assert "and gradients point elsewhere; weights and optimizer state are those of" in trial["reason"]
+    assert len(training.restored) == 1
+
+
+def test_in_a_trial_a_loss_that_rises_puts_no_weights_back_where_no_check_can_tell():
+    machine = Machine()
+    training = Training(machine, lambda: in_force_too_high(machine))
+    action = lossy(machine, Safety.TRAINING, not_before=200, window_steps=100)
+    until_it_was_tried(machine, training, action)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "harmed"
+    assert trial["reason"].endswith("that may be the script's own, and the weights are left as they are")
+    assert (training.restored, machine.factors) == ([], {})
+
+
 @pytest.mark.parametrize("touches", ["nothing", "ranks"])
 def test_while_holding_what_no_check_can_clear_is_undone(touches):
     machine = Machine()

@@ -24,7 +24,14 @@ from diagnose.tuner.paired import (
 )
 from diagnose.tuner.pauses import PATIENCE_STEPS
 from diagnose.tuner.policy import Candidate, Policy
-from diagnose.tuner.preparing import look, needs_leave, prepared, refuse_to_stay
+from diagnose.tuner.preparing import (
+    UNCHECKED,
+    look,
+    needs_leave,
+    numerics_allow,
+    prepared,
+    refuse_to_stay,
+)
 from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle, untouched
 from diagnose.tuner.world import Plan, Snapshot, Spending, World
 
@@ -150,7 +157,6 @@ class Attempt:
             outcome = Outcome.NOT_YET if isinstance(refusal, NotYet) else Outcome.REFUSED
             return self._trial(candidate, outcome, str(refusal), test)
         except LossAlarm as alarm:
-            self._changes.remove(*self._changes.tried)
             trial = yield from self._cut_short(candidate, test, alarm)
             self._candidate = None
             return trial
@@ -311,12 +317,35 @@ class Attempt:
         return reason
 
     def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Plan[Trial]:
-        """The loss went wrong in the trial; the change is out by now."""
+        """The loss went wrong in the trial: takes the change out. The weights are put back where the loss is
+        no number any more, or the change fails its numerics check now: a loss also rises by itself."""
+        world, snapshot, tried = self._world, self._snapshot, self._changes.tried
         # Before it was in force, or of one that changes no numbers: an earlier change is to blame.
-        if self._candidate is None or candidate.action.safety not in ASKED_FOR:
+        if self._candidate is None or not tried or candidate.action.safety not in ASKED_FOR:
+            self._changes.remove(*tried)
             return self._trial(candidate, Outcome.CANNOT_TELL, str(alarm), test)
-        world, snapshot, self._snapshot = self._world, self._snapshot, None
-        world.loss.alarm, world.loss.paused = "", True
+        self._snapshot, world.loss.alarm, world.loss.paused = None, "", True
+        failed = ""
+        if not alarm.fatal and candidate.action.touches not in UNCHECKED:
+            suspect = next((each for each in tried if each.on), tried[-1])
+            suspect.instead = ()  # what it excludes comes back when it is out
+            switch(world, [suspect], False)
+            try:
+                passed = yield from numerics_allow(world, suspect, self._spending)
+            except CannotApply as refusal:
+                failed, passed = str(refusal), ""
+            if passed:
+                self._changes.remove(*tried)
+                world.loss.restart()
+                if any(each.action.safety in ASKED_FOR for each in self._changes.kept):
+                    world.loss.alarm = str(alarm)  # one of them may be to blame
+                reason = f"{alarm}, which is not its doing: it {passed}"
+                return self._trial(candidate, Outcome.CANNOT_TELL, reason, test)
+        self._changes.remove(*tried)
+        if not (alarm.fatal or failed):
+            world.loss.restart()
+            reason = f"{alarm}; that may be the script's own, and the weights are left as they are"
+            return self._trial(candidate, Outcome.HARMED, reason)
         for _ in range(candidate.action.settle_steps):  # what it has left behind, as batches made ahead
             yield 1
         if snapshot is None:
@@ -330,7 +359,8 @@ class Attempt:
             except CannotApply as refusal:
                 back = f"the weights could not be put back: {refusal}"
         world.loss.restart()
-        return self._trial(candidate, Outcome.HARMED, f"{alarm}; {back}")
+        why = f"{alarm}, and {failed}" if failed else str(alarm)
+        return self._trial(candidate, Outcome.HARMED, f"{why}; {back}")
 
     def _values(self, candidate: Candidate) -> list[int | None]:
         """The settings that every rank can choose from."""
