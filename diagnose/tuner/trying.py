@@ -14,6 +14,7 @@ from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
 from diagnose.tuner.paired import (
+    HOPELESS,
     LITTLE,
     MANY_PAIRS,
     MAX_PAIRS,
@@ -142,13 +143,17 @@ class Attempt:
                 reason = yield from self._set_against(candidate, best, instead, reason)
             verdict = yield from measure(world, [best], test, self._spending)
             assert verdict is not None
-            if verdict is Verdict.FASTER and not instead and self._is_doubtful(test):
+            keeps = verdict is Verdict.FASTER
+            if self._may_cost(candidate) and (found := test.measured()) and found.speedup > HOPELESS:
+                keeps = True
+                reason = "; ".join(filter(None, [reason, "kept for the memory that it frees"]))
+            elif keeps and not instead and self._is_doubtful(test):
                 doubt = yield from self._look_again(candidate, best, test)
                 if doubt:
                     self._candidate = None
                     return self._trial(candidate, Outcome.CANNOT_TELL, doubt)
                 best = self._changes.tried[-1]
-            switch(world, [best], verdict is Verdict.FASTER)
+            switch(world, [best], keeps)
             best.instead = ()
             refuse_to_stay(world, [best])
         except CannotApply as refusal:
@@ -161,12 +166,17 @@ class Attempt:
             self._candidate = None
             return trial
         self._candidate = None
-        trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best)
+        outcome = Outcome.KEPT if keeps else OUTCOMES[verdict]
+        trial = self._trial(candidate, outcome, reason, test, best)
         if trial.outcome is Outcome.KEPT:
             best.measured = trial.measured
             self._changes.keep(best)
         self._changes.remove(*self._changes.tried)
         return trial
+
+    def _may_cost(self, candidate: Candidate) -> bool:
+        """Whether the user wants the memory that it frees, and it need not make steps faster."""
+        return candidate.action.frees_memory and candidate.name in self._policy.only
 
     def _is_doubtful(self, test: PairedTest) -> bool:
         """Whether a gain may only be of what preparing the action costs: with it steps are no faster than
@@ -317,8 +327,8 @@ class Attempt:
         return reason
 
     def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Plan[Trial]:
-        """The loss went wrong in the trial: takes the change out. The weights are put back where the loss is
-        no number any more, or the change fails its numerics check now: a loss also rises by itself."""
+        """The loss went wrong in the trial: takes the change out. The weights are put back where the loss
+        is no number any more, or the change fails its numerics check now: a loss also rises by itself."""
         world, snapshot, tried = self._world, self._snapshot, self._changes.tried
         # Before it was in force, or of one that changes no numbers: an earlier change is to blame.
         if self._candidate is None or not tried or candidate.action.safety not in ASKED_FOR:
