@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from diagnose.actions import _loader_choice
+from diagnose.actions import _loader_choice, loader_prefetch
 from diagnose.actions._loader_probe import Probed
 from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.loader_prefetch import LoaderPrefetch
@@ -282,6 +282,17 @@ def test_one_cpu_is_not_shared_with_a_worker_that_computes(monkeypatch: pytest.M
 def test_batches_that_do_not_fit_into_shared_memory_are_refused() -> None:
     assert "shared memory" in _loader_choice.lacks_memory(Probed(batch_bytes=1 << 50), 4)
     assert not _loader_choice.lacks_memory(Probed(batch_bytes=1000), 4)
+
+
+def test_a_queue_that_a_file_names_has_to_fit_into_the_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    batches = begin(job, DataLoader(Rows(), 4, num_workers=1))
+    assert LoaderPrefetch().largest(job) == 8
+    batch_bytes = 4 * 2 * 4
+    room = 5 * batch_bytes / loader_prefetch.MEMORY_SHARE
+    monkeypatch.setattr(loader_prefetch, "available_bytes", lambda: room)
+    assert LoaderPrefetch().largest(job) == 4
+    del batches
 
 
 def learn(action: Action | None, value: int, num_workers: int) -> tuple[list[torch.Tensor], list[float]]:
