@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.loss_alarms import FAULT_AT, FAULTS, HEALTHY, delays, false_alarms
 from diagnose.actions.base import CannotApply
+from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.controller import Controller
@@ -340,6 +341,25 @@ def test_nobody_judges_the_loss_where_only_exact_changes_are_allowed(device, ask
     train(machine, control, 500)
     assert training.asked == asked, "on a device each look is a copy; elsewhere it is there to be shown"
     assert machine.outcomes() == {"fine": "kept"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_losses_that_are_noted_are_asked_for_also_when_nobody_judges_them_any_more(device):
+    """Else each backward pass would leave one behind."""
+    machine = Machine()
+    training = Training(machine)
+    control = tuned(machine, training, lossy(machine))
+    control._world.job.device = device
+    train(machine, control, 20)
+    control._world.commands.append(Command(command="forbid", argument="precision"))
+    control._world.commands.append(Command(command="forbid", argument="training"))
+    train(machine, control, 80)
+    asked = training.asked
+    train(machine, control, 50)
+    assert training.asked == asked + 50, "after it was forbidden"
+    control._freeze("a rank is gone")
+    train(machine, control, 50)
+    assert training.asked == asked + 100, "after tuning has stopped"
 
 
 @pytest.mark.parametrize("where", ["undo", "unprepare"])

@@ -146,6 +146,8 @@ class Controller:
                 steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._step)
                 may_rest = not (self._world.job.on_step or self._loss.watches())
                 self._rests_until = number + steps if may_rest else 0
+            else:
+                self._loss.read()
         except StopIteration:
             self._end("")
         except RankFailed as error:
