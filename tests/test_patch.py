@@ -104,6 +104,28 @@ def test_a_call_over_several_lines_keeps_its_form(tmp_path):
     )
 
 
+@pytest.mark.parametrize("comma", [",", ""])
+def test_comments_stay_with_their_arguments(tmp_path, comma):
+    source = (
+        "import torch\n"
+        "opt = torch.optim.AdamW(\n"
+        "    params,  # weights\n"
+        f"    lr=1e-3{comma}  # peak\n"
+        "    # betas as they are\n"
+        ")\n"
+    )
+    after, _ = changed(tmp_path, source, kept("fused-optimizer", AdamW__fused="True"), adamw=2)
+    assert after == (
+        "import torch\n"
+        "opt = torch.optim.AdamW(\n"
+        "    params,  # weights\n"
+        "    lr=1e-3,  # peak\n"
+        f"    fused=True{comma}\n"
+        "    # betas as they are\n"
+        ")\n"
+    )
+
+
 def test_only_the_call_on_the_line_is_changed(tmp_path):
     source = "a = DataLoader(one)\nb = DataLoader(two)\n"
     after, _ = changed(tmp_path, source, WORKERS, loader=2)
@@ -160,6 +182,29 @@ def test_a_statement_goes_below_the_imports_and_brings_its_own(tmp_path):
         '"""Trains."""\n\nimport os\nfrom torch import nn\nimport torch\ntorch.set_num_threads(1)\n'
         "\nprint(os.name)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "statement", "name"),
+    [
+        ("torch.set_num_threads(8)", "torch.set_num_threads(1)", "set_num_threads"),
+        (
+            "torch.backends.cudnn.benchmark = False",
+            "torch.backends.cudnn.benchmark = True",
+            "benchmark",
+        ),
+        (
+            "torch.backends.cuda.enable_flash_sdp(False)",
+            "torch.backends.cuda.enable_flash_sdp(True)",
+            "enable_flash_sdp",
+        ),
+    ],
+)
+def test_what_the_script_sets_itself_later_is_not_set_above_it(tmp_path, own, statement, name):
+    source = f"import torch\n\n\ndef main():\n    {own}\n"
+    after, patch = changed(tmp_path, source, kept("the-fix", statement=statement))
+    assert (after, patch.diff) == (source, "")
+    assert patch.left_out == (f"train.py:5: {name} is set there; set it to {statement} there.",)
 
 
 def test_torchs_own_grouping_makes_room_for_the_fused_step(tmp_path):
