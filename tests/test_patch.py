@@ -243,11 +243,18 @@ def test_of_several_calls_none_is_changed_and_all_are_named(tmp_path):
 )
 def test_what_uses_a_name_of_the_script_is_left_to_the_user(tmp_path, action):
     source = "import torch\nmodel = torch.nn.Linear(2, 2)\n"
-    settings = action.settings(Job(), None)
+    settings = action.settings(Job(device="cuda"), None)
     after, patch = changed(tmp_path, source, replace(kept("the-fix"), settings=settings))
     assert after == source
     (line,) = settings.values()
     assert patch.left_out == (f"the-fix has to be written by hand: {line}",)
+
+
+def test_where_torchs_own_hook_refuses_to_run_nobody_is_told_to_write_it(tmp_path):
+    """It wants NCCL, which no CPU has."""
+    settings = DdpBf16Hook().settings(Job(device="cpu"), None)
+    _, patch = changed(tmp_path, "x = 1\n", replace(kept("ddp-bf16-hook"), settings=settings))
+    assert patch.left_out == ("ddp-bf16-hook has no setting in the script; use diagnose run --apply.",)
 
 
 def test_arguments_in_a_mapping_are_left_to_the_user(tmp_path):
