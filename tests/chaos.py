@@ -21,7 +21,14 @@ import pytest
 
 import diagnose
 from diagnose import actions
-from diagnose.actions import _autocast, _blame, activation_checkpointing, optimizer_in_backward
+from diagnose.actions import (
+    _autocast,
+    _blame,
+    _loader_serving,
+    activation_checkpointing,
+    keep_freed_memory,
+    optimizer_in_backward,
+)
 from diagnose.actions._compiled import Compiler
 from diagnose.actions.base import Action
 from diagnose.core import plugins
@@ -285,6 +292,8 @@ def in_a_hurry(patch: pytest.MonkeyPatch, verdicts: Iterator[Verdict]) -> None:
         (windows, "MAX_WINDOW_STEPS", 1),
         (_autocast, "MIN_RATE", 0.0),
         (_autocast, "PROBE_SIZES", (32,)),
+        (_loader_serving, "BURSTS", 0),
+        (keep_freed_memory, "_is_short", lambda: False),
         (activation_checkpointing, "refuse_unless_short", lambda job: None),
         (optimizer_in_backward, "refuse_unless_short", lambda job: None),
         (Compiler, "_backend", lambda self, graph, inputs: graph),

@@ -22,6 +22,7 @@ class Script:
     Attributes:
         num_workers: Of its loader.
         norm: Whether its model has batch norm and dropout.
+        noisy: Whether its samples are random.
         short_in: Where its memory runs out once: `forward`, `backward`, `step`, or nowhere.
         short_at: At which step.
         survives: Whether it catches that, and goes on with the next batch.
@@ -29,6 +30,7 @@ class Script:
 
     num_workers: int = 0
     norm: bool = False
+    noisy: bool = False
     short_in: str = ""
     short_at: int = 0
     survives: bool = True
@@ -62,7 +64,8 @@ class Ending:
 class Rows(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
     """Images that tell their index."""
 
-    def __init__(self) -> None:
+    def __init__(self, noisy: bool) -> None:
+        self.noisy = noisy
         generator = torch.Generator().manual_seed(7)
         self.images = torch.randn(ROWS, 3, 6, 6, generator=generator)
         self.labels = torch.randint(2, (ROWS,), generator=generator)
@@ -71,7 +74,8 @@ class Rows(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
         return ROWS
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        return index, self.images[index], self.labels[index]
+        noise = 0.1 * torch.rand(1) if self.noisy else 0.0
+        return index, self.images[index] + noise, self.labels[index]
 
 
 class Memory:
@@ -140,7 +144,7 @@ def run(script: Script, ends: Callable[[], None] = lambda: None) -> Ending:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
     optimizer.register_step_pre_hook(lambda *_: memory.needed("step"))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20)
-    loader = DataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=script.num_workers)
+    loader = DataLoader(Rows(script.noisy), batch_size=BATCH, shuffle=True, num_workers=script.num_workers)
     try:
         step = 0
         for _ in range(EPOCHS):

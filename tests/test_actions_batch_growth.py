@@ -368,6 +368,7 @@ def test_a_step_that_may_not_find_the_memory_is_refused(monkeypatch):
     for available, values in ((2 << 30, [2]), (4 << 30, [2, 4]), (1 << 30, [])):
         monkeypatch.setattr(batch_growth, "available_bytes", lambda available=available: available)
         assert BatchGrowth().values(job) == values
+        assert BatchGrowth().largest(job) == max(values, default=None), "also of what a file names"
     with pytest.raises(CannotApply, match="more memory for a larger batch than is free"):
         BatchGrowth().check(job)
     del batches

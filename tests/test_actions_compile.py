@@ -6,6 +6,7 @@ import copy
 import pickle
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,6 +94,32 @@ def test_compiled_for_real_it_trains_as_the_script_does_alone_dropout_included()
     assert compiler.num_graphs in (1, 2), "three blocks share the graphs"
     assert compiler.seconds > 0
     assert_close(weights(model), run(None))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.slow
+@pytest.mark.extended
+def test_compiled_for_real_a_script_may_go_back_through_a_graph_twice() -> None:
+    model, action = Deep(depth=2), RegionalCompile()
+    job = Job(models=[model], optimizers=[])
+    with action.prepare(job, None) as compiler, action.apply(job, compiler):
+        loss = model(torch.randn(4, 8)).pow(2).mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert compiler.num_graphs > 0 and not compiler.failure.reason
+
+
+def test_no_thread_may_donate_what_the_forward_pass_saved_while_it_is_prepared() -> None:
+    from torch._functorch import config
+
+    def seen() -> bool:
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(lambda: config.donated_buffer).result()
+
+    before = seen()
+    with RegionalCompile().prepare(Job(models=[Deep()], optimizers=[]), None):
+        assert (config.donated_buffer, seen()) == (False, False)
+    assert (config.donated_buffer, seen()) == (before, before)
 
 
 @pytest.mark.usefixtures("eager")
@@ -329,6 +356,12 @@ def test_it_refuses(case: Any, reason: str) -> None:
     model = Deep()
     with case(model), pytest.raises(CannotApply, match=reason):
         RegionalCompile().check(Job(models=[model]))
+
+
+def test_a_script_with_a_gradient_penalty_is_left_alone() -> None:
+    job = Job(models=[Deep()], facts={"graph": {"second_order": True}})
+    with pytest.raises(CannotApply, match="differentiates a gradient once more"):
+        RegionalCompile().check(job)
 
 
 def test_blocks_that_compile_again_and_again_must_go(eager):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -15,10 +15,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from diagnose.actions._shadow import compare_gradients
 from diagnose.actions.base import CannotApply, NotYet
 from diagnose.actions.ddp_bucket_size import DdpBucketSize
 from diagnose.actions.no_sync import NoSync
 from diagnose.core.job import Job
+from diagnose.core.trial import Safety
 from tests.loops import begin
 from tests.running import PLAIN, REPOSITORY, environment
 from tests.test_tuner_ranks import free_port
@@ -270,3 +272,27 @@ def test_what_cannot_be_changed_is_refused_in_words(ranks):
 @pytest.mark.parametrize("action", [DdpBucketSize(), NoSync()])
 def test_without_a_model_the_state_is_empty_and_equal(action):
     assert action.state(Job()) == action.state(Job())
+
+
+class Gathering(nn.Module):
+    """Talks to the other ranks in every call, as a synchronized batch norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        mean = self.body(rows).mean(0)
+        dist.all_reduce(mean.detach())
+        return rows * mean
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_model_that_waits_for_other_ranks_is_not_called_beside_the_training() -> None:
+    model = Gathering()
+    job = Job(models=[model], inputs={id(model): ((torch.randn(3, 4),), {})})
+    verdict = compare_gradients(job, nullcontext(), Safety.EXACT)
+    assert (verdict.ok, verdict.checked) == (False, False)
+    assert verdict.reason == (
+        "numerics cannot be checked: the model talks to other ranks while it is called"
+    )

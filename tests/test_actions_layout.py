@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -151,14 +152,49 @@ def test_safetensors_save_what_they_would_without_it(tmp_path: Path) -> None:
     assert all(value.is_contiguous() for value in last.values())
 
 
+VIEW = ".view("  # apart, as this file is one of those that are looked at
+
+
+@pytest.mark.parametrize("file", ["__main__", "engine"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"norm = torch.cat([p.grad{VIEW}-1) for p in model.parameters()]).norm()",
+        f"norm += p{VIEW}-1).norm()",
+        f"flat = torch.cat([p.grad.detach(){VIEW}-1) for p in parameters])",
+        f"w = w{VIEW}w.size(0), -1)",
+        "from torch.nn.utils import " + "prune",
+    ],
+)
 def test_a_script_that_flattens_weights_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("norm = torch.cat([p.grad.view(-1) for p in model.parameters()]).norm()\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-    with pytest.raises(CannotApply, match=r"flattens weights or gradients: \.grad\.view\("):
+    script.write_text(f"import torch\n{text}\n")
+    monkeypatch.setitem(sys.modules, file, sys.modules.get(file, ModuleType(file)))
+    monkeypatch.setattr(sys.modules[file], "__file__", str(script), raising=False)
+    with pytest.raises(CannotApply, match="flattens weights or gradients: "):
         refuse_flattened()
+
+
+def test_a_script_may_view_what_the_model_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    lines = ["x.view(x.size(0), -1)", "correct[:k].view(-1)", "target.view(1, -1)", "logits.view(-1, 10)"]
+    script.write_text("\n".join(lines))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    refuse_flattened()
+
+
+class Flat(torch.optim.SGD):
+    """An optimizer of another package."""
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Flat])
+def test_an_optimizer_that_may_flatten_gradients_is_left_alone(kind: Any) -> None:
+    model = ConvNet()
+    job = Job(models=[model], optimizers=[kind(model.parameters(), lr=0.1)])
+    with pytest.raises(CannotApply, match=f"{kind.__name__} may flatten weights or gradients"):
+        ChannelsLast().check(job)
 
 
 def test_a_checkpoint_saved_while_it_is_on_resumes_a_plain_fused_script() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from diagnose.actions import _loader_choice
+from diagnose.actions import _loader_choice, loader_prefetch
 from diagnose.actions._loader_probe import Probed
 from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.loader_prefetch import LoaderPrefetch
@@ -284,6 +284,17 @@ def test_batches_that_do_not_fit_into_shared_memory_are_refused() -> None:
     assert not _loader_choice.lacks_memory(Probed(batch_bytes=1000), 4)
 
 
+def test_a_queue_that_a_file_names_has_to_fit_into_the_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    batches = begin(job, DataLoader(Rows(), 4, num_workers=1))
+    assert LoaderPrefetch().largest(job) == 8
+    batch_bytes = 4 * 2 * 4
+    room = 5 * batch_bytes / loader_prefetch.MEMORY_SHARE
+    monkeypatch.setattr(loader_prefetch, "available_bytes", lambda: room)
+    assert LoaderPrefetch().largest(job) == 4
+    del batches
+
+
 def learn(action: Action | None, value: int, num_workers: int) -> tuple[list[torch.Tensor], list[float]]:
     """A script's loop, under the hooks if an action is switched in it."""
     torch.manual_seed(3)
@@ -323,3 +334,40 @@ def test_what_makes_it_permanent_can_be_written_into_the_script() -> None:
     assert "shuffled otherwise" in settings["note"]
     assert LoaderPrefetch().settings(Job(), 4) == {"DataLoader.prefetch_factor": "4"}
     assert Path(_loader_choice.SHARED_MEMORY).is_absolute()
+
+
+def test_where_processes_are_not_forked_by_default_the_script_is_told_to_fork_its_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Python 3.14."""
+    methods = ["forkserver", "spawn", "fork"]
+    monkeypatch.setattr(_loader_choice.multiprocessing, "get_all_start_methods", lambda: methods)
+    monkeypatch.setattr(
+        _loader_choice.multiprocessing, "get_start_method", lambda allow_none=False: "forkserver"
+    )
+    job = Job()
+    begin(job, DataLoader(Rows(), 4))
+    LoaderWorkers().check(job)
+    assert LoaderWorkers().settings(job, 2)["DataLoader.multiprocessing_context"] == '"fork"'
+
+
+def test_a_script_that_has_chosen_to_spawn_processes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        _loader_choice.multiprocessing, "get_start_method", lambda allow_none=False: "spawn"
+    )
+    job = Job()
+    begin(job, DataLoader(Rows(), 4))
+    with pytest.raises(CannotApply, match="workers that are started by spawn, not forked"):
+        LoaderWorkers().check(job)
+
+
+def test_windows_hold_several_bursts_of_the_workers_that_began_together() -> None:
+    job = Job()
+    begin(job, DataLoader(Rows(), 4, num_workers=4))
+    action = LoaderWorkers()
+    with action.prepare(job, 2):
+        assert action.window_steps == 12
+    with action.prepare(job, 5):
+        assert action.window_steps == 15
+    job.loaders.clear()
+    job.iterators.clear()

@@ -170,7 +170,15 @@ def test_a_process_that_grows_on_its_gpu_is_collected_early(
         assert freed() is None
 
 
-def test_collections_that_find_nothing_become_rare() -> None:
+@pytest.mark.parametrize("among_ranks", [False, True])
+def test_collections_that_find_nothing_become_rare_and_among_ranks_all_do(
+    among_ranks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one rank has found, and how it has grown, must not move its collections against the others'."""
+    resident = 1 << 30
+    monkeypatch.setattr(gc_freeze, "resident_bytes", lambda: resident)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: among_ranks)
+    grown_at = 10 * gc_freeze.LOOK_EVERY
     full: list[int] = []
     steps: list[None] = []
 
@@ -185,10 +193,17 @@ def test_collections_that_find_nothing_become_rare() -> None:
         try:
             for _ in range(7 * gc_freeze.FULL_EVERY):
                 steps.append(None)
+                node = Node()
+                if not among_ranks:
+                    del node.me  # no cycle: nothing is found
+                elif len(steps) == grown_at:
+                    resident += gc_freeze.GROWTH_BYTES
                 job.on_step[0]()
+                del node
         finally:
             gc.callbacks.remove(note)
-    assert full == [gc_freeze.FULL_EVERY * times for times in (1, 3, 7)]
+    early = [grown_at] if among_ranks else []
+    assert full == [*early, *(gc_freeze.FULL_EVERY * times for times in (1, 3, 7))]
 
 
 def test_garbage_of_one_long_step_is_collected_before_its_end() -> None:
@@ -210,6 +225,17 @@ def collector_off() -> Iterator[None]:
 
 
 @contextmanager
+def threshold_of_none() -> Iterator[None]:
+    """The usual way to switch it off for good."""
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@contextmanager
 def collector_frozen() -> Iterator[None]:
     gc.freeze()
     try:
@@ -218,7 +244,10 @@ def collector_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-@pytest.mark.parametrize("theirs, reason", [(collector_off, "switched"), (collector_frozen, "frozen")])
+@pytest.mark.parametrize(
+    "theirs, reason",
+    [(collector_off, "switched"), (threshold_of_none, "switched"), (collector_frozen, "frozen")],
+)
 def test_a_script_that_cares_for_the_collector_itself_is_left_alone(theirs: Any, reason: str) -> None:
     with theirs(), pytest.raises(CannotApply, match=reason):
         GcFreeze().check(Job())

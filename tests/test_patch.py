@@ -104,6 +104,28 @@ def test_a_call_over_several_lines_keeps_its_form(tmp_path):
     )
 
 
+@pytest.mark.parametrize("comma", [",", ""])
+def test_comments_stay_with_their_arguments(tmp_path, comma):
+    source = (
+        "import torch\n"
+        "opt = torch.optim.AdamW(\n"
+        "    params,  # weights\n"
+        f"    lr=1e-3{comma}  # peak\n"
+        "    # betas as they are\n"
+        ")\n"
+    )
+    after, _ = changed(tmp_path, source, kept("fused-optimizer", AdamW__fused="True"), adamw=2)
+    assert after == (
+        "import torch\n"
+        "opt = torch.optim.AdamW(\n"
+        "    params,  # weights\n"
+        "    lr=1e-3,  # peak\n"
+        f"    fused=True{comma}\n"
+        "    # betas as they are\n"
+        ")\n"
+    )
+
+
 def test_only_the_call_on_the_line_is_changed(tmp_path):
     source = "a = DataLoader(one)\nb = DataLoader(two)\n"
     after, _ = changed(tmp_path, source, WORKERS, loader=2)
@@ -162,6 +184,29 @@ def test_a_statement_goes_below_the_imports_and_brings_its_own(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "statement", "name"),
+    [
+        ("torch.set_num_threads(8)", "torch.set_num_threads(1)", "set_num_threads"),
+        (
+            "torch.backends.cudnn.benchmark = False",
+            "torch.backends.cudnn.benchmark = True",
+            "benchmark",
+        ),
+        (
+            "torch.backends.cuda.enable_flash_sdp(False)",
+            "torch.backends.cuda.enable_flash_sdp(True)",
+            "enable_flash_sdp",
+        ),
+    ],
+)
+def test_what_the_script_sets_itself_later_is_not_set_above_it(tmp_path, own, statement, name):
+    source = f"import torch\n\n\ndef main():\n    {own}\n"
+    after, patch = changed(tmp_path, source, kept("the-fix", statement=statement))
+    assert (after, patch.diff) == (source, "")
+    assert patch.left_out == (f"train.py:5: {name} is set there; set it to {statement} there.",)
+
+
 def test_torchs_own_grouping_makes_room_for_the_fused_step(tmp_path):
     source = (
         "import torch\n"
@@ -198,11 +243,18 @@ def test_of_several_calls_none_is_changed_and_all_are_named(tmp_path):
 )
 def test_what_uses_a_name_of_the_script_is_left_to_the_user(tmp_path, action):
     source = "import torch\nmodel = torch.nn.Linear(2, 2)\n"
-    settings = action.settings(Job(), None)
+    settings = action.settings(Job(device="cuda"), None)
     after, patch = changed(tmp_path, source, replace(kept("the-fix"), settings=settings))
     assert after == source
     (line,) = settings.values()
     assert patch.left_out == (f"the-fix has to be written by hand: {line}",)
+
+
+def test_where_torchs_own_hook_refuses_to_run_nobody_is_told_to_write_it(tmp_path):
+    """It wants NCCL, which no CPU has."""
+    settings = DdpBf16Hook().settings(Job(device="cpu"), None)
+    _, patch = changed(tmp_path, "x = 1\n", replace(kept("ddp-bf16-hook"), settings=settings))
+    assert patch.left_out == ("ddp-bf16-hook has no setting in the script; use diagnose run --apply.",)
 
 
 def test_arguments_in_a_mapping_are_left_to_the_user(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diagnose.launch import steps_left as module
-from diagnose.launch.steps_left import part_done, steps_left
+from diagnose.launch.steps_left import Progress, part_done
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +139,33 @@ def test_code_without_a_source_tells_nothing():
 
 
 def test_steps_go_on_as_they_came(tmp_path):
-    path, seen = tmp_path / "job.py", []
+    path, seen, progress = tmp_path / "job.py", [], Progress()
     source = "for epoch in range(4):\n    look(epoch)\n"
     path.write_text(source, encoding="utf-8")
 
     def look(epoch: int) -> None:
-        seen.append(steps_left(sys._getframe(1), 100 * epoch, None))
+        seen.append(progress.steps_left(sys._getframe(1), 100 * epoch, None))
 
     exec(compile(source, str(path), "exec"), {"look": look})
     assert seen == [None, 300, 200, 100], "at the very beginning nothing is known"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "for step in range(5000):\n    look()\nfor step in range(500):\n    look()\n",
+        "def train(steps):\n    for step in range(steps):\n        look()\n\ntrain(5000)\ntrain(500)\n",
+    ],
+)
+def test_steps_of_a_loop_before_are_none_of_the_present_ones(tmp_path, source):
+    path, seen, progress, steps = tmp_path / "job.py", {}, Progress(), 0
+    path.write_text(source, encoding="utf-8")
+
+    def look() -> None:
+        nonlocal steps
+        if steps in (1000, 5020, 5050, 5400):
+            seen[steps] = progress.steps_left(sys._getframe(1), steps, None)
+        steps += 1
+
+    exec(compile(source, str(path), "exec"), {"look": look})
+    assert seen == {1000: 4000, 5020: None, 5050: 450, 5400: 100}

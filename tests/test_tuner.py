@@ -81,6 +81,7 @@ class Change(Action):
     touches: str = "nothing"  # type: ignore[misc]
     unasked: bool = False  # type: ignore[misc]
     at_start: bool = False  # type: ignore[misc]
+    frees_memory: bool = False  # type: ignore[misc]
     refuses: str = ""
     not_before: int = 0
     gives_up: str = ""
@@ -683,6 +684,33 @@ def test_what_must_be_there_from_the_start_stays_to_the_end_where_it_is_alone():
     train(machine, control, 800)
     assert (machine.factors, control.state) == ({"first": 1.0}, "holding")
     assert "confirmation" not in [kind for kind, _ in machine.told]
+
+
+@pytest.mark.parametrize(
+    "factor, only, outcome",
+    [(1.3, {"saver"}, "kept"), (1.3, set(), "reverted"), (3, {"saver"}, "reverted")],
+)
+def test_what_frees_memory_is_kept_where_it_was_named_unless_steps_take_twice_as_long(
+    factor, only, outcome
+):
+    machine = Machine()
+    saver = Change(machine, "saver", factor=factor, frees_memory=True)
+    control = controller(machine, [saver], policy=Policy(only=frozenset(only)))
+    train(machine, control, 2000)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == outcome
+    assert machine.factors == ({"saver": factor} if outcome == "kept" else {}), "nor undone as slower later"
+    if outcome == "kept":
+        assert trial["reason"] == "kept for the memory that it frees"
+        assert trial["measured"]["speedup"] == pytest.approx(1 / factor, rel=0.1), "its price is told"
+
+
+def test_what_frees_memory_stays_where_a_file_names_it():
+    machine = Machine()
+    saver = Change(machine, "saver", factor=1.3, frees_memory=True)
+    control = controller(machine, [saver], reuse=[Kept(action="saver")])
+    train(machine, control, 2000)
+    assert machine.factors == {"saver": 1.3}
 
 
 def test_of_the_actions_of_one_finding_the_one_that_wins_more_is_tried_first():

@@ -39,6 +39,7 @@ WITHOUT_WORKERS = (
     "fused-optimizer",
     "gc-freeze",
     "gradient-accumulation",
+    "keep-freed-memory",
     "loader-workers",
     "loader-workers-reseeded",
     "micro-batching",
@@ -46,6 +47,9 @@ WITHOUT_WORKERS = (
     "regional-compile",
     "set-threads",
 )
+WITH_NOISE = ("fork-continuation",)
+"""What serves samples that are random."""
+
 CALLS_OF_HOOKS = 3000
 """About so many calls our hooks make while the script runs."""
 
@@ -102,9 +106,9 @@ def assert_unharmed(case: Case) -> Ending:
     return ending
 
 
-@pytest.mark.parametrize("name", [*WITHOUT_WORKERS, *WITH_WORKERS])
+@pytest.mark.parametrize("name", [*WITHOUT_WORKERS, *WITH_WORKERS, *WITH_NOISE])
 def test_each_action_is_tried_and_kept_and_undone(name: str) -> None:
-    script = Script(num_workers=int(name in WITH_WORKERS))
+    script = Script(num_workers=int(name in WITH_WORKERS), noisy=name in WITH_NOISE)
     ending = assert_unharmed(Case(script=script, names=[name]))
     (trial,) = [detail for kind, detail in ending.told if kind == "trial"]
     assert (trial["action"], trial["outcome"]) == (name, "kept"), trial["reason"]

@@ -326,3 +326,22 @@ def test_what_makes_steps_twenty_times_as_fast_is_not_taken_out_again_soon_after
         train(machine, control, 1)
     train(machine, control, 3_000)
     assert "recheck" not in [kind for kind, _ in machine.told]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_the_end_is_known_tuning_costs_a_twentieth_of_the_run_at_most(known):
+    """A minute of steps of 20 ms. Each bad change costs a third of a second."""
+    total = 3000
+    machine = Machine(memory=0.0, spread=0.01)
+    good = Change(machine, "good", factor=0.9)
+    bad = [Change(machine, f"bad-{number}", factor=1.9) for number in range(24)]
+    leads = [lead("good", speedup=3.0), *(lead(each.name) for each in bad)]
+    control = controller(machine, [good, *bad], leads)
+    if known:
+        control._world.job.steps_left = lambda: max(0, total - machine.steps)
+    train(machine, control, total)
+    spent_s = control._spending.spent_ns / 1e9
+    assert spent_s < 0.05 * 60 + 0.4 if known else spent_s > 5
+    if known:
+        assert (set(machine.factors), control.state) == ({"good"}, "holding")
+        assert machine.last("confirmation")["pairs"] >= 6

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.loss_alarms import FAULT_AT, FAULTS, HEALTHY, delays, false_alarms
 from diagnose.actions.base import CannotApply
+from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.tuner.controller import Controller
@@ -167,6 +168,60 @@ def test_weights_that_do_not_fit_any_more_are_left_alone():
     )
 
 
+def in_force_too_high(machine: Machine) -> float | None:
+    return 20.0 if machine.factors else None
+
+
+def until_it_was_tried(
+    machine: Machine, training: Training, *actions: Change, **more: object
+) -> Controller:
+    """Trains until the trial is over; the loss has had time before to show how far it scatters."""
+    control = tuned(machine, training, *actions, **more)
+    while not machine.trials():
+        train(machine, control, 1)
+    return control
+
+
+def test_in_a_trial_a_loss_that_rises_is_the_scripts_own_where_the_numbers_are_still_alike():
+    machine = Machine()
+    training = Training(machine, lambda: in_force_too_high(machine))
+    action = lossy(machine, touches="model", not_before=200, window_steps=100)
+    until_it_was_tried(machine, training, action)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "cannot_tell"
+    assert trial["reason"].endswith("which is not its doing: it compared")
+    assert (training.restored, machine.factors) == ([], {})
+
+
+def test_in_a_trial_a_loss_that_rises_puts_the_weights_back_where_the_numbers_are_others_now():
+    machine, numbers = Machine(), Numbers(ok=True)
+
+    def wrong() -> float | None:
+        if machine.factors:
+            object.__setattr__(numbers, "ok", False)
+            object.__setattr__(numbers, "reason", "gradients point elsewhere")
+        return in_force_too_high(machine)
+
+    training = Training(machine, wrong)
+    action = lossy(machine, touches="model", not_before=200, window_steps=100)
+    until_it_was_tried(machine, training, action, numbers=numbers)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "harmed"
+    assert "and gradients point elsewhere; weights and optimizer state are those of" in trial["reason"]
+    assert len(training.restored) == 1
+
+
+def test_in_a_trial_a_loss_that_rises_puts_no_weights_back_where_no_check_can_tell():
+    machine = Machine()
+    training = Training(machine, lambda: in_force_too_high(machine))
+    action = lossy(machine, Safety.TRAINING, not_before=200, window_steps=100)
+    until_it_was_tried(machine, training, action)
+    (trial,) = machine.trials()
+    assert trial["outcome"] == "harmed"
+    assert trial["reason"].endswith("that may be the script's own, and the weights are left as they are")
+    assert (training.restored, machine.factors) == ([], {})
+
+
 @pytest.mark.parametrize("touches", ["nothing", "ranks"])
 def test_while_holding_what_no_check_can_clear_is_undone(touches):
     machine = Machine()
@@ -286,6 +341,25 @@ def test_nobody_judges_the_loss_where_only_exact_changes_are_allowed(device, ask
     train(machine, control, 500)
     assert training.asked == asked, "on a device each look is a copy; elsewhere it is there to be shown"
     assert machine.outcomes() == {"fine": "kept"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_losses_that_are_noted_are_asked_for_also_when_nobody_judges_them_any_more(device):
+    """Else each backward pass would leave one behind."""
+    machine = Machine()
+    training = Training(machine)
+    control = tuned(machine, training, lossy(machine))
+    control._world.job.device = device
+    train(machine, control, 20)
+    control._world.commands.append(Command(command="forbid", argument="precision"))
+    control._world.commands.append(Command(command="forbid", argument="training"))
+    train(machine, control, 80)
+    asked = training.asked
+    train(machine, control, 50)
+    assert training.asked == asked + 50, "after it was forbidden"
+    control._freeze("a rank is gone")
+    train(machine, control, 50)
+    assert training.asked == asked + 100, "after tuning has stopped"
 
 
 @pytest.mark.parametrize("where", ["undo", "unprepare"])

@@ -196,7 +196,6 @@ def test_an_exception_on_one_rank_undoes_everything_on_all(tmp_path, plain):
 
 
 @pytest.mark.extended
-@pytest.mark.extended
 def test_a_loss_of_one_rank_that_is_no_number_undoes_on_all_what_may_harm(tmp_path):
     apply = '[[action]]\nname = "ddp-bf16-hook"\n'
     job = train(tmp_path, apply, allow=["precision"], wrong="spoils", steps=500)
@@ -224,6 +223,25 @@ def test_a_rank_that_is_too_late_leaves_all_as_they_are(tmp_path, plain):
     assert frozen[0]["in_force"] == frozen[1]["in_force"]
     assert frozen[0]["reason"].startswith("the ranks did not meet for a window: Timed out waiting 1000ms")
     assert not job.told("tuning_error") and not job.told("tuning_error", 1)
+
+
+@pytest.mark.extended
+def test_of_four_ranks_one_that_is_too_late_leaves_all_as_they_are(tmp_path):
+    job = train(tmp_path, ranks=4, wrong="is late", patience_s=1)
+    assert job.codes == [0] * 4
+    assert len(set(job.weights)) == 1
+    frozen = [job.told("frozen", rank)[0] for rank in range(4)]
+    assert all(each["in_force"] == frozen[0]["in_force"] for each in frozen)
+    assert not any(job.told("tuning_error", rank) for rank in range(4))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("wrong", ["dies", "dies at an exchange"])
+def test_of_four_ranks_one_that_dies_ends_the_others(tmp_path, wrong):
+    job = train(tmp_path, ranks=4, wrong=wrong, patience_s=300)  # `train` waits for less
+    assert job.lines == ["rank 0 lost its peer", "killed", "rank 2 lost its peer", "rank 3 lost its peer"]
+    assert job.codes[1] == -signal.SIGKILL
+    assert {job.codes[rank] for rank in (0, 2, 3)} <= {7, -signal.SIGABRT}
 
 
 @pytest.mark.extended

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,10 +53,26 @@ class Compiler:
         from torch._inductor.compile_fx import compile_fx
 
         self.num_graphs += 1
-        # The backward pass is compiled at once, so that a failure is ours to catch and not the script's;
-        # random numbers are eager's.
-        with config.patch(force_non_lazy_backward_lowering=True):
+        # The backward pass is compiled at once, so that a failure is ours to catch and not the script's. It
+        # keeps what the forward pass saved: a script may go back twice. Random numbers are eager's.
+        with config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
             return compile_fx(graph, inputs, config_patches={"fallback_random": True})
+
+
+@contextmanager
+def going_back_twice() -> Iterator[None]:
+    """Inside, a backward pass of compiled code may keep its graph, in whatever thread it runs.
+
+    torch asks in each such pass whether memory may be donated, not only when it compiles; and what is set
+    in its configuration holds for one thread alone, where devices go back in threads of their own.
+    """
+    from torch._functorch import config
+
+    vars(config)["donated_buffer"] = False
+    try:
+        yield
+    finally:
+        vars(config).pop("donated_buffer", None)
 
 
 class Slot:

@@ -110,12 +110,24 @@ def obstacle(loader: Any, batches: Any) -> str:
     if batches._num_workers and not getattr(batches, "_in_order", True):
         return "the loader hands batches out in any order (in_order=False)"
     context = getattr(loader, "multiprocessing_context", None)
-    if context is not None and context.get_start_method() != "fork":
-        return f"the script asks for workers that are started by {context.get_start_method()}, not forked"
+    method = start_method() if context is None else context.get_start_method()
+    # torch's workers are started by the default where nobody has chosen.
+    if method != "fork" and (context is not None or method != default_start_method()):
+        return f"the script asks for workers that are started by {method}, not forked"
     handle = unsharable(batches._dataset)
     if handle:
         return f"the dataset holds a {handle}, which forked processes must not share"
     return ""
+
+
+def start_method() -> str:
+    """Returns how torch starts workers where their loader does not say; fixes nothing that is open yet."""
+    return multiprocessing.get_start_method(allow_none=True) or default_start_method()
+
+
+def default_start_method() -> str:
+    """Returns how processes are started here where nobody has chosen."""
+    return multiprocessing.get_all_start_methods()[0]
 
 
 _probed: WeakKeyDictionary[Any, Probed] = WeakKeyDictionary()

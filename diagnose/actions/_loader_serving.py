@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
-from diagnose.actions._loader_choice import PREFETCH_FACTOR, cores, counts, most_workers, sources, waiting
+from diagnose.actions._loader_choice import (
+    PREFETCH_FACTOR,
+    cores,
+    counts,
+    most_workers,
+    sources,
+    start_method,
+    waiting,
+)
 from diagnose.actions._loader_service import in_force, refusal, shape, started
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -16,6 +24,11 @@ PERSISTENT = (
     " are shuffled otherwise than before, and what the script changes in the dataset does not reach them"
 )
 """Of torch's own: it draws no seed for them in an epoch, and forks once. What is in force here does."""
+
+
+BURSTS = 3
+"""Workers that began together deliver together: a window holds so many of their bursts, so that none of
+them looks like a pause."""
 
 
 class LoaderServing(Action):
@@ -54,6 +67,8 @@ class LoaderServing(Action):
         ]
         own_ahead = max(number * factor if number else 0 for number, factor in own)
         self.settle_steps = max(self.settle_steps, num_workers * PREFETCH_FACTOR + 1, 2 * own_ahead + 1)
+        most_workers = max(num_workers, *(number for number, _ in own))
+        self.window_steps = max(self.window_steps, BURSTS * most_workers)
         with started(found, num_workers, PREFETCH_FACTOR, exact=not self.reseeded) as pools:
             yield pools
 
@@ -71,4 +86,7 @@ class LoaderServing(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
-        return {"DataLoader.num_workers": str(value), "note": PERSISTENT}
+        settings = {"DataLoader.num_workers": str(value), "note": PERSISTENT}
+        if start_method() != "fork":
+            settings["DataLoader.multiprocessing_context"] = '"fork"'
+        return settings

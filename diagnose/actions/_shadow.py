@@ -25,7 +25,7 @@ def compare_gradients(job: Job, applied: AbstractContextManager[None], safety: S
 
     Nothing of the script's is different afterwards: generators, buffers, gradients, version counters.
     Costs two forward and backward passes, and up to two more where the results are not equal bit for bit.
-    Collectives inside the model run; DDP's do not.
+    DDP's collectives do not run; a model with others of its own is not called.
 
     Args:
         job: The job, between two steps. Its `inputs` are used; with `_watch.watched` open since before the

@@ -19,6 +19,10 @@ CONTAINERS = (dict, OrderedDict, list, set, deque)
 """Attributes of these very types are put back with what they held: counters, caches and histories."""
 
 
+COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+"""Namespaces of operations that wait for other ranks, which may have given up the check by then."""
+
+
 class CannotCheck(Exception):
     """What the check needs is not there; the message says what, in words for the user."""
 
@@ -161,7 +165,8 @@ def _point_to(parameter: nn.Parameter, held: torch.Tensor) -> None:
 
 
 class _OnlyNewIsWritten(TorchDispatchMode):
-    """Lets operations write to tensors that have been made inside, and to some others.
+    """Lets operations write to tensors that have been made inside, and to some others, and lets none wait
+    for other ranks.
 
     Args:
         model: Its parameters are told from other tensors in the message.
@@ -175,6 +180,8 @@ class _OnlyNewIsWritten(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace in COLLECTIVES:
+            raise CannotCheck("the model talks to other ranks while it is called")
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[index] if index < len(args) else kwargs.get(argument.name)
@@ -211,8 +218,8 @@ _known_to_read: WeakSet[nn.Module] = WeakSet()
 @contextmanager
 def refuse_lasting_writes(model: nn.Module, inputs: Iterable[torch.Tensor]) -> Iterator[bool]:
     """Inside, a first call of the model is stopped before it writes to what has no way back: parameters,
-    and older tensors that are neither its modules' own nor its inputs. To be opened inside of `untouched`,
-    whose copies may be written to.
+    and older tensors that are neither its modules' own nor its inputs; and before it waits for other ranks.
+    To be opened inside of `untouched`, whose copies may be written to.
 
     Args:
         model: The model.
@@ -222,7 +229,7 @@ def refuse_lasting_writes(model: nn.Module, inputs: Iterable[torch.Tensor]) -> I
         Whether a call is due; of one model it is once.
 
     Raises:
-        CannotCheck: If the call would write to such a tensor.
+        CannotCheck: If the call would do so.
     """
     if model in _known_to_read:
         yield False

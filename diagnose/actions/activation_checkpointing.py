@@ -38,7 +38,8 @@ class ActivationCheckpointing(Action):
 
     ## When it cannot help
     It never makes a step faster by itself, so it is tried only while memory is short: less than a tenth is
-    left at the peak. What it frees lets a larger batch or another action fit. It is refused for blocks that
+    left at the peak. What it frees lets a larger batch or another action fit: named with `--only`, or in a
+    file for `--apply`, it stays for that, unless steps take twice as long. It is refused for blocks that
     are compiled or carry hooks of the script's.
 
     ## What was measured
@@ -50,6 +51,7 @@ class ActivationCheckpointing(Action):
     order = 60
     excludes = frozenset({"regional-compile", "oom-replay"})
     touches = "model"
+    frees_memory = True
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

@@ -51,6 +51,8 @@ class Action:
             trial is cheap.
         at_start: Whether it must be in force before the first step, so that no trial can tell what it wins:
             `--apply` puts it there.
+        frees_memory: Whether it is there to free memory, not to make steps faster: where the user names it,
+            it stays unless steps take far longer.
     """
 
     safety: ClassVar[Safety]
@@ -65,6 +67,7 @@ class Action:
     spares_collections: ClassVar[bool] = False
     unasked: ClassVar[bool] = False
     at_start: ClassVar[bool] = False
+    frees_memory: ClassVar[bool] = False
 
     def check(self, job: Job) -> None:
         """Looks whether the action can be applied at all. Changes nothing.

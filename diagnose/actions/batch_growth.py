@@ -95,6 +95,10 @@ class BatchGrowth(Action):
             if num_batches >= size * FEWEST_BATCHES and peak * (size - 1) <= free * MEMORY_SHARE
         ]
 
+    def largest(self, job: Job) -> int | None:
+        """See `Action.largest`."""
+        return max((value for value in self.values(job) if value is not None), default=None)
+
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import torch
 
 from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._layout import (
@@ -28,10 +31,20 @@ from diagnose.actions._routes import (
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
+from diagnose.hooks._frames import USER, file_owner
 from diagnose.hooks.base import replaced
 
-FLATTENS = re.compile(r"parameters_to_vector|\.(grad|data|weight)\.view\(")
-"""What fails on weights and gradients in this layout, and where the script stands, not the model."""
+FLATTENS = re.compile(
+    r"""parameters_to_vector|\butils\.prune\b|\butils\ import\ prune\b
+    |(?:\.(?:grad|data|weight)|\b(?:p|w|g|grads?|gradients?|weights?|kernels?|param\w*))\b
+     (?:\.(?:grad|data|weight|(?:detach|clone|float|abs|cpu)\(\)))*\.view\(""",
+    re.VERBOSE,
+)
+"""What fails on weights and gradients in this layout, and where the script stands, not the model. Other
+tensors are viewed all the time, as predictions are: names are all there is to tell them by."""
+
+OPTIMIZERS = ("torch.optim.", "diagnose.")
+"""Modules whose optimizers take gradients in any layout, but for the one that flattens them."""
 
 
 class ChannelsLast(Action):
@@ -50,7 +63,8 @@ class ChannelsLast(Action):
     order of memory, so other pixels fall out, which the check of gradients before a trial takes for what it
     is. One under DistributedDataParallel, whose buffers have the weights' old layout, or compiled by the
     script, is left alone, and so is a script that flattens weights or gradients by `view` or
-    `parameters_to_vector`.
+    `parameters_to_vector`, or prunes them, in whatever file of its own. So are LBFGS and optimizers that
+    are not torch's: they may flatten what they get.
 
     ## Hazards
     `view` inside the model fails on an image in this layout. The model is then called once more as it was,
@@ -69,6 +83,10 @@ class ChannelsLast(Action):
         refuse_compiled(job)
         refuse_wrapped(job)
         refuse_flattened()
+        for optimizer in job.optimizers:
+            kind = type(optimizer)
+            if kind is torch.optim.LBFGS or not kind.__module__.startswith(OPTIMIZERS):
+                raise CannotApply(f"{kind.__name__} may flatten weights or gradients")
         models_with_weights(job)
         refuse_shared(weights_to_convert(job))
         if job.inputs and not any(tensor.dim() == 4 for tensor in tensors(list(job.inputs.values()))):
@@ -139,11 +157,18 @@ def safetensors_as_before() -> Iterator[None]:
 
 def refuse_flattened() -> None:
     """Raises `CannotApply` if the script looks at weights or gradients as one row of numbers."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    text = "".join(linecache.getlines(file)) if file else ""
-    found = FLATTENS.search(text)
-    if found is not None:
-        raise CannotApply(f"the script flattens weights or gradients: {found[0]}")
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module would look for it
+        found = _flattening(file) if isinstance(file, str) else ""
+        if found:
+            raise CannotApply(f"the script flattens weights or gradients: {found}")
+
+
+@functools.lru_cache(maxsize=100_000)
+def _flattening(file: str) -> str:
+    """Returns how a file of the user's flattens weights or gradients; empty where none is."""
+    found = FLATTENS.search("".join(linecache.getlines(file))) if file_owner(file) == USER else None
+    return found[0] if found is not None else ""
 
 
 def through_channels_last(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -53,6 +53,8 @@ class DdpBf16Hook(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
+        if job.device == "cpu":
+            return {}  # torch's own wants NCCL: what is ours can be put in force by --apply
         hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook"
         return {"advice": f"model.register_comm_hook(None, {hook})"}
 

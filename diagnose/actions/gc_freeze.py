@@ -43,7 +43,7 @@ class GcFreeze(Action):
     at the end of each step, when hardly anything is alive that is young. What survives is looked at after
     250 steps, then less and less often while there is no garbage in it, earlier if the process, or what
     its tensors take of the GPU, grows by 256 MiB. All ranks do so at the same step, instead of each
-    making the others wait at another.
+    making the others wait at another: there the steps in between double whatever is found.
 
     ## When it takes effect
     At once.
@@ -68,7 +68,7 @@ class GcFreeze(Action):
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        if not gc.isenabled():
+        if not gc.isenabled() or not gc.get_threshold()[0]:
             raise CannotApply("the script has switched the garbage collector off")
         if gc.get_freeze_count():
             raise CannotApply("the script has frozen objects itself")
@@ -120,13 +120,18 @@ class _Collections:
     def step(self) -> None:
         """A step has ended."""
         self._steps += 1
-        if self._steps < self._due and not self._has_grown():
+        due = self._steps >= self._due
+        if not due and not self._has_grown():
             gc.collect(1)
             return
         found = gc.collect()
-        self._interval = FULL_EVERY if found else min(2 * self._interval, FULL_EVERY_AT_MOST)
-        self._due = self._steps + self._interval
         self._held = held_bytes()
+        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if ranks and not due:
+            return  # how one rank has grown must not move its collections against the others'
+        again = found and not ranks
+        self._interval = FULL_EVERY if again else min(2 * self._interval, FULL_EVERY_AT_MOST)
+        self._due = self._steps + self._interval
 
     def _has_grown(self) -> bool:
         if self._steps % LOOK_EVERY:

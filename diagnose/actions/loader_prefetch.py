@@ -84,6 +84,10 @@ class LoaderPrefetch(Action):
                 fitting.append(factor)
         return fitting
 
+    def largest(self, job: Job) -> int | None:
+        """See `Action.largest`."""
+        return max((value for value in self.values(job) if value is not None), default=None)
+
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""

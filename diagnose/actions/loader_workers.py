@@ -29,9 +29,9 @@ class LoaderWorkers(LoaderServing):
     itself or a global of the script's, that reads through an open file or asks over a connection of the
     training process's, or whose samples depend on the worker that makes them, by its number or its seed; a
     sampler that draws from the process's generators for each batch, that keeps its place in itself, or, if
-    it is not torch's, that comes to no end of an epoch in half a second of drawing; loaders that ask for
-    `spawn`. On a GPU, workers are forked as torch itself forks them: the dataset must make its batches on
-    the CPU.
+    it is not torch's, that comes to no end of an epoch in half a second of drawing; loaders, and scripts,
+    that ask for `spawn`. On a GPU, workers are forked as torch itself forks them: the dataset must make its
+    batches on the CPU.
 
     ## What watches it
     The first batch, and one at the beginning of later epochs, is compared bit for bit: with one made in the

@@ -47,7 +47,8 @@ class OomReplay(Action):
     ## When it cannot help
     On a CPU, where the operating system ends the process instead of raising. Memory that runs out in the
     script's loss or in `optimizer.step` is outside the model's call. It makes no step faster, so it is
-    armed only while memory is short. Models with batch norm or dropout are not cut in pieces. It is
+    armed only while memory is short; named with `--only`, or in a file for `--apply`, it stays all the
+    same, unless steps take twice as long. Models with batch norm or dropout are not cut in pieces. It is
     refused where a loop reads more of a call than its outputs: a penalty noted on a module, features that a
     hook keeps.
     """
@@ -56,6 +57,7 @@ class OomReplay(Action):
     order = 60
     excludes = frozenset({"micro-batching", "regional-compile", "activation-checkpointing"})
     touches = "model"
+    frees_memory = True
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

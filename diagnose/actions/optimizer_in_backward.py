@@ -37,7 +37,8 @@ class OptimizerInBackward(Action):
     changed before the step, or the settings are, it stays out, and says so when it is tried again.
 
     ## When it cannot help
-    It saves the memory of the gradients and no time. A script that only reads `.grad`, say to log its norm,
+    It saves the memory of the gradients and no time: named with `--only` it stays for that, unless steps
+    take twice as long. A script that only reads `.grad`, say to log its norm,
     cannot be told from one that does not, and would find `None`: hence it is never tried unasked. It is
     refused for DDP, whose ranks have not exchanged a gradient at that moment, for optimizers that are not
     torch's own, and while memory is not short.
@@ -50,6 +51,7 @@ class OptimizerInBackward(Action):
     order = 60
     excludes = frozenset({"fused-optimizer", "autocast-fp16"})
     settle_steps = WATCHED_STEPS + 1
+    frees_memory = True
 
     def __init__(self) -> None:
         self._unfit: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()

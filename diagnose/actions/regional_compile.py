@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.actions._blocks import blocks
-from diagnose.actions._compiled import GRAPHS_OF_A_KIND, Compiler
+from diagnose.actions._compiled import GRAPHS_OF_A_KIND, Compiler, going_back_twice
 from diagnose.actions._module_hooks import hooks_of
 from diagnose.actions._routes import refuse_compiled
 from diagnose.actions.base import Action, CannotApply
@@ -37,8 +37,9 @@ class RegionalCompile(Action):
 
     ## When it cannot help
     Blocks with a break in their graph, such as a decision that depends on a tensor's values; with hooks; a
-    script that compiles itself. Large products of matrices, which are as fast as they get. A run that ends
-    soon. A machine without a C++ compiler, or a GPU without Triton.
+    script that compiles itself, or differentiates a gradient once more. Large products of matrices, which
+    are as fast as they get. A run that ends soon. A machine without a C++ compiler, or a GPU without
+    Triton.
 
     ## Hazards
     A new shape, another number of threads or another precision compiles anew: after more than six graphs
@@ -56,6 +57,8 @@ class RegionalCompile(Action):
     def check(self, job: Job) -> None:
         """See `Action.check`."""
         refuse_compiled(job)
+        if job.facts.get("graph", {}).get("second_order"):
+            raise CannotApply("the script differentiates a gradient once more, which compiled code cannot")
         for same in blocks(job).values():
             for block in same:
                 if any(hooks_of(block)):
@@ -77,7 +80,8 @@ class RegionalCompile(Action):
         compiler = Compiler()
         for same in blocks(job).values():
             compiler.add(same)
-        yield compiler
+        with going_back_twice():
+            yield compiler
 
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:

@@ -32,8 +32,9 @@ class SaveOnCpu(Action):
 
     ## When it cannot help
     Each byte crosses the bus twice, so it costs time whenever the model computes faster than the bus
-    carries, and it makes no step faster. On a CPU there is nowhere to move things to. What the loss saves
-    stays on the device.
+    carries, and it makes no step faster: named with `--only`, or in a file for `--apply`, it stays for the
+    memory that it frees, unless steps take twice as long. On a CPU there is nowhere to move things to. What
+    the loss saves stays on the device.
 
     ## What was measured
     Losses and parameters are equal bit for bit. It is worth it in place of checkpointing where the bytes
@@ -44,6 +45,7 @@ class SaveOnCpu(Action):
     order = 60
     excludes = frozenset({"regional-compile"})
     touches = "model"
+    frees_memory = True
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""

@@ -49,7 +49,8 @@ class ZeroOne(Action):
     ## When it cannot help
     A job of one process; SGD without momentum, which keeps no state; other optimizers than torch's own, and
     LBFGS, which looks at all parameters at once. It is refused where weights or states differ between the
-    ranks, because there its result would be another. No rule asks for it yet: name it with `--only`.
+    ranks, because there its result would be another. No rule asks for it yet: name it with `--only`. It
+    then stays for the memory that it frees, unless steps take twice as long.
 
     ## Hazards
     Each step sends all parameters once more. A checkpoint is whole, whichever ranks ask for
@@ -65,6 +66,7 @@ class ZeroOne(Action):
 
     safety = Safety.EXACT
     touches = "ranks"
+    frees_memory = True
     order = 60
     excludes = frozenset({"autocast-fp16", "eight-bit-states", "fused-optimizer", "optimizer-in-backward"})
 

@@ -28,26 +28,56 @@ LOOKS_AT_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe
 Loops = tuple[ast.For | ast.AsyncFor | ast.While, ...]
 
 
-def steps_left(frame: FrameType | None, steps: int, within: float | None) -> int | None:
-    """Returns about how many steps there will be; `None` where the loops do not tell.
+class Progress:
+    """How far the script has come, asked now and then in its steps.
 
-    Args:
-        frame: The innermost frame.
-        steps: How many there were, since the outermost loop began.
-        within: The part of its data that the innermost loop has gone through, if that is known.
+    A script may have several outermost loops, one after the other: the steps of those before tell nothing
+    of how many the present one makes.
     """
-    done = part_done(frame, within)
-    return None if not done or done > 1 else round(steps * (1 - done) / done)
+
+    def __init__(self) -> None:
+        self._loop: tuple[int, int] | None = None
+        self._begun = (0, 0.0)
+        self._done = 0.0
+
+    def steps_left(self, frame: FrameType | None, steps: int, within: float | None) -> int | None:
+        """Returns about how many steps there will be in the outermost loop; `None` where that is not known.
+
+        Args:
+            frame: The innermost frame.
+            steps: How many there were so far.
+            within: The part of its data that the innermost loop has gone through, if that is known.
+        """
+        loops = _loops(frame)
+        done = _part_done(loops, within)
+        if done is None or done > 1:
+            return None
+        user, loop = loops[0]
+        known, self._loop = self._loop, (id(user), getattr(loop, "lineno", 0))
+        if known is not None and (known != self._loop or done < self._done):
+            self._begun = steps, done
+        self._done = done
+        since, part = steps - self._begun[0], done - self._begun[1]
+        return round(since * (1 - done) / part) if since > 0 and part > 0 else None
 
 
 def part_done(frame: FrameType | None, within: float | None) -> float | None:
     """Returns the part of the user's outermost loop that is done."""
+    return _part_done(_loops(frame), within)
+
+
+def _loops(frame: FrameType | None) -> list[tuple[FrameType, ast.AST]]:
+    """The loops of the user's that are under way, outermost first, each with its frame."""
     users = []
     while frame is not None:
         if owner(frame.f_code) == USER:
             users.append(frame)
         frame = frame.f_back
-    levels = [_level(user, loop) for user in reversed(users) for loop in _loops_around(user)]
+    return [(user, loop) for user in reversed(users) for loop in _loops_around(user)]
+
+
+def _part_done(loops: list[tuple[FrameType, ast.AST]], within: float | None) -> float | None:
+    levels = [_level(*each) for each in loops]
     if not levels or levels[0] is None:
         return within if len(levels) == 1 else None
     done, size = 0.0, 1.0

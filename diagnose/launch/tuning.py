@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from diagnose.hooks._allocator import uncounted
 from diagnose.hooks._cuda import cuda_in_use
 from diagnose.launch.interrupts import interrupts_wait
-from diagnose.launch.steps_left import steps_left
+from diagnose.launch.steps_left import Progress
 
 if TYPE_CHECKING:
     from diagnose.actions._losses import Losses
@@ -64,6 +64,7 @@ class LiveTuning:
         self._asides = self._samples = 0
         self._began_at, self._begun, self._epoch_began = 0, False, False
         self._feeds: list[tuple[Callable[[], Any], weakref.ref[Any]]] = []
+        self._progress = Progress()
         self._losses: Losses | None = None
         self.loss = LossCurve()
         self._installed = ExitStack()
@@ -216,7 +217,7 @@ class LiveTuning:
         for loader, iterator in zip(self._job.loaders, self._job.iterators, strict=True):
             with suppress(TypeError, ZeroDivisionError):  # of a stream nobody knows the length
                 within = min(1.0, getattr(iterator, "_num_yielded", 0) / len(loader))
-        return steps_left(sys._getframe(), recorder.steps, within)
+        return self._progress.steps_left(sys._getframe(), recorder.steps, within)
 
     def _synchronize(self) -> None:
         """Waits for every device that holds what is trained: a model may be spread over several."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import libcst as cst
+from libcst import matchers
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from diagnose.analysis.calls import BY_PLACE
@@ -164,7 +165,13 @@ def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
     change = _Change(single)
     module = wrapper.visit(change)
     for statement in dict.fromkeys(edits.statements):
-        module = _with_statement(module, statement)
+        setters = _Setters(statement)
+        wrapper.visit(setters)
+        failed += [
+            f"{line}: {name} is set there; set it to {statement} there." for line, name in setters.found
+        ]
+        if not setters.found:
+            module = _with_statement(module, statement)
     return module.code, failed + change.refused
 
 
@@ -181,6 +188,37 @@ class _Calls(cst.CSTVisitor):
     def visit_Call(self, node: cst.Call) -> None:
         where = self.get_metadata(PositionProvider, node)
         self.found.update(site for site in self._wanted if _is_at(node, where, site))
+
+
+class _Setters(cst.CSTVisitor):
+    """Finds where a script sets itself what a statement sets: that would hold, and not what stands above.
+
+    Args:
+        statement: The statement: calls, or an attribute that gets a value.
+    """
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, statement: str) -> None:
+        super().__init__()
+        self.found: list[tuple[int, str]] = []
+        tree = cst.parse_module(statement)
+        calls = matchers.findall(tree, matchers.Expr(value=matchers.Call()))
+        values = [cst.ensure_type(each, cst.Expr).value for each in calls]
+        self._names = {_name(cst.ensure_type(value, cst.Call).func) for value in values}
+        targets = matchers.findall(tree, matchers.AssignTarget())
+        self._names |= {_name(cst.ensure_type(each, cst.AssignTarget).target) for each in targets}
+
+    def visit_Call(self, node: cst.Call) -> None:
+        self._look(node, node.func)
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
+        if isinstance(node.target, cst.Attribute):
+            self._look(node, node.target)
+
+    def _look(self, node: cst.CSTNode, named: cst.BaseExpression) -> None:
+        if _name(named) in self._names:
+            self.found.append((self.get_metadata(PositionProvider, node).start.line, _name(named)))
 
 
 class _Change(cst.CSTTransformer):
@@ -249,23 +287,39 @@ def _with_argument(call: cst.Call, name: str, value: str) -> cst.Call:
     added = cst.Arg(keyword=cst.Name(name), value=expression, equal=equal)
     if not call.args:
         return call.with_changes(args=[added])
-    last = call.args[-1]
+    last, gap = call.args[-1], _between(call)
     if isinstance(last.comma, cst.Comma):  # a trailing comma, as formatters write it: one argument per line
-        comma, gap = last.comma, cst.Comma(whitespace_after=_between(call))
-        return call.with_changes(
-            args=[*call.args[:-1], last.with_changes(comma=gap), added.with_changes(comma=comma)]
-        )
-    separated = last.with_changes(comma=cst.Comma(whitespace_after=_between(call)))
+        gap, end = _commented(gap, last.comma.whitespace_after)
+        added = added.with_changes(comma=last.comma.with_changes(whitespace_after=end))
+    else:
+        gap, end = _commented(gap, last.whitespace_after_arg)
+        added = added.with_changes(whitespace_after_arg=end)
+        last = last.with_changes(whitespace_after_arg=cst.SimpleWhitespace(""))
+    separated = last.with_changes(comma=cst.Comma(whitespace_after=gap))
     return call.with_changes(args=[*call.args[:-1], separated, added])
 
 
+Space = cst.BaseParenthesizableWhitespace
+
+
+def _commented(space: Space, end: Space) -> tuple[Space, Space]:
+    """Gives one space the comment at the line's end that stands in another; returns both."""
+    if not isinstance(space, cst.ParenthesizedWhitespace) or not isinstance(
+        end, cst.ParenthesizedWhitespace
+    ):
+        return space, end
+    bare = cst.TrailingWhitespace(newline=end.first_line.newline)
+    return space.with_changes(first_line=end.first_line), end.with_changes(first_line=bare)
+
+
 def _between(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
-    """The space between the call's arguments, as its author writes it."""
+    """The space between the call's arguments, as its author writes it; without the comments there."""
     commas = [argument.comma for argument in call.args[:-1] if isinstance(argument.comma, cst.Comma)]
-    if commas:
-        return commas[-1].whitespace_after
-    opening = call.whitespace_before_args
-    return opening if isinstance(opening, cst.ParenthesizedWhitespace) else cst.SimpleWhitespace(" ")
+    space = commas[-1].whitespace_after if commas else call.whitespace_before_args
+    if isinstance(space, cst.ParenthesizedWhitespace):
+        bare = cst.TrailingWhitespace(newline=space.first_line.newline)
+        return space.with_changes(first_line=bare, empty_lines=[])
+    return space if commas else cst.SimpleWhitespace(" ")
 
 
 def _with_statement(module: cst.Module, statement: str) -> cst.Module:

@@ -146,6 +146,8 @@ class Controller:
                 steps = self._plan.throw(alarm) if alarm is not None else self._plan.send(self._step)
                 may_rest = not (self._world.job.on_step or self._loss.watches())
                 self._rests_until = number + steps if may_rest else 0
+            else:
+                self._loss.read()
         except StopIteration:
             self._end("")
         except RankFailed as error:
@@ -206,6 +208,8 @@ class Controller:
             while not kept and (ahead := self._ahead()):
                 if not ahead[0].asked:
                     yield from self._confirm()  # what may have to wait long for its turn must not delay it
+                if any(self._world.ranks.exchange("the budget of the run", self._is_used_up())):
+                    break
                 if not (yield from self._afford()):  # which may take many minutes
                     yield from self._orders.obey(self.state)
                     continue
@@ -263,15 +267,26 @@ class Controller:
         return False
 
     def _afford(self) -> Plan[bool]:
-        """Waits until another trial is affordable; returns early, with `False`, for a command."""
+        """Waits until another trial is affordable; returns early, with `False`, for a command, and where
+        none will be any more."""
         return (
             yield from until(
                 self._world,
                 "the budget",
-                lambda: self._spending.affordable(self._world.clock()),
-                lambda: bool(self._world.commands),
+                lambda: self._spending.affordable(self._world.clock(), self._left_ns()),
+                lambda: bool(self._world.commands) or self._is_used_up(),
             )
         )
+
+    def _left_ns(self) -> float | None:
+        """What is left of the run; `None` where nobody knows, or the user names what is to be tried."""
+        left = None if self._orders.policy.only else self._world.job.steps_left()
+        return None if left is None else left * self._step_ns
+
+    def _is_used_up(self) -> bool:
+        """Whether this run has no time for another trial: waiting makes no more of it."""
+        left_ns = self._left_ns()
+        return left_ns is not None and not self._spending.affordable(self._world.clock(), left_ns)
 
     def _reuse(self, wanted: Sequence[Kept]) -> Plan[None]:
         at_start = {name for name, action in self._world.actions.items() if action.at_start}

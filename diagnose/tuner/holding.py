@@ -38,7 +38,8 @@ def measure_kept(
     Returns:
         About how many more steps could have been made meanwhile; the same on every rank.
     """
-    kept, test = [each for each in changes.kept if not each.action.at_start], PairedTest()
+    kept = [each for each in changes.kept if not (each.action.at_start or each.action.frees_memory)]
+    test = PairedTest()
     if not kept:
         return 0
     slowed = math.prod(each.slowed for each in kept)
@@ -60,7 +61,7 @@ def measure_kept(
     world.tell(kind, asdict(measured))
     if doubted and measured.high < 1:
         slower = f"steps came to be {1 / measured.speedup:.2f} times slower with all changes than without"
-        if len(kept) < len(changes.kept):  # what must be there from the start stays
+        if len(kept) < len(changes.kept):  # what is there for another reason than speed stays
             changes.drop(slower, *kept)
         else:
             changes.remove(*kept)

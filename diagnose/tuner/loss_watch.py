@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from diagnose.actions.base import CannotApply
 from diagnose.core.trial import ASKED_FOR
@@ -31,6 +31,7 @@ class LossWatch:
         self._changes = changes
         self._wanted = wanted
         self.armed = True
+        self._begun = False
 
     def suspects(self) -> list[Installed]:
         """Returns what is kept or tried and may harm the training; the same on every rank."""
@@ -42,9 +43,14 @@ class LossWatch:
         return bool(self.suspects()) or self._wanted()
 
     def read(self) -> None:
-        """Takes note of the loss of a step, to be shown: on a CPU, where that costs no copy."""
-        if self._world.job.device == "cpu":
-            self._world.losses()
+        """Takes note of the loss of a step, to be shown: on a CPU, where that costs no copy. Where somebody
+        has asked for losses before they are noted anyway, and would pile up."""
+        if self._begun or self._world.job.device == "cpu":
+            self._told()
+
+    def _told(self) -> Sequence[float]:
+        self._begun = True
+        return self._world.losses()
 
     def step_ended(self) -> LossAlarm | None:
         """Takes note of the loss; returns an alarm that this process can heed by itself."""
@@ -52,7 +58,7 @@ class LossWatch:
         if not watched:
             self.read()
             return None
-        for loss in self._world.losses():
+        for loss in self._told():
             trend.add(loss)
         if not trend.alarm:
             return None

@@ -14,6 +14,7 @@ from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
 from diagnose.tuner.paired import (
+    HOPELESS,
     LITTLE,
     MANY_PAIRS,
     MAX_PAIRS,
@@ -24,7 +25,14 @@ from diagnose.tuner.paired import (
 )
 from diagnose.tuner.pauses import PATIENCE_STEPS
 from diagnose.tuner.policy import Candidate, Policy
-from diagnose.tuner.preparing import look, needs_leave, prepared, refuse_to_stay
+from diagnose.tuner.preparing import (
+    UNCHECKED,
+    look,
+    needs_leave,
+    numerics_allow,
+    prepared,
+    refuse_to_stay,
+)
 from diagnose.tuner.windows import WINDOW_NS, best_of, measure, settle, untouched
 from diagnose.tuner.world import Plan, Snapshot, Spending, World
 
@@ -135,13 +143,17 @@ class Attempt:
                 reason = yield from self._set_against(candidate, best, instead, reason)
             verdict = yield from measure(world, [best], test, self._spending)
             assert verdict is not None
-            if verdict is Verdict.FASTER and not instead and self._is_doubtful(test):
+            keeps = verdict is Verdict.FASTER
+            if self._may_cost(candidate) and (found := test.measured()) and found.speedup > HOPELESS:
+                keeps = True
+                reason = "; ".join(filter(None, [reason, "kept for the memory that it frees"]))
+            elif keeps and not instead and self._is_doubtful(test):
                 doubt = yield from self._look_again(candidate, best, test)
                 if doubt:
                     self._candidate = None
                     return self._trial(candidate, Outcome.CANNOT_TELL, doubt)
                 best = self._changes.tried[-1]
-            switch(world, [best], verdict is Verdict.FASTER)
+            switch(world, [best], keeps)
             best.instead = ()
             refuse_to_stay(world, [best])
         except CannotApply as refusal:
@@ -150,17 +162,21 @@ class Attempt:
             outcome = Outcome.NOT_YET if isinstance(refusal, NotYet) else Outcome.REFUSED
             return self._trial(candidate, outcome, str(refusal), test)
         except LossAlarm as alarm:
-            self._changes.remove(*self._changes.tried)
             trial = yield from self._cut_short(candidate, test, alarm)
             self._candidate = None
             return trial
         self._candidate = None
-        trial = self._trial(candidate, OUTCOMES[verdict], reason, test, best)
+        outcome = Outcome.KEPT if keeps else OUTCOMES[verdict]
+        trial = self._trial(candidate, outcome, reason, test, best)
         if trial.outcome is Outcome.KEPT:
             best.measured = trial.measured
             self._changes.keep(best)
         self._changes.remove(*self._changes.tried)
         return trial
+
+    def _may_cost(self, candidate: Candidate) -> bool:
+        """Whether the user wants the memory that it frees, and it need not make steps faster."""
+        return candidate.action.frees_memory and candidate.name in self._policy.only
 
     def _is_doubtful(self, test: PairedTest) -> bool:
         """Whether a gain may only be of what preparing the action costs: with it steps are no faster than
@@ -311,12 +327,35 @@ class Attempt:
         return reason
 
     def _cut_short(self, candidate: Candidate, test: PairedTest, alarm: LossAlarm) -> Plan[Trial]:
-        """The loss went wrong in the trial; the change is out by now."""
+        """The loss went wrong in the trial: takes the change out. The weights are put back where the loss
+        is no number any more, or the change fails its numerics check now: a loss also rises by itself."""
+        world, snapshot, tried = self._world, self._snapshot, self._changes.tried
         # Before it was in force, or of one that changes no numbers: an earlier change is to blame.
-        if self._candidate is None or candidate.action.safety not in ASKED_FOR:
+        if self._candidate is None or not tried or candidate.action.safety not in ASKED_FOR:
+            self._changes.remove(*tried)
             return self._trial(candidate, Outcome.CANNOT_TELL, str(alarm), test)
-        world, snapshot, self._snapshot = self._world, self._snapshot, None
-        world.loss.alarm, world.loss.paused = "", True
+        self._snapshot, world.loss.alarm, world.loss.paused = None, "", True
+        failed = ""
+        if not alarm.fatal and candidate.action.touches not in UNCHECKED:
+            suspect = next((each for each in tried if each.on), tried[-1])
+            suspect.instead = ()  # what it excludes comes back when it is out
+            switch(world, [suspect], False)
+            try:
+                passed = yield from numerics_allow(world, suspect, self._spending)
+            except CannotApply as refusal:
+                failed, passed = str(refusal), ""
+            if passed:
+                self._changes.remove(*tried)
+                world.loss.restart()
+                if any(each.action.safety in ASKED_FOR for each in self._changes.kept):
+                    world.loss.alarm = str(alarm)  # one of them may be to blame
+                reason = f"{alarm}, which is not its doing: it {passed}"
+                return self._trial(candidate, Outcome.CANNOT_TELL, reason, test)
+        self._changes.remove(*tried)
+        if not (alarm.fatal or failed):
+            world.loss.restart()
+            reason = f"{alarm}; that may be the script's own, and the weights are left as they are"
+            return self._trial(candidate, Outcome.HARMED, reason)
         for _ in range(candidate.action.settle_steps):  # what it has left behind, as batches made ahead
             yield 1
         if snapshot is None:
@@ -330,7 +369,8 @@ class Attempt:
             except CannotApply as refusal:
                 back = f"the weights could not be put back: {refusal}"
         world.loss.restart()
-        return self._trial(candidate, Outcome.HARMED, f"{alarm}; {back}")
+        why = f"{alarm}, and {failed}" if failed else str(alarm)
+        return self._trial(candidate, Outcome.HARMED, f"{why}; {back}")
 
     def _values(self, candidate: Candidate) -> list[int | None]:
         """The settings that every rank can choose from."""

@@ -20,8 +20,9 @@ from diagnose.tuner.pauses import Pauses
 
 BUDGET_SHARE = 0.05
 BUDGET_FLOOR_NS = 5_000_000_000
-"""Tuning may cost this part of the time since it began, beyond what the same steps would have taken without
-it, and in any case so many nanoseconds: a short run could else try nothing."""
+"""Tuning may cost this part of the run, from when it began to its end, beyond what the same steps would
+have taken without it. Where nobody knows when that is, it is this part of the time so far, and in any
+case so many nanoseconds: a short run could else try nothing."""
 
 DIAGNOSES_SHARE = 0.02
 """All diagnoses after the first may take this part of the time since tuning began. They have a process of
@@ -158,8 +159,15 @@ class Spending:
         finally:
             self.spent_ns += clock() - begun
 
-    def affordable(self, now_ns: int) -> bool:
-        """Whether another trial may be begun."""
+    def affordable(self, now_ns: int, left_ns: float | None = None) -> bool:
+        """Whether another trial may be begun.
+
+        Args:
+            now_ns: The time.
+            left_ns: What is left of the run; `None` where nobody knows.
+        """
+        if left_ns is not None:
+            return self.spent_ns <= BUDGET_SHARE * (now_ns - self.begun_ns + left_ns)
         return self.spent_ns <= max(BUDGET_FLOOR_NS, BUDGET_SHARE * (now_ns - self.begun_ns))
 
     def diagnosed(self, cost_ns: float) -> None:
