@@ -39,7 +39,7 @@ class Outcome(Enum):
     REVERTED = "reverted"
     """Measured, and no faster, or it failed: undone."""
     HARMED = "harmed"
-    """The loss went wrong in its trial: undone, and the weights put back where they could be kept."""
+    """The loss went wrong in its trial: undone; weights are put back where that is sure."""
     REFUSED = "refused"
     """Never tried: a precondition does not hold."""
     NOT_ALLOWED = "not_allowed"
