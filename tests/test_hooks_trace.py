@@ -243,6 +243,26 @@ def test_a_function_can_be_handed_to_another_process_under_the_hooks(clock, path
     assert pickle.loads(pickled) is plain, "the other process has torch's own"
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_gradient_within_torchscript_compiles_as_without_us(clock):
+    """As molecular force fields take their forces."""
+    from torch.jit import _builtins
+
+    def forces(energy: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor | None]:
+        return torch.autograd.grad([energy], [positions])
+
+    def spread(energy: torch.Tensor) -> None:
+        torch.autograd.backward([energy])
+
+    known = len(_builtins._get_builtin_table()), len(_builtins._builtin_ops)
+    positions = torch.ones(2, requires_grad=True)
+    with measured(clock):
+        (force,) = torch.jit.script(forces)((positions**2).sum(), positions)
+        torch.jit.script(spread)((positions**2).sum())
+    assert torch.equal(force, torch.full((2,), 2.0)) and torch.equal(positions.grad, force)
+    assert (len(_builtins._get_builtin_table()), len(_builtins._builtin_ops)) == known
+
+
 # -- names that a torch may lack
 
 
