@@ -430,7 +430,8 @@ class Recorder:
         if inside and self.current >= FIRST_GAP:
             if self.current == GAP_AFTER_EVALUATION:
                 self._settle_evaluation(True)
-            self._run_into(EVALUATION)
+            # With an unused batch in hand it may be an attack on that one: what comes next will tell.
+            self._run_into(GAP_AFTER_EVALUATION if self.batch_use == UNUSED else EVALUATION)
             self.evaluating = True
             self.calm = 0
         elif not inside:
@@ -553,13 +554,14 @@ class Recorder:
 
     def _settle_evaluation(self, evaluating: bool) -> None:
         """Decides whose the gap after a gradient-free call was, now that the next event is known."""
+        if not evaluating:
+            self.evaluating = False
         if self.current == GAP_AFTER_EVALUATION:
             target = EVALUATION if evaluating else GAP_AFTER_REST
             self.current = GAP_AFTER_REST
             if self._begun:
                 self.log.append(self.clock() * WIDTH + target + SETTLED)
         elif self.current == EVALUATION and not evaluating:
-            self.evaluating = False
             self._run_into(GAP_AFTER_REST)
 
     def _drop_stale_optimizer(self) -> None:

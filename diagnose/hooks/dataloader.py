@@ -131,6 +131,7 @@ class DataLoaderHook(Hook):
                         doubted = nothing  # what is trained next is no batch of it
                         if isinstance(error, StopIteration) and latest() is batches:
                             recorder.epochs_ended += 1
+                            recorder.batch_use = TRAINED
                             latest = nothing  # no batch is under way; persistent workers keep the iterator
                         unseen(error)
                         raise
@@ -146,6 +147,7 @@ class DataLoaderHook(Hook):
                     recorder.leave(DATA_WAIT, interrupted)
                     if isinstance(error, StopIteration):
                         recorder.epochs_ended += 1
+                        recorder.batch_use = TRAINED
                         latest = nothing
                     unseen(error)
                     raise

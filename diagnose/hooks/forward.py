@@ -15,7 +15,7 @@ from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
-from diagnose.hooks._recorder import TRAINED, Recorder
+from diagnose.hooks._recorder import TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 FORWARD = SLOT_OF["forward"]
@@ -250,7 +250,7 @@ class _Search:
         if recorder.on_forward is not None:
             recorder.guarded(recorder.on_forward, module, args[1:], kwargs)
         without_grad = not self._is_grad_enabled() and not is_checkpointed()
-        if without_grad or (recorder.evaluating and not module.training):
+        if without_grad or (recorder.evaluating and self._is_evaluated(module)):
             recorder.evaluation_begins()
             recorder.evaluated = recorder.evaluating
             return EVALUATION + THEN if recorder.searching else EVALUATION
@@ -263,6 +263,13 @@ class _Search:
         if recorder.inputs is not None:
             recorder.inputs[id(module)] = (args[1:], kwargs)
         return FORWARD + THEN if recorder.searching else FORWARD
+
+    def _is_evaluated(self, module: Any) -> bool:
+        """Whether a call between `eval()` and `train()` evaluates: of a model, or of a loss, whose mode
+        nobody switches. On a training batch that is in hand it may be an attack, which is training."""
+        if self._recorder.batch_use == UNUSED:
+            return False
+        return not module.training or next(module.parameters(), None) is None
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
         self._listen()
