@@ -96,7 +96,7 @@ class Recorder:
         evaluated: Whether it has been called in that mode since.
         batch_use: What the last batch of a training loader was used for so far: `UNUSED`, `EVALUATED` or
             `TRAINED`.
-        models: Identities of the modules that were called in training.
+        models: Identities of the modules that were called in training mode.
         counters: Running totals, see `COUNTERS`.
         sites: How often each line of the user's code asked for a batch, called a model, began a backward.
         events: `(time, step, kind, detail)` of what happened besides.
@@ -346,13 +346,17 @@ class Recorder:
             self._stop_if_done()
 
     def model_appears(self, model: Any) -> None:
-        """A module is called for the first time. One in evaluation mode is a teacher, not in training."""
-        if not model.training:
-            return
-        # `eval()` may be called on what DDP or `torch.compile` wraps.
-        parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
-        self.models.update(id(part) for part in parts if part is not None)
-        self.modules.append(weakref.ref(model))
+        """A module is called that has not been in training mode so far. In evaluation mode, one is trained
+        if there is anything to train, as what `from_pretrained` makes; its `eval()` begins no evaluation.
+        """
+        if model.training:
+            # `eval()` may be called on what DDP or `torch.compile` wraps.
+            parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
+            self.models.update(id(part) for part in parts if part is not None)
+        elif not self.searching or not any(p.requires_grad for p in model.parameters()):
+            return  # a teacher
+        if all(known() is not model for known in self.modules):
+            self.modules.append(weakref.ref(model))
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer steps; only told while the hooks look around."""
