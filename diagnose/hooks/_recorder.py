@@ -379,7 +379,7 @@ class Recorder:
             before = self._seen.get(id(model), (0, 0))
             self._seen[id(model)] = (before[0] + samples, before[1] + tokens)
 
-    def work_begins(self) -> None:
+    def work_begins(self, by_optimizer: bool = False) -> None:
         """A training forward, a backward or an optimizer step begins. Needed only while not `calm`."""
         if self.evaluating or self.current in UNSETTLED:
             self._settle_evaluation(False)
@@ -387,7 +387,7 @@ class Recorder:
             self._begin()
         if not self.in_step:
             ends = self.on_boundary is not None and self.finder.ends_here()
-            self.finder.work_begins()
+            self.finder.work_begins(by_optimizer)
             if ends and self.on_boundary is not None:
                 self.guarded(self.on_boundary)
             if self.finder.provisional is not None:

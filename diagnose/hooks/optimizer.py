@@ -71,7 +71,7 @@ class OptimizerHook(Hook):
                 if open_steps:
                     forget(id(optimizer))
                 if not recorder.calm:
-                    recorder.work_begins()
+                    recorder.work_begins(by_optimizer=True)
                     if recorder.curious:
                         recorder.site("optimizer")
                         recorder.optimizer_steps(optimizer)
