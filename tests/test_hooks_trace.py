@@ -199,6 +199,21 @@ def test_a_class_of_the_script_pickles_by_value_as_without_us(clock, has_own_cal
     assert ended.stdout.decode() == f"{has_own_call} {expected.tolist()} False\n"
 
 
+def test_an_optimizer_that_is_given_a_model_gets_that_model(clock):
+    given: list[Any] = []
+
+    class Projected(torch.optim.SGD):
+        def step(self, model: nn.Module) -> None:  # type: ignore[override]
+            given.append(model)
+            super().step()
+
+    model = nn.Linear(4, 1)
+    optimizer = Projected(model.parameters(), lr=0.1)
+    with measured(clock):
+        optimizer.step(model)
+    assert given == [model]
+
+
 def test_what_is_wrapped_in_every_step_leaves_nothing_behind(clock):
     """Lightning gives the optimizer a closure in each step."""
     from diagnose.hooks import base
