@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,17 @@ def test_the_iterator_of_a_loader_keeps_its_type_length_and_attributes(clock):
         assert len(batches) == len(plain) == len(loader) == 3
         assert vars(batches).keys() == vars(plain).keys()
         assert [row.tolist() for row in batches] == [row.tolist() for row in plain]
+
+
+def test_a_loader_that_the_script_drops_at_the_end_of_an_epoch_is_gone(clock):
+    data = SlowData(clock, num_rows=4, fetch_ns=5)
+    held = weakref.ref(data)
+    with measured(clock):
+        for _ in DataLoader(data, batch_size=2):
+            pass
+        del data
+        gc.collect()
+        assert held() is None
 
 
 def test_models_and_their_classes_pickle_and_copy_under_the_hooks(clock, tmp_path):

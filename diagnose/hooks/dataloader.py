@@ -130,6 +130,8 @@ class DataLoaderHook(Hook):
                         return asked(batches)
                     except BaseException as error:
                         doubted = nothing  # what is trained next is no batch of it
+                        if latest() is batches:
+                            collating.end()
                         if isinstance(error, StopIteration) and latest() is batches:
                             recorder.epochs_ended += 1
                             recorder.batch_use = TRAINED
