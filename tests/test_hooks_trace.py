@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -210,6 +211,29 @@ def test_a_class_of_the_script_pickles_by_value_as_without_us(clock, has_own_cal
         [sys.executable, "-c", elsewhere], input=pickled, capture_output=True, check=True
     )
     assert ended.stdout.decode() == f"{has_own_call} {expected.tolist()} False\n"
+
+
+@pytest.mark.parametrize("has_own_call", [True, False])
+def test_dill_is_given_a_class_of_the_script_as_without_us(clock, has_own_call, monkeypatch):
+    """As Hugging Face's datasets pickle what `map` is given. Of dill itself, which is not among what the
+    tests need, its function with the arguments and results that it has."""
+    dill = ModuleType("dill._dill")
+    vars(dill)["_get_typedict_type"] = lambda cls, clsdict, attrs, postproc_list: (clsdict, attrs)
+    monkeypatch.setitem(sys.modules, dill.__name__, dill)
+
+    class Net(nn.Linear):
+        if has_own_call:
+
+            def __call__(self, x: Any) -> Any:
+                return 2 * super().__call__(x)
+
+    plain = dict(vars(Net))
+    model = Net(4, 2)
+    with measured(clock):
+        model(torch.ones(1, 4))
+        assert vars(Net).get("__call__") is not plain.get("__call__")
+        given, attrs = dill._get_typedict_type(Net, dict(vars(Net)), None, [])
+    assert given == plain and attrs is None
 
 
 def test_an_optimizer_that_is_given_a_model_gets_that_model(clock):

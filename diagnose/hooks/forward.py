@@ -30,8 +30,15 @@ KEEPERS = (
 """Module, owner and name of functions that keep the `nn.Module.__call__` that they find: `torch.compile` to
 call it, the profiler to know the frames of modules by its code, once for the whole process."""
 
-BY_VALUE = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "pyspark.cloudpickle")
-"""Packages with a `cloudpickle` in them, which pickles a class of the script's with all that it holds."""
+BY_VALUE = {
+    "cloudpickle.cloudpickle": "_extract_class_dict",
+    "joblib.externals.cloudpickle.cloudpickle": "_extract_class_dict",
+    "ray.cloudpickle.cloudpickle": "_extract_class_dict",
+    "pyspark.cloudpickle.cloudpickle": "_extract_class_dict",
+    "dill._dill": "_get_typedict_type",
+}
+"""Modules that pickle a class of the script's with all that it holds, and the function of each that makes a
+dict of that, and returns it alone or first."""
 
 FX, FX_TRACES = "torch.fx._symbolic_trace", "_is_fx_tracing_flag"
 
@@ -57,9 +64,8 @@ class ForwardHook(Hook):
                 adopted.callback(
                     after_import(module, functools.partial(search.steps_aside_for, module, owner, name))
                 )
-            for package in BY_VALUE:
-                module = f"{package}.cloudpickle"
-                adopted.callback(after_import(module, functools.partial(search.keeps_out_of, module)))
+            for module, name in BY_VALUE.items():
+                adopted.callback(after_import(module, functools.partial(search.keeps_out_of, module, name)))
             yield
 
 
@@ -109,23 +115,26 @@ class _Search:
         holder = sys.modules[module]
         self._adopted.enter_context(replaced(getattr(holder, owner) if owner else holder, name, wrap))
 
-    def keeps_out_of(self, module: str) -> None:
+    def keeps_out_of(self, module: str, name: str) -> None:
         """Lets a class be pickled by value as it is without us: ours leads to locks and open files."""
 
         def wrap(original: Any) -> Any:
-            def call(cls: type) -> Any:
-                found = original(cls)
-                if cls in self._classes and "__call__" in found:
+            def call(cls: type, *args: Any) -> Any:
+                found = original(cls, *args)
+                members = found[0] if isinstance(found, tuple) else found
+                if cls in self._classes and "__call__" in members:
                     own = self._classes[cls]
-                    found = {key: value for key, value in found.items() if key != "__call__"}
-                    found |= {"__call__": own} if own is not None else {}
+                    if own is None:
+                        del members["__call__"]
+                    else:
+                        members["__call__"] = own
                 return found
 
             return hidden(call)
 
         holder = sys.modules[module]
-        if hasattr(holder, "_extract_class_dict"):
-            self._adopted.enter_context(replaced(holder, "_extract_class_dict", wrap))
+        if hasattr(holder, name):
+            self._adopted.enter_context(replaced(holder, name, wrap))
 
     def _listen(self) -> None:
         if self._base is None:
