@@ -84,6 +84,8 @@ class _Search:
         self._adopted = adopted
         self._classes: dict[type, Any] = {}  # with what each had for a `__call__` of its own
         self._base: ExitStack | None = None
+        self._listener: Any = None  # what is in place of `nn.Module.__call__` then
+        self._beneath: Any = None  # and what it calls
         self._closed = False  # another library may hold our replacement and call it for ever
 
     def __enter__(self) -> _Search:
@@ -175,7 +177,13 @@ class _Search:
                 unseen(error)
                 raise
 
-        return hidden(call)
+        self._listener, self._beneath = hidden(call), original
+        return self._listener
+
+    def _base_call(self) -> Any:
+        """What `nn.Module.__call__` is without us: torch's, or what `torch.fx` or the script put there."""
+        now = self._module.__call__
+        return self._beneath if now is self._listener else now
 
     def _adopt(self, cls: type) -> bool:
         """Gives a class its own `__call__` if one of its instances is being called outermost."""
@@ -195,12 +203,12 @@ class _Search:
         recorder, is_grad_enabled = self._recorder, self._is_grad_enabled
         clock, log, models = recorder.clock, recorder.log.append, recorder.models
         routes = recorder.routes
-        module, fx = self._module, vars(sys.modules.get(FX, object))
+        module, base_call = self._module, self._base_call
         inherits = original is module.__call__
 
         def routed(*args: Any, **kwargs: Any) -> Any:
             through = routes.get(id(args[0]), ()) if recorder.current in (FORWARD, EVALUATION) else ()
-            call = original
+            call = base_call() if inherits else original
             for route in reversed(through):
                 if recorder.current == EVALUATION and not getattr(route, "everywhere", False):
                     continue
@@ -214,20 +222,20 @@ class _Search:
             if is_dynamo_compiling():
                 return original(*args, **kwargs)
             interrupted = recorder.current
-            is_symbolic = fx.get(FX_TRACES)
             if (
                 interrupted < FIRST_GAP
                 or get_ident() != recorder.calm
                 or not is_grad_enabled()
                 or id(args[0]) not in models
                 or routes
-                or is_symbolic
+                or (inherits and module.__call__ is not original)
             ):
+                is_other = inherits and base_call() is not original
                 try:
-                    if is_symbolic and inherits:
-                        return module.__call__(*args, **kwargs)  # which torch.fx has replaced meanwhile
+                    if is_other and interrupted == FORWARD:
+                        return base_call()(*args, **kwargs)
                     # A loop without a loader has its boundary in here, and there a route may be taken up.
-                    if (routes or recorder.on_boundary is not None) and interrupted != FORWARD:
+                    if (routes or is_other or recorder.on_boundary is not None) and interrupted != FORWARD:
                         return tuned(*args, **kwargs)
                     return (original if interrupted == FORWARD else asked)(*args, **kwargs)
                 except BaseException as error:
