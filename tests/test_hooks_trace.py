@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -183,6 +184,37 @@ def test_a_models_own_call_is_made_once(clock, inherited):
             assert model.calls == number
         assert recorder.listening
         assert "__call__" in vars(type(model)), "it is measured"
+
+
+def test_a_class_that_lets_nothing_be_set_is_called_as_without_us(clock):
+    class Sealed(type):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            raise AttributeError(f"{name} cannot be set")
+
+    class Net(nn.Linear, metaclass=Sealed):
+        pass
+
+    model = Net(4, 2)
+    with measured(clock, "forward") as recorder:
+        for _ in range(2):
+            model(torch.ones(1, 4))
+        (note,) = recorder.notes
+        assert "__call__ cannot be set" in note
+
+
+def test_a_call_that_a_descriptor_makes_is_made_as_without_us(clock):
+    class Net(nn.Linear):
+        def times(self, factor: int, x: Any) -> Any:
+            return factor * super().__call__(x)
+
+        __call__ = functools.partialmethod(times, 2)
+
+    model = Net(4, 2)
+    rows = torch.ones(1, 4)
+    with measured(clock, "forward") as recorder:
+        for _ in range(2):
+            assert torch.equal(model(rows), 2 * model.forward(rows))
+        assert not recorder.notes
 
 
 @pytest.mark.parametrize("has_own_call", [True, False])

@@ -192,9 +192,16 @@ class _Search:
             return False
         if not recorder.outermost:
             return False
+        own = self._classes[cls] = vars(cls).get("__call__")
+        if not isinstance(own, FunctionType | None):
+            return False  # a descriptor decides what is called
         self._rest()
-        self._classes[cls] = vars(cls).get("__call__")
-        self._adopted.enter_context(replaced(cls, "__call__", self._wrap))
+        try:
+            self._adopted.enter_context(replaced(cls, "__call__", self._wrap))
+        except Exception:  # noqa: BLE001 (a metaclass of the script's may refuse)
+            recorder.broke(self._adopt)
+            self._listen()
+            return False
         return True
 
     def _wrap(self, original: Any) -> Any:
