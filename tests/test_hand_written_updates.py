@@ -74,6 +74,25 @@ def test_an_optimizer_of_torchs_is_the_one_that_steps():
         assert not recorder.notes
 
 
+def test_where_an_optimizer_was_made_the_note_does_not_say_that_there_is_none():
+    """Of a compiled `step()` no hook of torch's is left, and it looks like this."""
+    model = nn.Linear(4, 1)
+    with measured(FakeClock()) as recorder:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(20):
+            model(torch.randn(16, 4)).square().mean().backward()
+            by_data(model)
+            optimizer.zero_grad()
+        recorder.finish()
+        assert len(steps_of(recorder)) >= 15
+        (note,) = recorder.notes
+    assert note == (
+        "no optimizer of torch's is seen to step here, and the parameters change: a step ends with every "
+        "backward pass. One was made; if its `step()` is compiled, it cannot be seen. If that is wrong: "
+        "import diagnose; diagnose.step()"
+    )
+
+
 def test_an_attack_on_the_inputs_is_no_update():
     model = nn.Linear(4, 1).requires_grad_()
     with measured(FakeClock()) as recorder:

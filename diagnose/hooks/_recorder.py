@@ -104,6 +104,7 @@ class Recorder:
         facts: What hooks have learnt of the program besides times, by name; JSON's types only.
         modules: Weak references to the modules called outermost in training, in order of appearance.
         optimizers: Likewise to the optimizers that stepped.
+        optimizers_made: Whether any optimizer of torch's was made.
         stepped_times: How often each of them has, by identity, while the hooks look around.
         inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
             live objects and add to `facts`.
@@ -175,6 +176,7 @@ class Recorder:
         "on_iterator",
         "on_pass",
         "optimizers",
+        "optimizers_made",
         "routes",
         "samples",
         "searching",
@@ -235,6 +237,7 @@ class Recorder:
         self.models.clear()
         self.modules: list[weakref.ref[Any]] = []
         self.optimizers: list[weakref.ref[Any]] = []
+        self.optimizers_made = False
         self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.sites: dict[tuple[str, int, int], int] = {}

@@ -24,16 +24,24 @@ MOST_NODES, MOST_LEAVES, NUMBERS = 4096, 32, 8
 """So much of a graph is walked, so many of its leaves are looked at, and so many numbers of each."""
 
 NOTE = (
-    "no optimizer of torch's steps here, and the parameters change: a step ends with every {which}backward"
-    " pass. What updates them is code of the loop. If that is wrong: import diagnose; diagnose.step()"
+    "no optimizer of torch's {steps}, and the parameters change: a step ends with every {which}backward"
+    " pass. {cause} If that is wrong: import diagnose; diagnose.step()"
 )
+STEPS = {
+    False: {"steps": "steps here", "cause": "What updates them is code of the loop."},
+    True: {
+        "steps": "is seen to step here",
+        "cause": "One was made; if its `step()` is compiled, it cannot be seen.",
+    },
+}
+"""Words of the note, by whether an optimizer was made."""
 
 
 class HandWrittenUpdatesHook(Hook):
     """Ends steps where the loop itself, or an optimizer that is not torch's, updates the parameters.
 
     Between the first backward passes it looks at a few numbers of a few leaves of the graph; on a device,
-    for which it would have to wait, only at their versions. Under DDP that place is taken: nothing is seen.
+    for which it would have to wait, only at their versions.
     """
 
     requires = "torch.autograd"
@@ -62,7 +70,8 @@ class HandWrittenUpdatesHook(Hook):
             if len(changed_at) >= CHANGES:
                 gaps = [after - before for before, after in pairwise(changed_at)]
                 period = min(gaps)
-                recorder.notes.append(NOTE.format(which=f"{period}th " if period > 1 else ""))
+                which = f"{period}th " if period > 1 else ""
+                recorder.notes.append(NOTE.format(which=which, **STEPS[recorder.optimizers_made]))
                 passes = 0
                 on_pass(args)
 
