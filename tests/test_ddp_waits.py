@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks import _recorder
 from diagnose.hooks.backward import BackwardHook
 from diagnose.hooks.ddp_waits import DdpWaitsHook
+from tests.fakes import measured
 
 FORWARD = SLOT_OF["forward"]
 
@@ -116,6 +118,20 @@ def test_the_loss_keeps_no_hook_and_a_graph_can_be_walked_twice(recorder):
     loss.backward()
     assert len(called) == 2, "the script's own hook is called once a pass"
     assert meetings(recorder) == 1
+
+
+def test_parameters_that_the_loop_updates_have_steps_and_meetings():
+    with measured(perf_counter_ns) as recorder:
+        model = DistributedDataParallel(nn.Linear(4, 2))
+        for _ in range(20):
+            model(torch.ones(1, 4)).sum().backward()
+            for p in model.parameters():
+                p.data.add_(p.grad, alpha=-0.1)
+                p.grad = None
+        recorder.finish()
+        assert recorder.steps >= 15
+        assert meetings(recorder) >= 15
+        assert len(recorder.notes) == 1, "of the steps"
 
 
 def test_a_pass_that_fails_leaves_the_next_one_measured(recorder):

@@ -62,6 +62,42 @@ def test_an_exported_model_takes_any_batch(recorder):
     assert exported.module()(torch.ones(5, 3, 4, 4)).shape == (5, 3, 4, 4)
 
 
+@pytest.mark.parametrize("steps_before", [0, 1, 100])
+def test_a_call_that_the_script_puts_in_place_of_torchs_is_made_while_it_is_there(
+    monkeypatch, steps_before
+):
+    """As tools that draw or count a model's modules do for one call of it."""
+
+    class Whole(SlowModel):
+        pass
+
+    clock = FakeClock()
+    model, seen = Whole(clock, forward_ns=1), []
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)  # what the script leaves goes with it
+    with measured(clock, "forward") as recorder:
+        recorder.step_marked()
+        for _ in range(steps_before):
+            model(torch.ones(1, 4))
+            recorder.step_marked()
+        found = nn.Module.__call__
+
+        def noting(module: nn.Module, *args: Any) -> Any:
+            seen.append(type(module))
+            return found(module, *args)
+
+        for calls in range(1, 4):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(nn.Module, "__call__", noting)
+                model(torch.ones(1, 4))
+            assert seen == [Whole, nn.Linear] * calls
+            model(torch.ones(1, 4))
+            assert seen == [Whole, nn.Linear] * calls
+        recorder.step_marked()
+        forward_ns = sum(step.times.get("forward", 0) for step in steps_of(recorder))
+        assert forward_ns >= steps_before + 5, "but for a call that is the first one of all"
+        assert not recorder.notes
+
+
 def writes_by_fx(model: nn.Module) -> None:
     torch.fx.symbolic_trace(model)
 

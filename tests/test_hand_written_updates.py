@@ -74,6 +74,63 @@ def test_an_optimizer_of_torchs_is_the_one_that_steps():
         assert not recorder.notes
 
 
+def test_parameters_that_are_made_anew_in_each_pass_change():
+    params = [torch.ones(4, 8, requires_grad=True), torch.ones(8, requires_grad=True)]
+    with measured(FakeClock()) as recorder:
+        for _ in range(40):
+            loss = (torch.randn(16, 4) @ params[0] + params[1]).square().mean()
+            gradients = torch.autograd.grad(loss, params)
+            updated = [p - 0.1 * g for p, g in zip(params, gradients, strict=True)]
+            params = [p.detach().requires_grad_() for p in updated]
+        recorder.finish()
+        assert 40 - 5 <= len(steps_of(recorder)) <= 40
+
+
+@pytest.mark.parametrize("rate, num_steps", [(0.1, 35), (0.0, 0)])
+def test_parameters_that_go_through_torch_func_change_where_they_are_updated(rate: float, num_steps: int):
+    model = nn.Linear(4, 1)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(params: dict[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, params, (rows,)).square().mean()
+
+    with measured(FakeClock()) as recorder:
+        for _ in range(40):
+            gradients = torch.func.grad(loss)(params, torch.randn(16, 4))
+            params = {name: p - rate * gradients[name] for name, p in params.items()}
+        recorder.finish()
+        assert num_steps <= len(steps_of(recorder)) <= 40 * (num_steps > 0)
+        assert len(recorder.notes) == (num_steps > 0)
+
+
+def test_gradients_of_one_input_after_another_are_no_update():
+    model = nn.Linear(4, 1).requires_grad_(False)
+    with measured(FakeClock()) as recorder:
+        for _ in range(20):
+            rows = torch.randn(16, 4, requires_grad=True)
+            torch.autograd.grad(model(rows).sum(), rows)
+        assert not recorder.notes
+
+
+def test_where_an_optimizer_was_made_the_note_does_not_say_that_there_is_none():
+    """Of a compiled `step()` no hook of torch's is left, and it looks like this."""
+    model = nn.Linear(4, 1)
+    with measured(FakeClock()) as recorder:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(20):
+            model(torch.randn(16, 4)).square().mean().backward()
+            by_data(model)
+            optimizer.zero_grad()
+        recorder.finish()
+        assert len(steps_of(recorder)) >= 15
+        (note,) = recorder.notes
+    assert note == (
+        "no optimizer of torch's is seen to step here, and the parameters change: a step ends with every "
+        "backward pass. One was made; if its `step()` is compiled, it cannot be seen. If that is wrong: "
+        "import diagnose; diagnose.step()"
+    )
+
+
 def test_an_attack_on_the_inputs_is_no_update():
     model = nn.Linear(4, 1).requires_grad_()
     with measured(FakeClock()) as recorder:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -131,6 +135,17 @@ def test_the_iterator_of_a_loader_keeps_its_type_length_and_attributes(clock):
         assert [row.tolist() for row in batches] == [row.tolist() for row in plain]
 
 
+def test_a_loader_that_the_script_drops_at_the_end_of_an_epoch_is_gone(clock):
+    data = SlowData(clock, num_rows=4, fetch_ns=5)
+    held = weakref.ref(data)
+    with measured(clock):
+        for _ in DataLoader(data, batch_size=2):
+            pass
+        del data
+        gc.collect()
+        assert held() is None
+
+
 def test_models_and_their_classes_pickle_and_copy_under_the_hooks(clock, tmp_path):
     import copy
     import pickle
@@ -171,6 +186,37 @@ def test_a_models_own_call_is_made_once(clock, inherited):
         assert "__call__" in vars(type(model)), "it is measured"
 
 
+def test_a_class_that_lets_nothing_be_set_is_called_as_without_us(clock):
+    class Sealed(type):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            raise AttributeError(f"{name} cannot be set")
+
+    class Net(nn.Linear, metaclass=Sealed):
+        pass
+
+    model = Net(4, 2)
+    with measured(clock, "forward") as recorder:
+        for _ in range(2):
+            model(torch.ones(1, 4))
+        (note,) = recorder.notes
+        assert "__call__ cannot be set" in note
+
+
+def test_a_call_that_a_descriptor_makes_is_made_as_without_us(clock):
+    class Net(nn.Linear):
+        def times(self, factor: int, x: Any) -> Any:
+            return factor * super().__call__(x)
+
+        __call__ = functools.partialmethod(times, 2)
+
+    model = Net(4, 2)
+    rows = torch.ones(1, 4)
+    with measured(clock, "forward") as recorder:
+        for _ in range(2):
+            assert torch.equal(model(rows), 2 * model.forward(rows))
+        assert not recorder.notes
+
+
 @pytest.mark.parametrize("has_own_call", [True, False])
 def test_a_class_of_the_script_pickles_by_value_as_without_us(clock, has_own_call):
     """As MLflow, joblib and Ray pickle what `__main__` defines."""
@@ -197,6 +243,44 @@ def test_a_class_of_the_script_pickles_by_value_as_without_us(clock, has_own_cal
         [sys.executable, "-c", elsewhere], input=pickled, capture_output=True, check=True
     )
     assert ended.stdout.decode() == f"{has_own_call} {expected.tolist()} False\n"
+
+
+@pytest.mark.parametrize("has_own_call", [True, False])
+def test_dill_is_given_a_class_of_the_script_as_without_us(clock, has_own_call, monkeypatch):
+    """As Hugging Face's datasets pickle what `map` is given. Of dill itself, which is not among what the
+    tests need, its function with the arguments and results that it has."""
+    dill = ModuleType("dill._dill")
+    vars(dill)["_get_typedict_type"] = lambda cls, clsdict, attrs, postproc_list: (clsdict, attrs)
+    monkeypatch.setitem(sys.modules, dill.__name__, dill)
+
+    class Net(nn.Linear):
+        if has_own_call:
+
+            def __call__(self, x: Any) -> Any:
+                return 2 * super().__call__(x)
+
+    plain = dict(vars(Net))
+    model = Net(4, 2)
+    with measured(clock):
+        model(torch.ones(1, 4))
+        assert vars(Net).get("__call__") is not plain.get("__call__")
+        given, attrs = dill._get_typedict_type(Net, dict(vars(Net)), None, [])
+    assert given == plain and attrs is None
+
+
+def test_an_optimizer_that_is_given_a_model_gets_that_model(clock):
+    given: list[Any] = []
+
+    class Projected(torch.optim.SGD):
+        def step(self, model: nn.Module) -> None:  # type: ignore[override]
+            given.append(model)
+            super().step()
+
+    model = nn.Linear(4, 1)
+    optimizer = Projected(model.parameters(), lr=0.1)
+    with measured(clock):
+        optimizer.step(model)
+    assert given == [model]
 
 
 def test_what_is_wrapped_in_every_step_leaves_nothing_behind(clock):
@@ -241,6 +325,26 @@ def test_a_function_can_be_handed_to_another_process_under_the_hooks(clock, path
     with measured(clock):
         pickled = pickle.dumps(getattr(owner, name))
     assert pickle.loads(pickled) is plain, "the other process has torch's own"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_gradient_within_torchscript_compiles_as_without_us(clock):
+    """As molecular force fields take their forces."""
+    from torch.jit import _builtins
+
+    def forces(energy: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor | None]:
+        return torch.autograd.grad([energy], [positions])
+
+    def spread(energy: torch.Tensor) -> None:
+        torch.autograd.backward([energy])
+
+    known = len(_builtins._get_builtin_table()), len(_builtins._builtin_ops)
+    positions = torch.ones(2, requires_grad=True)
+    with measured(clock):
+        (force,) = torch.jit.script(forces)((positions**2).sum(), positions)
+        torch.jit.script(spread)((positions**2).sum())
+    assert torch.equal(force, torch.full((2,), 2.0)) and torch.equal(positions.grad, force)
+    assert (len(_builtins._get_builtin_table()), len(_builtins._builtin_ops)) == known
 
 
 # -- names that a torch may lack

@@ -130,6 +130,19 @@ def test_two_optimizers_in_one_batch_are_one_step(recorder, clock, loader):
     assert {step.times["forward"] for step in steps} == {30 + 30 + 100 + 30}
 
 
+def test_an_optimizer_that_steps_for_each_of_its_groups_makes_one_step_of_a_batch(
+    recorder, model, optimizer, loader
+):
+    """As DeepSpeed's does."""
+    for rows in loader:
+        model(rows).sum().backward()
+        for _ in range(3):
+            optimizer.step()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [2] * BATCHES
+    assert [step.times["optimizer"] for step in steps] == [30] * BATCHES
+
+
 def test_a_critic_that_trains_more_often_makes_a_step_of_each_of_its_batches(recorder, clock, loader):
     generator, critic = SlowModel(clock), SlowModel(clock)
     for_generator, for_critic = SlowOptimizer(clock, generator, 10), SlowOptimizer(clock, critic, 5)

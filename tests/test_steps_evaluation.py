@@ -189,6 +189,7 @@ def test_a_frozen_teacher_in_evaluation_mode_makes_no_evaluation(recorder, model
     assert len(steps) == BATCHES
     assert {step.times["forward"] for step in steps} == {200}
     assert not any("evaluation" in step.times for step in steps)
+    assert [known() for known in recorder.modules] == [model]
 
 
 def test_training_in_evaluation_mode_is_training(recorder, clock, model, optimizer, loader):
@@ -203,6 +204,61 @@ def test_training_in_evaluation_mode_is_training(recorder, clock, model, optimiz
     assert [step.samples for step in steps] == [2] * 2 * BATCHES
     times = {"data_wait": 2, "gap_after_data_wait": 3, "forward": 100, "backward": 200, "optimizer": 10}
     assert [step.times for step in steps] == [times] * 2 * BATCHES
+    assert [known() for known in recorder.modules] == [model]
+
+
+def test_gradients_taken_in_an_evaluation_are_evaluation(recorder, clock, model, optimizer, loader):
+    """As those of the energy by the positions are, which are forces."""
+    held_out = DataLoader(SlowData(clock, num_rows=3, fetch_ns=7), batch_size=1)
+    for index, rows in enumerate(loader):
+        model(rows).sum().backward()
+        optimizer.step()
+        if index % 2 == 1:
+            model.eval()
+            for positions in held_out:
+                positions.requires_grad_()
+                (forces,) = torch.autograd.grad(model(positions).sum(), positions)
+                nn.MSELoss()(forces, positions)
+                clock.spend(1)
+            model.train()
+    steps = ended(recorder)
+    assert [step.samples for step in steps] == [2] * BATCHES
+    assert [step.backward_passes for step in steps] == [1] * BATCHES
+    assert [step.times.get("evaluation", 0) for step in steps] == [0, 3 * 308, 0, 3 * 308]
+    assert {step.times["backward"] for step in steps} == {200}
+
+
+def test_an_attack_on_the_batch_in_hand_is_training(recorder, clock, model, optimizer, loader):
+    """Adversarial training computes its examples in evaluation mode."""
+    for rows in loader:
+        model.eval()
+        clock.spend(5)
+        rows.requires_grad_()
+        (gradient,) = torch.autograd.grad(model(rows).sum(), rows)
+        model.train()
+        model(rows + gradient).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert [step.times["forward"] for step in steps] == [200] * BATCHES
+    assert [step.times["backward"] for step in steps] == [400] * BATCHES
+    assert not any("evaluation" in step.times for step in steps)
+
+
+@pytest.mark.parametrize("way", evaluations())
+def test_evaluation_with_a_training_batch_in_hand_is_evaluation(
+    recorder, clock, model, optimizer, loader, way
+):
+    held_out = DataLoader(SlowData(clock, num_rows=3, fetch_ns=7), batch_size=1)
+    for index, rows in enumerate(loader):
+        if index == 1:
+            evaluations()[way](model, held_out)
+        model(rows).sum().backward()
+        optimizer.step()
+    steps = ended(recorder)
+    assert len(steps) == BATCHES
+    batches = 2 if way == "without_gradients_around_each_call" else 3
+    assert steps[1].times["evaluation"] == 3 * 100 + batches * 7
+    assert [step.samples for step in steps] == [2] * BATCHES
 
 
 # -- trainers that switch back to training when they have the batch

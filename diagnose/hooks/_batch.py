@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,15 @@ MAX_DEPTH = 3
 """Nesting to look into: a dict in a tuple in a list is common, deeper is not."""
 
 
-def batch_size(batch: Any) -> tuple[int, int]:
+def batch_size(batch: Any, asked: int = 0) -> tuple[int, int]:
     """Returns the samples and tokens of a batch, 0 for what it does not tell.
 
-    The first tensor found counts: its first axis is the number of samples. It has tokens when it holds
-    integers of shape `(B, T)`: `B * T`, padding included.
+    The first tensor found counts: its first axis is the number of samples, unless it is one of a list of
+    samples. It has tokens when it holds integers of shape `(B, T)`: `B * T`, padding included.
 
     Args:
         batch: A tensor, or nested sequences and mappings of tensors, as a loader yields or a model takes.
+        asked: The samples that the loader was to put into it, if known.
     """
     if type(batch) in (tuple, list) and batch and isinstance(batch[0], torch.Tensor):
         tensor: torch.Tensor | None = batch[0]  # nearly always
@@ -26,6 +27,10 @@ def batch_size(batch: Any) -> tuple[int, int]:
         tensor = first_tensor(batch)
     if tensor is None or not tensor.dim():
         return 0, 0
+    if len(tensor) != asked and isinstance(batch, (tuple, list)):
+        samples = _listed(batch, len(tensor), asked)
+        if samples:
+            return samples, 0
     if tensor.is_floating_point() or tensor.dim() != 2 or tensor.dtype is torch.bool:
         return len(tensor), 0
     return len(tensor), tensor.numel()
@@ -37,15 +42,49 @@ def is_on_device(batch: Any) -> bool:
     return tensor is not None and tensor.device.type != "cpu"
 
 
-def tells_samples_first(batch: Any) -> bool:
+def tells_samples_first(batch: Any, asked: int) -> bool:
     """Whether `batch[0].size(0)` is all that `batch_size` finds."""
     return (
         type(batch) in (tuple, list)
         and bool(batch)
         and isinstance(batch[0], torch.Tensor)
-        and batch_size(batch) == (batch[0].dim() and batch[0].size(0), 0)
+        and batch_size(batch, asked) == (batch[0].dim() and batch[0].size(0), 0)
         and batch[0].is_floating_point()
     )
+
+
+def _listed(batch: Sequence[Any], length: int, asked: int) -> int:
+    """Returns the number of samples in a list of them, or in one list of each of their parts, as detection
+    has of images and boxes; 0 where they lie along a tensor's first axis.
+
+    Args:
+        batch: The batch.
+        length: The first axis of its first tensor.
+        asked: See `batch_size`.
+    """
+    parts = batch[0] if isinstance(batch[0], (tuple, list)) else ()
+    for samples in (batch, parts):
+        if len(samples) == asked > 1 and _are_alike(samples):
+            return asked
+    # The last batch of an epoch, or nobody knows what was asked. Two views of a batch are of equal length.
+    if parts and isinstance(parts[0], torch.Tensor) and _are_alike(parts):
+        others = [each for each in batch[1:] if isinstance(each, (tuple, list)) and len(each) == len(parts)]
+        if others and not _are_as_long([*parts, *others[0]], length):
+            return len(parts)
+    if length > asked > len(batch) and _are_alike(batch) and not _are_as_long(batch, length):
+        return len(batch)
+    return 0
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Whether all are of one type, and tensors of one type and dimension."""
+    kinds = {(type(v), v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v) for v in values}
+    return len(kinds) == 1
+
+
+def _are_as_long(values: Sequence[Any], length: int) -> bool:
+    """Whether all are tensors whose first axis is so long."""
+    return all(isinstance(v, torch.Tensor) and v.dim() > 0 and len(v) == length for v in values)
 
 
 def first_tensor(batch: Any, depth: int = MAX_DEPTH) -> torch.Tensor | None:

@@ -96,7 +96,7 @@ class Recorder:
         evaluated: Whether it has been called in that mode since.
         batch_use: What the last batch of a training loader was used for so far: `UNUSED`, `EVALUATED` or
             `TRAINED`.
-        models: Identities of the modules that were called in training.
+        models: Identities of the modules that were called in training mode.
         counters: Running totals, see `COUNTERS`.
         sites: How often each line of the user's code asked for a batch, called a model, began a backward.
         events: `(time, step, kind, detail)` of what happened besides.
@@ -104,6 +104,7 @@ class Recorder:
         facts: What hooks have learnt of the program besides times, by name; JSON's types only.
         modules: Weak references to the modules called outermost in training, in order of appearance.
         optimizers: Likewise to the optimizers that stepped.
+        optimizers_made: Whether any optimizer of torch's was made.
         stepped_times: How often each of them has, by identity, while the hooks look around.
         inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
             live objects and add to `facts`.
@@ -175,6 +176,7 @@ class Recorder:
         "on_iterator",
         "on_pass",
         "optimizers",
+        "optimizers_made",
         "routes",
         "samples",
         "searching",
@@ -235,6 +237,7 @@ class Recorder:
         self.models.clear()
         self.modules: list[weakref.ref[Any]] = []
         self.optimizers: list[weakref.ref[Any]] = []
+        self.optimizers_made = False
         self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.sites: dict[tuple[str, int, int], int] = {}
@@ -346,13 +349,17 @@ class Recorder:
             self._stop_if_done()
 
     def model_appears(self, model: Any) -> None:
-        """A module is called for the first time. One in evaluation mode is a teacher, not in training."""
-        if not model.training:
-            return
-        # `eval()` may be called on what DDP or `torch.compile` wraps.
-        parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
-        self.models.update(id(part) for part in parts if part is not None)
-        self.modules.append(weakref.ref(model))
+        """A module is called that has not been in training mode so far. In evaluation mode, one is trained
+        if there is anything to train, as what `from_pretrained` makes; its `eval()` begins no evaluation.
+        """
+        if model.training:
+            # `eval()` may be called on what DDP or `torch.compile` wraps.
+            parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
+            self.models.update(id(part) for part in parts if part is not None)
+        elif not self.searching or not any(p.requires_grad for p in model.parameters()):
+            return  # a teacher
+        if all(known() is not model for known in self.modules):
+            self.modules.append(weakref.ref(model))
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer steps; only told while the hooks look around."""
@@ -375,7 +382,7 @@ class Recorder:
             before = self._seen.get(id(model), (0, 0))
             self._seen[id(model)] = (before[0] + samples, before[1] + tokens)
 
-    def work_begins(self) -> None:
+    def work_begins(self, by_optimizer: bool = False) -> None:
         """A training forward, a backward or an optimizer step begins. Needed only while not `calm`."""
         if self.evaluating or self.current in UNSETTLED:
             self._settle_evaluation(False)
@@ -383,7 +390,7 @@ class Recorder:
             self._begin()
         if not self.in_step:
             ends = self.on_boundary is not None and self.finder.ends_here()
-            self.finder.work_begins()
+            self.finder.work_begins(by_optimizer)
             if ends and self.on_boundary is not None:
                 self.guarded(self.on_boundary)
             if self.finder.provisional is not None:
@@ -430,7 +437,8 @@ class Recorder:
         if inside and self.current >= FIRST_GAP:
             if self.current == GAP_AFTER_EVALUATION:
                 self._settle_evaluation(True)
-            self._run_into(EVALUATION)
+            # With an unused batch in hand it may be an attack on that one: what comes next will tell.
+            self._run_into(GAP_AFTER_EVALUATION if self.batch_use == UNUSED else EVALUATION)
             self.evaluating = True
             self.calm = 0
         elif not inside:
@@ -553,13 +561,14 @@ class Recorder:
 
     def _settle_evaluation(self, evaluating: bool) -> None:
         """Decides whose the gap after a gradient-free call was, now that the next event is known."""
+        if not evaluating:
+            self.evaluating = False
         if self.current == GAP_AFTER_EVALUATION:
             target = EVALUATION if evaluating else GAP_AFTER_REST
             self.current = GAP_AFTER_REST
             if self._begun:
                 self.log.append(self.clock() * WIDTH + target + SETTLED)
         elif self.current == EVALUATION and not evaluating:
-            self.evaluating = False
             self._run_into(GAP_AFTER_REST)
 
     def _drop_stale_optimizer(self) -> None:

@@ -54,9 +54,10 @@ class StepFinder:
         self.asks = 1
         return True
 
-    def work_begins(self) -> None:
-        """A training forward, a backward or an optimizer step begins."""
-        if self.stepped and self.provisional is None:
+    def work_begins(self, by_optimizer: bool = False) -> None:
+        """A training forward, a backward or an optimizer step begins. That of an optimizer in a loop with a
+        loader begins no step: one may step for each of its groups."""
+        if self.stepped and self.provisional is None and not (by_optimizer and self.asks):
             self.provisional = self._mark()
 
     def optimizer_stepped(self, optimizer: int) -> None:

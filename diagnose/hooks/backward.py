@@ -10,7 +10,7 @@ from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._log import WIDTH
-from diagnose.hooks._recorder import Recorder
+from diagnose.hooks._recorder import UNUSED, Recorder
 from diagnose.hooks.base import Hook, hidden, replaced, spanned, unseen
 
 BACKWARD = SLOT_OF["backward"]
@@ -42,6 +42,9 @@ class BackwardHook(Hook):
             current = recorder.current
             if current == BACKWARD or (current == EVALUATION and not recorder.evaluating):
                 return -1
+            if recorder.evaluating and recorder.batch_use != UNUSED and current != FORWARD:
+                recorder.evaluation_begins()  # as forces are evaluated; an optimizer's step is what trains
+                return EVALUATION
             if current != FORWARD:  # a gradient taken inside the model is part of the model
                 recorder.work_begins()
                 recorder.backward_passes += 1

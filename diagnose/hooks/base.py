@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FunctionType, MethodType
@@ -71,13 +71,32 @@ def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
     replacement = wrap(original)
     setattr(owner, name, replacement)
     try:
-        yield
+        with nullcontext() if isinstance(owner, type) else _scripted_as(original, replacement):
+            yield
     finally:
         if vars(owner).get(name) is replacement:
             if inherited:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+@contextmanager
+def _scripted_as(original: Any, replacement: Any) -> Iterator[None]:
+    """Lets TorchScript compile a replacement as it does the original: its builtins are told by identity."""
+    builtins: Any = sys.modules.get("torch.jit._builtins")
+    known = getattr(builtins, "_builtin_ops", [])
+    entry = next(((replacement, op) for function, op in known if function is original), None)
+    if entry is None:
+        yield
+        return
+    known.append(entry)  # of which the table will be made, if there is none yet
+    (builtins._builtin_table or {})[id(replacement)] = entry[1]
+    try:
+        yield
+    finally:
+        known.remove(entry)
+        (builtins._builtin_table or {}).pop(id(replacement), None)
 
 
 @contextmanager

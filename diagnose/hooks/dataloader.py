@@ -93,8 +93,9 @@ class DataLoaderHook(Hook):
         def after(args: tuple[Any, ...], batch: Any) -> None:
             nonlocal loaded, plain
             collating.end()
-            loaded = batch_size(batch)
-            plain = tells_samples_first(batch)
+            asked = getattr(getattr(args[0], "_index_sampler", None), "batch_size", None) or 0
+            loaded = batch_size(batch, asked)
+            plain = tells_samples_first(batch, asked)
             if recorder.on_batch is not None:
                 recorder.guarded(recorder.on_batch, batch)
             if recorder.curious and is_on_device(batch):
@@ -129,8 +130,11 @@ class DataLoaderHook(Hook):
                         return asked(batches)
                     except BaseException as error:
                         doubted = nothing  # what is trained next is no batch of it
+                        if latest() is batches:
+                            collating.end()
                         if isinstance(error, StopIteration) and latest() is batches:
                             recorder.epochs_ended += 1
+                            recorder.batch_use = TRAINED
                             latest = nothing  # no batch is under way; persistent workers keep the iterator
                         unseen(error)
                         raise
@@ -146,6 +150,7 @@ class DataLoaderHook(Hook):
                     recorder.leave(DATA_WAIT, interrupted)
                     if isinstance(error, StopIteration):
                         recorder.epochs_ended += 1
+                        recorder.batch_use = TRAINED
                         latest = nothing
                     unseen(error)
                     raise
@@ -157,7 +162,7 @@ class DataLoaderHook(Hook):
                     loaded = (count, 0)
                     recorder.calm = recorder.calm_when_told
                 except Exception:  # noqa: BLE001 (not such a batch as the ones before)
-                    recorder.guarded(after, (), batch)
+                    recorder.guarded(after, (batches,), batch)
                 return batch
 
             recorder.log.kept_by(call)

@@ -43,6 +43,7 @@ class DdpWaitsHook(Hook):
         queue_callback = Variable._execution_engine.queue_callback
         reducing: list[weakref.ref[Any]] = []
         handle: Any = None
+        beside: Callable[[tuple[Any, ...]], None] | None = None  # what another hook asked for
 
         def arrived() -> None:
             nonlocal handle
@@ -58,8 +59,17 @@ class DdpWaitsHook(Hook):
             except Exception:  # noqa: BLE001 (the one place where a hook meets the script)
                 recorder.broke(begun)
 
+        def watch() -> None:
+            nonlocal beside
+            if recorder.on_pass is not on_pass:
+                beside, recorder.on_pass = recorder.on_pass, on_pass
+
         def on_pass(args: tuple[Any, ...]) -> None:
-            nonlocal handle
+            nonlocal beside, handle
+            if beside is not None:
+                recorder.on_pass = beside
+                recorder.guarded(beside, args)
+                beside, recorder.on_pass = recorder.on_pass, on_pass  # it may have taken itself out
             node = root(args)
             if node is None or is_autograd_compiled():
                 return
@@ -75,7 +85,7 @@ class DdpWaitsHook(Hook):
                     unseen(error)
                     raise
                 reducing.append(weakref.ref(model))
-                recorder.on_pass = on_pass
+                watch()
 
             return hidden(functools.wraps(original)(init))
 
@@ -107,7 +117,7 @@ class DdpWaitsHook(Hook):
                 model = reference()
                 if isinstance(model, DistributedDataParallel) and model not in known:
                     reducing.append(reference)
-                    recorder.on_pass = on_pass
+                    watch()
 
         chained: Callable[[tuple[Any, ...]], None] | None = recorder.on_backward
         recorder.on_backward = find

@@ -15,7 +15,7 @@ from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._batch import batch_size
 from diagnose.hooks._imports import after_import
 from diagnose.hooks._log import WIDTH
-from diagnose.hooks._recorder import TRAINED, Recorder
+from diagnose.hooks._recorder import TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
 
 FORWARD = SLOT_OF["forward"]
@@ -30,8 +30,15 @@ KEEPERS = (
 """Module, owner and name of functions that keep the `nn.Module.__call__` that they find: `torch.compile` to
 call it, the profiler to know the frames of modules by its code, once for the whole process."""
 
-BY_VALUE = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "pyspark.cloudpickle")
-"""Packages with a `cloudpickle` in them, which pickles a class of the script's with all that it holds."""
+BY_VALUE = {
+    "cloudpickle.cloudpickle": "_extract_class_dict",
+    "joblib.externals.cloudpickle.cloudpickle": "_extract_class_dict",
+    "ray.cloudpickle.cloudpickle": "_extract_class_dict",
+    "pyspark.cloudpickle.cloudpickle": "_extract_class_dict",
+    "dill._dill": "_get_typedict_type",
+}
+"""Modules that pickle a class of the script's with all that it holds, and the function of each that makes a
+dict of that, and returns it alone or first."""
 
 FX, FX_TRACES = "torch.fx._symbolic_trace", "_is_fx_tracing_flag"
 
@@ -57,9 +64,8 @@ class ForwardHook(Hook):
                 adopted.callback(
                     after_import(module, functools.partial(search.steps_aside_for, module, owner, name))
                 )
-            for package in BY_VALUE:
-                module = f"{package}.cloudpickle"
-                adopted.callback(after_import(module, functools.partial(search.keeps_out_of, module)))
+            for module, name in BY_VALUE.items():
+                adopted.callback(after_import(module, functools.partial(search.keeps_out_of, module, name)))
             yield
 
 
@@ -78,6 +84,8 @@ class _Search:
         self._adopted = adopted
         self._classes: dict[type, Any] = {}  # with what each had for a `__call__` of its own
         self._base: ExitStack | None = None
+        self._listener: Any = None  # what is in place of `nn.Module.__call__` then
+        self._beneath: Any = None  # and what it calls
         self._closed = False  # another library may hold our replacement and call it for ever
 
     def __enter__(self) -> _Search:
@@ -109,23 +117,26 @@ class _Search:
         holder = sys.modules[module]
         self._adopted.enter_context(replaced(getattr(holder, owner) if owner else holder, name, wrap))
 
-    def keeps_out_of(self, module: str) -> None:
+    def keeps_out_of(self, module: str, name: str) -> None:
         """Lets a class be pickled by value as it is without us: ours leads to locks and open files."""
 
         def wrap(original: Any) -> Any:
-            def call(cls: type) -> Any:
-                found = original(cls)
-                if cls in self._classes and "__call__" in found:
+            def call(cls: type, *args: Any) -> Any:
+                found = original(cls, *args)
+                members = found[0] if isinstance(found, tuple) else found
+                if cls in self._classes and "__call__" in members:
                     own = self._classes[cls]
-                    found = {key: value for key, value in found.items() if key != "__call__"}
-                    found |= {"__call__": own} if own is not None else {}
+                    if own is None:
+                        del members["__call__"]
+                    else:
+                        members["__call__"] = own
                 return found
 
             return hidden(call)
 
         holder = sys.modules[module]
-        if hasattr(holder, "_extract_class_dict"):
-            self._adopted.enter_context(replaced(holder, "_extract_class_dict", wrap))
+        if hasattr(holder, name):
+            self._adopted.enter_context(replaced(holder, name, wrap))
 
     def _listen(self) -> None:
         if self._base is None:
@@ -166,7 +177,13 @@ class _Search:
                 unseen(error)
                 raise
 
-        return hidden(call)
+        self._listener, self._beneath = hidden(call), original
+        return self._listener
+
+    def _base_call(self) -> Any:
+        """What `nn.Module.__call__` is without us: torch's, or what `torch.fx` or the script put there."""
+        now = self._module.__call__
+        return self._beneath if now is self._listener else now
 
     def _adopt(self, cls: type) -> bool:
         """Gives a class its own `__call__` if one of its instances is being called outermost."""
@@ -175,9 +192,16 @@ class _Search:
             return False
         if not recorder.outermost:
             return False
+        own = self._classes[cls] = vars(cls).get("__call__")
+        if not isinstance(own, FunctionType | None):
+            return False  # a descriptor decides what is called
         self._rest()
-        self._classes[cls] = vars(cls).get("__call__")
-        self._adopted.enter_context(replaced(cls, "__call__", self._wrap))
+        try:
+            self._adopted.enter_context(replaced(cls, "__call__", self._wrap))
+        except Exception:  # noqa: BLE001 (a metaclass of the script's may refuse)
+            recorder.broke(self._adopt)
+            self._listen()
+            return False
         return True
 
     def _wrap(self, original: Any) -> Any:
@@ -186,12 +210,12 @@ class _Search:
         recorder, is_grad_enabled = self._recorder, self._is_grad_enabled
         clock, log, models = recorder.clock, recorder.log.append, recorder.models
         routes = recorder.routes
-        module, fx = self._module, vars(sys.modules.get(FX, object))
+        module, base_call = self._module, self._base_call
         inherits = original is module.__call__
 
         def routed(*args: Any, **kwargs: Any) -> Any:
             through = routes.get(id(args[0]), ()) if recorder.current in (FORWARD, EVALUATION) else ()
-            call = original
+            call = base_call() if inherits else original
             for route in reversed(through):
                 if recorder.current == EVALUATION and not getattr(route, "everywhere", False):
                     continue
@@ -205,20 +229,20 @@ class _Search:
             if is_dynamo_compiling():
                 return original(*args, **kwargs)
             interrupted = recorder.current
-            is_symbolic = fx.get(FX_TRACES)
             if (
                 interrupted < FIRST_GAP
                 or get_ident() != recorder.calm
                 or not is_grad_enabled()
                 or id(args[0]) not in models
                 or routes
-                or is_symbolic
+                or (inherits and module.__call__ is not original)
             ):
+                is_other = inherits and base_call() is not original
                 try:
-                    if is_symbolic and inherits:
-                        return module.__call__(*args, **kwargs)  # which torch.fx has replaced meanwhile
+                    if is_other and interrupted == FORWARD:
+                        return base_call()(*args, **kwargs)
                     # A loop without a loader has its boundary in here, and there a route may be taken up.
-                    if (routes or recorder.on_boundary is not None) and interrupted != FORWARD:
+                    if (routes or is_other or recorder.on_boundary is not None) and interrupted != FORWARD:
                         return tuned(*args, **kwargs)
                     return (original if interrupted == FORWARD else asked)(*args, **kwargs)
                 except BaseException as error:
@@ -250,7 +274,7 @@ class _Search:
         if recorder.on_forward is not None:
             recorder.guarded(recorder.on_forward, module, args[1:], kwargs)
         without_grad = not self._is_grad_enabled() and not is_checkpointed()
-        if without_grad or (recorder.evaluating and not module.training):
+        if without_grad or (recorder.evaluating and self._is_evaluated(module)):
             recorder.evaluation_begins()
             recorder.evaluated = recorder.evaluating
             return EVALUATION + THEN if recorder.searching else EVALUATION
@@ -263,6 +287,13 @@ class _Search:
         if recorder.inputs is not None:
             recorder.inputs[id(module)] = (args[1:], kwargs)
         return FORWARD + THEN if recorder.searching else FORWARD
+
+    def _is_evaluated(self, module: Any) -> bool:
+        """Whether a call between `eval()` and `train()` evaluates: of a model, or of a loss, whose mode
+        nobody switches. On a training batch that is in hand it may be an attack, which is training."""
+        if self._recorder.batch_use == UNUSED:
+            return False
+        return not module.training or next(module.parameters(), None) is None
 
     def _after(self, args: tuple[Any, ...], result: Any) -> None:
         self._listen()

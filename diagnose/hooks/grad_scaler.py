@@ -28,7 +28,7 @@ class GradScalerHook(Hook):
         from torch.amp.grad_scaler import GradScaler
 
         def step_begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            recorder.work_begins()
+            recorder.work_begins(by_optimizer=True)
             return OPTIMIZER + THEN
 
         def step_ended(args: tuple[Any, ...], result: Any) -> None:

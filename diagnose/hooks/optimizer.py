@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
+from types import FunctionType, MethodType
 from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
@@ -15,6 +17,9 @@ from diagnose.hooks.base import Hook, always, spanned
 BACKWARD = SLOT_OF["backward"]
 OPTIMIZER = SLOT_OF["optimizer"]
 GAP = GAP_AFTER[OPTIMIZER]
+
+CLOSURES = FunctionType, MethodType, partial
+"""What is a closure without being named so; a `step` of the script's own may take a model there."""
 
 
 class OptimizerHook(Hook):
@@ -71,7 +76,7 @@ class OptimizerHook(Hook):
                 if open_steps:
                     forget(id(optimizer))
                 if not recorder.calm:
-                    recorder.work_begins()
+                    recorder.work_begins(by_optimizer=True)
                     if recorder.curious:
                         recorder.site("optimizer")
                         recorder.optimizer_steps(optimizer)
@@ -81,11 +86,12 @@ class OptimizerHook(Hook):
                 recorder.broke(pre)
             if len(args) == 1 and not kwargs:
                 return None
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            if not callable(closure):
+            named = "closure" in kwargs
+            closure = kwargs["closure"] if named else args[1] if len(args) > 1 else None
+            if not callable(closure) or not (named or isinstance(closure, CLOSURES)):
                 return None
             ledgered = spanned(closure, recorder, always(GAP_AFTER_REST))
-            if "closure" in kwargs:
+            if named:
                 return args, {**kwargs, "closure": ledgered}
             return (args[0], ledgered, *args[2:]), kwargs
 

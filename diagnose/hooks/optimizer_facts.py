@@ -39,6 +39,7 @@ class OptimizerFactsHook(Hook):
                 except BaseException as error:
                     unseen(error)
                     raise
+                recorder.optimizers_made = True
                 recorder.guarded(made, optimizer)
 
             return hidden(init)

@@ -1,0 +1,99 @@
+"""The samples of a batch are counted, however it holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from diagnose.hooks._batch import batch_size
+from tests.fakes import FakeClock, measured
+
+
+def images(index: int) -> Any:
+    return torch.ones(3, 8, 8), {"boxes": torch.ones(index % 4, 4), "labels": torch.ones(index % 4)}
+
+
+def masks(index: int) -> Any:
+    return torch.ones(3, 8, 8), torch.ones(3, 8, 8)
+
+
+def texts(index: int) -> Any:
+    return torch.ones(20 + index, dtype=torch.long)
+
+
+def labelled_texts(index: int) -> Any:
+    return texts(index), index % 2
+
+
+def rows(index: int) -> Any:
+    return torch.ones(5), index
+
+
+def alike_rows(index: int) -> Any:
+    return torch.ones(5), torch.ones(5)
+
+
+def views(index: int) -> Any:
+    return (torch.ones(5), torch.ones(5)), index
+
+
+def pairs(index: int) -> Any:
+    return (torch.ones(5), torch.ones(5)), (index, index)
+
+
+def named_views(index: int) -> Any:
+    return (torch.ones(5), torch.ones(5)), f"{index}.png"
+
+
+def transposed(samples: Any) -> Any:
+    return tuple(zip(*samples, strict=True))
+
+
+def as_they_are(samples: Any) -> Any:
+    return samples
+
+
+TELLING = [
+    (rows, None),
+    (alike_rows, None),
+    (views, None),
+    (pairs, None),
+    (named_views, None),
+    (images, transposed),
+    (labelled_texts, transposed),
+    (texts, as_they_are),
+]
+
+
+def counted(sample: Callable[[int], Any], collate_fn: Any, num_samples: int, asked: int) -> int:
+    """Returns the samples that were counted of a loader's batches."""
+    data = [sample(index) for index in range(num_samples)]
+    with measured(FakeClock()) as recorder:
+        for _ in DataLoader(data, batch_size=asked, collate_fn=collate_fn):
+            pass
+        assert not recorder.notes
+        return recorder.samples
+
+
+@pytest.mark.parametrize("asked", [2, 4, 8])
+@pytest.mark.parametrize("sample, collate_fn", [*TELLING, (masks, transposed), (images, as_they_are)])
+def test_samples_that_come_as_tensors_or_as_lists_are_counted(
+    sample: Callable[[int], Any], collate_fn: Any, asked: int
+):
+    assert counted(sample, collate_fn, 40, asked) == 40
+
+
+@pytest.mark.parametrize("sample, collate_fn", TELLING)
+def test_the_samples_of_a_smaller_last_batch_are_counted(sample: Callable[[int], Any], collate_fn: Any):
+    assert counted(sample, collate_fn, 38, 4) == 38
+    assert counted(sample, collate_fn, 39, 4) == 39
+
+
+def test_lists_of_samples_that_no_loader_made_are_counted():
+    assert batch_size(transposed([images(index) for index in range(8)])) == (8, 0)
+    assert batch_size(([torch.ones(8, 5), torch.ones(8, 5)], [torch.ones(8), torch.ones(8)])) == (8, 0)
+    assert batch_size((torch.ones(8, 5), torch.ones(8))) == (8, 0)
