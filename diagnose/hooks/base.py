@@ -101,17 +101,24 @@ class StandIn:
     """A method in place of another one, which it equals: libraries keep lists of torch's methods, and look
     up in them what a tensor of their own is asked for.
 
+    Dynamo, too, puts the call into its graph: what is bound to a tensor has the method's name, and what is
+    not is of the method's type.
+
     Args:
-        function: What to call.
+        function: What to call. Gets the name of what it stands for.
         original: What it stands for.
     """
 
     def __init__(self, function: Callable[..., Any], original: Callable[..., Any]) -> None:
         self._function = function
         self._original = original
-        self.__name__ = getattr(original, "__name__", "")
-        self.__qualname__ = getattr(original, "__qualname__", "")
+        self.__name__ = function.__name__ = getattr(original, "__name__", "")
+        self.__qualname__ = function.__qualname__ = getattr(original, "__qualname__", "")
         self.__doc__ = original.__doc__
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return self._original.__class__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self._function, instance)
