@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import Recorder
 
@@ -229,6 +229,23 @@ def charged(original: Callable[..., Any], recorder: Recorder, slot: int) -> Call
 
     recorder.log.kept_by(call)
     return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
+
+
+IN_BACKWARD = frozenset(SLOT_OF[slot] for slot in ("backward", "compile", "gc"))
+"""Slots in which a backward pass waits for a thread of autograd's."""
+
+
+def holding_up(recorder: Recorder) -> Callable[[], bool]:
+    """Returns what tells whether the calling thread keeps the loop waiting: the training thread, or while
+    that is in a backward pass, one in which autograd goes through what lies on a GPU."""
+    import torch
+
+    in_backward = torch._C._current_graph_task_id
+
+    def holds_up() -> bool:
+        return get_ident() == recorder.thread or (recorder.current in IN_BACKWARD and in_backward() >= 0)
+
+    return holds_up
 
 
 def timed(
