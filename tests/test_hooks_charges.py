@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
@@ -84,6 +85,19 @@ def test_a_build_of_torch_for_the_cpu_alone_has_no_copies_to_measure(clock):
     before = torch_attributes()
     with measured(clock, "copy-to-device"):
         assert torch_attributes() == before
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_under_torch_2_6_the_driver_is_not_asked_for_a_device_to_copy_to(clock, monkeypatch, built: bool):
+    def started() -> torch.device:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0+cu124"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", started)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    original = torch.Tensor.to
+    with measured(clock, "copy-to-device"):
+        assert (torch.Tensor.to is not original) == built
 
 
 def test_copies_between_kinds_of_device_are_charged(clock, monkeypatch):

@@ -116,8 +116,8 @@ class StandIn:
         self.__qualname__ = function.__qualname__ = getattr(original, "__qualname__", "")
         self.__doc__ = original.__doc__
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]  # a class's is one that can be set
+    def __class__(self) -> type:
         return self._original.__class__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
