@@ -85,7 +85,9 @@ def test_copies_to_the_device_show_in_the_links_traffic(device: Nvml, gpu: torch
         torch.cuda.synchronize()
         readings.append(thread.take())
     thread.stop()
-    rates = [reading["to_device_bytes_per_s"] for reading in readings if reading]
+    rates = [r["to_device_bytes_per_s"] for r in readings if r and "to_device_bytes_per_s" in r]
+    if any(readings) and not rates:
+        pytest.skip("the driver tells nothing of the link's traffic")
     assert len(rates) >= 3
     assert max(rates) > 2e9
 
