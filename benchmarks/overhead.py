@@ -34,7 +34,7 @@ TOLD = ("cpu_us", "wall_us", "outside_s", "error")
 """What is printed of each round as it ends, should there be no time for the others."""
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=int, nargs="+", default=list(STEPS))
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     args = parser.parse_args()
     tools = [tool for tool in args.tools if tool != "traceml" or importlib.util.find_spec("traceml_ai")]
+    failed = False
     lines = header(args.rounds, args.device, missing=set(args.tools) - set(tools))
     for step_ms in args.step_ms:
         rounds = []
@@ -52,12 +53,14 @@ def main() -> None:
             rounds.append({tool: run(tool, step_ms, args.device) for tool in order})
             told = [{name: each[name] for name in TOLD if name in each} for each in rounds[-1].values()]
             said = json.dumps(dict(zip(rounds[-1], told, strict=True)))
+            failed = failed or any("error" in each for each in rounds[-1].values())
             print(f"{step_ms} ms, round {number + 1} of {args.rounds}: {said}", file=sys.stderr, flush=True)
         lines += [row(tool, step_ms, rounds) for tool in tools]
     text = "\n".join(lines) + "\n"
     print(text)
     if args.markdown:
         args.markdown.write_text(text, encoding="utf-8")
+    return int(failed)
 
 
 def run(tool: str, step_ms: int, device: str) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def traceml() -> str:
 
 def row(tool: str, step_ms: int, rounds: list[dict[str, dict[str, Any]]]) -> str:
     """Formats one tool's differences to the bare loop of the same round."""
-    failed = [r[tool]["error"] for r in rounds if "error" in r[tool]]
+    failed = [r[each]["error"] for each in (tool, "bare") for r in rounds if "error" in r[each]]
     if failed:
         return f"| {step_ms} ms | {tool} | failed: {failed[0][0][:60]} | | | | |"
     cells = []
@@ -151,4 +154,4 @@ def header(rounds: int, device: str, missing: set[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

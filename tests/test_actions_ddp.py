@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from diagnose.actions import _ddp_rounds
+from diagnose.actions._ddp_rounds import InRounds
 from diagnose.actions._shadow import compare_gradients
 from diagnose.actions.base import CannotApply, NotYet
 from diagnose.actions.ddp_bucket_size import DdpBucketSize
@@ -267,6 +270,46 @@ def test_what_cannot_be_changed_is_refused_in_words(ranks):
         "two models": "several models or optimizers take turns: which pass is a step's last is unclear",
         "unused": "find_unused_parameters or static_graph expect every pass to be averaged",
     }
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("peak, refused", [(90, False), (99, True)])
+def test_a_fresh_reducer_may_take_what_the_allocator_of_its_gpu_keeps(monkeypatch, peak, refused):
+    model = DistributedDataParallel(nn.Linear(512, 512))
+    model.device_type = "cuda"
+    stats = {
+        "allocated_bytes": {"all": {"current": 0, "peak": peak << 20}},
+        "reserved_bytes": {"all": {"current": 100 << 20, "peak": 100 << 20}},
+    }
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda index: stats)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 << 30))
+    refusal = pytest.raises(CannotApply, match=r"^a fresh reducer needs 1 MiB, and 1 MiB are free$")
+    with refusal if refused else nullcontext():
+        DdpBucketSize().check(Job(models=[model]))
+
+
+def test_hooks_that_are_switched_on_again_queue_into_the_stream_that_there_was(monkeypatch):
+    made: list[Any] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            made.append(device)
+
+        def wait_stream(self, other: object) -> None:
+            assert other == "the script's"
+
+    monkeypatch.setattr(_ddp_rounds, "_streams", {})
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the script's")
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    bucket = SimpleNamespace(index=lambda: 0, is_last=lambda: True)
+    for place in ("cuda:0", "cuda:1", "cuda:0"):
+        buffer = SimpleNamespace(is_cuda=False, device=torch.device(place))
+        hook = InRounds("averaged", lambda group, bucket: iter([[]]))
+        hook(None, SimpleNamespace(**vars(bucket), buffer=lambda buffer=buffer: buffer)).wait()
+    assert made == [torch.device("cuda:0"), torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize("action", [DdpBucketSize(), NoSync()])

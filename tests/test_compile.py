@@ -103,6 +103,21 @@ def test_beginning_and_ending_around_a_compiled_model_recompiles_nothing(tmp_pat
     assert (steps, notes) == (30, [])
 
 
+def test_copies_of_tensors_are_calls_in_the_graph_while_they_are_measured_and_afterwards(tmp_path):
+    ended = run(sys.executable, SCRIPTS / "compiles_copies.py", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    measured, looked_up, after = json.loads(ended.stdout)
+    assert measured == {
+        "a type": [["to"]],
+        "a device": [["to"]],
+        "of a weight": [["to"]],
+        "to the host": [["cpu"]],
+        "into another": [["copy_"]],
+        "of the class": [["to", "cpu"]],
+    }
+    assert looked_up == measured == after
+
+
 def test_a_break_at_what_dynamo_leaves_out_has_its_line():
     """Of a call that it skips by its own rules, as those of loggers, Dynamo's words name no place."""
     import logging

@@ -11,9 +11,12 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch  # noqa: F401 - before any test, which would be charged with what torch does as it is imported
+
+from benchmarks import overhead
 
 GPU = Path(__file__).parents[1] / "benchmarks" / "gpu"
 
@@ -35,6 +38,7 @@ case "$*" in
     *--prepare*) echo "compiled"; setsid sleep 30 & disown; exit 0 ;;
     *optimizers.py*) echo "{}" >"$OUT/optimizers.json"; echo "$*"; echo "$PYTHONPATH"; exit 0 ;;
     *end_to_end.py*) kill -SEGV $$ ;;
+    *diagnose*) echo '{"notes": ["measuring failed in CopyToDeviceHook.install: no"]}' >"$OUT/tune.json" ;;
     *sys.executable*) echo /somewhere ;;
 esac
 """
@@ -51,7 +55,7 @@ def test_no_part_of_the_shell_script_costs_another(tmp_path: Path) -> None:
     (tmp_path / "other-1.0").mkdir()
     with tarfile.open(tmp_path / "wheels" / "other-1.0.tar.gz", "w:gz") as source:
         source.add(tmp_path / "other-1.0", "other-1.0")
-    parts = ["environment", "check", "prepare", "optimizers", "end-to-end"]
+    parts = ["environment", "check", "prepare", "optimizers", "end-to-end", "tune"]
     begun = time.monotonic()
     done = subprocess.run(
         ["bash", str(GPU / "run.sh"), *parts],
@@ -63,7 +67,7 @@ def test_no_part_of_the_shell_script_costs_another(tmp_path: Path) -> None:
         timeout=100,
     )
     assert time.monotonic() - begun < 25, "nothing waits for the process that one part left behind"
-    assert done.returncode == 1 and "2 of 5 parts" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and "3 of 6 parts" in done.stdout, done.stdout + done.stderr
     lines = (tmp_path / "found" / "summary.md").read_text().splitlines()
     results = dict(
         line.strip("| ").split(" | ")[:2] for line in lines if line.startswith("| ") and "--" not in line
@@ -74,12 +78,15 @@ def test_no_part_of_the_shell_script_costs_another(tmp_path: Path) -> None:
         "prepare": "ok",
         "optimizers": "ok",
         "end-to-end": "failed",
+        "tune": "failed",
     }
+    assert "| exit code 1; measuring failed in CopyToDeviceHook.install: no |" in "\n".join(lines)
     assert "B0 ours: off by 0.5 / WRONG" in "\n".join(lines)
     assert {path.name for path in (tmp_path / "found").iterdir()} == {
         "log.txt",
         "optimizers.json",
         "summary.md",
+        "tune.json",
     }
     log = (tmp_path / "found" / "log.txt").read_text()
     assert "/site:" in log and "/sources/other-1.0" in log, "what was unpacked is looked into"
@@ -335,6 +342,53 @@ def test_a_trace_is_charged_to_where_work_was_launched_and_to_what_the_host_did_
     trace = truth.Truth(path)
     assert trace.between(7, 8) == {1: 120_000, 2: 71_000}
     assert trace.syncs == {"cudaStreamSynchronize": 1}
+
+
+def ledger_of(folder: Path, patch: pytest.MonkeyPatch, *, cost_us: float, seconds: int) -> tuple[int, Any]:
+    """What the benchmark of the device's ledger says where each run takes four seconds."""
+    patch.syspath_prepend(str(GPU))
+    benchmark = importlib.import_module("device_ledger")
+    now = 0
+
+    def run(
+        at: Path, command: list[str], clock: str, *, trace: bool = False, rehearse: bool
+    ) -> dict[str, Any]:
+        nonlocal now
+        now += 4
+        traced = {"off_share": 0.01, "worst_slot": "forward", "coverage": 1.0} if trace else {}
+        median_us = 1000 + cost_us * (clock == "on")
+        return {"median_us": median_us, "event_us": 2.0, "syncs": {}, **traced}
+
+    patch.setattr(benchmark, "run", run)
+    patch.setattr(benchmark.time, "monotonic", lambda: now)
+    arguments = ["--rounds", "1", "--seconds", str(seconds), "--jobs", "text", "table"]
+    patch.setattr(sys, "argv", ["device_ledger.py", "--out", str(folder), *arguments])
+    return benchmark.main(), json.loads((folder / "device_ledger.json").read_text())["jobs"]
+
+
+def test_what_the_devices_clock_costs_is_judged_by_three_rounds_and_not_by_one(
+    tmp_path, monkeypatch, capsys
+):
+    code, jobs = ledger_of(tmp_path, monkeypatch, cost_us=80, seconds=30)
+    assert code == 0
+    assert [jobs[name]["passed"]["cheap"] for name in jobs] == [None, None]
+    assert "80 (80 to 80), not judged | 2.0 | 0 |" in capsys.readouterr().out
+
+    code, jobs = ledger_of(tmp_path, monkeypatch, cost_us=80, seconds=60)
+    assert code == 1, "the first had time for as many rounds as it takes"
+    assert [jobs[name]["passed"]["cheap"] for name in jobs] == [False, None]
+    told = capsys.readouterr().out
+    assert told.endswith("1 of 2 jobs pass; not text; what the clock costs is not judged in table\n")
+
+
+def test_the_table_of_what_measuring_costs_ends_badly_where_a_run_failed(monkeypatch, capsys):
+    def run(tool: str, step_ms: int, device: str) -> dict[str, Any]:
+        return {"error": ["no such device"]} if tool == "bare" else {"cpu_us": 1.0}
+
+    monkeypatch.setattr(overhead, "run", run)
+    monkeypatch.setattr(sys, "argv", ["overhead.py", "--rounds", "1", "--tools", "bare", "diagnose"])
+    assert overhead.main() == 1
+    assert capsys.readouterr().out.count("failed: no such device") == 2 * len(overhead.STEPS)
 
 
 def test_the_byte_model_in_the_readme_is_what_the_script_prints() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
@@ -85,6 +87,19 @@ def test_a_build_of_torch_for_the_cpu_alone_has_no_copies_to_measure(clock):
         assert torch_attributes() == before
 
 
+@pytest.mark.parametrize("built", [False, True])
+def test_under_torch_2_6_the_driver_is_not_asked_for_a_device_to_copy_to(clock, monkeypatch, built: bool):
+    def started() -> torch.device:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0+cu124"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", started)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    original = torch.Tensor.to
+    with measured(clock, "copy-to-device"):
+        assert (torch.Tensor.to is not original) == built
+
+
 def test_copies_between_kinds_of_device_are_charged(clock, monkeypatch):
     class Slow(torch.Tensor):
         @classmethod
@@ -136,6 +151,74 @@ def test_a_garbage_collection_leaves_the_gap_around_it_as_it_was(clock):
         collects_garbage(clock)
         clock.spend(5)
     assert step.times == {"forward": 4, "gc": 9, "gap_after_forward": 8}
+
+
+class Elsewhere(torch.autograd.Function):
+    """Its backward pass waits for another thread, as the training thread does for that of a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, call: Callable[[], object]) -> torch.Tensor:
+        ctx.call = call
+        return weight * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        in_a_thread(ctx.call)
+        return gradient, None
+
+
+def in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def goes_backward_elsewhere(call: Callable[[], object]) -> None:
+    Elsewhere.apply(torch.ones(1, requires_grad=True), call).backward()
+
+
+def in_a_node(call: Callable[[], object]) -> None:
+    """Calls it in a backward pass of the calling thread's own."""
+    result = torch.ones(1, requires_grad=True) * 2
+    result.register_hook(lambda gradient: call())
+    result.backward()
+
+
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        (lambda call: goes_backward_elsewhere(lambda: in_a_node(call)), {"backward": 3, "gc": 9}),
+        (goes_backward_elsewhere, {"backward": 12}),  # in a thread that is none of autograd's
+        (lambda call: in_a_thread(lambda: in_a_node(call)), {"gap_after_rest": 12}),  # not the loop's pass
+    ],
+)
+def test_a_collection_is_charged_in_a_thread_of_autograds_that_the_loop_waits_for(clock, where, times):
+    with measured(clock, "backward", "gc-pauses") as recorder:
+        with one_step(recorder) as step:
+            where(lambda: collects_garbage(clock))
+        assert not recorder.notes
+    assert step.times == times
+
+
+def test_a_backward_pass_compiled_in_a_thread_that_it_waits_for_is_charged_to_compile(clock):
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        clock.spend(7)
+        return make_boxed_func(graph.forward)
+
+    model = torch.nn.Linear(1, 1)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler))
+    with measured(clock, "backward", "compile") as recorder, one_step(recorder) as step:
+        loss = compiled(torch.ones(1, 1)).sum()
+        clock.spend(1)
+        goes_backward_elsewhere(loss.backward)
+        assert not recorder.notes
+    torch._dynamo.reset()
+    assert model.weight.grad is not None
+    assert step.times == {"compile": 14, "gap_after_rest": 1}
 
 
 def test_what_a_wait_for_a_batch_leaves_to_the_collector_is_counted_apart(clock):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import traceback
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from diagnose.actions._losses import MOST_UNREAD, Losses
 from diagnose.actions._snapshot import Snapshot
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
+from tests.fakes import measured, one_step
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.1, amsgrad=True),
@@ -164,6 +167,30 @@ def noting():
     losses = Losses(called)
     with losses.noted():
         yield losses
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is there, and is like a plain tensor else."""
+
+    device = torch.device("cuda")
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def detach(self):
+        return super().detach().as_subclass(OnGpu)
+
+
+def test_a_loss_is_fetched_from_a_gpu_by_a_copy_that_is_not_the_scripts(monkeypatch):
+    arrival = SimpleNamespace(record=lambda stream: None, query=lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: arrival)
+    loss = torch.ones(3, requires_grad=True).sum().as_subclass(OnGpu)
+    ticks = itertools.count().__next__
+    with measured(ticks, "copy-to-device") as recorder, one_step(recorder) as step, noting() as losses:
+        loss.backward()
+        assert losses.step_ended() == [3.0]
+    assert set(step.times) == {"gap_after_rest"}
 
 
 def test_each_steps_loss_is_noted_and_told_once():

@@ -1,6 +1,6 @@
 """Trains a small GPT and a residual network by torch's optimizers and by kernels, losses side by side.
 
-    python benchmarks/gpu/end_to_end.py --out out [--steps 150] [--dry-run]
+    python benchmarks/gpu/end_to_end.py --out out [--steps 150] [--arms "torch default" ...] [--dry-run]
 
 Every arm starts from the same weights and sees the same batches. Two arms of torch's show how far rounding
 alone carries a loss: the kernels may go no further from torch's default than a few times that, or `SLACK`.
@@ -188,6 +188,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
+    names = [arm.name for arm in ARMS]
+    parser.add_argument("--arms", nargs="+", default=names, choices=names)
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -198,7 +200,7 @@ def main() -> int:
     with clock_for(dry_run=args.dry_run) as clock:
         for name in args.jobs:
             found["jobs"][name] = job = {"arms": {}, "failed": {}, "verdicts": {}}
-            for arm in ARMS:
+            for arm in (arm for arm in ARMS if arm.name in args.arms):
                 try:
                     losses, times_ms = JOBS[name](arm, clock.device, args.steps, args.dry_run)
                 except Exception as error:  # noqa: BLE001 - the other arms are worth having

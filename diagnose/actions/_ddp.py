@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from diagnose.actions._memory import free_at_peak
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 
@@ -70,7 +71,7 @@ def wrapped(job: Job) -> list[DistributedDataParallel]:
     if not models:
         raise CannotApply("no model of the loop is wrapped in DistributedDataParallel")
     for model in models:
-        _refuse(model)
+        _refuse(job, model)
     return models
 
 
@@ -92,11 +93,11 @@ def in_float32(job: Job, copies: int = 0) -> list[DistributedDataParallel]:
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
                 raise CannotApply(f"the gradient of {type(module).__name__} is sparse")
-        _refuse_short_of(model, MIN_FREE + copies)
+        _refuse_short_of(job, model, MIN_FREE + copies)
     return models
 
 
-def _refuse(model: DistributedDataParallel) -> None:
+def _refuse(job: Job, model: DistributedDataParallel) -> None:
     for name in NEEDED:
         if not hasattr(model, name):
             raise CannotApply(f"this torch's DistributedDataParallel has no {name}")
@@ -113,13 +114,13 @@ def _refuse(model: DistributedDataParallel) -> None:
         raise CannotApply("the script joins ranks that have different numbers of batches")
     if model._compiled_call_impl is not None:
         raise CannotApply("DistributedDataParallel itself is compiled")
-    _refuse_short_of(model, MIN_FREE)
+    _refuse_short_of(job, model, MIN_FREE)
 
 
-def _refuse_short_of(model: DistributedDataParallel, gradients: float) -> None:
+def _refuse_short_of(job: Job, model: DistributedDataParallel, gradients: float) -> None:
     """Raises `CannotApply` if less is free than so many times what all gradients take."""
     if model.device_type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
+        free = int(free_at_peak(job))
         needed = int(gradients * gradient_bytes(model))
         if free < needed:
             raise CannotApply(f"a fresh reducer needs {needed >> 20} MiB, and {free >> 20} MiB are free")

@@ -13,6 +13,9 @@ Exchange = Callable[[Any, Any], Generator[list[Any], None, None]]
 """Gets the process group and a bucket. Yields collectives on their way, and goes on when they are done; in
 the end the buffer of the bucket holds the average over the ranks. On every rank it yields equally often."""
 
+_streams: dict[torch.device, Any] = {}
+"""One for all hooks there ever are, by GPU: the allocator keeps memory for each stream there was."""
+
 
 class InRounds:
     """A communication hook of one model.
@@ -36,7 +39,6 @@ class InRounds:
         self._exchange = exchange
         self._at_the_end = at_the_end
         self._ahead: list[_UnderWay] = []
-        self._stream: Any = None
 
     def __call__(self, group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """See `actions._ddp.Reduce`."""
@@ -65,10 +67,11 @@ class InRounds:
         if device.type != "cuda":
             yield
             return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device)
+        stream = _streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
             yield
 
 

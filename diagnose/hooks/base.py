@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from diagnose.core.ledger import FIRST_GAP, GAP_AFTER
+from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import Recorder
 
@@ -120,17 +120,24 @@ class StandIn:
     """A method in place of another one, which it equals: libraries keep lists of torch's methods, and look
     up in them what a tensor of their own is asked for.
 
+    Dynamo, too, puts the call into its graph: what is bound to a tensor has the method's name, and what is
+    not is of the method's type.
+
     Args:
-        function: What to call.
+        function: What to call. Gets the name of what it stands for.
         original: What it stands for.
     """
 
     def __init__(self, function: Callable[..., Any], original: Callable[..., Any]) -> None:
         self._function = function
         self._original = original
-        self.__name__ = getattr(original, "__name__", "")
-        self.__qualname__ = getattr(original, "__qualname__", "")
+        self.__name__ = function.__name__ = getattr(original, "__name__", "")
+        self.__qualname__ = function.__qualname__ = getattr(original, "__qualname__", "")
         self.__doc__ = original.__doc__
+
+    @property  # type: ignore[misc]  # a class's is one that can be set
+    def __class__(self) -> type:
+        return self._original.__class__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self._function, instance)
@@ -241,6 +248,23 @@ def charged(original: Callable[..., Any], recorder: Recorder, slot: int) -> Call
 
     recorder.log.kept_by(call)
     return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
+
+
+IN_BACKWARD = frozenset(SLOT_OF[slot] for slot in ("backward", "compile", "gc"))
+"""Slots in which a backward pass waits for a thread of autograd's."""
+
+
+def holding_up(recorder: Recorder) -> Callable[[], bool]:
+    """Returns what tells whether the calling thread keeps the loop waiting: the training thread, or while
+    that is in a backward pass, one in which autograd goes through what lies on a GPU."""
+    import torch
+
+    in_backward = torch._C._current_graph_task_id
+
+    def holds_up() -> bool:
+        return get_ident() == recorder.thread or (recorder.current in IN_BACKWARD and in_backward() >= 0)
+
+    return holds_up
 
 
 def timed(

@@ -8,14 +8,16 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, replaced
+from diagnose.hooks.base import Hook, hidden, holding_up, replaced
 
 COMPILE = SLOT_OF["compile"]
 
 
 class CompileHook(Hook):
-    """Charges Dynamo's compilations, and those of a lazy backward, to `compile`, through its own
-    callbacks."""
+    """Charges Dynamo's compilations, and those of a lazy backward, to `compile`, through its own callbacks.
+
+    On a GPU the latter are made in a thread of autograd's, for which the training thread waits.
+    """
 
     requires = "torch._dynamo.callback"
 
@@ -24,14 +26,15 @@ class CompileHook(Hook):
         """See `Hook.install`."""
         from torch._dynamo.callback import callback_handler as handler
 
+        holds_up = holding_up(recorder)
         interrupted: list[int] = []
 
         def begin(*args: Any) -> None:
-            if recorder.on_training_thread():
+            if holds_up():
                 interrupted.append(recorder.push(COMPILE))
 
         def end(*args: Any) -> None:
-            if interrupted and recorder.on_training_thread():
+            if interrupted and holds_up():
                 recorder.leave(COMPILE, interrupted.pop())
                 recorder.event("compile")
 

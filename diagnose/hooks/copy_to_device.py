@@ -35,13 +35,10 @@ class CopyToDeviceHook(Hook):
         """See `Hook.install`."""
         import torch
 
-        # Of the build. Asking for one that is there would start the driver, which then takes no other
-        # CUDA_VISIBLE_DEVICES from the script, and leaves forked processes without devices.
-        built_for = torch.accelerator.current_accelerator()
-        if built_for is None:
+        accelerator = _built_for()
+        if not accelerator:
             yield
             return
-        accelerator = built_for.type
         copies = Copies(recorder)
         looking: tuple[Any, ...] | None = None
 
@@ -136,3 +133,17 @@ class CopyToDeviceHook(Hook):
                 yield
         finally:
             recorder.flushed.remove(tell)
+
+
+def _built_for() -> str:
+    """The kind of device beyond the CPU that this build of torch is for; empty for the CPU alone.
+
+    Asking for one that is there would start the driver, which then takes no other CUDA_VISIBLE_DEVICES from
+    the script, and leaves forked processes without devices.
+    """
+    import torch
+
+    if torch.__version__ < "2.7":  # which asks for one that is there
+        return "cuda" if torch.backends.cuda.is_built() else ""
+    built_for = torch.accelerator.current_accelerator()
+    return built_for.type if built_for is not None else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook
+from diagnose.hooks.base import Hook, holding_up
 
 DATA_WAIT = SLOT_OF["data_wait"]
 GC = SLOT_OF["gc"]
@@ -18,17 +18,19 @@ OLDEST = 2
 
 
 class GcPausesHook(Hook):
-    """Charges collections that stop the training thread to `gc`, through `gc.callbacks`."""
+    """Charges collections that keep the loop waiting to `gc`, through `gc.callbacks`: those of the training
+    thread, and in a backward pass those of autograd's threads."""
 
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
+        holds_up = holding_up(recorder)
         interrupted = -1
         begun_ns = 0
 
         def pause(phase: str, info: dict[str, Any]) -> None:
             nonlocal interrupted, begun_ns
-            if not recorder.on_training_thread():
+            if not holds_up():
                 return
             if phase == "start":
                 interrupted = recorder.push(GC)

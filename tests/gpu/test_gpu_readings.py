@@ -85,7 +85,9 @@ def test_copies_to_the_device_show_in_the_links_traffic(device: Nvml, gpu: torch
         torch.cuda.synchronize()
         readings.append(thread.take())
     thread.stop()
-    rates = [reading["to_device_bytes_per_s"] for reading in readings if reading]
+    rates = [r["to_device_bytes_per_s"] for r in readings if r and "to_device_bytes_per_s" in r]
+    if any(readings) and not rates:
+        pytest.skip("the driver tells nothing of the link's traffic")
     assert len(rates) >= 3
     assert max(rates) > 2e9
 
@@ -134,3 +136,32 @@ def test_retries_and_copies_of_a_run_are_read(tmp_path: Path, gpu: torch.device)
     assert profile.copies.to_device_bytes == 4 * 256 * 256
     assert (profile.copies.pageable_share, profile.copies.blocking_share) == (1.0, 1.0)
     assert not [note for note in profile.notes if "not measured" in note]
+
+
+COMPILED = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return (x.to("cuda", torch.float64) @ self.linear.weight.to(torch.float64)).square().mean()
+model = Model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+for step in range(50):
+    optimizer.zero_grad()
+    compiled(torch.ones(64, 64)).backward()
+    optimizer.step()
+"""
+
+
+def test_a_model_that_copies_compiles_as_a_whole_and_its_backward_pass_is_seen_to(
+    tmp_path: Path, gpu: torch.device
+) -> None:
+    script = write(tmp_path / "train.py", COMPILED)
+    ended = run(*DIAGNOSE, script, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    profile = load_profile(only_run(tmp_path))
+    assert profile.events["compile"] == 2
+    assert not [note for note in profile.notes if "failed" in note]
