@@ -146,8 +146,11 @@ def global_state() -> dict[str, object]:
 
 def is_ours(value: object) -> bool:
     """Whether a function or class was defined in this project, whatever its `__module__` claims."""
-    function = getattr(value, "__func__", value)
-    names = (getattr(function, "__globals__", {}).get("__name__"), getattr(value, "__module__", None))
+    try:
+        function = getattr(value, "__func__", value)
+        names = (getattr(function, "__globals__", {}).get("__name__"), getattr(value, "__module__", None))
+    except RuntimeError:  # a namespace of torch.classes, which takes every name for a class's
+        return False
     return any(name in ("diagnose", "sitecustomize") or str(name).startswith("diagnose.") for name in names)
 
 
