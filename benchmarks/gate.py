@@ -236,9 +236,10 @@ def page(rows: list[dict[str, Any]], trials: int) -> str:
     if rows:
         days = sorted({row["day"] for row in rows})
         lines += [
-            f"`python benchmarks/gate.py`, {days[0]} to {days[-1]}, {rows[0]['cpus']} cores, "
-            f"{rows[0]['machine']}, no GPU. {len(rows)} gates of real runs; at most {MAX_DROP:.0%} may be "
-            "lost. Added time is measured in the runs themselves, as a part of the rest of their step. "
+            f"`python benchmarks/gate.py`, {' to '.join(dict.fromkeys((days[0], days[-1])))}, no GPU, "
+            f"{rows[0]['machine']}, CPUs of each gate: {rows[0]['cpus']}. {len(rows)} gates of real runs; "
+            f"at most {MAX_DROP:.0%} may be lost. Added time is measured in the runs themselves, as a part "
+            "of the rest of their step. "
             "The other tools' rules are asked of the same pairs of runs, one pair at a time, as they work; "
             "they know no 'cannot tell'.",
             "",
