@@ -182,4 +182,7 @@ def test_it_costs_less_than_the_calls_of_the_signal_module_that_it_stands_for():
         for _ in range(2):
             signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
 
-    assert min(timeit.repeat(waits, number=1000)) < min(timeit.repeat(calls, number=1000))
+    taken = [(timeit.timeit(waits, number=200), timeit.timeit(calls, number=200)) for _ in range(40)]
+    assert min(ours for ours, _ in taken) < min(theirs for _, theirs in taken), (
+        "by half where nothing else runs"
+    )
