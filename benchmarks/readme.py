@@ -39,7 +39,7 @@ def demo() -> str:
 
 def tuning() -> str:
     """Tunes a job with two faults, and returns the block that `diagnose` adds to its output."""
-    command = ("run", "--tune", "benchmarks/tuning/deep_adamw.py", "--steps", "1500", "--wait-ms", "0.8")
+    command = ("run", "--tune", "benchmarks/tuning/deep_adamw.py", "--steps", "4000", "--wait-ms", "0.8")
     block = diagnose(*command).stderr.strip()
     return f"```text\n$ diagnose {' '.join(command)}\n...\n{block}\n```"
 
