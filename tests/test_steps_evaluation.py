@@ -156,6 +156,37 @@ def test_code_between_gradient_free_calls_is_evaluation_and_code_before_training
     assert [step.times["gap_after_rest"] for step in steps[:2]] == [1] * 2
 
 
+def test_what_lies_between_an_actor_and_a_target_network_is_no_evaluation(
+    recorder, clock, model, optimizer
+):
+    """As in TD3 and DQN: the environment is stepped and a batch is drawn from a buffer."""
+    target = copy.deepcopy(model).requires_grad_(False)
+    for _ in range(3):
+        with torch.no_grad():
+            model(batch())
+        clock.spend(5)
+        with torch.no_grad():
+            wanted = target(batch())
+        (model(batch()) - wanted).sum().backward()
+        optimizer.step()
+    for step in ended(recorder)[:2]:
+        assert step.times["evaluation"] == 2 * 100
+        assert step.times["gap_after_rest"] == 5
+
+
+def test_a_loss_that_is_a_module_and_its_model_are_one_evaluation(recorder, clock, model, optimizer):
+    loss = nn.MSELoss()
+    for _ in range(3):
+        loss(model(batch()), batch()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for _ in range(3):
+                clock.spend(5)
+                loss(model(batch()), batch())
+    for step in ended(recorder)[:2]:
+        assert step.times["evaluation"] == 3 * 100 + 2 * 5
+
+
 def test_everything_in_evaluation_mode_is_evaluation_but_a_hooked_save(
     recorder, clock, model, optimizer, loader, tmp_path
 ):

@@ -94,6 +94,7 @@ class Recorder:
         backward_passes: Number of outermost backward passes.
         evaluating: Whether the model is in evaluation mode between training steps.
         evaluated: Whether it has been called in that mode since.
+        called_freely: Identities of the modules called without gradients since training's last event.
         batch_use: What the last batch of a training loader was used for so far: `UNUSED`, `EVALUATED` or
             `TRAINED`.
         models: Identities of the modules that were called in training mode.
@@ -142,6 +143,7 @@ class Recorder:
         "asides",
         "backward_passes",
         "batch_use",
+        "called_freely",
         "calm",
         "calm_when_told",
         "cared",
@@ -233,6 +235,7 @@ class Recorder:
         self.backward_passes = 0
         self.evaluated = False
         self.evaluating = False
+        self.called_freely: set[int] = set()
         self.batch_use = TRAINED
         self.models.clear()
         self.modules: list[weakref.ref[Any]] = []
@@ -386,6 +389,7 @@ class Recorder:
         """A training forward, a backward or an optimizer step begins. Needed only while not `calm`."""
         if self.evaluating or self.current in UNSETTLED:
             self._settle_evaluation(False)
+        self.called_freely.clear()
         if not self._begun:
             self._begin()
         if not self.in_step:
@@ -421,13 +425,22 @@ class Recorder:
                 self.optimizer_stepped(optimizer)
             self.stepped_beside.clear()
 
-    def evaluation_begins(self) -> None:
-        """A gradient-free model call, or a batch for one: the gap since the last one belongs to it too."""
+    def evaluation_begins(self, model: int = 0) -> None:
+        """A gradient-free model call, or a batch for one: the gap since the last one belongs to it too. But
+        not where another model is called than those before: so an actor has acted, and what lies between it
+        and the target network is the training's batch.
+
+        Args:
+            model: Identity of the module, if one is called.
+        """
         self.calm = 0
         if self.batch_use == UNUSED:
             self.batch_use = EVALUATED
         if self.current == GAP_AFTER_EVALUATION:
-            self._settle_evaluation(True)
+            again = self.evaluating or not model or model in self.called_freely
+            self._settle_evaluation(again)
+        if model:
+            self.called_freely.add(model)
 
     def evaluation_region(self, inside: bool) -> None:
         """The model was switched to or from evaluation mode: gaps belong to `evaluation` in between."""

@@ -275,7 +275,7 @@ class _Search:
             recorder.guarded(recorder.on_forward, module, args[1:], kwargs)
         without_grad = not self._is_grad_enabled() and not is_checkpointed()
         if without_grad or (recorder.evaluating and self._is_evaluated(module)):
-            recorder.evaluation_begins()
+            recorder.evaluation_begins(id(module))
             recorder.evaluated = recorder.evaluating
             return EVALUATION + THEN if recorder.searching else EVALUATION
         if recorder.curious:
