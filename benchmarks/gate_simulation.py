@@ -1,6 +1,6 @@
 """How often does the gate err? Its rule, and others', on simulated runs of which the truth is known.
 
-python benchmarks/gate_simulation.py            prints the tables in markdown (about two minutes)
+python benchmarks/gate_simulation.py            prints the tables in markdown (about four minutes)
 python benchmarks/gate_simulation.py --trials 4000
 
 A run is a series of steps with what real ones have: steps that depend on the one before (log-normal, first
@@ -40,6 +40,12 @@ MAX_DROP = 0.03
 LIMIT = -math.log1p(-MAX_DROP)
 LONG_SHARE = 0.7
 """Part of a burst's time that its long step takes."""
+
+SAME_TRIALS = 4
+"""So many times as many jobs in which nothing changed: alarms of half a percent are rare."""
+
+GOAL_ALARMS, GOAL_FOUND = 0.005, 0.95
+"""Most false alarms in any scene; least 5 % drops found in quiet and CI."""
 
 BATCH = 100
 """Trials simulated at once: 100 x 40 runs x 200 steps fit into 7 MB."""
@@ -89,6 +95,7 @@ standard deviation between runs on one host."""
 
 HISTORY_DROPS = (0.0, 0.05, 0.10, 0.20)
 HISTORY_LIMITS = (0.03, 0.10)
+USUAL_DEVIATIONS = 3.5
 CREEP = 0.20
 """By how much a job is slower than the oldest, where each is a little slower than the one before."""
 
@@ -201,8 +208,9 @@ def ranks_of_ten(base_KN: Floats, head_KN: Floats) -> tuple[State, int]:
     return _alarm(mann_whitney(base_KN[:PEER_PAIRS], head_KN[:PEER_PAIRS]) < 0.01, PEER_PAIRS)
 
 
+OUR_RULE, OUR_HISTORY_RULE = "diagnose gate", "diagnose gate --baseline"
 RULES: Mapping[str, Rule] = {
-    "diagnose gate": ours,
+    OUR_RULE: ours,
     "mean > 3 %, 1 run each": mean_of_one,
     "min > 3 % (pytest-benchmark), 1 run each": min_of_one,
     "Mann-Whitney 1 % on steps, 1 run each": ranks_of_one,
@@ -309,11 +317,11 @@ def usual_by_history(earlier_TJ: Floats, now_T: Floats, limit: float) -> tuple[F
     """What is usual: 3.5 times the median absolute deviation, and no "cannot tell"."""
     middle_T = np.median(earlier_TJ, axis=1)
     spread_T = 1.4826 * np.median(np.abs(earlier_TJ - middle_T[:, None]), axis=1)
-    alarm_T = now_T - middle_T > np.maximum(limit, DEVIATIONS * spread_T)
+    alarm_T = now_T - middle_T > np.maximum(limit, USUAL_DEVIATIONS * spread_T)
     return alarm_T, np.zeros_like(alarm_T)
 
 
-HISTORY_RULES = {"diagnose gate --baseline": ours_by_history, "median + 3.5 MAD": usual_by_history}
+HISTORY_RULES = {OUR_HISTORY_RULE: ours_by_history, "median + 3.5 MAD": usual_by_history}
 
 
 def history_rates(rule: str, jobs: tuple[Floats, Floats], max_drop: float = MAX_DROP) -> Rates:
@@ -322,10 +330,12 @@ def history_rates(rule: str, jobs: tuple[Floats, Floats], max_drop: float = MAX_
     return Rates(alarms=float(alarm_T.mean()), cannot_tell=float(cannot_tell_T.mean()), pairs=0.0)
 
 
-def history_table(trials: int) -> str:
-    """Returns the table of one job against earlier ones."""
+def history_table(trials: int) -> tuple[str, bool]:
+    """Returns the table of one job against earlier ones, and whether it raises few false alarms."""
+    met = True
     lines = [
-        "One job of 3 runs against earlier jobs: alarms in percent; in parentheses: cannot tell.",
+        "One job of 3 runs against earlier jobs: alarms in percent; in parentheses: cannot tell. "
+        f"{trials} histories per cell.",
         "",
     ]
     lines += ["| machines | jobs | allowed | rule | " + " | ".join(f"drop {d:.0%}" for d in HISTORY_DROPS)]
@@ -337,13 +347,16 @@ def history_table(trials: int) -> str:
             cases.append(jobs_of(scene, jobs=jobs, trials=trials, creep=CREEP))
             for limit in HISTORY_LIMITS:
                 for rule in HISTORY_RULES:
-                    cells = " | ".join(_cell(history_rates(rule, case, limit)) for case in cases)
-                    lines.append(f"| {scene} | {jobs} | {limit:.0%} | {rule} | {cells} |")
+                    found = [history_rates(rule, case, limit) for case in cases]
+                    lines.append(
+                        f"| {scene} | {jobs} | {limit:.0%} | {rule} | {' | '.join(map(_cell, found))} |"
+                    )
+                    met &= rule != OUR_HISTORY_RULE or found[0].alarms <= GOAL_ALARMS
     lines += [
         "",
         "A creep: each job is a little slower than the one before; the judged one, so much than the first.",
     ]
-    return "\n".join(lines)
+    return "\n".join(lines), met
 
 
 def limits_table(trials: int, seed: int) -> str:
@@ -377,27 +390,35 @@ def few_pairs_table(trials: int) -> str:
 
 def everything(trials: int, seed: int) -> tuple[str, bool]:
     """Returns all tables, and whether the goals are met."""
-    text, met = table(trials, seed)
-    others = (limits_table(trials // 2, seed), few_pairs_table(200 * trials), history_table(20 * trials))
-    return "\n\n".join((text, *others)), met
+    by_pairs, pairs_met = table(trials, seed)
+    by_history, history_met = history_table(20 * trials)
+    texts = (by_pairs, limits_table(trials // 2, seed), few_pairs_table(200 * trials), by_history)
+    return "\n\n".join(texts), pairs_met and history_met
 
 
 def table(trials: int, seed: int) -> tuple[str, bool]:
     """Returns the tables, and whether the goals are met."""
     met = True
-    lines = [f"Simulated jobs: {trials} per cell; limit {MAX_DROP:.0%}. Alarms in percent of the jobs.", ""]
+    lines = [
+        f"Simulated jobs: {trials} per cell, {SAME_TRIALS * trials} where nothing changed; limit "
+        f"{MAX_DROP:.0%}. Alarms in percent of the jobs.",
+        "",
+    ]
     lines += ["| scene | rule | " + " | ".join(f"drop {d:.0%}" for d in DROPS) + " | pairs |"]
     lines += ["|---|---|" + "---|" * (len(DROPS) + 1)]
     for scene_name, scene in SCENES.items():
-        found = {drop: rates(scene, drop, trials, RULES, seed) for drop in DROPS}
+        found = {
+            drop: rates(scene, drop, trials if drop else SAME_TRIALS * trials, RULES, seed)
+            for drop in DROPS
+        }
         for rule in RULES:
             cells = [_cell(found[drop][rule]) for drop in DROPS]
             pairs = found[0.0][rule].pairs
             lines.append(f"| {scene_name} | {rule} | {' | '.join(cells)} | {pairs:.1f} |")
-        us = {drop: found[drop]["diagnose gate"] for drop in DROPS}
-        met &= us[0.0].alarms <= 0.005
+        us = {drop: found[drop][OUR_RULE] for drop in DROPS}
+        met &= us[0.0].alarms <= GOAL_ALARMS
         if scene.judged and scene_name != "noisy":
-            met &= us[0.05].alarms >= 0.95
+            met &= us[0.05].alarms >= GOAL_FOUND
         print(f"{scene_name}: done", file=sys.stderr)
     lines += ["", "In parentheses: cannot tell. Pairs: mean number used where nothing had changed."]
     lines += ["At a drop of just what is allowed neither an alarm nor its absence is an error."]
