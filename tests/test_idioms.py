@@ -14,6 +14,7 @@ from diagnose.analysis.statement_idioms import (
     CLIP,
     COLLECT,
     EMA,
+    HOOK,
     LOG,
     METRIC,
     PYTHON_LOOP,
@@ -25,6 +26,7 @@ from diagnose.analysis.statement_idioms import (
     WAIT,
 )
 from diagnose.analysis.statements import rarer
+from diagnose.core.phases import Phase
 
 FILE = "/train.py"
 
@@ -142,6 +144,11 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("stopped = self.stop.wait(0.005)", (WAIT,)),
         ("writer_thread.join()", (WAIT,)),
         ("rows = future.result()", (WAIT,)),
+        ("ready = select.select([console], [], [], 0.01)", (WAIT,)),
+        ("rows = torch.select(x, 0, step)", ()),
+        ("rows = self.work_queue.get()", (WAIT,)),
+        ("value = settings.get('lr')", ()),
+        ("fcntl.flock(book, fcntl.LOCK_EX)", (WAIT,)),
         ("handle.wait()", ()),
         ("text = ', '.join(names)", ()),
         ("path = os.path.join(folder, name)", ()),
@@ -157,6 +164,11 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("file.write(text)", (LOG,)),
         ("json.dump(row, file)", (LOG,)),
         ("os.fsync(file.fileno())", (LOG,)),
+        ("journal.debug('step %d: %.3f', step, value)", (LOG,)),
+        ("book.info(row)", ()),
+        ("np.savetxt(path, picture)", (LOG,)),
+        ("frame.to_csv(path)", (LOG,)),
+        ("log.error('no rows at %d', step)", (LOG,)),
         ("requests.post(url, json=row)", (LOG,)),
         ("db.execute('insert into scalars values (?, ?)', row)", (LOG,)),
         ("db.execute('select value from scalars')", ()),
@@ -176,6 +188,8 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("torch.save(picture.clone(), path)", (SAVE,)),
         ("hits = (out.argmax(1) == labels).float().mean()", (METRIC,)),
         ("score = f1_score(labels, predicted)", (METRIC,)),
+        ("self.errors.update(found, true)", (METRIC,)),
+        ("worst = joint_errors(found, true).max()", (METRIC,)),
         ("squares = sum(i * i for i in range(1000))", (PYTHON_LOOP,)),
         # Neighbours that are none of them.
         ("clip_grad_norm_(model.parameters(), 1.0)", ()),
@@ -245,6 +259,38 @@ def test_a_condition_on_a_tensor_is_a_sync():
 )
 def test_a_loop_over_the_weights_is_told_by_what_it_does_to_them(body: str, idiom: str):
     assert of_marked(body) == (idiom,)
+
+
+KEPT = """
+def __call__(self, *_):
+    now = self.model.state_dict()
+    self.kept = [
+        {k: decay * old + (1 - decay) * now[k] for k, old in kept.items()}  # here
+        for decay, kept in zip(self.decays, self.kept)
+    ]
+"""
+
+
+def test_states_that_were_kept_of_a_model_are_averaged_too():
+    assert of_marked(KEPT) == (EMA,)
+    of_losses = KEPT.replace("self.model.state_dict()", "self.losses.mean()")
+    assert of_marked(of_losses) == (PYTHON_LOOP,)
+
+
+def test_what_the_optimizer_calls_by_itself_is_a_hooks():
+    text = "def note(*_):\n    seen.append(spectra(weights))  # here\n\n{}\n"
+    for caller, found in {
+        "optimizer.step()": (HOOK,),
+        "self.inner.optimizer.step()": (HOOK,),
+        "scaler.step(optimizer)": (),
+        "train(optimizer)": (),
+    }.items():
+        stack = [(FILE, 2, "note"), (FILE, 4, "fit")]
+        assert Idioms(Sources({FILE: text.format(caller)})).of(stack, phase=Phase.OPTIMIZER) == found
+    text = text.format("optimizer.step()")
+    own = [(FILE, 2, "orthogonal"), (FILE, 2, "Muon.step"), (FILE, 4, "fit")]
+    assert Idioms(Sources({FILE: text})).of(own, phase=Phase.OPTIMIZER) == ()
+    assert Idioms(Sources({FILE: text})).of([(FILE, 4, "fit")], phase=Phase.OPTIMIZER) == ()
 
 
 def test_the_statement_of_a_call_over_several_lines_counts_for_each_of_them():

@@ -284,6 +284,21 @@ def test_an_environment_is_told_by_its_name_or_by_what_its_step_returns(statemen
     assert (ENVIRONMENT in of_marked(f"{statement}  # here")) is is_one
 
 
+PLANS = """
+def nights(self, depot):
+    while True:
+        plan = self.act(depot.observe()) if eager else 0
+        yield plan, *depot.step(plan)  # here
+"""
+
+
+def test_what_is_stepped_with_what_a_policy_chose_is_an_environment():
+    assert of_marked(PLANS, "nights", "main", phase=Phase.EVALUATION) == (ENVIRONMENT,)
+    acting = PLANS.replace("  # here", "").replace("else 0", "else 0  # here")
+    assert of_marked(acting, "nights", "main", phase=Phase.EVALUATION) == (ROLLOUT,)
+    assert of_marked(PLANS.replace("act(", "encode("), "nights", "main", phase=Phase.EVALUATION) == ()
+
+
 def test_an_environment_that_a_package_steps_is_told_by_what_it_returns():
     text = "def step(self, a):\n    x = f(a)  # here\n    return x, reward, False, {}\n"
     assert of_marked(text, "Pole.step", "main", phase=Phase.EVALUATION) == (ENVIRONMENT,)

@@ -43,10 +43,20 @@ class Script:
         return number
 
     def stack(self, *parts: str) -> list[tuple[str, int, str]]:
-        return [(FILE, self.line(part), "f") for part in parts]
+        return [(FILE, self.line(part), self.function(self.line(part))) for part in parts]
+
+    def function(self, number: int) -> str:
+        """The name of the function that a line is in."""
+        depth = indent(self.lines[number - 1])
+        around = (text for text in reversed(self.lines[: number - 1]) if indent(text) < depth)
+        return next((text.split()[1].split("(")[0] for text in around if "def " in text), "<module>")
 
     def phase(self, *parts: str, slot: int) -> Phase:
         return self.roles.phase(self.stack(*parts), slot)
+
+
+def indent(text: str) -> int:
+    return len(text) - len(text.lstrip()) if text else 99
 
 
 PLAIN = Script(
@@ -216,6 +226,15 @@ def test_a_loop_that_leaves_the_step_to_a_function_waits_for_its_batch():
     assert script.phase("x, y = get_batch", slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
     assert script.phase("report(step)", slot=AFTER_OPTIMIZER) is Phase.OTHER
     assert script.phase("note(a)", "train_step(x, y)", slot=AFTER_OPTIMIZER) is Phase.OTHER
+
+
+def test_what_a_function_with_the_model_is_given_on_the_line_of_its_call_is_the_batch():
+    text = IN_A_FUNCTION.replace("x, y = get_batch()", "").replace("(x, y)", "(*get_batch())")
+    seen = [("forward", "return dense", "net(a)", "train_step(*get_batch())")]
+    script = Script(text, SITES, seen)
+    line = "train_step(*get_batch())"
+    assert script.phase("return read()", line, slot=AFTER_OPTIMIZER) is Phase.DATA_WAIT
+    assert script.phase("note(a)", line, slot=AFTER_OPTIMIZER) is Phase.OTHER
 
 
 def test_nothing_is_guessed_of_a_caller_that_was_never_seen():

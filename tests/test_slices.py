@@ -15,6 +15,7 @@ from diagnose.analysis.slices import takes_slices
         ("(x[:, i] - 0.5) / 0.25", True),
         ("out.append(torch.relu(x[:, i]))", True),
         ("means[:, i] = x[:, i].mean()", True),
+        ("depth, *flow = x[group == i].sum(0)", True),
         # One turn needs the one before, or calls what may be a layer.
         ("h = torch.tanh(h + x[:, i])", False),
         ("total += x[:, i]", False),
@@ -24,6 +25,7 @@ from diagnose.analysis.slices import takes_slices
         # No slice of a tensor, or always the same.
         ("h = layers[i]", False),
         ("y = x[:, 0] * 2", False),
+        ("y = x[group == 0] * 2", False),
     ],
 )
 def test_slices_are_taken_where_one_operation_could_do_all_turns(statement: str, takes: bool):

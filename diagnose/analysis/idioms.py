@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.roles import Frame, Sources
@@ -16,6 +16,7 @@ from diagnose.analysis.rollouts import (
     is_environments,
     plays,
     steps_environment,
+    takes_action,
 )
 from diagnose.analysis.statement_idioms import (
     ALSO_OF_MODELS,
@@ -24,6 +25,7 @@ from diagnose.analysis.statement_idioms import (
     CLIP,
     EMA,
     ENVIRONMENT,
+    HOOK,
     LEARNING_WORDS,
     LOG,
     METRIC,
@@ -40,6 +42,7 @@ from diagnose.analysis.statements import (
     Function,
     Place,
     by_line,
+    callee,
     innermost,
     names,
     nodes_of,
@@ -67,6 +70,9 @@ NAMED = {
     **dict.fromkeys((METRIC_WORDS - ALSO_OF_MODELS) | {"recall", "iou"}, METRIC),
 }
 """What a function is for by a word of its name or its class's, where its lines do not say."""
+
+NAMED_BESIDE = {**NAMED, **dict.fromkeys(ALSO_OF_MODELS - {"acc", "meter", "precision", "topk"}, METRIC)}
+"""Likewise, where no model computes: there `joint_errors` are a score."""
 
 MODEL = (Phase.FORWARD, Phase.BACKWARD)
 """What a model and its parts are called says what they compute, not what the loop does: CLIP, LogSTFT."""
@@ -145,7 +151,7 @@ class Idioms:
             found.insert(0, METRIC)
         if BARS.match(via) and LOG not in found:
             found.insert(0, LOG)
-        named = self._named(stack)
+        named = self._named(stack, NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
         if named == METRIC and within.model and any(words(name) & LOSS_WORDS for _, _, name in stack):
             named = ""  # what a loss is made of
         if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
@@ -153,6 +159,8 @@ class Idioms:
             found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
         if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack[1:]):
             found = [SCHEDULE]
+        if phase is Phase.OPTIMIZER and self._is_hook(stack):
+            found.append(HOOK)
         return (*found, acting) if acting else tuple(found)
 
     def every(self, stack: Sequence[Frame]) -> str:
@@ -163,6 +171,16 @@ class Idioms:
                 if place.every is not None:
                     return ast.unparse(place.every)
         return ""
+
+    def _is_hook(self, stack: Sequence[Frame]) -> bool:
+        """Whether a function of the script is run by the step of an optimizer that is not the script's: by
+        a hook. A closure does what trains, and tells of it."""
+        for depth, (file, line, _) in enumerate(stack):
+            if not any(_calls_step(place.statement) for place in self._places(file, line)):
+                continue
+            inner = {function.rpartition(".")[2] for _, _, function in stack[:depth]}
+            return depth > 0 and not inner & {"step", "closure"}
+        return False
 
     def _makes_loss(self, file: str, line: int) -> bool:
         """Whether a statement computes a loss, or a part of it."""
@@ -214,7 +232,10 @@ class Idioms:
                 places = self._places(file, line)
                 place = innermost(places)
                 steps = any(
-                    steps_environment(each.statement) or is_environments(each.function) for each in places
+                    steps_environment(each.statement)
+                    or is_environments(each.function)
+                    or takes_action(each.statement, each.function)
+                    for each in places
                 )
                 self._environments[file, line] = steps, place is not None and collects(place)
             steps, acts = self._environments[file, line]
@@ -224,7 +245,7 @@ class Idioms:
                 found = ROLLOUT
         return found
 
-    def _named(self, stack: Sequence[Frame]) -> str:
+    def _named(self, stack: Sequence[Frame], purposes: Mapping[str, str]) -> str:
         """Returns what the innermost function with a telling name is for; empty if there is none.
 
         What a module's `forward` calls is a part of it, whatever it is called.
@@ -237,13 +258,13 @@ class Idioms:
             parts = [part for part in function.split(".")[-2:] if part != "<locals>"]
             if words(".".join(parts)) & OUTERMOST_WORDS or function == "<module>":
                 break
-            named = named or self._by_name(file, line, parts)
+            named = named or self._by_name(file, line, parts, purposes)
         return named
 
-    def _by_name(self, file: str, line: int, parts: Sequence[str]) -> str:
+    def _by_name(self, file: str, line: int, parts: Sequence[str], purposes: Mapping[str, str]) -> str:
         """Returns what a function is for by its name and its class's, if its code does not contradict."""
         of_name = words(".".join(parts))
-        for word, purpose in NAMED.items():
+        for word, purpose in purposes.items():
             if word not in of_name:
                 continue
             if of_name & {LOG: MATH_WORDS, METRIC: LEARNING_WORDS}.get(purpose, set()):
@@ -266,6 +287,11 @@ class Idioms:
         if function not in self._words:
             self._words[function] = words_of(names(ast.walk(function)))
         return self._words[function]
+
+
+def _calls_step(statement: ast.stmt) -> bool:
+    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
+    return any(callee(call)[0] == "step" and not call.args for call in calls)
 
 
 def is_training(via: str) -> bool:

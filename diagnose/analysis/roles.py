@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diagnose.analysis.statements import names, nodes_of, reads, writes
+from diagnose.analysis.statements import callee, names, nodes_of, reads, writes
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.places import decoded
@@ -74,16 +74,20 @@ class Roles:
         self._anchored: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], set[str]] = {}
         self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
+        self._given: dict[tuple[str, int], set[str]] = {}
         straight = _by_place(sites)
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
             by_file.setdefault(file, []).extend((line, kind) for kind in kinds)
-        for file, line, kind in _callers(straight, samples):
+        through: dict[tuple[str, int], set[str]] = {}
+        for file, line, kind, called in _callers(straight, samples):
             by_file.setdefault(file, []).append((line, kind))
+            if kind == "forward":
+                through.setdefault((file, line), set()).add(called)
         for file, in_file in by_file.items():
             tree = sources.tree(file)
             if tree is not None:
-                self._read(file, tree, in_file, straight)
+                self._read(file, tree, in_file, straight, through)
 
     def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks.
@@ -105,7 +109,9 @@ class Roles:
                         return aside
                 return _beside(kinds, slot, within=depth > 0)
             if (file, line) in self._anchored:
-                return self._roles.get((file, line), Phase.OTHER)
+                called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
+                given = called in self._given.get((file, line), ())
+                return Phase.DATA_WAIT if given else self._roles.get((file, line), Phase.OTHER)
         return Phase.OTHER
 
     def calls_model(self, frame: Frame) -> bool:
@@ -131,6 +137,7 @@ class Roles:
         tree: ast.Module,
         sites: list[tuple[int, str]],
         straight: Mapping[tuple[str, int], set[str]],
+        through: Mapping[tuple[str, int], set[str]],
     ) -> None:
         functions = list(_functions(tree))
         anchors: dict[int, _Anchors] = {}
@@ -144,6 +151,10 @@ class Roles:
                 kinds = _one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
                 if kinds:
                     self._kinds.update(((file, line), kinds) for line in lines)
+                leads = set().union(*(through.get((file, line), ()) for line in lines))
+                if leads:
+                    given = _given(statement, leads)
+                    self._given.update(((file, line), given) for line in lines)
             if found.forward or found.further or found.backward:
                 for statement in statements:
                     self._anchored.update((file, line) for line in _header_lines(statement))
@@ -179,9 +190,10 @@ def _one_call(kinds: set[str]) -> set[str]:
 
 def _callers(
     straight: Mapping[tuple[str, int], set[str]], samples: Iterable[Sample]
-) -> set[tuple[str, int, str]]:
-    """Returns the lines that call, at some remove, a function that calls a model or begins a backward."""
-    callers: set[tuple[str, int, str]] = set()
+) -> set[tuple[str, int, str, str]]:
+    """Returns the lines that call, at some remove, a function that calls a model or begins a backward, and
+    what it is that they call."""
+    callers: set[tuple[str, int, str, str]] = set()
     for _, slot, (_, *stack), _ in samples:
         kind = KIND_OF_SLOT.get(decoded(slot)[0])
         if kind is not None:
@@ -189,8 +201,9 @@ def _callers(
             depths = (
                 i for i, (file, line, _) in enumerate(stack) if wanted & straight.get((file, line), set())
             )
-            for file, line, _ in stack[next(depths, len(stack)) + 1 :]:
-                callers.add((file, line, kind))
+            for depth in range(next(depths, len(stack)) + 1, len(stack)):
+                file, line, _ = stack[depth]
+                callers.add((file, line, kind, stack[depth - 1][2].rpartition(".")[2]))
     return callers
 
 
@@ -406,6 +419,22 @@ def _called_aside(statement: ast.stmt, batch: set[str]) -> dict[str, Phase]:
             of_batch = names(inside) & {each.rpartition(".")[2] for each in batch}
             aside.setdefault(name, Phase.DATA_WAIT if of_batch else Phase.OTHER)
     return {name: phase for name, phase in aside.items() if name not in around}
+
+
+def _given(statement: ast.stmt, leads: set[str]) -> set[str]:
+    """Returns what is called for the arguments of a function that calls the model: `draw`, in
+    `self.loss(*self.memory.draw())`.
+
+    Args:
+        statement: It calls such a function.
+        leads: The names of those.
+    """
+    calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
+    arguments = [
+        each for call in calls if callee(call)[0] in leads for each in (*call.args, *call.keywords)
+    ]
+    inner = (node for each in arguments for node in ast.walk(each) if isinstance(node, ast.Call))
+    return {callee(call)[0] for call in inner} - leads
 
 
 def _keeps(statement: ast.stmt, computed: set[str]) -> bool:

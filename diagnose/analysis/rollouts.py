@@ -42,8 +42,14 @@ PLAYS = {"selfplay", "mcts", "playout", "playouts", "episode", "episodes"}
 LEARNS = {"backward", "learn", "train", "update", "optimize", "fit"}
 """Words of functions that learn from what was collected."""
 
+LEARNERS = {"opt", "optim", "optimizer", "scheduler", "scaler", "trainer", "learner"}
+"""Words of what else is stepped."""
+
 REWARDS = {"reward", "rewards", "rew"}
 """Nothing but an environment answers with one."""
+
+ACTS = {"act", "acts", "action", "actions", "policy"}
+"""Words of functions that choose what an environment is then told to do."""
 
 LEAST_RESULTS = 3
 ANSWERS = {
@@ -83,7 +89,7 @@ def steps_environment(statement: ast.stmt) -> bool:
         of_base = words(base)
         if of_base & EVALUATES or not base or name not in ADVANCES:
             continue
-        if of_base & ENVIRONMENTS and not of_base & {"opt", "optim", "optimizer", "scheduler", "scaler"}:
+        if of_base & ENVIRONMENTS and not of_base & LEARNERS:
             return True
         if not isinstance(statement, ast.Assign):
             continue
@@ -91,6 +97,34 @@ def steps_environment(statement: ast.stmt) -> bool:
         if name == "recv" or (name == "step" and statement.value is node and node.args):
             return _answers(statement.targets[0])
     return False
+
+
+def takes_action(statement: ast.stmt, function: Function | None) -> bool:
+    """Whether a statement steps something with what a policy has chosen in the same function, whatever it
+    is called and gives back: `depot.step(plan)` after `plan = self.act(seen)`."""
+    given = {
+        name
+        for node in nodes_of(statement)
+        if isinstance(node, ast.Call) and callee(node)[0] == "step" and callee(node)[1]
+        if not words(callee(node)[1]) & (EVALUATES | LEARNERS)
+        for arg in node.args
+        for name in names(ast.walk(arg))
+    }
+    if not given or function is None:
+        return False
+    return any(
+        writes(each) & given and any(_acts(words(callee(call)[0])) for call in _calls(each))
+        for each in ast.walk(function)
+        if isinstance(each, ast.stmt)
+    )
+
+
+def _acts(name: frozenset[str]) -> bool:
+    return bool(name & ACTS) and not name & {"loss", "gradient", "gradients"}
+
+
+def _calls(statement: ast.stmt) -> list[ast.Call]:
+    return [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
 
 
 def collects(place: Place) -> bool:
@@ -101,7 +135,7 @@ def collects(place: Place) -> bool:
     if not place.loops:
         return False
     inside = [node for node in ast.walk(place.loops[0]) if isinstance(node, ast.stmt)]
-    steps = [statement for statement in inside if steps_environment(statement)]
+    steps = [each for each in inside if steps_environment(each) or takes_action(each, place.function)]
     if not steps or not any(map(_learns, inside)):
         return bool(steps)
     wanted: set[str] = set()
@@ -114,8 +148,7 @@ def collects(place: Place) -> bool:
 
 
 def _learns(statement: ast.stmt) -> bool:
-    called = (callee(node)[0] for node in nodes_of(statement) if isinstance(node, ast.Call))
-    return any(words(name) & LEARNS for name in called)
+    return any(words(callee(call)[0]) & LEARNS for call in _calls(statement))
 
 
 def is_environments(function: Function | None) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 
 def takes_slices(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> bool:
-    """Whether a loop's variable is one of several indices, and one operation could do all turns.
+    """Whether a loop's variable is one of several indices, or says which rows are taken, and one operation
+    could do all turns.
 
     That is not so where a turn reads what the one before has written, or calls a part of a model.
 
@@ -28,7 +29,7 @@ def takes_slices(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence
         return False
     return any(
         isinstance(node, ast.Subscript)
-        and isinstance(node.slice, ast.Tuple)
+        and isinstance(node.slice, (ast.Tuple, ast.Compare))  # `x[:, i]`, or a group: `x[group == i]`
         and any(isinstance(inner, ast.Name) and inner.id in variables for inner in ast.walk(node.slice))
         for node in nodes
     )

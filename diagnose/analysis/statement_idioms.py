@@ -42,6 +42,9 @@ CHAIN = "chain"
 ATTENTION = "attention"
 """Besides: part of an attention that is written out."""
 
+HOOK = "hook"
+"""Besides: the optimizer calls it before or after its step, as it was asked to."""
+
 ENVIRONMENT = "environment"
 """Steps the environment of a reinforcement learner, or is inside such a step. Alone."""
 ROLLOUT = "rollout"
@@ -56,7 +59,8 @@ LOG_FUNCTIONS = {"print", "pprint"}
 LOG_METHODS = {
     *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "log_metric", "log_metrics"),
     *("log_dict", "log_artifact", "write", "writelines", "write_text", "write_bytes", "writerow"),
-    *("writerows", "flush", "fsync", "fdatasync", "urlopen", "sendall", "savefig"),
+    *("writerows", "flush", "fsync", "fdatasync", "urlopen", "sendall", "savefig", "savetxt", "tofile"),
+    *("imsave", "imwrite", "save_image", "to_csv", "to_json", "to_parquet", "to_feather", "to_excel"),
     *("set_postfix", "set_postfix_str", "set_description", "set_description_str"),
 }
 ALSO_OF_MEMORIES = {"write", "flush"}
@@ -81,15 +85,20 @@ SAVERS = {
     ("numpy", "save"),
 }
 SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
-WAITERS = {"sleep", "system", "check_call", "check_output", "communicate"}
+WAITERS = {"sleep", "system", "check_call", "check_output", "communicate", "flock", "lockf"}
 JOINS = {
     "wait": frozenset({"process", "proc", "popen", "child", "event", "stop", "barrier", "condition"}),
     "join": frozenset({"thread", "process", "proc", "worker", "workers", "pool", "queue"}),
     "result": frozenset({"future", "fut", "job", "task", "pending"}),
+    "get": frozenset({"queue", "inbox", "mailbox"}),
+    "acquire": frozenset({"lock", "mutex", "semaphore"}),
+    "select": frozenset({"select", "selector", "selectors"}),
+    "poll": frozenset({"poller", "epoll"}),
+    "accept": frozenset({"socket", "server", "listener"}),
 }
 """Methods that wait for another thread or process, by a word of what they are called on: `handle.wait()`
 is a collective, and `", ".join()` a text."""
-RECEIVERS = {"recv", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
+RECEIVERS = {"recv", "recvfrom", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 IN_PLACE = {*WRITES, "mul", "lerp"}
 GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}
@@ -99,15 +108,36 @@ CLIPPING_WORDS = {"clip", "clipped", "coef", "coefficient", "norm", "max", "scal
 AVERAGING_WORDS = {"world", "size", "ranks", "steps", "accumulation", "loss", "inv"}
 """Gradients are also scaled to be averaged among ranks, or over micro-batches, or as their loss was."""
 METRIC_WORDS = {
-    *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "confusion"),
-    *("precision", "recall", "topk", "iou", "perplexity", "meter"),
+    *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "auprc", "bleu", "rouge", "confusion"),
+    *("precision", "recall", "topk", "iou", "perplexity", "meter", "ndcg", "mrr", "wer", "cer", "psnr"),
+    *("ssim", "dice", "jaccard", "mae", "mape", "rmse", "spearman", "kendall", "kappa", "mcc", "ece"),
+    *("error", "errors", "calibration"),
 }
-ALSO_OF_MODELS = {"acc", "meter", "precision", "recall", "topk", "iou"}
+ALSO_OF_MODELS = {
+    *(
+        "acc",
+        "meter",
+        "precision",
+        "recall",
+        "topk",
+        "iou",
+        "psnr",
+        "ssim",
+        "dice",
+        "jaccard",
+        "mae",
+        "mape",
+    ),
+    *("rmse", "spearman", "kendall", "error", "errors", "calibration"),
+}
 """Words that functions of models and losses are called by, too."""
 
 LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
 """Beside one of these, `metric` is what is learned."""
 AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
+
+WEIGHTS = {"parameters", "named_parameters", "state_dict"}
+OVER_WEIGHTS = {*WEIGHTS, "params", "grads", "param_groups"}
 
 HOOKED_CALLS = {"backward", "step", "zero_grad"}
 """Calls whose time is measured apart: beside them a line's time is that of what else it does."""
@@ -197,6 +227,8 @@ def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     """Yields what a statement does to one weight after the other."""
     iterated = _iterated(place, nodes)
     if not any(_over_weights(source) for source in iterated):
+        if iterated and any(map(_blends, nodes)) and _knows_weights(place):
+            yield EMA  # of what was kept of them: `{k: d * v + (1 - d) * now[k] for k, v in kept.items()}`
         return
     used = names(nodes)
     sources = names([node for source in iterated for node in ast.walk(source)])
@@ -270,6 +302,7 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
         or (not base and name in {"open", "urlopen"})
         or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
         or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
+        or (base and name in LEVELS - {"log"} and call.args and _is_text(call.args[0]))
         or (owner in DUMPERS and name in ("dump", "dumps"))
         or (owner in NETWORK and name in ("get", "post", "put", "request"))
         or _writes_table(call, name)
@@ -292,8 +325,8 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
         yield SCHEDULE
     called = words(name) | (words(owner) if name in ("update", "compute", "add") else set())
     scores = METRIC_WORDS - ALSO_OF_MODELS if within.loss else METRIC_WORDS
-    # The largest values of a tensor are no score.
-    if called & scores and name != "topk" and not called & LEARNING_WORDS:
+    # The largest values of a tensor are no score, and `log.error` no error of a prediction.
+    if called & scores and name not in ("topk", "error") and not called & LEARNING_WORDS:
         yield METRIC
 
 
@@ -315,6 +348,13 @@ def _writes_table(call: ast.Call, name: str) -> bool:
         return True
     query = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
     return name == "execute" and isinstance(query, str) and bool(WRITES_TABLE.match(query))
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an expression is a text that is written out there."""
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def _is_logger(base: str) -> bool:
@@ -376,8 +416,16 @@ def _iterated(place: Place, nodes: list[ast.AST]) -> list[ast.expr]:
 
 
 def _over_weights(source: ast.expr) -> bool:
-    weights = {"parameters", "named_parameters", "params", "state_dict", "grads", "param_groups"}
-    return bool(names(ast.walk(source)) & weights)
+    return bool(names(ast.walk(source)) & OVER_WEIGHTS)
+
+
+def _knows_weights(place: Place) -> bool:
+    """Whether the function around a statement asks a model for its weights, and what is averaged is named
+    for that."""
+    if place.function is None:
+        return False
+    known = names(ast.walk(place.function))
+    return bool(known & WEIGHTS) and bool(words_of(known) & AVERAGED_WORDS)
 
 
 def _in_side_loop(place: Place) -> bool:

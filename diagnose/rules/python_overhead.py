@@ -81,6 +81,7 @@ class PythonOverhead(Rule):
         profile(other_ms=5, where=(at("book.update(batch)", 0.04),)),
         profile(other_ms=12, where=(replace(at("losses = slow(model, x)", 0.1), model_share=0.1),)),
         profile(other_ms=12, where=(at("watcher.step(batch)", 0.1),)),
+        profile(optimizer_ms=30, where=(at("norms = spectra(p)", 0.1, "hook", phase=Phase.OPTIMIZER),)),
         profile(
             other_ms=12, where=tuple(replace(at(f"a{i} = b{i}", 0.008), function="book") for i in range(12))
         ),
@@ -92,6 +93,7 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
         profile(other_ms=12, where=(replace(at("losses = ensemble(x)", 0.1), model_share=0.3),)),
         profile(other_ms=12, where=(at("self.optimizer.step()", 0.1),)),
+        profile(optimizer_ms=30, where=(at("p.mul_(self.rate)", 0.1, phase=Phase.OPTIMIZER),)),
         profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), trains=True),)),
@@ -150,14 +152,15 @@ def counted(own: Iterable[SourceLine], where: Iterable[SourceLine]) -> tuple[Sou
 
 def _trains(line: SourceLine) -> bool:
     passes = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-    return line.phase in passes or line.trains or bool(TRAINS.search(line.text))
+    computes = line.phase in passes and "hook" not in line.idiom
+    return computes or line.trains or bool(TRAINS.search(line.text))
 
 
 def is_own_code(line: SourceLine) -> bool:
     """Whether a line is the loop's own business: no phase's, no other rule's, no edge of a call, and no
-    trainer's."""
+    trainer's. What a hook of the optimizer does is, too."""
     return (
-        line.phase is Phase.OTHER
+        (line.phase is Phase.OTHER or "hook" in line.idiom)
         and not OTHERS & set(line.idiom)
         and not TRAINS.search(line.text)
         and not line.trains

@@ -13,7 +13,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Optimizer, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import MIN_SAMPLES, at, under_trainer
+from diagnose.rules._lines import MIN_SAMPLES, at, bounds, lost_of, named, share_of, under_trainer
 from diagnose.rules.base import Rule
 
 MIN_TENSORS = 20
@@ -45,8 +45,22 @@ one by one and fused: AdamW 25 and 5.4 us at 64 elements, 128 and 39 us at 65,53
 SAVED_BY_FOREACH = 0.5
 """On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
 
+MAX_OWN_ELEMENTS = 65_536
+"""Mean size of tensors above which the memory is busier than the calls, see above: of an optimizer that the
+script has written, nothing is promised there."""
+
+MIN_OWN_SHARE = 0.03
+
+SAVED_OF_OWN = (0.25, 0.6, 0.95)
+"""Of the lines that go over the tensors in Python: what calls for all tensors save, and a compiled step."""
+
 LOW, HIGH = 0.6, 1.15
 """The measured savings scatter by this much with the size of the tensors and the number of cores."""
+
+OVER_TENSORS = {"python-loop", "update"}
+"""Idioms of lines that do the same to one tensor after the other."""
+
+MAX_LINES = 4
 
 BESIDE = re.compile(
     r"clip_grad|clip_.*norm|zero_grad|unscale_|sched\w*\.step\(|lr_scheduler", re.IGNORECASE
@@ -73,6 +87,10 @@ def one(
     return Program(optimizers=(optimizer,))
 
 
+OWN = one(kind="Mine", implementation="", can_fuse=False)
+OWN_LINE = at("velocity.mul_(beta).add_(p.grad)", 0.2, "python-loop", phase=Phase.OPTIMIZER)
+
+
 class SlowOptimizer(Rule):
     """
     ## What it means
@@ -82,8 +100,9 @@ class SlowOptimizer(Rule):
 
     ## What to do
     Give the optimizer `fused=True`: one call updates all tensors. Where torch has no fused
-    implementation, `foreach=True`. Nothing is said of what neither can take: sparse gradients, 16-bit
-    parameters of SGD on a CPU, classes that are derived from torch's.
+    implementation, `foreach=True`. An optimizer of the script's own that goes over small tensors in Python
+    can call `torch._foreach_mul_` and the like, or have its step compiled. Nothing is said of what neither
+    can take: sparse gradients, 16-bit parameters of SGD on a CPU.
 
     ## When it is wrong
     The results of both differ in the last bit. Code that reads or changes the optimizer's state between
@@ -96,6 +115,7 @@ class SlowOptimizer(Rule):
         profile(optimizer_ms=30, program=one()),
         profile(optimizer_ms=8, program=one(kind="SGD")),
         profile(optimizer_ms=30, program=one(num_tensors=4, num_elements=8_000_000)),
+        profile(optimizer_ms=30, program=OWN, where=(OWN_LINE,)),
     )
     silent_on = (
         profile(optimizer_ms=30, program=one(implementation="fused")),
@@ -117,7 +137,12 @@ class SlowOptimizer(Rule):
                 one(num_tensors=4, num_elements=8_000_000), models=(Model(kind="Net", device="cuda"),)
             ),
         ),
-        profile(optimizer_ms=30, program=one(kind="Mine", implementation="", can_fuse=False)),
+        profile(optimizer_ms=30, program=OWN),
+        profile(
+            optimizer_ms=30,
+            program=one(kind="Mine", num_elements=80_000_000, implementation="", can_fuse=False),
+            where=(OWN_LINE,),
+        ),
         profile(optimizer_ms=30, program=one(kind="SGD", can_fuse=False)),
         profile(
             optimizer_ms=30,
@@ -131,10 +156,12 @@ class SlowOptimizer(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return bool(_slow(profile.program))
+        return bool(_slow(profile.program) or _own(profile.program))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        if not _slow(profile.program):
+            return self._of_own(profile)
         whole = sum(optimizer.num_tensors for optimizer in profile.program.optimizers)
         slow, on_gpu = _slow(profile.program), _on_gpu(profile.program)
         worst = max(slow, key=lambda optimizer: optimizer.num_tensors)
@@ -175,6 +202,39 @@ class SlowOptimizer(Rule):
             actions=self.actions if worst.can_fuse else (),
         )
 
+    def _of_own(self, profile: Profile) -> Finding | None:
+        """Of an optimizer that the script has written itself."""
+        lines = tuple(
+            line
+            for line in profile.where
+            if line.phase is Phase.OPTIMIZER and not line.in_worker and OVER_TENSORS & set(line.idiom)
+        )
+        share = share_of(lines)
+        if share < MIN_OWN_SHARE:
+            return None
+        worst = max(_own(profile.program), key=lambda optimizer: optimizer.num_tensors)
+        low, expected, high = SAVED_OF_OWN
+        lost = lost_of(profile, lines)
+        least, most = bounds(lost, lines)
+        return Finding(
+            rule=self.name,
+            summary=f"{worst.kind} updates {worst.num_tensors} tensors one by one, in Python.",
+            lost_ns={phase: expected * ns for phase, ns in lost.items()},
+            low_ns=low * least,
+            high_ns=high * most,
+            assumption="its step is compiled, or calls torch once for all tensors",
+            evidence=tuple(
+                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
+                f" {line.num_samples} samples."
+                for line in lines[:MAX_LINES]
+            ),
+            fix="Update all tensors in one call, as torch._foreach_mul_ and torch._foreach_add_ do, or let"
+            " torch.compile make a kernel of the loop.",
+            code="step = torch.compile(optimizer.step)",
+            file=lines[0].file,
+            line=lines[0].line,
+        )
+
 
 def stepping_share(profile: Profile) -> float:
     """Returns the part of the optimizer's phase in which it steps: not clips, nor zeroes gradients."""
@@ -184,6 +244,17 @@ def stepping_share(profile: Profile) -> float:
         return 1.0
     beside = sum(line.share for line in lines if BESIDE.search(line.text) or BESIDE.search(line.via))
     return 1 - beside / total
+
+
+def _own(program: Program) -> list[Optimizer]:
+    """Returns the optimizers of the script's own whose many tensors are small."""
+    return [
+        optimizer
+        for optimizer in program.optimizers
+        if not optimizer.implementation
+        and optimizer.num_tensors >= MIN_TENSORS
+        and optimizer.num_elements <= MAX_OWN_ELEMENTS * optimizer.num_tensors
+    ]
 
 
 def _on_gpu(program: Program) -> bool:
