@@ -36,6 +36,18 @@ ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
 """While these last nobody takes training batches, and what workers prepare for it is bounded: they hide
 nothing there."""
 
+COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
+
+MIN_CROWDED = 0.08
+"""Part of its time that the training thread, and a worker, must want a CPU in vain; a free machine has
+under 1 %, and a machine of which others use a little has less than this."""
+
+FULL = 0.8
+"""Part of all CPUs that the process and its workers use where they are in each other's way."""
+
+WORKERS_PART = 0.4
+"""And the part of that which is the workers'."""
+
 HANDOVER_NS = 500_000
 """What taking over a batch of a few tensors from a worker costs the loop; measured: 0.4 to 1.1 ms."""
 
@@ -193,6 +205,28 @@ def supply_of(profile: Profile) -> Supply | None:
     )
 
 
+def crowded_ns(profile: Profile, supply: Supply) -> float:
+    """Returns nanoseconds of each step in which the training thread wants a CPU and has none, as its
+    workers compute: they keep up, no more of them than CPUs, and all the same they and the model together
+    want all CPUs there are. 0 where it is not so."""
+    runnable, cpus = profile.host.runnable_share, profile.own_cpus
+    if runnable is None or not cpus or runnable < MIN_CROWDED or supply.behind:
+        return 0.0
+    used_ns = supply.worker_cpu_ns + supply.own_cpu_ns
+    if used_ns < FULL * cpus * supply.training_ns or supply.worker_cpu_ns < WORKERS_PART * used_ns:
+        return 0.0
+    if supply.delay_share < MIN_CROWDED or supply.loader.num_workers > cpus:
+        return 0.0
+    return runnable * supply.training_ns
+
+
+def shared_by_computing(profile: Profile, lost_ns: float) -> dict[Phase, float]:
+    """Divides a time among the phases in which the training thread computes, by what they take."""
+    times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
+    whole_ns = sum(times.values())
+    return {phase: min(1.0, lost_ns / whole_ns) * ns for phase, ns in times.items() if ns}
+
+
 def computing_ns(profile: Profile) -> float:
     """Returns what the mean step takes besides waiting for data and what it does `ASIDE`."""
     return sum(
@@ -311,6 +345,16 @@ def fed_by(
     )
     return replace(made)
 
+
+CROWDED: dict[str, Any] = {
+    "cpus": 2,
+    "host": HostStats(cpus=2, process_cpus=0.75, runnable_share=0.15),
+    "workers": {"cpu_share": 0.9, "delay_share": 0.25, "ready_batches": 2.5},
+}
+"""Two workers that keep up, on two CPUs; with 110 ms for a batch they and the model want both always."""
+
+CROWDED_BOUNDS = (0.4, 1.2)
+"""Without its workers' work the training thread also waits less for batches, and has its caches alone."""
 
 WELL_FED = fed_by(data_wait_ms=0.3, fetch_ms=90, workers={"ready_batches": 3.4, "idle_share": 0.5})
 """Two workers that keep up."""

@@ -9,12 +9,15 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._supply import (
+    CROWDED,
     HANDOVER_NS,
     MIN_HANDOVERS,
     MIN_SHARE,
     WELL_FED,
+    crowded_ns,
     fed_by,
     main_loader,
+    shared_by_computing,
     supply_of,
 )
 from diagnose.rules.base import Rule
@@ -63,6 +66,7 @@ class SlowCollate(Rule):
             input=InputStats(fetch_ns=5e6, collate_ns=35e6, steady_wait_ns=40e6, batches_per_step=1.0),
         ),
         fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1),
+        fed_by(data_wait_ms=10, fetch_ms=40, collate_ms=70, **CROWDED),
         profile(step_ms=1, data_wait_ms=0.4, program=NO_WORKER, input=QUICK),
         profile(step_ms=8, data_wait_ms=1.3, program=NO_WORKER, input=HALF),
     )
@@ -75,6 +79,7 @@ class SlowCollate(Rule):
         ),
         fed_by(data_wait_ms=40, fetch_ms=90, collate_ms=10, num_workers=1),
         fed_by(data_wait_ms=1, fetch_ms=10, collate_ms=50, num_workers=1),
+        fed_by(data_wait_ms=10, fetch_ms=70, collate_ms=40, **CROWDED),
         profile(step_ms=1, data_wait_ms=0.4, program=OF_TORCH, input=QUICK),
         profile(step_ms=8, data_wait_ms=1.3, program=OF_TORCH, input=HALF),
     )
@@ -87,13 +92,14 @@ class SlowCollate(Rule):
         """See `Rule.check`."""
         loader = main_loader(profile)
         assert loader is not None
-        stats = profile.input
+        stats, crowded = profile.input, 0.0
         if loader.num_workers:
             supply = supply_of(profile)
-            if supply is None or not supply.behind:
+            crowded = crowded_ns(profile, supply) if supply is not None and supply.needs_cpu else 0.0
+            if supply is None or not (supply.behind or crowded):
                 return None
             fetch_ns, collate_ns = supply.workers.fetch_ns, supply.workers.collate_ns
-            lost_ns = supply.won_ns(busy_ns=supply.busy_ns - collate_ns * supply.batches)
+            lost_ns = crowded or supply.won_ns(busy_ns=supply.busy_ns - collate_ns * supply.batches)
             who = "a worker"
         elif stats.fetch_ns is not None and stats.collate_ns is not None:
             fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
@@ -120,7 +126,7 @@ class SlowCollate(Rule):
                 f" step: {name} takes {'longer than' if share >= DOMINATES else 'about as long as'} the"
                 " dataset."
             ),
-            lost_ns={Phase.DATA_WAIT: lost_ns},
+            lost_ns=shared_by_computing(profile, lost_ns) if crowded else {Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=MOST * lost_ns,
             assumption=f"{name} becomes as good as free",
@@ -129,6 +135,11 @@ class SlowCollate(Rule):
                 f" and {format_ms(fetch_ns)} to fetch.",
                 f"The loop waits {format_ms(profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))} of each"
                 " step.",
+                *(
+                    [f"It waits for a CPU {format_ms(crowded)} of it, as the workers have them."]
+                    if crowded
+                    else []
+                ),
             ),
             fix="Give the loader a collate_fn that fills one tensor, or let the dataset hand out whole"
             " batches by __getitems__."

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import (
+    CROWDED,
+    CROWDED_BOUNDS,
+    WELL_FED,
+    Supply,
+    crowded_ns,
+    fed_by,
+    shared_by_computing,
+    supply_of,
+)
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
 
@@ -15,7 +25,8 @@ class SlowTransform(Rule):
     """
     ## What it means
     The workers compute all the time and the loop still waits, and there are no CPUs left for more workers:
-    decoding and transforming the samples is more work than this machine can do beside the model.
+    decoding and transforming the samples is more work than this machine can do beside the model. Or they
+    keep up, and the model computes slower for it, as there are not enough CPUs for both.
 
     ## What to do
     Make the transform cheaper at the line named below: a faster decoder, smaller images on disk, vectorised
@@ -31,11 +42,16 @@ class SlowTransform(Rule):
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=40, fetch_ms=380, num_workers=4, cpus=4),
+        fed_by(data_wait_ms=10, fetch_ms=110, **CROWDED),
     )
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
+        fed_by(data_wait_ms=10, fetch_ms=50, **CROWDED),
+        fed_by(
+            data_wait_ms=10, fetch_ms=110, **{**CROWDED, "host": HostStats(cpus=8, runnable_share=0.15)}
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -45,7 +61,12 @@ class SlowTransform(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
-        if supply is None or not supply.behind or not supply.needs_cpu or supply.cured_by_workers:
+        if supply is None or not supply.needs_cpu:
+            return None
+        crowded = crowded_ns(profile, supply)
+        if crowded:
+            return self._crowding(profile, supply, crowded)
+        if not supply.behind or supply.cured_by_workers:
             return None
         line = hottest_line(profile)
         where = f" at {line.function}" if line is not None else ""
@@ -70,6 +91,28 @@ class SlowTransform(Rule):
                 *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
             ),
             fix=f"Make preparing a sample cheaper{where}.",
+            file=line.file if line is not None else supply.loader.file,
+            line=line.line if line is not None else supply.loader.line,
+        )
+
+    def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding | None:
+        """Of workers that keep up, and take the CPUs for that."""
+        line = hottest_line(profile)
+        return Finding(
+            rule=self.name,
+            summary="Preparing samples takes the CPUs there are: the training thread waits for one"
+            f" {format_share(lost_ns / supply.training_ns)} of the time",
+            lost_ns=shared_by_computing(profile, lost_ns),
+            low_ns=CROWDED_BOUNDS[0] * lost_ns,
+            high_ns=CROWDED_BOUNDS[1] * lost_ns + supply.wait_ns,
+            assumption="the transform becomes so cheap that workers and model have the CPUs they want",
+            evidence=(
+                *supply.evidence(),
+                f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
+                f" for one for {format_share(supply.delay_share)}.",
+                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+            ),
+            fix="Make preparing a sample cheaper" + (f" at {line.function}." if line is not None else "."),
             file=line.file if line is not None else supply.loader.file,
             line=line.line if line is not None else supply.loader.line,
         )

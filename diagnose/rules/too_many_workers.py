@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
+from diagnose.rules._supply import (
+    COMPUTING,
+    MIN_SHARE,
+    WELL_FED,
+    WORKERS_PART,
+    applicable,
+    fed_by,
+    shared_by_computing,
+    supply_of,
+    with_loader_arguments,
+)
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.2
@@ -18,11 +27,6 @@ MIN_RUNNABLE = 0.05
 
 MIN_LOAD = 0.5
 """Part of all CPUs that the process and its workers use; with less, it is others who take them."""
-
-MIN_WORKERS_PART = 0.4
-"""And the part of that which is the workers'."""
-
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
 
 
 class TooManyWorkers(Rule):
@@ -95,10 +99,9 @@ class TooManyWorkers(Rule):
         used_ns, step_ns = supply.worker_cpu_ns + supply.own_cpu_ns, supply.training_ns
         if used_ns < MIN_LOAD * usable * step_ns:
             return None
-        if supply.worker_cpu_ns < MIN_WORKERS_PART * used_ns:
+        if supply.worker_cpu_ns < WORKERS_PART * used_ns:
             return None
-        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
-        own_ns = sum(times.values())
+        own_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING)
         # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
         others = max(0.0, (host.busy_cpus or 0.0) - used_ns / step_ns)
         left = max(used_ns / step_ns, min(usable, (host.cpus or usable) - others))
@@ -117,7 +120,7 @@ class TooManyWorkers(Rule):
                 " which"
                 f" waits for one {format_share(host.runnable_share)} of the time."
             ),
-            lost_ns={phase: lost_ns * time_ns / own_ns for phase, time_ns in times.items() if time_ns},
+            lost_ns=shared_by_computing(profile, lost_ns),
             low_ns=0.3 * lost_ns,
             high_ns=delay_ns,
             assumption=f"{fewer} workers make the batches, and the CPUs are shared with nobody else",
