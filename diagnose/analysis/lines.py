@@ -13,7 +13,7 @@ import numpy.typing as npt
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.roles import Roles, Sources
-from diagnose.analysis.statement_idioms import LOG, PYTHON_LOOP, SAVE, SYNC, WAIT
+from diagnose.analysis.statement_idioms import ENVIRONMENT, LOG, PYTHON_LOOP, ROLLOUT, SAVE, SYNC, WAIT
 from diagnose.analysis.statements import words
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
@@ -24,6 +24,7 @@ MIN_SHARE = 0.001
 """Lines below a thousandth of the time are noise of the sampler."""
 
 LineKey = tuple[Phase, Frame]
+ACTS = {ENVIRONMENT, ROLLOUT}
 Helper = tuple[str, str]
 """File and name of a function that the loop calls between its steps."""
 
@@ -69,6 +70,7 @@ def source_lines(
     idioms = Idioms(sources)
     waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
+    acting: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helper_of: dict[LineKey, Helper] = {}
     models: dict[Frame, float] = defaultdict(float)
@@ -85,6 +87,7 @@ def source_lines(
             weights[key][slot] += weight_ns
             every.setdefault(key, idioms.every(stack))
             purposes[key][idiom] += weight_ns
+            acting[key][slot] += weight_ns if ACTS & set(idiom) else 0.0
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
             if helper is not None:
                 helpers[helper][idiom] += weight_ns
@@ -116,6 +119,7 @@ def source_lines(
             share=sum(share(slot, ns) for slot, ns in by_slot.items()),
             between=sum(share(slot, ns) for slot, ns in by_slot.items() if slot >= FIRST_GAP),
             model_share=share(FORWARD, ns) if (ns := models.get((file, line, function))) else 0.0,
+            acting=sum(share(slot, ns) for slot, ns in acting[phase, (file, line, function)].items()),
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),

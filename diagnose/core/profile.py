@@ -128,6 +128,7 @@ class SourceLine:
         between: The part of `share` that passed between hooked calls, so in code of the loop itself: of a
             wait for data, what the loop does to batches rather than its loader.
         model_share: Part of the measured time in which a model was called from the line, however deep.
+        acting: The part of `share` in which who called it acted in an environment, or stepped one.
         num_samples: About how many times the sampler saw the line; small numbers carry little.
         in_worker: Whether a DataLoader worker, not the training thread, spent the time. `share` is then
             the part of the workers' busy time.
@@ -147,6 +148,7 @@ class SourceLine:
     share: float
     between: float = 0.0
     model_share: float = 0.0
+    acting: float = 0.0
     num_samples: int = 0
     in_worker: bool = False
     text: str = ""

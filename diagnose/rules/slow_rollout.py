@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
@@ -61,6 +63,13 @@ class SlowRollout(Rule):
             where=(at("obs = env.step(a)", 0.5, "environment", phase=Phase.DATA_WAIT),),
         ),
         profile(other_ms=30, where=(at("obs = env.step(a)", 0.3, "environment"),)),
+        profile(
+            evaluation_ms=60,
+            where=(
+                replace(at("return self.layers(x)", 0.5, phase=Phase.EVALUATION), acting=0.2),
+                at("yield obs, *env.step(a)", 0.1, "environment", phase=Phase.EVALUATION),
+            ),
+        ),
     )
     silent_on = (
         profile(),
@@ -71,11 +80,11 @@ class SlowRollout(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return any(map(is_rollout, profile.where))
+        return any(rollouts(profile))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        lines = tuple(line for line in profile.where if is_rollout(line))
+        lines = rollouts(profile)
         stepping = tuple(line for line in lines if "environment" in line.idiom)
         share = share_of(lines)
         if share < MIN_SHARE or not stepping:
@@ -111,6 +120,18 @@ def is_rollout(line: SourceLine) -> bool:
     return not line.in_worker and not {"environment", "rollout"}.isdisjoint(line.idiom)
 
 
+def rollouts(profile: Profile) -> tuple[SourceLine, ...]:
+    """Returns what such lines take, the most expensive first: of lines that also do something else, as
+    those of a model that acts and is taught, only the part in which they act."""
+    found = [
+        replace(line, share=part, num_samples=max(1, round(line.num_samples * part / line.share)))
+        for line in profile.where
+        for part in (line.acting or (line.share if is_rollout(line) else 0.0),)
+        if part and not line.in_worker
+    ]
+    return tuple(sorted(found, key=lambda line: -line.share))
+
+
 def rollout_share(profile: Profile, phase: Phase) -> float:
     """Returns the part of the measured time that such lines take of a phase."""
-    return sum(line.share for line in profile.where if line.phase is phase and is_rollout(line))
+    return sum(line.share for line in rollouts(profile) if line.phase is phase)
