@@ -223,7 +223,7 @@ def crowded_ns(profile: Profile, supply: Supply) -> float:
 def shared_by_computing(profile: Profile, lost_ns: float) -> dict[Phase, float]:
     """Divides a time among the phases in which the training thread computes, by what they take."""
     times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
-    whole_ns = sum(times.values())
+    whole_ns = max(1.0, sum(times.values()))
     return {phase: min(1.0, lost_ns / whole_ns) * ns for phase, ns in times.items() if ns}
 
 
