@@ -47,7 +47,7 @@ SAVED_BY_FOREACH = 0.5
 
 MAX_OWN_ELEMENTS = 16_384
 """Mean size of tensors up to which an optimizer that the script has written is said to be slow. Measured of
-eight velocities over 74 tensors, `foreach` beside a loop, one core: it saves 0.1 to 0.6 of the time at 1,600
+eight velocities over 74 tensors, `foreach` beside a loop, one core: it saves 0.1 to 0.6 of it at 1,600
 and 4,800 elements, and takes 1.4 times as long at 65,536, as each call goes through the memory anew."""
 
 MIN_OWN_SHARE = 0.03
