@@ -26,12 +26,14 @@ class Wrapped(ast.NodeTransformer):
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
 
-    def visit_For(self, loop: ast.For) -> ast.AST:
+    def visit_For(self, loop: ast.For | ast.While) -> ast.AST:
         self.generic_visit(loop)
         if MARK in self.lines[loop.body[0].lineno - 2]:
             context = ast.Call(func=ast.Name(id="_step", ctx=ast.Load()), args=[], keywords=[])
             loop.body = [ast.With(items=[ast.withitem(context_expr=context)], body=loop.body)]
         return loop
+
+    visit_While = visit_For
 
 
 def model_of(frame: FrameType) -> nn.Module:

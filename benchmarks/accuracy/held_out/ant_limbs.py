@@ -218,7 +218,9 @@ class Fit:
 
     def run(self):
         batches = itertools.chain.from_iterable(itertools.repeat(self.loader))
-        for step, (frames, joints) in enumerate(itertools.islice(batches, self.args.steps), 1):
+        for step, (frames, joints) in enumerate(
+            itertools.islice(batches, self.args.steps), 1
+        ):  # the training loop
             found = means(self.model(frames))
             loss = F.smooth_l1_loss(found, joints, beta=0.05)
             loss.backward()

@@ -178,7 +178,7 @@ class Trainer:
     def fit(self) -> float:
         batches = iter(make_loader(self.args, self.rank))
         loss = torch.zeros(())
-        for step in range(self.args.steps):
+        for step in range(self.args.steps):  # the training loop
             loss = self.accumulate(batches)
             self.optimizer.step()
             self.optimizer.zero_grad()

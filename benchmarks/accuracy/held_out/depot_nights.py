@@ -213,7 +213,7 @@ if __name__ == "__main__":
     torch.manual_seed(5)
     learner = Learner(Settings(**options))
     operator = Operator(options["listen"] / 1000) if options["listen"] else None
-    while learner.updates < steps:
+    while learner.updates < steps:  # the training loop
         learner.update()
         if operator and operator.order() == b"stop":
             break

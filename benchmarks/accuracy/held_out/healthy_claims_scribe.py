@@ -120,7 +120,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scribe = Scribe(Path(folder))
         scribe.start()
-        for step, (numbers, categories, costs) in enumerate(Claims.invented().batches(1024), 1):
+        for step, (numbers, categories, costs) in enumerate(
+            Claims.invented().batches(1024), 1
+        ):  # the training loop
             loss = nn.functional.huber_loss(model(numbers, categories), costs)
             loss.backward()
             optimizer.step()

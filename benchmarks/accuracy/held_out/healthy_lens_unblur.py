@@ -93,7 +93,7 @@ def main():
     net = Sharpener()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
     total = torch.zeros(())
-    while (shot := reel.get()) is not None:
+    while (shot := reel.get()) is not None:  # the training loop
         seen, sharp = shot
         loss = F.l1_loss(net(seen), sharp)
         loss.backward()

@@ -87,7 +87,7 @@ def main() -> None:
     )
     stream = batches(*calibration_bench())
     history = torch.zeros(steps)
-    for step in range(steps):
+    for step in range(steps):  # the training loop
         x, new_x, y, new_y = next(stream)
         weights = learner.adapt(x, y, through=step >= steps // 3)
         error = learner.errors(weights, new_x, new_y).mean()

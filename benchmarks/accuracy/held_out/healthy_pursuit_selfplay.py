@@ -131,7 +131,7 @@ optimizer = torch.optim.Adam(player.parameters(), lr=3e-4, eps=1e-5, fused=True)
 stream = rounds(player)
 errors = torch.zeros(STEPS)
 
-for step in range(STEPS):
+for step in range(STEPS):  # the training loop
     seen, action, chance, gain, wanted = next(stream)
     chances, value = player(seen)
     ratio = (chances.gather(1, action).squeeze(1) - chance).exp()

@@ -71,7 +71,7 @@ def main() -> None:
     pages = made_up_log(rank, 1 << 19).unfold(0, CONTEXT + 1, 1)
     dice = torch.Generator().manual_seed(70 + rank)
     tail = torch.zeros(())
-    for step in range(1, steps + 1):
+    for step in range(1, steps + 1):  # the training loop
         window = pages[torch.randint(len(pages), (256,), generator=dice)].long()
         loss = F.cross_entropy(model(window[:, :-1]), window[:, -1])
         loss.backward()

@@ -67,7 +67,7 @@ rows = csv.writer(book)
 rows.writerow(["step", "seconds", "loss", "smooth", "gradient", "rate"])
 began = time.perf_counter()
 
-for step in range(STEPS):
+for step in range(STEPS):  # the training loop
     window = WINDOWS[torch.randint(len(WINDOWS), (BATCH,))]
     hours_ahead = window.unfold(2, AHEAD, 1)  # from each hour on
     forecast = net(window[:, :, :PAST])  # by each hour that has seen enough

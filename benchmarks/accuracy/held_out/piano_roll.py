@@ -188,7 +188,7 @@ if ARGS.events:
     recorder.start()
 losses = torch.zeros(ARGS.steps)
 
-for step in range(ARGS.steps):
+for step in range(ARGS.steps):  # the training loop
     x, y = draw(heard, roll)
     logits = model(x)
     loss = F.binary_cross_entropy_with_logits(logits, y.transpose(1, 2), pos_weight=rare)

@@ -214,7 +214,7 @@ def train(options: Namespace) -> None:
     torch.set_num_threads(1)  # the workers are busy, too
     model = TopicNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    for step, batch in enumerate(itertools.islice(Feed(options), options.steps), 1):
+    for step, batch in enumerate(itertools.islice(Feed(options), options.steps), 1):  # the training loop
         losses = F.cross_entropy(model(batch.pieces, batch.sizes), batch.topics, reduction="none")
         loss = (losses * batch.weights).mean()
         optimizer.zero_grad()

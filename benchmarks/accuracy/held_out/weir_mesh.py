@@ -189,7 +189,7 @@ def train(options, folder):
     rates = RatesOfRun(f"{folder}/rates.csv", options.rates) if options.rates else lambda _: 1.0
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
     losses, best = [], math.inf
-    for step in range(1, options.steps + 1):
+    for step in range(1, options.steps + 1):  # the training loop
         run, frame = int(dice.integers(RUNS - HELD_OUT)), int(dice.integers(FRAMES - 1))
         seen, target = window(flows, run, frame, noise=0.02)
         predicted = simulator(seen, prior(seen), mesh)
