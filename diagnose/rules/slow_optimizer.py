@@ -45,10 +45,11 @@ one by one and fused: AdamW 25 and 5.4 us at 64 elements, 128 and 39 us at 65,53
 SAVED_BY_FOREACH = 0.5
 """On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
 
-MAX_OWN_ELEMENTS = 16_384
-"""Mean size of tensors up to which an optimizer that the script has written is said to be slow. Measured of
-eight velocities over 74 tensors, `foreach` beside a loop, one core: it saves 0.1 to 0.6 of it at 1,600
-and 4,800 elements, and takes 1.4 times as long at 65,536, as each call goes through the memory anew."""
+MAX_OWN_ELEMENTS = 8_192
+"""Mean size of tensors up to which an optimizer that the script has written is said to be slow. Of eight
+velocities over 74 tensors `foreach` saves 0.75 at 256 elements, 0.5 at 1,600, 0.17 at 4,900; at 16,384 it
+saves nothing for certain, and at 65,536 it takes longer, as each call goes through the memory anew
+(`benchmarks/optimizer_step.py`)."""
 
 MIN_OWN_SHARE = 0.03
 
