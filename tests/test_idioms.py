@@ -8,8 +8,8 @@ import pytest
 
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.roles import Sources
 from diagnose.analysis.slices import is_chain
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     CLIP,
     COLLECT,

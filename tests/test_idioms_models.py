@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.roles import Sources
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     CLIP,
     EMA,

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 import diagnose
 from diagnose.analysis.calls import call_at, with_arguments
-from diagnose.analysis.roles import Sources
+from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.hooks import loader_facts

@@ -19,7 +19,8 @@ from diagnose.analysis.gaps import measured_samples, split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats
 from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
-from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import find_warmup, phase_series, step_times
 from diagnose.analysis.throughput import interval_95

@@ -7,7 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sources import Sources
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from diagnose.analysis.attention import attention_lines
-from diagnose.analysis.roles import Frame, Sources
+from diagnose.analysis.roles import Frame
 from diagnose.analysis.rollouts import (
     ENVIRONMENT_PACKAGES,
     EVALUATES,
@@ -18,6 +19,7 @@ from diagnose.analysis.rollouts import (
     steps_environment,
     takes_action,
 )
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     ALSO_OF_MODELS,
     ATTENTION,
@@ -50,6 +52,7 @@ from diagnose.analysis.statements import (
     words_of,
     writes,
 )
+from diagnose.analysis.weights import Weights
 from diagnose.core.phases import Phase
 
 MATH_NAMES = """
@@ -213,7 +216,7 @@ class Idioms:
     def _places(self, file: str, line: int) -> list[Place]:
         if file not in self._files:
             tree = self._sources.tree(file)
-            self._files[file] = by_line(tree) if tree is not None else {}
+            self._files[file] = _read(tree) if tree is not None else {}
             self._attention[file] = attention_lines(tree) if tree is not None else set()
         return self._files[file].get(line, [])
 
@@ -287,6 +290,21 @@ class Idioms:
         if function not in self._words:
             self._words[function] = words_of(names(ast.walk(function)))
         return self._words[function]
+
+
+def _read(tree: ast.Module) -> dict[int, list[Place]]:
+    weights = Weights(tree)
+    return {
+        line: [
+            replace(
+                place,
+                weights=weights.of(place.function),
+                gradients=weights.of(place.function, "gradients"),
+            )
+            for place in places
+        ]
+        for line, places in by_line(tree).items()
+    }
 
 
 def _calls_step(statement: ast.stmt) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,21 @@ import numpy.typing as npt
 
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
-from diagnose.analysis.roles import Roles, Sources
-from diagnose.analysis.statement_idioms import ENVIRONMENT, LOG, PYTHON_LOOP, ROLLOUT, SAVE, SYNC, WAIT
+from diagnose.analysis.results import Results
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sources import Sources
+from diagnose.analysis.statement_idioms import (
+    CHAIN,
+    ENVIRONMENT,
+    LOG,
+    METRIC,
+    PYTHON_LOOP,
+    ROLLOUT,
+    SAVE,
+    SLICES,
+    SYNC,
+    WAIT,
+)
 from diagnose.analysis.statements import words
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
@@ -68,6 +81,7 @@ def source_lines(
     weights: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
     idioms = Idioms(sources)
+    results = Results(sources)
     waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     acting: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -83,6 +97,8 @@ def source_lines(
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
             called = slot == FORWARD and roles.calls_model(stack[0])
             idiom = idioms.of(stack, named(library), phase, waits=waits, called=called)
+            if phase is Phase.OTHER and _says_how(idiom, waits=waits) and _scores(stack, roles, results):
+                idiom = (METRIC,)
             key = (phase, stack[0])
             weights[key][slot] += weight_ns
             every.setdefault(key, idioms.every(stack))
@@ -133,6 +149,17 @@ def source_lines(
         )
         for (phase, (file, line, function)), by_slot in weights.items()
     )
+
+
+def _says_how(idiom: Sequence[str], *, waits: bool) -> bool:
+    """Whether idioms say how a line works, and not what for."""
+    return not set(idiom) - ({PYTHON_LOOP, SLICES, CHAIN} | (set() if waits else {SYNC}))
+
+
+def _scores(stack: Sequence[Frame], roles: Roles, results: Results) -> bool:
+    """Whether a stack works on what a model has computed, and trains nothing with it."""
+    found = roles.results(stack)
+    return found is not None and results.reach(*found)
 
 
 def _purpose(parts: Mapping[tuple[str, ...], float], *, waits: bool) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.calls import call_at
-from diagnose.analysis.roles import Sources
 from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import whole_steps
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase

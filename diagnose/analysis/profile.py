@@ -35,11 +35,12 @@ from diagnose.analysis.rank_clocks import clock_offset
 from diagnose.analysis.rank_summary import Window, of_first_group, why_incomparable
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
-from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.roles import Roles
 from diagnose.analysis.run_info import notes_of, notes_of_files, overhead_of, run_info
 from diagnose.analysis.script import Script
 from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import GapParts, divided, phase_series, step_times, warmup_of
 from diagnose.analysis.stopped import stopped_steps

@@ -10,7 +10,7 @@ import numpy as np
 
 from diagnose.analysis.calls import call_at
 from diagnose.analysis.device_ledger import BY_DEVICE
-from diagnose.analysis.roles import Sources
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import rank_of, whole_steps
 from diagnose.core.graph import Compiler, Dropped, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS

@@ -8,17 +8,17 @@ is called on gives those that compute the loss. Everything else is other.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from diagnose.analysis.statements import callee, names, nodes_of, reads, writes
+from diagnose.analysis.dependencies import Anchors, Needs, Part, needs_of, parts_of
+from diagnose.analysis.effects import Effects
+from diagnose.analysis.sources import Sources
+from diagnose.analysis.statements import callee, header_lines, names, nodes_of, writes
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.places import decoded
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 Frame = tuple[str, int, str]
 """File, line, function."""
 Site = tuple[str, str, int, str, int]
@@ -29,12 +29,6 @@ Sample = tuple[int, int, Sequence[Frame], int]
 KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 
-DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
-"""Names in a statement that keeps a value without its gradients."""
-
-WEIGHTS = {"parameters", "named_parameters", "weight"}
-"""Names in a statement that goes over a model's weights, or reads them."""
-
 PHASE_OF_KIND = {
     "next": Phase.DATA_WAIT,
     "forward": Phase.FORWARD,
@@ -42,21 +36,6 @@ PHASE_OF_KIND = {
     "backward": Phase.BACKWARD,
     "optimizer": Phase.OPTIMIZER,
 }
-
-
-@dataclass(slots=True)
-class _Anchors:
-    """The lines of one function from which hooks were entered, straight or through functions it calls.
-
-    A `further` model call is of what another one, or a parameter, has a part in: of a loss module, or
-    inside of a model that is not called as a module itself.
-    """
-
-    next: set[int] = field(default_factory=set)
-    forward: set[int] = field(default_factory=set)
-    further: set[int] = field(default_factory=set)
-    backward: set[int] = field(default_factory=set)
-    optimizer: set[int] = field(default_factory=set)
 
 
 class Roles:
@@ -75,6 +54,7 @@ class Roles:
         self._kinds: dict[tuple[str, int], set[str]] = {}
         self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
         self._given: dict[tuple[str, int], set[str]] = {}
+        self._results: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
         straight = _by_place(sites)
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
@@ -84,10 +64,14 @@ class Roles:
             by_file.setdefault(file, []).append((line, kind))
             if kind == "forward":
                 through.setdefault((file, line), set()).add(called)
-        for file, in_file in by_file.items():
-            tree = sources.tree(file)
-            if tree is not None:
-                self._read(file, tree, in_file, straight, through)
+        trees = {file: tree for file in by_file if (tree := sources.tree(file)) is not None}
+        effects = Effects(trees.values())
+        parts = [
+            part for file, tree in trees.items() for part in parts_of(file, tree, by_file[file], effects)
+        ]
+        needs = needs_of(parts)
+        for part in parts:
+            self._read(part, needs, straight, through)
 
     def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks.
@@ -124,49 +108,58 @@ class Roles:
         Args:
             stack: File, line and function of each user frame, innermost first.
         """
-        inside = None
-        for file, line, function in stack:
-            if (file, line) in self._anchored:
-                return inside
-            inside = (file, function)
-        return None
+        depth = self._depth(stack)
+        return stack[depth - 1][::2] if depth else None
+
+    def results(self, stack: Sequence[Frame]) -> tuple[Sequence[Frame], set[str], set[str]] | None:
+        """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+
+        Returns:
+            The stack up to the loop's own frame, the names that hold results there, other than the loss,
+            and those of which batches are made.
+        """
+        depth = self._depth(stack)
+        return None if depth is None else (stack[: depth + 1], *self._results[stack[depth][:2]])
+
+    def _depth(self, stack: Sequence[Frame]) -> int | None:
+        """Returns the place of the innermost frame that is the loop's own."""
+        return next((i for i, (file, line, _) in enumerate(stack) if (file, line) in self._anchored), None)
 
     def _read(
         self,
-        file: str,
-        tree: ast.Module,
-        sites: list[tuple[int, str]],
+        part: Part,
+        needs: Mapping[Phase, Needs],
         straight: Mapping[tuple[str, int], set[str]],
         through: Mapping[tuple[str, int], set[str]],
     ) -> None:
-        functions = list(_functions(tree))
-        anchors: dict[int, _Anchors] = {}
-        for line, kind in sites:
-            index = _innermost(functions, line)
-            getattr(anchors.setdefault(index, _Anchors()), kind).add(line)
-        for index, found in anchors.items():
-            statements = list(_statements(functions[index]))
-            for statement in statements:
-                lines = _header_lines(statement)
-                kinds = _one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
-                if kinds:
-                    self._kinds.update(((file, line), kinds) for line in lines)
-                leads = set().union(*(through.get((file, line), ()) for line in lines))
-                if leads:
-                    given = _given(statement, leads)
-                    self._given.update(((file, line), given) for line in lines)
-            if found.forward or found.further or found.backward:
-                for statement in statements:
-                    self._anchored.update((file, line) for line in _header_lines(statement))
-                roles = _slice(statements, found, _taken(functions[index], statements))
-                for line, phase in roles.items():
-                    self._roles[file, line] = phase
-                for statement in statements:
-                    lines = _header_lines(statement)
-                    if found.forward.intersection(lines):
-                        batch = _batch(_same_loop(statements, statement), found, roles)
-                        aside = _called_aside(statement, batch)
-                        self._aside.update(((file, line), aside) for line in lines)
+        """Takes in the statements of a function."""
+        file = part.file
+        for statement in part.statements:
+            lines = header_lines(statement)
+            kinds = _one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
+            if kinds:
+                self._kinds.update(((file, line), kinds) for line in lines)
+            leads = set().union(*(through.get((file, line), ()) for line in lines))
+            if leads:
+                given = _given(statement, leads)
+                self._given.update(((file, line), given) for line in lines)
+        found = part.anchors
+        if not (found.forward or found.further or found.backward):
+            return
+        roles, _ = part.roles(needs)
+        results = part.results(roles, needs), part.made_of(roles)
+        for statement in part.statements:
+            lines = header_lines(statement)
+            self._anchored.update((file, line) for line in lines)
+            self._results.update(((file, line), results) for line in lines)
+            if found.forward.intersection(lines):
+                batch = _batch(_same_loop(part.statements, statement), found, roles)
+                aside = _called_aside(statement, batch)
+                self._aside.update(((file, line), aside) for line in lines)
+        self._roles.update(((file, line), phase) for line, phase in roles.items())
 
 
 def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
@@ -224,155 +217,6 @@ def _beside(kinds: set[str], slot: int, *, within: bool) -> Phase:
     return PHASE_OF_KIND[next(iter(kinds))]
 
 
-class Sources:
-    """Source text by file, read once.
-
-    Args:
-        texts: Texts that are known already: those kept with the run. The file may be another by now.
-    """
-
-    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
-        self._texts: dict[str, str | None] = dict(texts or {})
-
-    def know(self, texts: Mapping[str, str]) -> None:
-        """Takes in what is kept with one more rank."""
-        self._texts.update((file, text) for file, text in texts.items() if file not in self._texts)
-
-    def text(self, file: str) -> str | None:
-        """Returns the text of a file, or `None` when it cannot be read."""
-        if file not in self._texts:
-            try:
-                self._texts[file] = Path(file).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                self._texts[file] = None
-        return self._texts[file]
-
-    def line(self, file: str, line: int) -> str:
-        """Returns one line without its indentation, or an empty text."""
-        lines = (self.text(file) or "").split("\n")  # not `splitlines`, which ends one at a form feed
-        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
-
-    def tree(self, file: str) -> ast.Module | None:
-        """Returns the parsed file, or `None` when it is not Python."""
-        text = self.text(file)
-        if text is None:
-            return None
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError):
-            return None
-
-
-def _functions(tree: ast.Module) -> Iterator[Function]:
-    yield tree
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node
-
-
-def _innermost(functions: list[Function], line: int) -> int:
-    """Returns the index of the innermost function that holds a line; 0 is the module."""
-    best, span = 0, float("inf")
-    for index, function in enumerate(functions):
-        if isinstance(function, ast.Module):
-            continue
-        end = function.end_lineno or function.lineno
-        if function.lineno <= line <= end and end - function.lineno < span:
-            best, span = index, end - function.lineno
-    return best
-
-
-def _statements(function: Function) -> Iterator[ast.stmt]:
-    """Yields the statements of a function, of every depth, but not those of functions inside it."""
-    pending: list[ast.stmt] = list(function.body)
-    while pending:
-        statement = pending.pop()
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        yield statement
-        for _, value in ast.iter_fields(statement):
-            if isinstance(value, list):
-                for item in value:
-                    if isinstance(item, ast.stmt):
-                        pending.append(item)
-                    elif isinstance(item, (ast.ExceptHandler, ast.match_case)):
-                        pending.extend(item.body)
-
-
-def _header_lines(statement: ast.stmt) -> range:
-    """Returns the lines that a statement itself occupies, without those of the statements in it."""
-    end = statement.end_lineno or statement.lineno
-    inner = [node.lineno for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt)]
-    if inner:
-        end = max(statement.lineno, min(inner) - 1)
-    return range(statement.lineno, end + 1)
-
-
-def _taken(function: Function, statements: list[ast.stmt]) -> dict[str, set[str]]:
-    """Returns, by their names, what the functions that are defined inside a function take from it."""
-    blocks = statements if isinstance(function, ast.Module) else [function, *statements]
-    taken: dict[str, set[str]] = {}
-    for inner in (node for block in blocks for node in ast.iter_child_nodes(block)):
-        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            within = [node for node in ast.walk(inner) if isinstance(node, ast.stmt)]
-            own = {arg.arg for arg in ast.walk(inner.args) if isinstance(arg, ast.arg)}
-            taken[inner.name] = set().union(*map(reads, within)) - own.union(*map(writes, within))
-    return taken
-
-
-def _slice(
-    statements: list[ast.stmt], anchors: _Anchors, taken: Mapping[str, set[str]]
-) -> dict[int, Phase]:
-    """Walks back from the model calls and the backward passes to the statements that feed them.
-
-    A function without a backward hands its loss to who called it, so there the way back begins at `return`,
-    and at what it puts aside of what a model computed, its gradients with it.
-    """
-    calls = [s for s in statements if anchors.forward.intersection(_header_lines(s))]
-    further = [s for s in statements if anchors.further.intersection(_header_lines(s)) and s not in calls]
-    passes = [s for s in statements if anchors.backward.intersection(_header_lines(s))]
-    asks = [s for s in statements if anchors.next.intersection(_header_lines(s))]
-    steps = [s for s in statements if anchors.optimizer.intersection(_header_lines(s))]
-    fixed = {id(s) for s in (*calls, *further, *passes, *asks, *steps)}
-    roles: dict[int, Phase] = {}
-    computed = _computed(statements, (*calls, *further))
-    weights = _computed(statements, [s for s in statements if isinstance(s, ast.For) and _of_weights(s)])
-    if not passes:
-        passes = [
-            s
-            for s in statements
-            if id(s) not in fixed and (isinstance(s, ast.Return) or _keeps(s, computed))
-        ]
-        roles.update((line, Phase.FORWARD) for s in passes for line in _header_lines(s))
-        passes += [s for s in calls if isinstance(s, ast.Return)]
-    # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
-    for sources, phase in ((passes, Phase.FORWARD), (further, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
-        wanted: set[str] = set().union(*(reads(s) for s in sources))
-        within = set().union(*(taken.get(name, ()) for name in wanted))
-        if phase is Phase.DATA_WAIT:
-            wanted = set().union(*(_arguments(s, statements, (*calls, *further)) for s in sources))
-            # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
-            wanted -= set().union(*(writes(s) for s in sources))
-        wanted |= within
-        found: set[int] = set()
-        grew = True
-        while grew:
-            grew = False
-            for statement in statements:
-                if id(statement) in found or id(statement) in fixed or not writes(statement) & wanted:
-                    continue
-                found.add(id(statement))
-                wanted |= reads(statement)
-                grew = True
-                if sources is passes:
-                    targets = calls and _is_of_targets(statement, computed | weights)
-                else:
-                    targets = sources is further and calls and not reads(statement) & computed
-                for line in _header_lines(statement):
-                    roles[line] = Phase.DATA_WAIT if targets else phase
-    return roles
-
-
 def _same_loop(statements: list[ast.stmt], inner: ast.stmt) -> list[ast.stmt]:
     """Returns the statements of the innermost loop around one, with its head; without a loop all."""
     around = [
@@ -387,12 +231,12 @@ def _same_loop(statements: list[ast.stmt], inner: ast.stmt) -> list[ast.stmt]:
     return [s for s in statements if loop.lineno <= s.lineno <= (loop.end_lineno or loop.lineno)]
 
 
-def _batch(statements: list[ast.stmt], anchors: _Anchors, roles: Mapping[int, Phase]) -> set[str]:
+def _batch(statements: list[ast.stmt], anchors: Anchors, roles: Mapping[int, Phase]) -> set[str]:
     """Returns the names that each step's batch is given, or what is made of it."""
     made = [
         s
         for s in statements
-        if anchors.next.intersection(_header_lines(s)) or roles.get(s.lineno) is Phase.DATA_WAIT
+        if anchors.next.intersection(header_lines(s)) or roles.get(s.lineno) is Phase.DATA_WAIT
     ]
     return set().union(*(writes(s) for s in made))
 
@@ -435,50 +279,3 @@ def _given(statement: ast.stmt, leads: set[str]) -> set[str]:
     ]
     inner = (node for each in arguments for node in ast.walk(each) if isinstance(node, ast.Call))
     return {callee(call)[0] for call in inner} - leads
-
-
-def _keeps(statement: ast.stmt, computed: set[str]) -> bool:
-    """Whether a statement puts aside what a model computed, still with its gradients:
-    `self.log_probs.append(m.log_prob(action))`."""
-    if not any("." in name for name in writes(statement)) or not reads(statement) & computed:
-        return False
-    return not names(nodes_of(statement)) & DETACHES
-
-
-def _arguments(call: ast.stmt, statements: list[ast.stmt], models: Iterable[ast.stmt]) -> set[str]:
-    """Returns what the statement of a model call reads, without what it returns of other models beside:
-    `return probs.log_prob(action), self.critic(x)`."""
-    if not isinstance(call, ast.Return):
-        return reads(call)
-    return reads(call) - _computed(statements, [model for model in models if model is not call])
-
-
-def _is_of_targets(statement: ast.stmt, computed: set[str]) -> bool:
-    """Whether a statement that a loss needs is made of the batch alone: not of what a model computed, nor
-    of its weights, as a penalty is. What an attribute holds, a model may have computed elsewhere."""
-    nodes = nodes_of(statement)
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    held = any(
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-        and id(node) not in called
-        for node in nodes
-    )
-    return not (held or _of_weights(statement) or reads(statement) & computed)
-
-
-def _of_weights(statement: ast.stmt) -> bool:
-    return bool(names(nodes_of(statement)) & WEIGHTS)
-
-
-def _computed(statements: list[ast.stmt], calls: Iterable[ast.stmt]) -> set[str]:
-    """Returns the names of what models have computed, and of what was made of that. What a loss gets
-    besides are targets, a part of the batch."""
-    computed = set().union(*(writes(call) for call in calls))
-    grew = True
-    while grew:
-        more = set().union(*(writes(s) for s in statements if reads(s) & computed)) - computed
-        grew = bool(more)
-        computed |= more
-    return computed

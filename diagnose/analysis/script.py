@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.roles import Roles, Sources, anchors_of
+from diagnose.analysis.roles import Roles, anchors_of
+from diagnose.analysis.sources import Sources
 from diagnose.store.reader import RankLog
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from diagnose.analysis.slices import is_chain, takes_slices
 from diagnose.analysis.statements import Place, callee, names, nodes_of, words, words_of
+from diagnose.analysis.weights import ASKED
 
 SYNC = "sync"
 """Brings a value of a tensor to Python, for which the host waits for the device."""
@@ -136,8 +138,7 @@ LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
 """Beside one of these, `metric` is what is learned."""
 AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
 
-WEIGHTS = {"parameters", "named_parameters", "state_dict"}
-OVER_WEIGHTS = {*WEIGHTS, "params", "grads", "param_groups"}
+OVER_WEIGHTS = {*ASKED, "params", "grads", "param_groups"}
 
 HOOKED_CALLS = {"backward", "step", "zero_grad"}
 """Calls whose time is measured apart: beside them a line's time is that of what else it does."""
@@ -198,7 +199,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.update(_of_weights(place, nodes))
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
         for inner in place.statement.body:
-            inside = Place(inner, (place.statement, *place.loops), place.function)
+            inside = replace(place, statement=inner, loops=(place.statement, *place.loops))
             found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA, UPDATE))
     if isinstance(
         place.statement, (ast.With, ast.AsyncWith)
@@ -226,14 +227,14 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
 def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     """Yields what a statement does to one weight after the other."""
     iterated = _iterated(place, nodes)
-    if not any(_over_weights(source) for source in iterated):
+    gone_over = names(node for source in iterated for node in ast.walk(source))
+    gradients = gone_over & place.gradients
+    if not gradients and not gone_over & (OVER_WEIGHTS | place.weights):
         if iterated and any(map(_blends, nodes)) and _knows_weights(place):
             yield EMA  # of what was kept of them: `{k: d * v + (1 - d) * now[k] for k, v in kept.items()}`
         return
     used = names(nodes)
-    sources = names([node for source in iterated for node in ast.walk(source)])
-    with_gradients = bool((used | sources) & GRADIENTS)
-    if with_gradients:
+    if gradients or (used | gone_over) & GRADIENTS:
         told = words_of(used)
         scales = used & SCALES and told & CLIPPING_WORDS and not told & AVERAGING_WORDS
         if used & GRADIENT_MATH or scales:
@@ -244,7 +245,7 @@ def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}
     told = words_of(used - decays_weights) & AVERAGED_WORDS
     assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign))
-    in_pairs = sources & {"zip", "_foreach"} and (used & WRITES or _assigns_in_place(place.statement))
+    in_pairs = gone_over & {"zip", "_foreach"} and (used & WRITES or _assigns_in_place(place.statement))
     if in_pairs or (told and (used & IN_PLACE or assigns)) or any(map(_blends, nodes)):
         yield EMA
 
@@ -415,17 +416,13 @@ def _iterated(place: Place, nodes: list[ast.AST]) -> list[ast.expr]:
     return [*around, *(node.iter for node in nodes if isinstance(node, ast.comprehension))]
 
 
-def _over_weights(source: ast.expr) -> bool:
-    return bool(names(ast.walk(source)) & OVER_WEIGHTS)
-
-
 def _knows_weights(place: Place) -> bool:
     """Whether the function around a statement asks a model for its weights, and what is averaged is named
     for that."""
     if place.function is None:
         return False
     known = names(ast.walk(place.function))
-    return bool(known & WEIGHTS) and bool(words_of(known) & AVERAGED_WORDS)
+    return bool(known & ASKED) and bool(words_of(known) & AVERAGED_WORDS)
 
 
 def _in_side_loop(place: Place) -> bool:

@@ -13,6 +13,7 @@ APPENDS = {"append", "extend", "appendleft"}
 """Methods that put something into a list."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,16 @@ class Place:
         loops: Those around it in its function, innermost first.
         function: That function.
         every: The innermost condition there with a remainder in it: `step % 10 == 0`.
+        weights: Names that hold a model's weights there.
+        gradients: Names that hold their gradients.
     """
 
     statement: ast.stmt
     loops: tuple[Loop, ...]
     function: Function | None = None
     every: ast.expr | None = None
+    weights: frozenset[str] = frozenset()
+    gradients: frozenset[str] = frozenset()
 
 
 def by_line(tree: ast.Module) -> dict[int, list[Place]]:
@@ -129,6 +134,61 @@ def writes(statement: ast.stmt) -> set[str]:
             if name is not None:
                 found.add(name)
     return found
+
+
+def grow(held: set[str], statements: Iterable[ast.stmt]) -> None:
+    """Adds the names of all that is made of what is held."""
+    statements = list(statements)
+    grew = True
+    while grew:
+        more = set().union(*(writes(s) for s in statements if reads(s) & held)) - held
+        grew = bool(more)
+        held |= more
+
+
+def functions_of(tree: ast.Module) -> Iterator[Scope]:
+    yield tree
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def innermost_of(functions: list[Scope], line: int) -> int:
+    """Returns the index of the innermost function that holds a line; 0 is the module."""
+    best, span = 0, float("inf")
+    for index, function in enumerate(functions):
+        if isinstance(function, ast.Module):
+            continue
+        end = function.end_lineno or function.lineno
+        if function.lineno <= line <= end and end - function.lineno < span:
+            best, span = index, end - function.lineno
+    return best
+
+
+def statements_of(function: Scope) -> Iterator[ast.stmt]:
+    """Yields the statements of a function, of every depth, but not those of functions inside it."""
+    pending: list[ast.stmt] = list(function.body)
+    while pending:
+        statement = pending.pop()
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        yield statement
+        for _, value in ast.iter_fields(statement):
+            if isinstance(value, list):
+                for item in value:
+                    if isinstance(item, ast.stmt):
+                        pending.append(item)
+                    elif isinstance(item, (ast.ExceptHandler, ast.match_case)):
+                        pending.extend(item.body)
+
+
+def header_lines(statement: ast.stmt) -> range:
+    """Returns the lines that a statement itself occupies, without those of the statements in it."""
+    end = statement.end_lineno or statement.lineno
+    inner = [node.lineno for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt)]
+    if inner:
+        end = max(statement.lineno, min(inner) - 1)
+    return range(statement.lineno, end + 1)
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[int, Place]]:

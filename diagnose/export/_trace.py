@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from diagnose.analysis.device_ledger import by_device_clock
 from diagnose.analysis.gaps import phase_weights, split_gaps
-from diagnose.analysis.roles import Roles, Sources
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.tuning import KINDS
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.parallel import ClockOffset

@@ -1,0 +1,118 @@
+"""Where what a model has computed goes to: the code that works on it and trains nothing scores it.
+
+The loop's own statements say which names hold it (`Roles`); a sampled stack says which functions were
+called from there, and their arguments what they were given.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Sequence
+
+from diagnose.analysis.roles import Frame
+from diagnose.analysis.sources import Sources
+from diagnose.analysis.statements import (
+    Scope,
+    by_line,
+    callee,
+    functions_of,
+    grow,
+    innermost_of,
+    nodes_of,
+    reads,
+    statements_of,
+)
+
+INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
+"""Functions that are a part of the statement which they stand in."""
+
+
+class Results:
+    """Answers whether a line works on what a model has computed.
+
+    Args:
+        sources: Text of each file; through a file without text nothing is followed.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._functions: dict[str, list[Scope]] = {}
+        self._statements: dict[str, dict[int, list[ast.stmt]]] = {}
+        self._known: dict[tuple[tuple[str, int], ...], bool] = {}
+
+    def reach(self, stack: Sequence[Frame], held: Collection[str], kept: Collection[str]) -> bool:
+        """Whether results reach the innermost line of a stack.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first, up to the loop's own.
+            held: Names that hold results there.
+            kept: Names of which batches are made. What is given to those trains.
+        """
+        frames = [frame for frame in stack if not frame[2].endswith(INLINE)] or list(stack[-1:])
+        key = tuple((file, line) for file, line, _ in (stack[0], *frames))
+        if key not in self._known:
+            self._known[key] = self._reach(stack[0], frames, set(held), set(kept))
+        return self._known[key]
+
+    def _reach(self, last: Frame, frames: Sequence[Frame], held: set[str], kept: set[str]) -> bool:
+        if any(_given_to(statement, kept) for statement in self._at(*frames[-1][:2])):
+            return False
+        for outer, inner in zip(frames[:0:-1], frames[-2::-1], strict=True):
+            function = self._function(inner)
+            calls = _calls_of(self._at(*outer[:2]), inner[2].rpartition(".")[2])
+            if function is None or not calls:
+                return False
+            held = set().union(*(_received(call, function, held) for call in calls))
+            grow(held, statements_of(function))
+        return any(reads(statement) & held for statement in self._at(*last[:2]))
+
+    def _at(self, file: str, line: int) -> list[ast.stmt]:
+        if file not in self._statements:
+            tree = self._sources.tree(file)
+            places = by_line(tree) if tree is not None else {}
+            self._statements[file] = {
+                at: [place.statement for place in found] for at, found in places.items()
+            }
+            self._functions[file] = list(functions_of(tree)) if tree is not None else []
+        return self._statements[file].get(line, [])
+
+    def _function(self, frame: Frame) -> Scope | None:
+        self._at(*frame[:2])
+        functions = self._functions[frame[0]]
+        return functions[innermost_of(functions, frame[1])] if functions else None
+
+
+def _calls_of(statements: Iterable[ast.stmt], name: str) -> list[ast.Call]:
+    """Returns the calls among which that of a function is: those by its name, or else all of them."""
+    calls = [node for s in statements for node in nodes_of(s) if isinstance(node, ast.Call)]
+    return [call for call in calls if callee(call)[0] == name] or calls
+
+
+def _given_to(statement: ast.stmt, kept: set[str]) -> bool:
+    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
+    return any(callee(call)[1] in kept for call in calls)
+
+
+def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:
+    """Returns the names that hold, in a function, what it was given of it."""
+    if isinstance(function, ast.Module):
+        return set()
+    spec = function.args
+    taken = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    own = taken[:1] == ["self"]
+    received: set[str] = set()
+    for position, value in enumerate(call.args, start=own):
+        if reads(ast.Expr(value)) & held:
+            rest = taken[position:] if isinstance(value, ast.Starred) else taken[position : position + 1]
+            received.update(rest or ([spec.vararg.arg] if spec.vararg else []))
+    for keyword in call.keywords:
+        if reads(ast.Expr(keyword.value)) & held:
+            received.add(keyword.arg or (spec.kwarg.arg if spec.kwarg else ""))
+    base = callee(call)[1]
+    if own and base:
+        inside = (name.removeprefix(base) for name in held if name.startswith(f"{base}."))
+        received.update(f"self{name}" for name in inside)
+    if own and base in held:
+        used = set().union(*(reads(statement) for statement in statements_of(function)))
+        received.update(name for name in used if name.startswith("self."))
+    return received

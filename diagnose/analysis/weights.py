@@ -1,0 +1,142 @@
+"""Which names of a file hold a model's weights, their gradients, or copies of them that were kept.
+
+A loop over `self.kept` goes over weights as one over `model.parameters()` does, where something assigned
+them, or a call gave them to the function that the loop is in.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from diagnose.analysis.statements import callee, names
+
+ASKED = {"parameters", "named_parameters", "state_dict"}
+"""Methods of a model that give its weights."""
+
+PASS_ON = {
+    *("list", "tuple", "dict", "sorted", "zip", "enumerate", "filter", "reversed", "iter", "set", "chain"),
+    *("deepcopy", "copy", "items", "values", "from_iterable"),
+}
+"""What they are given, or called on, they hold."""
+
+KEEPS = {"detach", "clone", "to", "cpu", "float", "double", "requires_grad_", "deepcopy", "copy"}
+"""What of a weight is still a weight."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = Function | None
+"""A function; `None` is what the whole file sees: names of the module, and attributes."""
+
+Kind = Literal["weights", "gradients"]
+
+
+class Weights:
+    """Answers which names hold weights.
+
+    Args:
+        tree: A parsed file.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._held: dict[tuple[Scope, Kind], set[str]] = {}
+        found = list(_scoped(tree, None))
+        functions = {
+            inside if function.name == "__init__" else function.name: function
+            for function, inside in _defined(tree)
+        }
+        grew = True
+        while grew:
+            before = self._count()
+            for scope, node in found:
+                if isinstance(node, ast.Call):
+                    function = functions.get(callee(node)[0])
+                    if function is not None:
+                        self._give(node, scope, function)
+                elif node.value is not None:
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    self._keep(targets, self._kind(node.value, scope), scope)
+            grew = self._count() > before
+
+    def of(self, function: ast.AST | None, kind: Kind = "weights") -> frozenset[str]:
+        """Returns the names and attributes that hold weights, or gradients, in a function.
+
+        Args:
+            function: `None` is the module.
+            kind: Which of the two.
+        """
+        own = self._held.get((function, kind), ()) if isinstance(function, Function) else ()
+        return frozenset(self._held.get((None, kind), set()).union(own))
+
+    def _count(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def _keep(self, targets: Iterable[ast.expr], kind: Kind | None, scope: Scope) -> None:
+        for target in targets if kind else ():
+            if isinstance(target, (ast.Tuple, ast.List)):
+                self._keep(target.elts, kind, scope)
+            elif kind and isinstance(target, ast.Attribute):
+                self._held.setdefault((None, kind), set()).add(target.attr)
+            elif kind and isinstance(target, ast.Name):
+                self._held.setdefault((scope, kind), set()).add(target.id)
+
+    def _give(self, call: ast.Call, scope: Scope, function: Function) -> None:
+        """Takes in what a call gives to a function of the file."""
+        taken = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+        taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
+        given = [
+            *zip(taken, call.args, strict=False),
+            *((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg),
+        ]
+        for name, value in given:
+            kind = self._kind(value, scope)
+            if kind:
+                self._held.setdefault((function, kind), set()).add(name)
+
+    def _kind(self, value: ast.expr, scope: Scope) -> Kind | None:
+        """Returns what an expression holds; `None` of what was counted or made of weights."""
+        if isinstance(value, (ast.Name, ast.Attribute)):
+            name = value.id if isinstance(value, ast.Name) else value.attr
+            within = scope if isinstance(value, ast.Name) else None
+            kinds: tuple[Kind, ...] = ("weights", "gradients")
+            return next((kind for kind in kinds if name in self.of(within, kind)), None)
+        if isinstance(value, (ast.Subscript, ast.Starred)):
+            return self._kind(value.value, scope)
+        if isinstance(value, (ast.Tuple, ast.List)):
+            return self._first(value.elts, scope)
+        if isinstance(value, ast.BinOp):
+            return self._kind(value.left, scope) if isinstance(value.op, ast.Add) else None
+        if isinstance(value, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
+            made = list(ast.walk(value.value if isinstance(value, ast.DictComp) else value.elt))
+            if any(isinstance(node, ast.Call) and callee(node)[0] not in KEEPS for node in made):
+                return None
+            kind = self._first((each.iter for each in value.generators), scope)
+            return "gradients" if kind and "grad" in names(made) else kind
+        if not isinstance(value, ast.Call):
+            return None
+        name = callee(value)[0]
+        if name in ASKED:
+            return "weights"
+        if name not in PASS_ON:
+            return None
+        base = [value.func.value] if isinstance(value.func, ast.Attribute) else []
+        return self._first((*value.args, *base), scope)
+
+    def _first(self, values: Iterable[ast.expr], scope: Scope) -> Kind | None:
+        return next(filter(None, (self._kind(each, scope) for each in values)), None)
+
+
+def _defined(node: ast.AST, inside: str = "") -> Iterator[tuple[Function, str]]:
+    """Yields the functions of a file and the class that each is a method of."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            yield child, inside
+        yield from _defined(child, child.name if isinstance(child, ast.ClassDef) else "")
+
+
+def _scoped(node: ast.AST, scope: Scope) -> Iterator[tuple[Scope, ast.Assign | ast.AnnAssign | ast.Call]]:
+    """Yields the assignments and calls of a file with the innermost function around each."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Assign, ast.AnnAssign, ast.Call)):
+            yield scope, child
+        yield from _scoped(child, child if isinstance(child, Function) else scope)

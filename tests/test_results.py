@@ -1,0 +1,159 @@
+"""Code that works on what a model has computed: followed from the loop through the calls of a stack."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from diagnose.analysis.results import Results
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sources import Sources
+from diagnose.core.ledger import SLOT_OF
+
+FILE = "/home/u/train.py"
+
+SCRIPT = """
+class Book:
+    def note(self, guess, truth, weight=1):
+        pairs = list(zip(guess, truth))
+        for g, t in pairs:
+            self.table[g][t] += 1  # keyword or place
+        self.pages += 1  # nothing of it
+
+    def on_end(self, trainer, outputs):
+        table = [sorted(row) for row in outputs]  # of a callback
+        return settle(table)
+
+def settle(rows):
+    return sum(row[0] for row in rows)  # two calls away
+
+def shuffle(order):
+    order.sort(key=hash)  # of something else
+
+def train():
+    for x, y in loader:
+        out = model(x)
+        loss = criterion(out, y)
+        loss.backward()
+        optimizer.step()
+        best = out.argmax(1)
+        book.note(best, truth=y)
+        for callback in callbacks:
+            callback.on_end(trainer, out)
+        shuffle(order)
+        book.note(loss.item(), 1)  # only of the loss
+        memory.update(out)  # back into training
+"""
+
+
+def line(part: str) -> int:
+    return next(n for n, text in enumerate(SCRIPT.splitlines(), 1) if part in text)
+
+
+def stack(*frames: tuple[str, str]) -> list[tuple[str, int, str]]:
+    return [(FILE, line(part), function) for part, function in frames]
+
+
+@pytest.fixture
+def reaches():
+    sources = Sources({FILE: dedent(SCRIPT)})
+    sites = [
+        ("next", "for x, y"),
+        ("forward", "out = model"),
+        ("backward", "loss.back"),
+        ("optimizer", "optimizer.s"),
+    ]
+    roles = Roles([(kind, FILE, line(part), "train", 1) for kind, part in sites], sources)
+    results = Results(sources)
+
+    def ask(*frames: tuple[str, str]) -> bool:
+        found = roles.results(stack(*frames))
+        return found is not None and results.reach(*found)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("frames", "reached"),
+    [
+        ((("best = out", "train"),), True),
+        ((("book.note(best", "train"),), True),
+        ((("# keyword or place", "Book.note"), ("book.note(best", "train")), True),
+        ((("# nothing of it", "Book.note"), ("book.note(best", "train")), False),
+        ((("# keyword or place", "Book.note"), ("# only of the loss", "train")), False),
+        ((("# of a callback", "Book.on_end"), ("callback.on_end", "train")), True),
+        ((("# of a callback", "Book.on_end.<locals>.<listcomp>"), ("# of a callback", "Book.on_end"),
+          ("callback.on_end", "train")), True),
+        ((("# two calls away", "settle"), ("return settle", "Book.on_end"), ("callback.on_end", "train")),
+         True),
+        ((("# of something else", "shuffle"), ("shuffle(order)", "train")), False),
+        ((("# two calls away", "settle"),), False),
+    ],
+)  # fmt: skip
+def test_results_are_followed_through_the_calls_of_a_stack(reaches, frames, reached):
+    assert reaches(*frames) is reached
+
+
+def test_what_is_given_to_that_which_batches_are_made_of_trains():
+    text = SCRIPT.replace("for x, y in loader:", "for _ in range(9):\n        x, y = memory.draw()")
+    sources = Sources({FILE: text})
+    at = {part: 1 + next(n for n, row in enumerate(text.splitlines()) if part in row)
+          for part in ("out = model", "loss.back", "memory.update", "best = out")}  # fmt: skip
+    roles = Roles(
+        [("forward", FILE, at["out = model"], "train", 1), ("backward", FILE, at["loss.back"], "train", 1)],
+        sources,
+    )
+    for part, reached in (("memory.update", False), ("best = out", True)):
+        found = roles.results([(FILE, at[part], "train")])
+        assert found is not None and Results(sources).reach(*found) is reached
+
+
+OBJECT = """
+class Pix:
+    def forward(self):
+        self.fake = self.net(self.real)
+
+    def backward(self):
+        self.loss = distance(self.fake)
+        self.loss.backward()
+
+    def optimize(self):
+        self.forward()
+        self.backward()
+
+    def note(self):
+        self.notes = describe(self.fake)
+
+    def write(self):
+        self.rows = str(self.loss)
+
+for data in loader:
+    pix.optimize()
+    pix.note()
+    pix.write()
+"""
+
+
+@pytest.mark.parametrize(("line", "caller", "reached"), [(15, 22, True), (18, 23, False)])
+def test_results_are_found_in_the_object_that_a_method_put_them_into(line, caller, reached):
+    sources = Sources({FILE: OBJECT})
+    inside = [
+        (
+            0,
+            SLOT_OF["forward"],
+            [("", 0, ""), (FILE, 4, "forward"), (FILE, 11, "optimize"), (FILE, 21, "")],
+            1,
+        ),
+        (
+            0,
+            SLOT_OF["backward"],
+            [("", 0, ""), (FILE, 8, "backward"), (FILE, 12, "optimize"), (FILE, 21, "")],
+            1,
+        ),
+    ]
+    roles = Roles(
+        [("forward", FILE, 4, "forward", 1), ("backward", FILE, 8, "backward", 1)], sources, inside
+    )
+    found = roles.results([(FILE, line, "note"), (FILE, caller, "<module>")])
+    assert found is not None and Results(sources).reach(*found) is reached
