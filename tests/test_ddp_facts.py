@@ -53,6 +53,14 @@ def test_the_facts_tell_which_ranks_average_their_gradients_together(recorder):
     assert recorder.facts["ddp"]["ranks"] == [0]
 
 
+def test_the_line_of_the_script_that_made_it_is_known_until_the_hook_is_gone(recorder):
+    model = wrapped(recorder)
+    model(torch.ones(1, 4)).sum().backward()
+    found = recorder.facts["ddp"]
+    text = Path(found["file"]).read_text(encoding="utf-8").splitlines()[found["line"] - 1]
+    assert text.strip() == "model = DistributedDataParallel(nn.Linear(4, 2), bucket_cap_mb=2)"
+
+
 @pytest.mark.parametrize(("around", "averaged"), [("forward", 0.0), ("backward", 1.0)])
 def test_whether_a_pass_is_averaged_is_decided_where_the_model_is_called(recorder, around, averaged):
     model = wrapped(recorder)

@@ -140,6 +140,14 @@ def test_the_terminal_is_told_nothing_to_obey(each: GateResult) -> None:
 
 
 @pytest.mark.parametrize("each", ALL, ids=named)
+def test_in_a_tests_message_github_finds_nothing_to_obey(each: GateResult) -> None:
+    text = gate_text(each, Terminal(width=80)) + "\n::error::x\n  ::set-env name=a::b\nsay ##[group]x"
+    lines = as_github.harmless(text).split("\n")
+    assert not [line for line in lines if line.lstrip().startswith("::") or "##[" in line]
+    assert len(lines) == len(text.split("\n"))
+
+
+@pytest.mark.parametrize("each", ALL, ids=named)
 def test_json_and_the_code_quality_report_can_be_parsed(each: GateResult) -> None:
     answer = json.loads(json.dumps(to_json(each), allow_nan=False))
     assert answer["exit_code"] == {"pass": 0, "regression": 1, "inconclusive": 3, "mismatch": 4}.get(

@@ -341,6 +341,11 @@ def test_a_call_over_several_lines_is_found_from_any_of_them():
         )
 
 
+def test_a_call_under_the_name_that_it_was_imported_as_is_found():
+    text = "from torch.utils.data import DataLoader as Loader\nloader = Loader(rows)\n"
+    assert call_at(source(text), "train.py", 2, "DataLoader") == "Loader(rows)"
+
+
 @pytest.mark.parametrize(
     ("file", "line", "text"),
     [

@@ -19,6 +19,7 @@ from diagnose.actions.no_sync import NoSync
 from diagnose.cli.patch import patch as print_patch
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.job import Job
+from diagnose.core.parallel import Ddp
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.trial import Outcome, Safety, Trial, Tuning
@@ -32,13 +33,19 @@ def kept(action: str, **settings: str) -> Trial:
     return Trial(action=action, safety=Safety.EXACT, outcome=Outcome.KEPT, reason="", settings=named)
 
 
-def profile(script: Path, *trials: Trial, loader: int = 0, adamw: int = 0, found: str = "AdamW") -> Profile:
+def profile(
+    script: Path, *trials: Trial, loader: int = 0, adamw: int = 0, ddp: int = 0, found: str = "AdamW"
+) -> Profile:
     loaders = (Loader(num_workers=0, file=str(script), line=loader),) if loader else ()
     optimizer = Optimizer(kind=found, num_tensors=1, num_elements=1, file=str(script), line=adamw)
     return replace(
         PROFILE,
         run=replace(PROFILE.run, script=str(script)),
-        program=Program(loaders=loaders, optimizers=(optimizer,) if adamw else ()),
+        program=Program(
+            loaders=loaders,
+            optimizers=(optimizer,) if adamw else (),
+            ddp=tuple(Ddp(rank=rank, file=str(script), line=ddp) for rank in range(2 if ddp else 0)),
+        ),
         tuning=Tuning(trials=trials),
     )
 
@@ -173,6 +180,23 @@ def test_an_optimizer_is_found_by_its_class(tmp_path):
     source = "import torch\nopt = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
     after, _ = changed(tmp_path, source, kept("fused-optimizer", AdamW__fused="True"), adamw=2)
     assert "AdamW(model.parameters(), lr=1e-3, fused=True)" in after
+
+
+def test_what_was_imported_under_another_name_is_found_by_the_class_too(tmp_path):
+    source = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "net = DDP(net, device_ids=None, find_unused_parameters=True)\n"
+    )
+    trial = kept(
+        "find-unused-off",
+        DistributedDataParallel__find_unused_parameters="False",
+        DistributedDataParallel__bucket_cap_mb="50",
+    )
+    after, patch = changed(tmp_path, source, trial, ddp=2)
+    assert after.splitlines()[1] == (
+        "net = DDP(net, device_ids=None, find_unused_parameters=False, bucket_cap_mb=50)"
+    )
+    assert patch.left_out == ()
 
 
 def test_a_statement_goes_below_the_imports_and_brings_its_own(tmp_path):

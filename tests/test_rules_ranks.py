@@ -183,6 +183,9 @@ def test_what_an_optimizer_sends_is_no_collective_of_the_loops(tmp_path: Path):
     assert sent_ns is not None and sent_ns > 0.03 * profile.step_time_ns
 
 
+GRAPH = Graph(num_nodes=3000)
+
+
 def test_passes_under_no_sync_reduce_nothing():
     assert Ddp(passes_per_step=8.0, synced_share=0.125).synced_passes == 1.0
     assert Ddp(passes_per_step=8.0).synced_passes == 8.0
@@ -190,11 +193,26 @@ def test_passes_under_no_sync_reduce_nothing():
     lost = []
     for synced in (1.0, 0.125):
         ddp = Ddp(find_unused_parameters=True, has_unused=False, passes_per_step=8.0, synced_share=synced)
-        program = Program(ddp=(ddp,), graph=Graph(num_nodes=3000))
+        program = Program(ddp=(ddp,), graph=GRAPH)
         finding = FindUnusedParameters().check(profile(step_ms=40, program=program))
         assert finding is not None
         lost.append(finding.lost_ns_per_step)
     assert lost[0] == pytest.approx(8 * lost[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("DDP(net, find_unused_parameters=True, bucket_cap_mb=1)", "DDP(net, bucket_cap_mb=1)"),
+        ("DDP(net, **options)", "DistributedDataParallel(model)"),
+        ("", "DistributedDataParallel(model)"),
+    ],
+)
+def test_the_scripts_own_wrapper_is_printed_without_the_option(call: str, code: str):
+    ddp = Ddp(find_unused_parameters=True, has_unused=False, file="/train.py", line=7, call=call)
+    found = FindUnusedParameters().check(profile(step_ms=10, program=Program(ddp=(ddp,), graph=GRAPH)))
+    assert found is not None
+    assert (found.code, found.file, found.line) == (code, "/train.py", 7)
 
 
 def test_small_buckets_also_cost_the_cpu_that_their_reduction_takes():

@@ -26,24 +26,33 @@ def call_at(sources: Sources, file: str, line: int, name: str) -> str:
         sources: Where the file is read.
         file: The file; empty when unknown.
         line: A line that the call covers.
-        name: What is called, such as `DataLoader`; `data.DataLoader` is found too, and where no call on the
-            line has the name, nothing is.
+        name: What is called, such as `DataLoader`; `data.DataLoader` is found too, and what it was imported
+            as. Where no call on the line has the name, nothing is.
     """
     tree = sources.tree(file) if file and line else None
     if tree is None:
         return ""
+    known = {name, *aliases(tree, name)}
     calls = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
-        and _last_name(node.func) == name
+        and _last_name(node.func) in known
     ]
     if not calls:
         return ""
     innermost = min(calls, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
     text = ast.unparse(innermost)
     return text if len(text) <= MAX_LENGTH else ""
+
+
+def aliases(tree: ast.AST, name: str) -> set[str]:
+    """Returns what a file calls a name that it imports: `DDP`."""
+    imported = (
+        alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    )
+    return {alias.asname for alias in imported if alias.name == name and alias.asname}
 
 
 def with_arguments(call: str, fallback: str, **arguments: str | float | bool | None) -> str:

@@ -2,19 +2,21 @@
 
 Walking back from the arguments of a model call gives the statements that build the batch, and walking back
 from what `backward` is called on gives those that compute the loss. What is made of a model's results and
-is neither, scores them.
+is neither, scores them. Values are followed in the order in which statements run: see `blocks`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from diagnose.analysis.effects import Effects, methods_called, rebased
+from diagnose.analysis.blocks import Blocks
+from diagnose.analysis.effects import WEIGHTS, Effects, methods_called, rebased
 from diagnose.analysis.statements import (
     Scope,
+    callee,
     functions_of,
     grow,
     header_lines,
@@ -30,12 +32,11 @@ from diagnose.core.phases import Phase
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 """Names in a statement that keeps a value without its gradients."""
 
-WEIGHTS = {"parameters", "named_parameters", "weight"}
-"""Names in a statement that goes over a model's weights, or reads them."""
+SETTINGS = {"device", "dtype", "args", "cfg", "config", "opt", "self", "torch", "np", "numpy", "F"}
+"""Names of what no batch and no model is."""
 
-
-Needs = Mapping[str, set[str]]
-"""By a function's name, what its object has to hold before it is called: `{"step": {"self.batch"}}`."""
+ARITHMETIC = {"mean", "sum", "item", "detach", "float", "stack", "div", "mul", "add"}
+"""Calls beside which a statement still only adds up terms of a loss."""
 
 CHAIN = 4
 """Functions that call each other, at most, through which needs are followed."""
@@ -47,6 +48,9 @@ class Anchors:
 
     A `further` model call is of what another one, or a parameter, has a part in: of a loss module, or
     inside of a model that is not called as a module itself.
+
+    Attributes:
+        leads: The functions through which a model is called, by line.
     """
 
     next: set[int] = field(default_factory=set)
@@ -54,6 +58,44 @@ class Anchors:
     further: set[int] = field(default_factory=set)
     backward: set[int] = field(default_factory=set)
     optimizer: set[int] = field(default_factory=set)
+    leads: dict[int, set[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Links:
+    """What the functions of the loop leave for each other, each by the function's name.
+
+    Attributes:
+        batch: What of its object and its parameters a function makes batches of.
+        loss: Likewise, a loss.
+        losses: What of them is the loss that `backward` is called on.
+        results: What its object has of a model's results, when it returns.
+    """
+
+    batch: dict[str, set[str]] = field(default_factory=dict)
+    loss: dict[str, set[str]] = field(default_factory=dict)
+    losses: dict[str, set[str]] = field(default_factory=dict)
+    results: dict[str, set[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Found:
+    """What the statements of a function are for.
+
+    Attributes:
+        roles: Phases of lines; the others serve nothing.
+        inside: Of lines that serve only through a function that they call: what that has to assign.
+        carried: Statements that make what a model is given in the next turn of its results, as
+            `h = h.detach()`.
+        batch: What of its object and its parameters the batch is made of.
+        loss: Likewise, the loss.
+    """
+
+    roles: dict[int, Phase] = field(default_factory=dict)
+    inside: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    carried: set[int] = field(default_factory=set)
+    batch: set[str] = field(default_factory=set)
+    loss: set[str] = field(default_factory=set)
 
 
 class Part:
@@ -63,15 +105,22 @@ class Part:
         file: Where it is.
         function: It, or the module.
         anchors: Its lines from which hooks were entered.
-        effects: What the methods of the script assign.
+        effects: What the functions of the script assign.
     """
 
     def __init__(self, file: str, function: Scope, anchors: Anchors, effects: Effects) -> None:
         self.file = file
         self.function = function
         self.anchors = anchors
-        self.statements = list(statements_of(function))
+        self.statements = sorted(statements_of(function), key=lambda s: s.lineno)
         self._effects = effects
+        self._blocks = Blocks(function)
+        self._reads = {id(s): reads(s) for s in self.statements}
+        self._writes = {id(s): effects.writes(s) for s in self.statements}
+        self._writers: defaultdict[str, list[ast.stmt]] = defaultdict(list)
+        for statement in self.statements:
+            for name in self._writes[id(statement)]:
+                self._writers[name].append(statement)
         self._calls = self._on(anchors.forward)
         self._further = [s for s in self._on(anchors.further) if s not in self._calls]
         self._passes = self._on(anchors.backward)
@@ -84,88 +133,124 @@ class Part:
         """Of the function; empty for the module."""
         return "" if isinstance(self.function, ast.Module) else self.function.name
 
-    def roles(self, needs: Mapping[Phase, Needs]) -> tuple[dict[int, Phase], dict[Phase, set[str]]]:
+    @property
+    def models(self) -> list[ast.stmt]:
+        """The statements that call models."""
+        return [*self._calls, *self._further]
+
+    @property
+    def feeds(self) -> bool:
+        """Whether it is a generator around a loader: what it yields is the batch."""
+        nodes = (node for s in self.statements for node in nodes_of(s))
+        trains = self.models or self._passes
+        return bool(
+            self._asks and not trains and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in nodes)
+        )
+
+    def found(self, links: Links) -> Found:
         """Walks back from the model calls and the backward passes to the statements that feed them.
 
         A function without a backward hands its loss to who called it, so there the way back begins at
         `return`, and at what it puts aside of what a model computed, its gradients with it.
 
         Args:
-            needs: What the functions of the loop find in their objects, by what it serves.
-
-        Returns:
-            Phases of lines, and what this function finds in its object.
+            links: What the functions of the loop leave for each other.
         """
-        calls, further, passes = self._calls, self._further, list(self._passes)
-        roles: dict[int, Phase] = {}
-        computed = self._computed((*calls, *further))
-        weights = self._computed([s for s in self.statements if isinstance(s, ast.For) and _of_weights(s)])
+        found = Found()
+        if self.feeds:
+            yields = [s for s in self.statements if _yields(s)]
+            self._walk_batch([(s, self._reads[id(s)]) for s in yields], found)
+            found.roles.update((line, Phase.DATA_WAIT) for s in yields for line in header_lines(s))
+            return found
+        passes, derived = list(self._passes), self._derived(self.models)
         if not passes:
-            passes = [s for s in self.statements if id(s) not in self._hooked and _hands_on(s, computed)]
-            roles.update((line, Phase.FORWARD) for s in passes for line in header_lines(s))
-            passes += [s for s in calls if isinstance(s, ast.Return)]
-        taken = _taken(self.function, self.statements)
-        losses = set().union(*(reads(s) for s in self._passes))
-        for name, base in (called for s in self._passes for called in methods_called(s)):
-            losses |= rebased(needs[Phase.BACKWARD].get(name, ()), base)
-        found_in_object = {Phase.BACKWARD: {name for name in losses if name.startswith("self.")}}
+            passes = [
+                s for s in self.statements if id(s) not in self._hooked and self._hands_on(s, derived)
+            ]
+            found.roles.update((line, Phase.FORWARD) for s in passes for line in header_lines(s))
+            passes += [s for s in self._calls if isinstance(s, ast.Return)]
+        self._walk_loss([(s, self._wanted(s, links.loss)) for s in passes], found, derived)
+        self._walk_further([(s, self._wanted(s, links.loss)) for s in self._further], found, derived)
         # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
-        for sources, phase in ((passes, Phase.FORWARD), (further, Phase.FORWARD), (calls, Phase.DATA_WAIT)):
-            wanted: set[str] = set().union(*(reads(s) for s in sources))
-            within = set().union(*(taken.get(name, ()) for name in wanted))
-            if phase is Phase.DATA_WAIT:
-                wanted = set().union(*(self._arguments(s) for s in sources))
-                # What the call itself assigns was not built for it, such as `h` in `out, h = model(x, h)`.
-                wanted -= set().union(*(writes(s) for s in sources))
-            wanted |= within
-            for name, base in (called for s in sources for called in methods_called(s)):
-                wanted |= rebased(needs[phase].get(name, ()), base)
-            found: set[int] = set()
-            grew = True
-            while grew:
-                grew = False
-                for statement in self.statements:
-                    if id(statement) in found or id(statement) in self._hooked:
-                        continue
-                    if not self._effects.writes(statement) & wanted:
-                        continue
-                    found.add(id(statement))
-                    wanted |= reads(statement)
-                    grew = True
-                    if sources is passes:
-                        targets = calls and _is_of_targets(statement, computed | weights)
-                    else:
-                        targets = sources is further and calls and not reads(statement) & computed
-                    for line in header_lines(statement):
-                        roles[line] = Phase.DATA_WAIT if targets else phase
-            of_object = {name for name in wanted if name.startswith("self.")}
-            found_in_object[phase] = found_in_object.get(phase, set()) | of_object
-        return roles, found_in_object
+        starts = [(s, self._arguments(s, links)) for s in self._calls]
+        self._walk_batch([*starts, *((s, self._reads[id(s)]) for s in self._asks)], found)
+        return found
 
-    def results(self, roles: Mapping[int, Phase], needs: Mapping[Phase, Needs]) -> set[str]:
-        """Returns the names of what models have computed here, and of what is made of it, but for the loss.
+    def results(self, found: Found, links: Links) -> dict[int, set[str]]:
+        """Returns by line the names that hold there what models have computed, or what is made of it, but
+        for the loss.
 
         Args:
-            roles: Of the function's lines.
-            needs: What the functions of the loop find in their objects, by what it serves.
+            found: What the function's statements are for.
+            links: What the functions of the loop leave for each other.
         """
-        ends = self._passes or [s for s in self.statements if isinstance(s, ast.Return)]
-        held = set().union(*(self._effects.writes(s) for s in (*self._calls, *self._further)))
-        held -= set().union(
-            *(reads(s) for s in ends if not isinstance(getattr(s, "value", None), ast.Tuple))
-        )
-        for name, base in (called for s in ends for called in methods_called(s)):
-            held -= rebased(needs[Phase.BACKWARD].get(name, ()), base)
-        grow(held, [s for s in self.statements if id(s) not in self._hooked and s.lineno not in roles])
-        return held
+        losses = self.losses(found, links)
+        held: dict[int, set[str]] = {}
+        for statement in self.models:
+            given: set[str] = set()
+            for name, base in methods_called(statement):
+                given |= rebased(links.results.get(name, ()), base)
+            own = set() if statement in self._passes else writes(statement)
+            held[id(statement)] = (own | given) - losses
+        aside = {id(s) for s in self.statements if s.lineno in found.roles} | found.carried | self._hooked
+        held = self._spread(held, aside)
+        return {
+            line: {
+                name
+                for source in self.statements
+                for name in held.get(id(source), ())
+                if self._blocks.reaches(source, name, statement)
+            }
+            for statement in self.statements
+            if id(statement) not in aside and not isinstance(statement, (ast.Raise, ast.Assert))
+            for line in header_lines(statement)
+        }
 
-    def made_of(self, roles: Mapping[int, Phase]) -> set[str]:
+    def results_in_object(self, found: Found, links: Links) -> set[str]:
+        """Returns the attributes that hold results of models when the function returns.
+
+        Args:
+            found: What the function's statements are for.
+            links: What the functions of the loop leave for each other.
+        """
+        own = set().union(*(writes(s) for s in self.models))
+        for name, base in (called for s in self.models for called in methods_called(s)):
+            own |= rebased(links.results.get(name, ()), base)
+        grow(own, [s for s in self.statements if s.lineno not in found.roles])
+        return {name for name in own - self.losses(found, links) if name.startswith("self.")}
+
+    def losses(self, found: Found, links: Links) -> set[str]:
+        """Returns the names of the loss, and of the terms that it is the sum of.
+
+        Args:
+            found: What the function's statements are for.
+            links: What the functions of the loop leave for each other.
+        """
+        ends = self._passes or [
+            s for s in self.statements if isinstance(s, ast.Return) and not _is_tuple(s)
+        ]
+        losses = set().union(*(self._wanted(s, links.losses) for s in ends))
+        grew = True
+        while grew:
+            more = {
+                name
+                for s in self.statements
+                if writes(s) & losses and (id(s) in self._hooked or s.lineno in found.roles) and _adds_up(s)
+                for name in self._reads[id(s)]
+            } - losses
+            grew = bool(more)
+            losses |= more
+        return losses
+
+    def made_of(self, found: Found) -> set[str]:
         """Returns the names of that which batches are made of, such as a replay memory.
 
         Args:
-            roles: Of the function's lines.
+            found: What the function's statements are for.
         """
-        makes = [s for s in self.statements if s in self._asks or roles.get(s.lineno) is Phase.DATA_WAIT]
+        makes = [
+            s for s in self.statements if s in self._asks or found.roles.get(s.lineno) is Phase.DATA_WAIT
+        ]
         given = (
             ast.Expr(value)
             for s in self._calls
@@ -174,29 +259,255 @@ class Part:
             for value in (*node.args, *(keyword.value for keyword in node.keywords))
         )
         used = set().union(*(reads(s) for s in (*makes, *given)))
-        return used - set().union(*(writes(s) for s in (*makes, *self._calls)))
+        inside = self._inside_of_the_loop()
+        return used - set().union(*(writes(s) for s in (*makes, *self._calls) if inside(s)))
+
+    def lines_of(self, wanted: Collection[str]) -> set[int]:
+        """Returns the lines that assign certain names, and those that these depend on."""
+        ends = [s for s in self.statements if self._writes[id(s)] & set(wanted)]
+        found, _ = self._walk([(s, self._reads[id(s)]) for s in ends])
+        lines = {line for s in ends for line in header_lines(s)}
+        return lines | {line for s in self.statements if id(s) in found for line in header_lines(s)}
+
+    # -- the ways back
+
+    def _walk(
+        self, starts: Iterable[tuple[ast.stmt, set[str]]], refused: Collection[tuple[int, str]] = ()
+    ) -> tuple[dict[int, bool], set[str]]:
+        """Follows values back to the statements that they come from.
+
+        Args:
+            starts: Statements, and the names of which they need the values.
+            refused: Statements that are not followed, each by the name that it gives a start.
+
+        Returns:
+            What was found: whether its value gets there in the same turn of the loop. And all names.
+        """
+        pending = [(reader, wanted, True) for reader, wanted in starts]
+        found: dict[int, bool] = {}
+        all_names: set[str] = set()
+        while pending:
+            reader, wanted, same_turn = pending.pop()
+            all_names |= wanted
+            for writer in {id(w): w for name in wanted for w in self._writers.get(name, ())}.values():
+                if id(writer) in self._hooked:
+                    continue
+                hits = [
+                    name
+                    for name in self._writes[id(writer)] & wanted
+                    if (id(writer), name) not in refused and self._blocks.reaches(writer, name, reader)
+                ]
+                if not hits:
+                    continue
+                stays = all(self._blocks.outlives_turn(writer, name) for name in hits)
+                same = same_turn and writer.lineno < reader.lineno and not stays
+                if id(writer) not in found or (same and not found[id(writer)]):
+                    found[id(writer)] = same
+                    pending.append((writer, self._reads[id(writer)], same))
+        return found, all_names
+
+    def _walk_loss(
+        self, starts: list[tuple[ast.stmt, set[str]]], found: Found, derived: Mapping[int, set[str]]
+    ) -> None:
+        steps, wanted = self._walk(starts)
+        found.loss |= self._from_outside(wanted)
+        weights: set[str] = set()
+        for statement in self.statements:
+            if isinstance(statement, ast.For) and _of_weights(statement):
+                weights |= writes(statement)
+        grow(weights, self.statements)
+        learns = self._learning_loops()
+        batch = set().union(*(writes(s) for s in self._asks))
+        computed: set[str] = set()
+        for statement in (s for s in self.statements if id(s) in steps):
+            if learns and not any(loop in self._blocks.loops(statement) for loop in learns):
+                is_data = True  # made once for all the passes of a loop: in no live graph of any
+            elif self._calls:
+                is_data = not (
+                    id(statement) in derived or self._reads[id(statement)] & (computed | weights)
+                )
+                is_data = is_data and not self._is_computed(statement)
+            else:
+                is_data = _only_of(statement, batch)
+                batch |= writes(statement) if is_data else set()
+            if not is_data:
+                computed |= writes(statement)
+            self._serves(statement, Phase.DATA_WAIT if is_data else Phase.FORWARD, wanted, found)
+
+    def _walk_further(
+        self, starts: list[tuple[ast.stmt, set[str]]], found: Found, derived: Mapping[int, set[str]]
+    ) -> None:
+        steps, wanted = self._walk(starts)
+        found.loss |= self._from_outside(wanted)
+        for statement in (s for s in self.statements if id(s) in steps):
+            is_data = self._calls and id(statement) not in derived
+            self._serves(statement, Phase.DATA_WAIT if is_data else Phase.FORWARD, wanted, found)
+
+    def _walk_batch(self, starts: list[tuple[ast.stmt, set[str]]], found: Found) -> None:
+        """What an earlier model has computed in the same turn is no batch of the next one, but a part of
+        the pass. And what a call gives to itself, by the next turn, was not built for it, such as `h` in
+        `out, h = model(x, h)`.
+        """
+        derived = self._derived(self.models)
+        refused: set[tuple[int, str]] = set()
+        for call, wanted in starts:
+            for name in wanted & writes(call):
+                for writer in self._writers.get(name, ()):
+                    if writer.lineno >= call.lineno or id(writer) in derived:
+                        refused.add((id(writer), name))
+                        found.carried.add(id(writer))
+        steps, wanted = self._walk(starts, refused)
+        found.batch |= self._from_outside(wanted)
+        passing = self._derived(self.models, same_turn=True)
+        for statement in (s for s in self.statements if id(s) in steps):
+            is_pass = steps[id(statement)] and id(statement) in passing
+            self._serves(statement, Phase.FORWARD if is_pass else Phase.DATA_WAIT, wanted, found)
+
+    def _serves(self, statement: ast.stmt, phase: Phase, wanted: set[str], found: Found) -> None:
+        lines = header_lines(statement)
+        found.roles.update((line, phase) for line in lines)
+        if not writes(statement) & wanted:
+            inside = {name: put & wanted for name, put in self._effects.through(statement).items()}
+            found.inside.update((line, {k: v for k, v in inside.items() if v}) for line in lines)
+
+    # -- what depends on what
+
+    def _derived(self, sources: Iterable[ast.stmt], *, same_turn: bool = False) -> dict[int, set[str]]:
+        """Returns what is made of what some statements assign, by what it assigns in turn.
+
+        Args:
+            sources: They.
+            same_turn: Whether it is made in the same turn of the loop.
+        """
+        known = {id(s): self._writes[id(s)] for s in sources}
+        return self._spread(known, set(), same_turn=same_turn)
+
+    def _spread(
+        self, known: dict[int, set[str]], barred: Collection[int], *, same_turn: bool = False
+    ) -> dict[int, set[str]]:
+        sources = [s for s in self.statements if id(s) in known]
+        known = dict(known)
+        grew = True
+        while grew:
+            grew = False
+            for statement in self.statements:
+                if id(statement) in known or id(statement) in barred:
+                    continue
+                wanted = self._reads[id(statement)]
+                for source in sources:
+                    if same_turn and source.lineno >= statement.lineno:
+                        continue
+                    shared = known[id(source)] & wanted
+                    if same_turn:
+                        shared = {n for n in shared if not self._blocks.outlives_turn(source, n)}
+                    if any(self._blocks.reaches(source, name, statement) for name in shared):
+                        known[id(statement)] = writes(statement)
+                        sources.append(statement)
+                        grew = True
+                        break
+        return known
+
+    def _is_computed(self, statement: ast.stmt) -> bool:
+        """Whether a statement works on a model's weights, or on what a model may have computed elsewhere
+        and put into an attribute."""
+        if _of_weights(statement):
+            return True
+        nodes = nodes_of(statement)
+        called = {id(node.func): callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
+        models = {
+            ast.unparse(node.func)
+            for s in self.models
+            for node in nodes_of(s)
+            if isinstance(node, ast.Call)
+        }
+        for node in nodes:
+            if not isinstance(node, ast.Attribute) or node.attr in SETTINGS:
+                continue
+            of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if id(node) in called:
+                if self._effects.computes(called[id(node)]):
+                    return True
+            elif of_self and f"self.{node.attr}" not in models:
+                if self._effects.may_be_computed(f"self.{node.attr}"):
+                    return True
+            elif ast.unparse(node.value) in models:
+                return True
+        return False
+
+    def _hands_on(self, statement: ast.stmt, derived: Mapping[int, set[str]]) -> bool:
+        """Whether a statement returns a loss, or puts aside what a model computed, with its gradients:
+        `self.log_probs.append(m.log_prob(action))`."""
+        if isinstance(statement, ast.Return):
+            return True
+        if not any("." in name for name in writes(statement)) or id(statement) not in derived:
+            return False
+        return not names(nodes_of(statement)) & DETACHES
+
+    def _wanted(self, statement: ast.stmt, needs: Mapping[str, set[str]]) -> set[str]:
+        """Returns the names of which a statement needs the values, also for the functions that it calls."""
+        wanted = set(self._reads[id(statement)])
+        taken = _taken(self.function, self.statements)
+        wanted = wanted.union(*(taken.get(name, ()) for name in wanted))
+        for name, base in methods_called(statement):
+            wanted |= rebased(needs.get(name, ()), base)
+        return wanted
+
+    def _arguments(self, call: ast.stmt, links: Links) -> set[str]:
+        """Returns what the statement of a model call is given, without what it returns of other models
+        beside, `return probs.log_prob(action), self.critic(x)`, nor what the function through which it
+        calls the model wants for something else."""
+        wanted = self._wanted(call, links.batch)
+        if isinstance(call, ast.Return):
+            others = self._derived([model for model in self.models if model is not call])
+            wanted -= set().union(*others.values())
+        leads = set().union(*(self.anchors.leads.get(line, ()) for line in header_lines(call)))
+        for node in nodes_of(call):
+            if isinstance(node, ast.Call) and callee(node)[0] in leads & links.batch.keys():
+                needed = links.batch[callee(node)[0]] | links.loss[callee(node)[0]]
+                kept: set[str] = set()
+                aside: set[str] = set()
+                for parameter, value in self._effects.bound(node):
+                    (kept if parameter in needed else aside).update(reads(ast.Expr(value)))
+                wanted -= aside - kept
+        return wanted
+
+    def _from_outside(self, wanted: set[str]) -> set[str]:
+        """Returns what of these names is an attribute of the function's object, or a parameter."""
+        spec = None if isinstance(self.function, ast.Module) else self.function.args
+        parameters = {arg.arg for arg in (*spec.posonlyargs, *spec.args)} if spec else set()
+        return {name for name in wanted if name.startswith("self.") or name in parameters}
+
+    # -- loops
+
+    def _learning_loops(self) -> list[ast.stmt]:
+        """Returns the innermost loop around each backward pass; none where one of them calls no model, as a
+        loop over losses."""
+        learns: list[ast.stmt] = []
+        for each in self._passes:
+            loops = self._blocks.loops(each)
+            if not loops or not any(loops[-1] in self._blocks.loops(model) for model in self.models):
+                return []
+            learns.append(loops[-1])
+        return learns
+
+    def _inside_of_the_loop(self) -> Callable[[ast.stmt], bool]:
+        """Returns what tells whether a statement is run in each step."""
+        around = [loops for s in (*self._calls, *self._asks) if (loops := self._blocks.loops(s))]
+        if not around:
+            return lambda statement: True
+        outermost = {id(loops[0]) for loops in around}
+        return lambda statement: any(id(loop) in outermost for loop in self._blocks.loops(statement))
 
     def _on(self, lines: set[int]) -> list[ast.stmt]:
         return [s for s in self.statements if lines.intersection(header_lines(s))]
 
-    def _computed(self, calls: Iterable[ast.stmt]) -> set[str]:
-        """Returns the names of what models have computed, and of what was made of that. What a loss gets
-        besides are targets, a part of the batch."""
-        computed = set().union(*(writes(call) for call in calls))
-        grow(computed, self.statements)
-        return computed
-
-    def _arguments(self, call: ast.stmt) -> set[str]:
-        """Returns what the statement of a model call reads, without what it returns of other models beside:
-        `return probs.log_prob(action), self.critic(x)`."""
-        if not isinstance(call, ast.Return):
-            return reads(call)
-        models = (*self._calls, *self._further)
-        return reads(call) - self._computed([model for model in models if model is not call])
-
 
 def parts_of(
-    file: str, tree: ast.Module, sites: Iterable[tuple[int, str]], effects: Effects
+    file: str,
+    tree: ast.Module,
+    sites: Iterable[tuple[int, str]],
+    leads: Mapping[tuple[str, int], set[str]],
+    effects: Effects,
 ) -> Iterator[Part]:
     """Yields the functions of a file from which hooks were entered.
 
@@ -204,30 +515,40 @@ def parts_of(
         file: It.
         tree: It, parsed.
         sites: Lines, and the kinds of what is called there.
-        effects: What the methods of the script assign.
+        leads: The functions through which a model is called, by file and line.
+        effects: What the functions of the script assign.
     """
     functions = list(functions_of(tree))
     anchors: defaultdict[int, Anchors] = defaultdict(Anchors)
     for line, kind in sites:
-        getattr(anchors[innermost_of(functions, line)], kind).add(line)
+        found = anchors[innermost_of(functions, line)]
+        getattr(found, kind).add(line)
+        if (file, line) in leads:
+            found.leads[line] = leads[file, line]
     for index, found in anchors.items():
         yield Part(file, functions[index], found, effects)
 
 
-def needs_of(parts: Sequence[Part]) -> dict[Phase, dict[str, set[str]]]:
-    """Returns what the functions of the loop find in their objects, by what it serves: a batch or a loss
-    that another method has put there."""
-    needs: dict[Phase, dict[str, set[str]]] = {
-        phase: {} for phase in (Phase.DATA_WAIT, Phase.FORWARD, Phase.BACKWARD)
-    }
+def links_of(parts: Sequence[Part]) -> Links:
+    """Returns what the functions of the loop leave for each other."""
+    links = Links()
     for _ in range(CHAIN):
-        before = sum(len(names) for by_name in needs.values() for names in by_name.values())
+        after = Links()
         for part in parts:
-            for phase, found in part.roles(needs)[1].items():
-                needs[phase].setdefault(part.name, set()).update(found)
-        if before == sum(len(names) for by_name in needs.values() for names in by_name.values()):
+            found = part.found(links)
+            passed = {
+                "batch": found.batch,
+                "loss": found.loss,
+                "losses": {name for name in part.losses(found, links) if name.startswith("self.")},
+                "results": part.results_in_object(found, links),
+            }
+            for kind, told in passed.items():
+                by_name: dict[str, set[str]] = getattr(after, kind)
+                by_name[part.name] = by_name.get(part.name, set()) | told
+        if after == links:
             break
-    return needs
+        links = after
+    return links
 
 
 def _taken(function: Scope, statements: list[ast.stmt]) -> dict[str, set[str]]:
@@ -242,30 +563,31 @@ def _taken(function: Scope, statements: list[ast.stmt]) -> dict[str, set[str]]:
     return taken
 
 
-def _hands_on(statement: ast.stmt, computed: set[str]) -> bool:
-    """Whether a statement returns a loss, or puts aside what a model computed, still with its gradients:
-    `self.log_probs.append(m.log_prob(action))`."""
-    if isinstance(statement, ast.Return):
-        return True
-    if not any("." in name for name in writes(statement)) or not reads(statement) & computed:
-        return False
-    return not names(nodes_of(statement)) & DETACHES
-
-
-def _is_of_targets(statement: ast.stmt, computed: set[str]) -> bool:
-    """Whether a statement that a loss needs is made of the batch alone: not of what a model computed, nor
-    of its weights, as a penalty is. What an attribute holds, a model may have computed elsewhere."""
-    nodes = nodes_of(statement)
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    held = any(
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-        and id(node) not in called
-        for node in nodes
-    )
-    return not (held or _of_weights(statement) or reads(statement) & computed)
-
-
 def _of_weights(statement: ast.stmt) -> bool:
     return bool(names(nodes_of(statement)) & WEIGHTS)
+
+
+def _yields(statement: ast.stmt) -> bool:
+    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes_of(statement))
+
+
+def _is_tuple(statement: ast.Return) -> bool:
+    return isinstance(statement.value, ast.Tuple)
+
+
+def _adds_up(statement: ast.stmt) -> bool:
+    """Whether a statement only adds up what it reads, or brings it to Python."""
+    calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
+    return all(callee(call)[0] in ARITHMETIC for call in calls)
+
+
+def _only_of(statement: ast.stmt, batch: set[str]) -> bool:
+    """Whether a statement is made of the batch, and of nothing else but settings."""
+    nodes = nodes_of(statement)
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    used = {
+        node.id
+        for node in nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in called
+    }
+    return bool(used & batch) and not used - batch - SETTINGS

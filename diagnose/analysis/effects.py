@@ -1,52 +1,117 @@
-"""What the methods of a script's classes assign to their objects: `self.load()` may make the batch as
-`x = load()` does."""
+"""What calling a function of the script does besides returning: `self.load()` may make the batch as
+`x = load()` does, and `fill(x, rows)` too."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
-from diagnose.analysis.statements import callee, nodes_of, statements_of, writes
+from diagnose.analysis.statements import callee, names, nodes_of, reads, statements_of, writes
 
-Method = ast.FunctionDef | ast.AsyncFunctionDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+WEIGHTS = {"parameters", "named_parameters", "weight"}
+"""Names in a statement that goes over a model's weights, or reads them."""
 
 
 class Effects:
-    """Answers what a statement assigns, by itself and through the methods that it calls.
+    """Answers what a statement assigns, by itself and through the functions that it calls.
 
-    Methods are known by their names alone: two of one name assign what either does.
+    Functions are known by their names alone: two of one name do what either does.
 
     Args:
-        trees: Parsed files.
+        trees: Parsed files by their paths.
     """
 
-    def __init__(self, trees: Iterable[ast.Module]) -> None:
-        self._assigned: dict[str, set[str]] = {}
-        calls: dict[str, set[str]] = {}
-        for method in (each for tree in trees for each in _methods(tree)):
-            statements = list(statements_of(method))
-            own = self._assigned.setdefault(method.name, set())
-            own.update(name for s in statements for name in writes(s) if name.startswith("self."))
-            called = calls.setdefault(method.name, set())
-            called.update(name for s in statements for name, base in methods_called(s) if base == "self")
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self.functions: defaultdict[str, list[tuple[str, Function]]] = defaultdict(list)
+        self._assigned: defaultdict[str, set[str]] = defaultdict(set)
+        self._changed: defaultdict[str, set[str]] = defaultdict(set)
+        self._computes: set[str] = set()
+        self._made: set[str] = set()
+        self._later: set[str] = set()
+        calls: defaultdict[str, set[str]] = defaultdict(set)
+        modules: set[str] = set()
+        for file, tree in trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, Function):
+                    self.functions[node.name].append((file, node))
+        for name, found in self.functions.items():
+            for _, function in found:
+                statements = list(statements_of(function))
+                own = {each for s in statements for each in writes(s) if each.startswith("self.")}
+                if name == "__init__":
+                    self._made |= own
+                    modules |= {each for s in statements if _makes_module(s) for each in writes(s)}
+                    continue
+                self._later |= own
+                self._assigned[name] |= own
+                self._changed[name] |= _changed_in_place(function, statements)
+                for each, base in (called for s in statements for called in methods_called(s)):
+                    calls[name] |= {each} if base == "self" else set()
+        for name, found in self.functions.items():
+            statements = [s for _, function in found for s in statements_of(function)]
+            if any(reads(s) & modules or names(nodes_of(s)) & WEIGHTS for s in statements):
+                self._computes.add(name)
         grew = True
         while grew:
-            before = sum(map(len, self._assigned.values()))
+            before = len(self._computes) + sum(map(len, self._assigned.values()))
             for name, called in calls.items():
                 self._assigned[name].update(*(self._assigned.get(each, ()) for each in called))
-            grew = sum(map(len, self._assigned.values())) > before
+                if called & self._computes:
+                    self._computes.add(name)
+            grew = len(self._computes) + sum(map(len, self._assigned.values())) > before
 
     def writes(self, statement: ast.stmt) -> set[str]:
-        """Returns the names, dotted names and containers that a statement assigns, or appends to."""
-        found = writes(statement)
-        for name, base in methods_called(statement):
-            found.update(rebased(self._assigned.get(name, ()), base))
+        """Returns the names, dotted names and containers that a statement assigns, or changes."""
+        return writes(statement).union(*self.through(statement).values())
+
+    def through(self, statement: ast.stmt) -> dict[str, set[str]]:
+        """Returns what the functions that a statement calls assign or change, by their names."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for node in nodes_of(statement):
+            if not isinstance(node, ast.Call):
+                continue
+            name, base = callee(node)
+            if isinstance(node.func, ast.Attribute):
+                found[name] |= rebased(self._assigned.get(name, ()), base)
+            changed = self._changed.get(name)
+            if changed:
+                for parameter, value in self.bound(node):
+                    if parameter in changed and isinstance(value, (ast.Name, ast.Attribute)):
+                        found[name].add(ast.unparse(value))
         return found
 
+    def bound(self, call: ast.Call) -> list[tuple[str, ast.expr]]:
+        """Returns the parameters of a function of the script and what a call gives them; of any other
+        function those that are named."""
+        for _, function in self.functions.get(callee(call)[0], ()):
+            taken = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+            taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
+            break
+        else:
+            taken = []
+        named = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
+        return [*zip(taken, call.args, strict=False), *named]
 
-def rebased(names: Iterable[str], base: str) -> set[str]:
-    """Returns what a method calls `self.batch` by the name that its caller has for the object."""
-    return {base + name.removeprefix("self") for name in names} if base else set()
+    def computes(self, method: str) -> bool:
+        """Whether a method of this name uses weights of a model, or modules that its object was made
+        with."""
+        return method in self._computes
+
+    def may_be_computed(self, attribute: str) -> bool:
+        """Whether an attribute, `self.scale`, may hold what was computed in training: not if objects get it
+        when they are made, and never again."""
+        return attribute in self._later or attribute not in self._made
+
+
+def rebased(attributes: Iterable[str], base: str) -> set[str]:
+    """Returns what a method calls `self.batch` by the name that its caller has for the object; nothing
+    where that has none."""
+    if not base.replace(".", "").isidentifier():
+        return set()
+    return {base + name.removeprefix("self") for name in attributes if name.startswith("self.")}
 
 
 def methods_called(statement: ast.stmt) -> Iterator[tuple[str, str]]:
@@ -56,9 +121,24 @@ def methods_called(statement: ast.stmt) -> Iterator[tuple[str, str]]:
             yield callee(node)
 
 
-def _methods(tree: ast.Module) -> Iterator[Method]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            for child in node.body:
-                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and child.name != "__init__":
-                    yield child
+def _changed_in_place(function: Function, statements: Iterable[ast.stmt]) -> set[str]:
+    """Returns the parameters that a function changes: not those that it gives another value."""
+    parameters = {arg.arg for arg in (*function.args.posonlyargs, *function.args.args)}
+    changed: set[str] = set()
+    for statement in statements:
+        assigns = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.With))
+        entries = {name.partition("[")[0] for name in writes(statement) if "[" in name}
+        if isinstance(statement, ast.Expr) or entries or (assigns and _stores_into(statement)):
+            changed |= (writes(statement) | entries) & parameters
+    return changed
+
+
+def _stores_into(statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else ()
+    return any(isinstance(target, ast.Subscript) for target in targets)
+
+
+def _makes_module(statement: ast.stmt) -> bool:
+    """Whether a statement makes a module or a weight of torch's: `nn.Linear(...)`, `Parameter(...)`."""
+    calls = [callee(node) for node in nodes_of(statement) if isinstance(node, ast.Call)]
+    return any(base in ("nn", "torch.nn") or name == "Parameter" for name, base in calls)

@@ -30,7 +30,7 @@ from diagnose.analysis.late_bins import bin_width, late_ranks
 from diagnose.analysis.lateness import lateness
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
-from diagnose.analysis.program import program_of
+from diagnose.analysis.program import program_of, with_call
 from diagnose.analysis.rank_clocks import clock_offset
 from diagnose.analysis.rank_summary import Window, of_first_group, why_incomparable
 from diagnose.analysis.reducers import Reducers, reducers
@@ -301,10 +301,13 @@ def composed(
         host=host_stats(main, warmup),
         program=replace(
             program_of(main, warmup, sources),
-            ddp=tuple(
-                replace(rank.ddp, rank=name)
-                for name, rank in sorted(zip(names, ranks, strict=True), key=lambda pair: pair[0])
-                if rank.ddp is not None
+            ddp=with_call(
+                sources,
+                (
+                    replace(rank.ddp, rank=name)
+                    for name, rank in sorted(zip(names, ranks, strict=True), key=lambda pair: pair[0])
+                    if rank.ddp is not None
+                ),
             ),
             loaders=loaders_of(main, sources),
             imbalance=imbalance_of(across, numbered),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -63,6 +64,15 @@ def ddp_of(log: RankLog) -> Ddp | None:
     own = {"rank": rank_of(log), "passes_per_step": _passes(log)}
     ddp: Ddp = next(_made(Ddp, [{**_ddp(fact), **own}]))
     return ddp
+
+
+def with_call(sources: Sources, ddp: Iterable[Ddp]) -> tuple[Ddp, ...]:
+    """Returns them with the call that made the first one."""
+    every = list(ddp)
+    for first in every[:1]:
+        call = call_at(sources, first.file, first.line, "DistributedDataParallel")
+        every[0] = replace(first, call=call)
+    return tuple(every)
 
 
 def fsdp_of(log: RankLog) -> Fsdp | None:

@@ -11,8 +11,8 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from diagnose.analysis.dependencies import Anchors, Needs, Part, needs_of, parts_of
-from diagnose.analysis.effects import Effects
+from diagnose.analysis.dependencies import Anchors, Links, Part, links_of, parts_of
+from diagnose.analysis.effects import Effects, Function
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import callee, header_lines, names, nodes_of, writes
 from diagnose.core.ledger import SLOT_OF
@@ -55,6 +55,7 @@ class Roles:
         self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
         self._given: dict[tuple[str, int], set[str]] = {}
         self._results: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
+        self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
         straight = _by_place(sites)
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
@@ -65,13 +66,15 @@ class Roles:
             if kind == "forward":
                 through.setdefault((file, line), set()).add(called)
         trees = {file: tree for file in by_file if (tree := sources.tree(file)) is not None}
-        effects = Effects(trees.values())
+        effects = Effects(trees)
         parts = [
-            part for file, tree in trees.items() for part in parts_of(file, tree, by_file[file], effects)
+            part
+            for file, tree in trees.items()
+            for part in parts_of(file, tree, by_file[file], through, effects)
         ]
-        needs = needs_of(parts)
+        links = links_of(parts)
         for part in parts:
-            self._read(part, needs, straight, through)
+            self._read(part, links, straight, through, effects)
 
     def phase(self, stack: Sequence[Frame], slot: int) -> Phase:
         """Returns the phase of a stack sampled between hooks.
@@ -95,8 +98,15 @@ class Roles:
             if (file, line) in self._anchored:
                 called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
                 given = called in self._given.get((file, line), ())
-                return Phase.DATA_WAIT if given else self._roles.get((file, line), Phase.OTHER)
+                serves = depth == 0 or self._serves(file, line, called, stack[depth - 1])
+                role = self._roles.get((file, line), Phase.OTHER) if serves else Phase.OTHER
+                return Phase.DATA_WAIT if given else role
         return Phase.OTHER
+
+    def _serves(self, file: str, line: int, called: str, inner: Frame) -> bool:
+        """Whether a function's line has to do with what its caller's line calls the function for."""
+        serving = self._inside.get((file, line, called))
+        return serving is None or inner[:2] in serving
 
     def calls_model(self, frame: Frame) -> bool:
         """Whether a model was called straight from the statement on a frame's line."""
@@ -122,7 +132,8 @@ class Roles:
             and those of which batches are made.
         """
         depth = self._depth(stack)
-        return None if depth is None else (stack[: depth + 1], *self._results[stack[depth][:2]])
+        found = self._results.get(stack[depth][:2]) if depth is not None else None
+        return None if depth is None or found is None else (stack[: depth + 1], *found)
 
     def _depth(self, stack: Sequence[Frame]) -> int | None:
         """Returns the place of the innermost frame that is the loop's own."""
@@ -131,9 +142,10 @@ class Roles:
     def _read(
         self,
         part: Part,
-        needs: Mapping[Phase, Needs],
+        links: Links,
         straight: Mapping[tuple[str, int], set[str]],
         through: Mapping[tuple[str, int], set[str]],
+        effects: Effects,
     ) -> None:
         """Takes in the statements of a function."""
         file = part.file
@@ -146,20 +158,36 @@ class Roles:
             if leads:
                 given = _given(statement, leads)
                 self._given.update(((file, line), given) for line in lines)
-        found = part.anchors
-        if not (found.forward or found.further or found.backward):
+        anchors = part.anchors
+        if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
-        roles, _ = part.roles(needs)
-        results = part.results(roles, needs), part.made_of(roles)
+        found = part.found(links)
+        results, made_of = part.results(found, links), part.made_of(found)
         for statement in part.statements:
             lines = header_lines(statement)
             self._anchored.update((file, line) for line in lines)
-            self._results.update(((file, line), results) for line in lines)
-            if found.forward.intersection(lines):
-                batch = _batch(_same_loop(part.statements, statement), found, roles)
+            if anchors.forward.intersection(lines):
+                batch = _batch(_same_loop(part.statements, statement), anchors, found.roles)
                 aside = _called_aside(statement, batch)
                 self._aside.update(((file, line), aside) for line in lines)
-        self._roles.update(((file, line), phase) for line, phase in roles.items())
+        self._roles.update(((file, line), phase) for line, phase in found.roles.items())
+        self._results.update(((file, line), (names, made_of)) for line, names in results.items())
+        for line, called in found.inside.items():
+            for name, wanted in called.items():
+                self._inside[file, line, name] = {
+                    (other, each)
+                    for other, function in effects.functions[name]
+                    for each in Part(other, function, Anchors(), effects).lines_of(_own(wanted, function))
+                }
+
+
+def _own(wanted: set[str], function: Function) -> set[str]:
+    """Returns by a function's own names what its caller wants it to assign: `self.x`, for `model.x`, or a
+    parameter."""
+    spec = function.args
+    parameters = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    attributes = {f"self.{name.partition('.')[2]}" for name in wanted if "." in name}
+    return attributes | set(parameters)
 
 
 def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:

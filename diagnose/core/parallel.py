@@ -32,6 +32,9 @@ class Ddp:
         exposed_ns_by_pass: Likewise, how long it waited for gradients when its own were all there.
         synced_share: Part of the backward passes looked at that reduced gradients.
         passes_per_step: Backward passes of a step.
+        file: Where it was made; empty when unknown.
+        line: Likewise.
+        call: That call; of the first rank.
     """
 
     rank: int = 0
@@ -55,6 +58,9 @@ class Ddp:
     exposed_ns_by_pass: Mapping[int, float] = field(default_factory=dict)
     synced_share: float | None = None
     passes_per_step: float | None = None
+    file: str = ""
+    line: int = 0
+    call: str = ""
 
     @property
     def exposed_ns(self) -> float | None:

@@ -37,6 +37,12 @@ def not_obeyed(text: str) -> str:
     return f"::stop-commands::{token}\n{text}::{token}::\n"
 
 
+def harmless(text: str) -> str:
+    """Returns text in which GitHub finds nothing to obey, where no lines can be put around it."""
+    lines = (f"| {line}" if line.lstrip().startswith("::") else line for line in text.split("\n"))
+    return "\n".join(lines).replace("##[", "## [")
+
+
 def workflow_commands(result: GateResult) -> list[str]:
     """Returns workflow commands for stdout: the verdict, then the lines that a loss is attributed to."""
     level = LEVELS[result.verdict]

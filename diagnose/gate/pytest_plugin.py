@@ -73,10 +73,12 @@ def diagnose_gate(request: pytest.FixtureRequest, tmp_path: Path) -> Gate:
 
 def _judged(command: tuple[str, ...], options: dict[str, Any], root: Path, folder: Path) -> GateResult:
     from diagnose.core.errors import DiagnoseError
+    from diagnose.gate.as_github import harmless, is_github
     from diagnose.gate.as_text import gate_text
     from diagnose.gate.result import Verdict
     from diagnose.report import Terminal
 
+    shown = harmless if is_github() else str
     outcome = options.get("inconclusive", "skip")
     if outcome not in OUTCOMES:
         pytest.fail(
@@ -86,10 +88,10 @@ def _judged(command: tuple[str, ...], options: dict[str, Any], root: Path, folde
     try:
         result = _compared(command, options, root, folder)
     except DiagnoseError as error:
-        pytest.fail(str(error), pytrace=False)
+        pytest.fail(shown(str(error)), pytrace=False)
     except SystemExit as ended:  # which pytest would take for a failure of this one test
         pytest.exit("a signal ended the gate", returncode=int(ended.code or 0))
-    text = gate_text(result, Terminal())
+    text = shown(gate_text(result, Terminal()))
     if result.verdict in (Verdict.REGRESSION, Verdict.FAILED):
         pytest.fail(text, pytrace=False)
     if result.verdict in (Verdict.INCONCLUSIVE, Verdict.MISMATCH):

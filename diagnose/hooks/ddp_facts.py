@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._made import UNKNOWN, remembered
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 from diagnose.hooks.ddp_waits import averages
@@ -23,7 +24,8 @@ MAX_TIMED = 50
 
 
 class DdpFactsHook(Hook):
-    """Reads what DDP logs of itself, with some of the backward passes, before they run.
+    """Remembers where DDP is made, and reads what it logs of itself, with some of the backward passes,
+    before they run.
 
     DDP times each of the first ten backward passes and every hundredth; nothing is added to it, no
     communication hook above all, which would change what is computed.
@@ -49,7 +51,8 @@ class DdpFactsHook(Hook):
                 if model is None or model.logger is not logger():
                     continue
                 synced.append(averages(model))
-                facts = describe(model)
+                file, line = places.get(model, UNKNOWN)
+                facts = {**describe(model), "file": file, "line": line}
                 facts["synced_share"] = sum(synced) / len(synced)
                 data = facts.pop("times")
                 timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
@@ -74,7 +77,8 @@ class DdpFactsHook(Hook):
         chained = recorder.on_backward
         recorder.on_backward = on_backward
         try:
-            yield
+            with remembered(DistributedDataParallel, recorder) as places:
+                yield
         finally:
             if recorder.on_backward is on_backward:
                 recorder.on_backward = chained

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks._frames import resolve, user_frame
+from diagnose.hooks._made import UNKNOWN, remembered
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, replaced, unseen
+from diagnose.hooks.base import Hook
 
 
 class OptimizerFactsHook(Hook):
@@ -24,38 +21,21 @@ class OptimizerFactsHook(Hook):
         """See `Hook.install`."""
         from torch.optim.optimizer import Optimizer
 
-        places: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
-
-        def made(optimizer: Any) -> None:
-            frame = user_frame(sys._getframe(3))  # of our wrapper's caller
-            if frame is not None:
-                places[optimizer] = resolve(*frame)[:2]
-
-        def wrap(original: Any) -> Any:
-            @functools.wraps(original)
-            def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-                try:
-                    original(optimizer, *args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-                recorder.optimizers_made = True
-                recorder.guarded(made, optimizer)
-
-            return hidden(init)
+        def made() -> None:
+            recorder.optimizers_made = True
 
         def inspect() -> None:
             facts: list[dict[str, Any]] = []
             alive = (reference() for reference in recorder.modules)
             models = [model for model in alive if model is not None]
             for optimizer in filter(None, (reference() for reference in recorder.optimizers)):
-                file, line = places.get(optimizer, ("", 0))
+                file, line = places.get(optimizer, UNKNOWN)
                 facts.append({**describe(optimizer, models), "file": file, "line": line})
             recorder.facts["optimizers"] = facts
 
         recorder.inspections.append(inspect)
         try:
-            with replaced(Optimizer, "__init__", wrap):
+            with remembered(Optimizer, recorder, made) as places:
                 yield
         finally:
             recorder.inspections.remove(inspect)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 import re
@@ -15,7 +16,7 @@ import libcst as cst
 from libcst import matchers
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
-from diagnose.analysis.calls import BY_PLACE
+from diagnose.analysis.calls import BY_PLACE, aliases
 from diagnose.core.profile import Profile
 from diagnose.core.trial import Trial
 from diagnose.report._tuning_words import named
@@ -143,6 +144,8 @@ def _sites(profile: Profile, callee: str) -> list[tuple[str, int]]:
     program = profile.program
     if callee == "DataLoader":
         found = [(loader.file, loader.line) for loader in program.loaders]
+    elif callee == "DistributedDataParallel":
+        found = [(ddp.file, ddp.line) for ddp in program.ddp]
     else:
         found = [(each.file, each.line) for each in program.optimizers if each.kind == callee]
     return list(dict.fromkeys(found))
@@ -151,7 +154,9 @@ def _sites(profile: Profile, callee: str) -> list[tuple[str, int]]:
 def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
     """Returns the changed source, and what could not be changed, by line."""
     wrapper = MetadataWrapper(cst.parse_module(source))
-    calls = _Calls(edits.arguments)
+    tree = ast.parse(source)
+    known = {callee: {callee, *aliases(tree, callee)} for _, callee in edits.arguments}
+    calls = _Calls(edits.arguments, known)
     wrapper.visit(calls)
     failed = []
     for (line, callee), arguments in edits.arguments.items():
@@ -162,7 +167,7 @@ def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
         elif not count:
             failed.append(f"{line}: no call of {callee} that takes {', '.join(arguments)} was found there.")
     single = {site: wanted for site, wanted in edits.arguments.items() if calls.found[site] == 1}
-    change = _Change(single)
+    change = _Change(single, known)
     module = wrapper.visit(change)
     for statement in dict.fromkeys(edits.statements):
         setters = _Setters(statement)
@@ -176,18 +181,28 @@ def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
 
 
 class _Calls(cst.CSTVisitor):
-    """Counts the calls of a name that begin or end around given lines."""
+    """Counts the calls of names that begin or end around given lines.
+
+    Args:
+        wanted: Lines and names.
+        known: What the file calls each of these names.
+    """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, wanted: Iterable[tuple[int, str]]) -> None:
+    def __init__(self, wanted: Iterable[tuple[int, str]], known: Mapping[str, set[str]]) -> None:
         super().__init__()
         self.found: Counter[tuple[int, str]] = Counter()
         self._wanted = wanted
+        self._known = known
 
     def visit_Call(self, node: cst.Call) -> None:
         where = self.get_metadata(PositionProvider, node)
-        self.found.update(site for site in self._wanted if _is_at(node, where, site))
+        self.found.update(
+            (line, callee)
+            for line, callee in self._wanted
+            if _is_at(node, where, line, self._known[callee])
+        )
 
 
 class _Setters(cst.CSTVisitor):
@@ -222,19 +237,27 @@ class _Setters(cst.CSTVisitor):
 
 
 class _Change(cst.CSTTransformer):
-    """Sets keyword arguments of the calls that begin or end around given lines."""
+    """Sets keyword arguments of the calls that begin or end around given lines.
+
+    Args:
+        wanted: Arguments by line and name.
+        known: What the file calls each of these names.
+    """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, wanted: Mapping[tuple[int, str], Mapping[str, str]]) -> None:
+    def __init__(
+        self, wanted: Mapping[tuple[int, str], Mapping[str, str]], known: Mapping[str, set[str]]
+    ) -> None:
         super().__init__()
         self.refused: list[str] = []
         self._wanted = wanted
+        self._known = known
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         where = self.get_metadata(PositionProvider, original_node)
         for (line, callee), arguments in self._wanted.items():
-            if not _is_at(original_node, where, (line, callee)):
+            if not _is_at(original_node, where, line, self._known[callee]):
                 continue
             reason = _cannot_take(original_node, callee, arguments)
             if reason:
@@ -246,9 +269,8 @@ class _Change(cst.CSTTransformer):
         return updated_node
 
 
-def _is_at(call: cst.Call, where: CodeRange, site: tuple[int, str]) -> bool:
-    line, callee = site
-    return where.start.line <= line <= where.end.line and _name(call.func) == callee
+def _is_at(call: cst.Call, where: CodeRange, line: int, names: set[str]) -> bool:
+    return where.start.line <= line <= where.end.line and _name(call.func) in names
 
 
 def _name(function: cst.BaseExpression) -> str:

@@ -14,6 +14,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
+from diagnose.analysis.calls import with_arguments
 from diagnose.analysis.lateness import WAITS
 from diagnose.core.parallel import Ddp, Meetings
 from diagnose.core.phases import Phase
@@ -41,6 +42,16 @@ chance lets one be that in 2 runs of 100, and it then costs hardly more than the
 
 ALIKE = 0.7
 """Ranks that are late by so much of what the latest is are late with it: all of them must be mended."""
+
+
+DDP_PLAIN = "DistributedDataParallel(model)"
+
+
+def made_without(ddp: Ddp, argument: str) -> str:
+    """Returns the script's own call of `DistributedDataParallel` without an argument."""
+    without: dict[str, None] = {argument: None}
+    call = with_arguments(ddp.call, "", **without) if ddp.call else ""
+    return call if call and not call.startswith("(") else DDP_PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

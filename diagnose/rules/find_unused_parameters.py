@@ -10,7 +10,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import reduces_in
+from diagnose.rules._ranks import made_without, reduces_in
 from diagnose.rules.base import Rule
 
 NS_PER_NODE = 300.0
@@ -112,7 +112,9 @@ class FindUnusedParameters(Rule):
                 f" {format_duration(per_pass)}.",
             ),
             fix="Leave find_unused_parameters out.",
-            code="DistributedDataParallel(model)",
+            code=made_without(ddp[0], "find_unused_parameters"),
+            file=ddp[0].file,
+            line=ddp[0].line,
             actions=self.actions,
         )
 

@@ -1,0 +1,92 @@
+"""In which order the statements of a function run, and which of them a value can come from."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable
+
+from diagnose.analysis.statements import Loop, Scope, rebinds
+
+Block = tuple[int, str]
+"""Statement and field of what runs or does not run as a whole: `(id(branch), "orelse")`."""
+
+
+class Blocks:
+    """Answers for one function what runs before what.
+
+    Args:
+        function: It, or the module.
+    """
+
+    def __init__(self, function: Scope) -> None:
+        self._within: dict[int, tuple[Block, ...]] = {}
+        self._loops: dict[int, tuple[Loop, ...]] = {}
+        self._rebinds: defaultdict[str, list[ast.stmt]] = defaultdict(list)
+        self._read(function.body, (), ())
+
+    def loops(self, statement: ast.stmt) -> tuple[Loop, ...]:
+        """Returns the loops around a statement, outermost first; a loop's head is inside of it."""
+        return self._loops.get(id(statement), ())
+
+    def reaches(self, writer: ast.stmt, name: str, reader: ast.stmt) -> bool:
+        """Whether what a statement writes to a name may be what another one reads: in the same turn of a
+        loop, or in a later one, where nothing in between surely gives the name another value.
+
+        Args:
+            writer: It writes to the name, or into what it holds.
+            name: Dotted, it outlives the function.
+            reader: It reads the name.
+        """
+        last = self._last_rebind(name, reader)
+        if writer is last:
+            return True
+        if writer.lineno < reader.lineno:
+            return last is None or writer.lineno > last.lineno
+        around = [loop for loop in self.loops(writer) if loop in self.loops(reader)]
+        if around:
+            return last is None or around[-1] not in self.loops(last)
+        return "." in name and last is None
+
+    def outlives_turn(self, writer: ast.stmt, name: str) -> bool:
+        """Whether what is put into a container may come out of it in a later turn of the loop around: no
+        turn begins with an empty one."""
+        if name in {each for each, sure in rebinds(writer) if sure}:
+            return False
+        loops = self.loops(writer)
+        again = self._rebinds.get(name, [])
+        return not any(loops[-1:] == self.loops(each)[: len(loops)][-1:] for each in again)
+
+    def _last_rebind(self, name: str, reader: ast.stmt) -> ast.stmt | None:
+        """Returns the last statement before a reader, in its turn, after which a name surely has what that
+        gave it."""
+        within = self._within.get(id(reader), ())
+        before = [
+            each
+            for each in self._rebinds.get(name, ())
+            if each.lineno < reader.lineno
+            and self._within[id(each)] == within[: len(self._within[id(each)])]
+        ]
+        return max(before, key=lambda each: each.lineno, default=None)
+
+    def _read(self, body: Iterable[ast.stmt], within: tuple[Block, ...], loops: tuple[Loop, ...]) -> None:
+        for statement in body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            is_loop = isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+            inside = (*loops, statement) if isinstance(statement, Loop) else loops
+            self._within[id(statement)] = within
+            self._loops[id(statement)] = inside
+            for name, sure in rebinds(statement):
+                if sure:
+                    self._rebinds[name].append(statement)
+            runs_through = isinstance(statement, (ast.With, ast.AsyncWith, ast.Try))
+            for field, value in ast.iter_fields(statement):
+                if not isinstance(value, list):
+                    continue
+                block = within if runs_through and field != "orelse" else (*within, (id(statement), field))
+                turns = inside if not is_loop or field == "body" else loops
+                self._read([each for each in value if isinstance(each, ast.stmt)], block, turns)
+                for each in value:
+                    if isinstance(each, (ast.ExceptHandler, ast.match_case)):
+                        self._read(each.body, (*within, (id(each), "body")), turns)
