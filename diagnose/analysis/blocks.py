@@ -38,15 +38,15 @@ class Blocks:
             name: Dotted, it outlives the function.
             reader: It reads the name.
         """
-        last = self._last_rebind(name, reader)
-        if writer is last:
-            return True
+        last, next_ = self._last_rebind(name, reader), self._next_rebind(name, writer)
         if writer.lineno < reader.lineno:
-            return last is None or writer.lineno > last.lineno
+            kept = next_ is None or next_.lineno >= reader.lineno
+            return writer is last or (kept and (last is None or writer.lineno > last.lineno))
         around = [loop for loop in self.loops(writer) if loop in self.loops(reader)]
+        between = [each for each in (last, next_) if each is not None and each is not writer]
         if around:
-            return last is None or around[-1] not in self.loops(last)
-        return "." in name and last is None
+            return all(around[-1] not in self.loops(each) for each in between)
+        return "." in name and not between
 
     def outlives_turn(self, writer: ast.stmt, name: str) -> bool:
         """Whether what is put into a container may come out of it in a later turn of the loop around: no
@@ -68,6 +68,17 @@ class Blocks:
             and self._within[id(each)] == within[: len(self._within[id(each)])]
         ]
         return max(before, key=lambda each: each.lineno, default=None)
+
+    def _next_rebind(self, name: str, writer: ast.stmt) -> ast.stmt | None:
+        """Returns the first statement after a writer, in its turn, that surely gives a name another one."""
+        within = self._within.get(id(writer), ())
+        after = [
+            each
+            for each in self._rebinds.get(name, ())
+            if each.lineno > writer.lineno
+            and self._within[id(each)] == within[: len(self._within[id(each)])]
+        ]
+        return min(after, key=lambda each: each.lineno, default=None)
 
     def _read(self, body: Iterable[ast.stmt], within: tuple[Block, ...], loops: tuple[Loop, ...]) -> None:
         for statement in body:

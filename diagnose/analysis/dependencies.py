@@ -127,6 +127,7 @@ class Part:
         self._asks = self._on(anchors.next)
         hooked = (*self._calls, *self._further, *self._passes, *self._asks, *self._on(anchors.optimizer))
         self._hooked = {id(s) for s in hooked}
+        self._learns: list[ast.stmt] | None = None
 
     @property
     def name(self) -> str:
@@ -269,6 +270,18 @@ class Part:
         lines = {line for s in ends for line in header_lines(s)}
         return lines | {line for s in self.statements if id(s) in found for line in header_lines(s)}
 
+    def lines_returned(self) -> set[int]:
+        """Returns the lines that what the function returns depends on; of several results, the first."""
+        starts: list[tuple[ast.stmt, set[str]]] = []
+        for statement in self.statements:
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                several = isinstance(statement.value, ast.Tuple) and statement.value.elts
+                first = several[0] if several else statement.value
+                starts.append((statement, reads(ast.Expr(first))))
+        found, _ = self._walk(starts)
+        lines = {line for statement, _ in starts for line in header_lines(statement)}
+        return lines | {line for s in self.statements if id(s) in found for line in header_lines(s)}
+
     # -- the ways back
 
     def _walk(
@@ -316,12 +329,11 @@ class Part:
             if isinstance(statement, ast.For) and _of_weights(statement):
                 weights |= writes(statement)
         grow(weights, self.statements)
-        learns = self._learning_loops()
         batch = set().union(*(writes(s) for s in self._asks))
         computed: set[str] = set()
         for statement in (s for s in self.statements if id(s) in steps):
-            if learns and not any(loop in self._blocks.loops(statement) for loop in learns):
-                is_data = True  # made once for all the passes of a loop: in no live graph of any
+            if self._is_before(statement):
+                is_data = True
             elif self._calls:
                 is_data = not (
                     id(statement) in derived or self._reads[id(statement)] & (computed | weights)
@@ -360,7 +372,7 @@ class Part:
         found.batch |= self._from_outside(wanted)
         passing = self._derived(self.models, same_turn=True)
         for statement in (s for s in self.statements if id(s) in steps):
-            is_pass = steps[id(statement)] and id(statement) in passing
+            is_pass = steps[id(statement)] and id(statement) in passing and not self._is_before(statement)
             self._serves(statement, Phase.FORWARD if is_pass else Phase.DATA_WAIT, wanted, found)
 
     def _serves(self, statement: ast.stmt, phase: Phase, wanted: set[str], found: Found) -> None:
@@ -479,16 +491,20 @@ class Part:
 
     # -- loops
 
-    def _learning_loops(self) -> list[ast.stmt]:
-        """Returns the innermost loop around each backward pass; none where one of them calls no model, as a
-        loop over losses."""
-        learns: list[ast.stmt] = []
-        for each in self._passes:
-            loops = self._blocks.loops(each)
-            if not loops or not any(loops[-1] in self._blocks.loops(model) for model in self.models):
-                return []
-            learns.append(loops[-1])
-        return learns
+    def _is_before(self, statement: ast.stmt) -> bool:
+        """Whether a statement is outside of the innermost loop around each backward pass: what it makes is
+        for all the passes there, and in the live graph of none. Loops that call no model go over losses.
+        """
+        if self._learns is None:
+            self._learns = []
+            for each in self._passes:
+                loops = self._blocks.loops(each)
+                if not loops or not any(loops[-1] in self._blocks.loops(model) for model in self.models):
+                    self._learns = []
+                    break
+                self._learns.append(loops[-1])
+        around = self._blocks.loops(statement)
+        return bool(self._learns) and not any(loop in around for loop in self._learns)
 
     def _inside_of_the_loop(self) -> Callable[[ast.stmt], bool]:
         """Returns what tells whether a statement is run in each step."""

@@ -99,6 +99,8 @@ def source_lines(
             idiom = idioms.of(stack, named(library), phase, waits=waits, called=called)
             if phase is Phase.OTHER and _says_how(idiom, waits=waits) and _scores(stack, roles, results):
                 idiom = (METRIC,)
+            if phase is Phase.FORWARD and slot >= FIRST_GAP and METRIC in idiom and roles.makes_loss(stack):
+                idiom = tuple(each for each in idiom if each != METRIC)  # whatever it is called
             key = (phase, stack[0])
             weights[key][slot] += weight_ns
             every.setdefault(key, idioms.every(stack))

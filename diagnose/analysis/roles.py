@@ -66,7 +66,11 @@ class Roles:
             if kind == "forward":
                 through.setdefault((file, line), set()).add(called)
         trees = {file: tree for file in by_file if (tree := sources.tree(file)) is not None}
-        effects = Effects(trees)
+        self._effects = effects = Effects(trees)
+        self._functions: dict[str, list[tuple[int, Function]]] = {}
+        self._lines_returned: dict[tuple[str, int], set[int]] = {}
+        for file, function in (each for found in effects.functions.values() for each in found):
+            self._functions.setdefault(file, []).append((function.lineno, function))
         parts = [
             part
             for file, tree in trees.items()
@@ -120,6 +124,32 @@ class Roles:
         """
         depth = self._depth(stack)
         return stack[depth - 1][::2] if depth else None
+
+    def makes_loss(self, stack: Sequence[Frame]) -> bool:
+        """Whether the innermost line of a stack makes what the loop's own line, a part of the loss, gets of
+        the functions that it calls: not what these compute besides.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+        """
+        depth = self._depth(stack)
+        if depth is None or self._roles.get(stack[depth][:2]) is not Phase.FORWARD:
+            return False
+        return all(line in self._returned(file, line) for file, line, _ in stack[:depth])
+
+    def _returned(self, file: str, line: int) -> set[int]:
+        around = [
+            function
+            for each, function in self._functions.get(file, ())
+            if each <= line <= (function.end_lineno or each)
+        ]
+        if not around:
+            return set()
+        function = max(around, key=lambda each: each.lineno)
+        if (file, function.lineno) not in self._lines_returned:
+            part = Part(file, function, Anchors(), self._effects)
+            self._lines_returned[file, function.lineno] = part.lines_returned()
+        return self._lines_returned[file, function.lineno]
 
     def results(self, stack: Sequence[Frame]) -> tuple[Sequence[Frame], set[str], set[str]] | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.

@@ -1,0 +1,445 @@
+"""What statements of real training loops serve, one shape of loop after the other."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from test_roles import AFTER_BACKWARD, AFTER_FORWARD, AFTER_OPTIMIZER, Script
+
+from diagnose.analysis.blocks import Blocks
+from diagnose.analysis.results import Results
+from diagnose.analysis.sources import Sources
+from diagnose.analysis.statements import reads, statements_of, writes
+from diagnose.core.phases import Phase
+
+FORWARD, DATA, OTHER = Phase.FORWARD, Phase.DATA_WAIT, Phase.OTHER
+
+
+@pytest.mark.parametrize(
+    ("statement", "written", "read"),
+    [
+        ("x += y", {"x"}, {"x", "y"}),
+        ("x *= mask[0]", {"x"}, {"x", "mask"}),
+        ("notes['a'] = y", {"notes[a]", "notes[*]"}, {"y"}),
+        ("z = notes['a']", {"z"}, {"notes", "notes[a]"}),
+        ("z = dict(notes)", {"z"}, {"dict", "notes"}),
+        ("x.data.resize_(n).copy_(y)", {"x"}, {"x", "x.data", "x.data.resize_", "n", "y"}),
+        ("nn.init.zeros_(w)", set(), {"nn", "nn.init", "nn.init.zeros_", "w"}),
+        ("scaler.unscale_(opt)", set(), {"scaler", "scaler.unscale_", "opt"}),
+    ],
+)
+def test_what_a_statement_reads_and_writes(statement: str, written: set[str], read: set[str]):
+    (parsed,) = ast.parse(statement).body
+    assert writes(parsed) == written
+    assert {name for name in reads(parsed) if not name.endswith("[*]")} == read
+
+
+ORDER = """
+def f():
+    x = first()
+    for row in rows:
+        a = use(x)  # begins
+        if row:
+            x = sometimes()
+        x = always()
+        with scope:
+            x = inside()
+        b = use(x)  # ends
+        kept.append(x)
+        turn = []
+        turn.append(x)
+    c = use(x)  # after
+"""
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "reaches"),
+    [
+        ("first()", "# begins", True),
+        ("inside()", "# begins", True),
+        ("sometimes()", "# begins", False),
+        ("always()", "# ends", False),
+        ("inside()", "# ends", True),
+        ("first()", "# ends", False),
+        ("inside()", "# after", True),
+    ],
+)
+def test_a_value_reaches_what_reads_it_before_the_name_surely_has_another(writer, reader, reaches):
+    (function,) = ast.parse(ORDER).body
+    by_text = {ast.unparse(s): s for s in statements_of(function) if isinstance(s, ast.Assign)}
+    lines = ORDER.splitlines()
+    at = next(n for n, text in enumerate(lines, 1) if text.endswith(reader))
+    (wrote,) = [s for text, s in by_text.items() if text.endswith(writer)]
+    (read,) = [s for s in by_text.values() if s.lineno == at]
+    assert Blocks(function).reaches(wrote, "x", read) is reaches
+
+
+def test_what_is_put_into_a_container_stays_where_no_turn_empties_it():
+    (function,) = ast.parse(ORDER).body
+    appends = {ast.unparse(s): s for s in statements_of(function) if ".append" in ast.unparse(s)}
+    blocks = Blocks(function)
+    assert blocks.outlives_turn(appends["kept.append(x)"], "kept")
+    assert not blocks.outlives_turn(appends["turn.append(x)"], "turn")
+
+
+PASSES = [("loss.backward", "backward"), ("optimizer.step", "optimizer")]
+
+AFTERWARDS = Script(
+    """
+    for batch in loader:
+        x = batch["image"]
+        x = augment(x)
+        x = model(x)
+        scores = sigmoid(x)
+        loss = criterion(x, batch["label"])
+        loss.backward()
+        optimizer.step()
+        notes = describe(model)
+        batch["note"] = notes
+        scores = curve(scores)
+    """,
+    [("for batch in", "next"), ("= model(x)", "forward"), *PASSES],
+)
+
+
+def test_what_is_made_after_the_last_use_of_a_name_serves_nothing():
+    assert AFTERWARDS.phase("x = augment", slot=AFTER_OPTIMIZER) is DATA
+    for line in ("notes = describe", 'batch["note"]', "scores = curve"):
+        assert AFTERWARDS.phase(line, slot=AFTER_OPTIMIZER) is OTHER
+
+
+TWO_MODELS = Script(
+    """
+    for rays in loader:
+        near = sample(rays)
+        coarse = coarse_net(near)
+        weights = render(coarse)
+        scale = pick(rays)
+        fine_at = resample(weights, scale)
+        fine = fine_net(fine_at)
+        fine *= mask
+        loss = mse(fine, rays)
+        loss /= 4
+        loss.backward()
+        optimizer.step()
+    """,
+    [("for rays", "next"), ("= coarse_net", "forward"), ("= fine_net", "forward"), *PASSES],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("near = sample", DATA),
+        ("weights = render", FORWARD),
+        ("fine_at = resample", FORWARD),
+        ("scale = pick", DATA),
+        ("fine *= mask", FORWARD),
+        ("loss /= 4", FORWARD),
+    ],
+)
+def test_what_lies_between_two_models_is_a_part_of_the_pass(line, phase):
+    assert TWO_MODELS.phase(line, slot=AFTER_FORWARD) is phase
+
+
+TRAINER = Script(
+    """
+    class Trainer:
+        def train_iter(self):
+            inputs, targets = self.prefetcher.next()
+            inputs = resize(inputs, self.input_size)
+            outputs = self.model(inputs, targets)
+            loss = outputs["total_loss"]
+            loss.backward()
+            self.optimizer.step()
+
+        def after_iter(self):
+            if self.iter % 10 == 0:
+                text = describe(self.meter)
+                log_to(text)
+            self.input_size = random_resize(self.size_seed)
+
+        def train(self):
+            for self.iter in range(self.max_iter):
+                self.train_iter()
+                self.after_iter()
+    """,
+    [("= self.model(", "forward"), ("loss.backward", "backward"), ("self.optimizer.step", "optimizer")],
+    inside=[
+        ("forward", "= self.model(", "self.train_iter()"),
+        ("backward", "loss.backward", "self.train_iter()"),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"), [("log_to(text)", OTHER), ("text = describe", OTHER), ("self.input_size = ", DATA)]
+)
+def test_of_a_method_that_the_next_batch_needs_only_what_makes_that_is_data(line, phase):
+    assert TRAINER.phase(line, "self.after_iter()", slot=AFTER_OPTIMIZER) is phase
+
+
+THROUGH = Script(
+    """
+    def accumulate(batches, report):
+        for batch in batches:
+            out = model(batch.src)
+            loss = crit(out, batch.tgt)
+            loss.backward()
+            report.update(out)
+
+    for batches in grouped:
+        batches = sort(batches)
+        accumulate(batches, report)
+        report = maybe_report(report)
+    """,
+    [("= model(", "forward"), ("loss.backward", "backward")],
+    inside=[("forward", "= model(", "    accumulate(batches, report)")],
+)
+
+
+def test_of_what_a_function_is_given_only_that_is_data_of_which_it_makes_the_batch():
+    assert THROUGH.phase("batches = sort", slot=AFTER_OPTIMIZER) is DATA
+    assert THROUGH.phase("report = maybe_report", slot=AFTER_OPTIMIZER) is OTHER
+
+
+GENERATOR = Script(
+    """
+    def log_every(loader, meter):
+        for rows in loader:
+            rows = pack(rows)
+            yield rows
+            meter.update(time())
+            print(meter)
+
+    for rows in log_every(loader, meter):
+        loss = model(rows)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("in loader", "next"), ("= model(", "forward"), *PASSES],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"), [("rows = pack", DATA), ("meter.update", OTHER), ("print(meter)", OTHER)]
+)
+def test_of_a_generator_around_the_loader_only_what_it_yields_is_data(line, phase):
+    assert GENERATOR.phase(line, "for rows in log_every", slot=AFTER_OPTIMIZER) is phase
+
+
+OWN_GRAPH = Script(
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            self.embedding = nn.Embedding(10, 4)
+            self.factor = 2
+
+        def computer(self):
+            return propagate(self.embedding.weight)
+
+        def scaled(self, labels):
+            return labels * self.factor
+
+        def bpr(self, users):
+            table = self.computer()
+            labels = self.scaled(users)
+            labels = labels.to(self.device)
+            return dot(self.proj(table), labels)
+
+    for users in batches:
+        loss = net.bpr(users)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("self.proj(table)", "forward"), *PASSES],
+    inside=[("forward", "self.proj(table)", "loss = net.bpr")],
+)
+
+
+@pytest.mark.parametrize(("line", "phase"), [("labels = self.scaled", DATA), ("labels = labels.to", DATA)])
+def test_what_a_loss_gets_of_settings_is_data(line, phase):
+    assert OWN_GRAPH.phase(line, "loss = net.bpr", slot=AFTER_OPTIMIZER) is phase
+
+
+NO_MODULE_IS_ITS_ARGUMENT = Script(
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            self.embedding = nn.Embedding(10, 4)
+
+        def computer(self):
+            return propagate(self.embedding.weight)
+
+    for users in batches:
+        rows = pick(users)
+        out = head(rows)
+        table = net.computer()
+        loss = dot(out, table)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("= head(rows)", "forward"), *PASSES],
+)
+
+
+def test_a_method_that_uses_weights_computes():
+    assert NO_MODULE_IS_ITS_ARGUMENT.phase("table = net.computer", slot=AFTER_FORWARD) is FORWARD
+    assert NO_MODULE_IS_ITS_ARGUMENT.phase("rows = pick", slot=AFTER_FORWARD) is DATA
+
+
+ON_POLICY = Script(
+    """
+    while True:
+        values, rewards = [], []
+        for _ in range(steps):
+            logits, value = net(states)
+            action = choose(logits)
+            states, reward = play(action)
+            values.append(value)
+        returns = []
+        for value, reward in zip(values, rewards):
+            returns.append(discount(value, reward))
+        advantages = stack(returns)
+        for epoch in range(4):
+            for rows in permute(advantages):
+                out = net(states[rows])
+                ratio = compare(out, rows)
+                loss = (ratio * advantages[rows]).mean()
+                loss.backward()
+                optimizer.step()
+    """,
+    [("= net(states)", "forward"), ("= net(states[rows])", "forward"), *PASSES],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("returns.append", DATA),
+        ("advantages = stack", DATA),
+        ("action = choose", DATA),
+        ("ratio = compare", FORWARD),
+    ],
+)
+def test_what_is_made_before_the_loop_that_learns_is_its_data(line, phase):
+    assert ON_POLICY.phase(line, slot=AFTER_FORWARD) is phase
+
+
+IN_PLACE = Script(
+    """
+    def fill(rows, into):
+        into.data.resize_(len(rows)).copy_(rows)
+
+    for rows in batches:
+        fill(rows, pixels)
+        out = net(pixels)
+        target = zeros(3)
+        target.view(-1).index_add_(0, rows, out.detach())
+        loss = crit(out, target)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("= net(", "forward"), *PASSES],
+)
+
+
+def test_what_is_changed_in_place_is_written():
+    assert IN_PLACE.phase("into.data.resize_", "    fill(rows, pixels)", slot=AFTER_OPTIMIZER) is DATA
+    assert IN_PLACE.phase("target.view", slot=AFTER_FORWARD) is FORWARD
+
+
+FUNCTIONAL = Script(
+    """
+    for data in loader:
+        pixels = data["image"].to(device) / 255
+        picture = rasterize(splats, data["camera"])
+        loss = distance(picture, pixels)
+        loss.backward()
+        optimizer.step()
+        data = {"step": step, "splats": splats}
+        save(data)
+    """,
+    [("for data", "next"), *PASSES],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("pixels = data", DATA),
+        ("picture = rasterize", FORWARD),
+        ("loss = distance", FORWARD),
+        ('data = {"step"', OTHER),
+    ],
+)
+def test_without_a_module_the_batch_is_what_is_made_of_it_alone(line, phase):
+    assert FUNCTIONAL.phase(line, slot=AFTER_BACKWARD) is phase
+
+
+SCORED = """
+for x, y in loader:
+    hidden = repackage(hidden)
+    out, hidden = model(x, hidden)
+    hit = out.argmax(1)
+    loss = crit(out, y)
+    penalty = loss * 2
+    total = loss + penalty
+    assert out.shape == y.shape
+    total.backward()
+    note = total.item()
+    part = penalty.item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_score"),
+    [(3, False), (5, True), (9, False), (11, False), (12, False)],
+)
+def test_results_are_neither_the_loss_nor_its_terms_nor_what_the_next_turn_needs(line, is_score):
+    script = Script(SCORED, [("for x, y", "next"), ("= model(", "forward"), ("total.back", "backward")])
+    found = script.roles.results([("/home/u/train.py", line, "<module>")])
+    sources = Sources({"/home/u/train.py": SCORED})
+    assert (found is not None and Results(sources).reach(*found)) is is_score
+
+
+MEMORY = Script(
+    """
+    memory = Memory()
+    for step in range(9):
+        action = actor(state)
+        state = world(action)
+        memory.push(action)
+        x, y = memory.draw()
+        out = critic(x)
+        loss = crit(out, y)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("= actor(", "forward"), ("= critic(", "forward"), *PASSES],
+)
+
+
+def test_a_memory_that_is_made_in_the_function_of_the_loop_is_no_score():
+    found = MEMORY.roles.results(MEMORY.stack("memory.push"))
+    assert found is None or "memory" in found[2]
+
+
+def test_what_a_loss_is_called_does_not_make_it_a_metric():
+    script = Script(
+        """
+        def metrics_of(out, y):
+            total = crit(out, y)
+            hits = accuracy(out, y)
+            return total, hits
+
+        for x, y in loader:
+            out = model(x)
+            loss, hits = metrics_of(out, y)
+            loss.backward()
+        """,
+        [("for x, y", "next"), ("= model(", "forward"), ("loss.backward", "backward")],
+    )
+    assert script.roles.makes_loss(script.stack("total = crit", "= metrics_of"))
+    assert not script.roles.makes_loss(script.stack("hits = accuracy", "= metrics_of"))
