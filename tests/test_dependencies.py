@@ -443,3 +443,30 @@ def test_what_a_loss_is_called_does_not_make_it_a_metric():
     )
     assert script.roles.makes_loss(script.stack("total = crit", "= metrics_of"))
     assert not script.roles.makes_loss(script.stack("hits = accuracy", "= metrics_of"))
+
+
+ACTING = Script(
+    """
+    for step in range(9):
+        action = actor(state)
+        chosen = action.detach().numpy()
+        state, reward, done = envs.step(chosen)
+        value = critic(state)
+        loss = mse(value, reward)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("= actor(", "forward"), ("= critic(", "forward"), *PASSES],
+)
+
+
+@pytest.mark.parametrize("line", ["chosen = action", "envs.step(chosen)"])
+def test_acting_between_two_models_makes_data(line):
+    assert ACTING.phase(line, slot=AFTER_FORWARD) is DATA
+
+
+def test_a_part_of_a_models_output_may_be_the_loss_and_the_rest_results():
+    source = SCORED.replace("loss = crit(out, y)", "loss = out['loss']")
+    script = Script(source, [("for x, y", "next"), ("= model(", "forward"), ("total.back", "backward")])
+    found = script.roles.results([("/home/u/train.py", 5, "<module>")])
+    assert found is not None and Results(Sources({"/home/u/train.py": source})).reach(*found)

@@ -11,16 +11,20 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from diagnose.analysis.blocks import Blocks
-from diagnose.analysis.effects import WEIGHTS, Effects, methods_called, rebased
+from diagnose.analysis.effects import WEIGHTS, Effects, Function, methods_called, rebased
+from diagnose.analysis.rollouts import steps_environment, takes_action
 from diagnose.analysis.statements import (
     Scope,
     callee,
+    expressions,
     functions_of,
     grow,
     header_lines,
     innermost_of,
+    key_of,
     names,
     nodes_of,
     reads,
@@ -134,6 +138,14 @@ class Part:
         """Of the function; empty for the module."""
         return "" if isinstance(self.function, ast.Module) else self.function.name
 
+    @cached_property
+    def _taken(self) -> dict[str, set[str]]:
+        return _taken(self.function, self.statements)
+
+    @property
+    def _definition(self) -> Function | None:
+        return None if isinstance(self.function, ast.Module) else self.function
+
     @property
     def models(self) -> list[ast.stmt]:
         """The statements that call models."""
@@ -237,7 +249,7 @@ class Part:
                 name
                 for s in self.statements
                 if writes(s) & losses and (id(s) in self._hooked or s.lineno in found.roles) and _adds_up(s)
-                for name in self._reads[id(s)]
+                for name in _terms(s)
             } - losses
             grew = bool(more)
             losses |= more
@@ -357,8 +369,8 @@ class Part:
 
     def _walk_batch(self, starts: list[tuple[ast.stmt, set[str]]], found: Found) -> None:
         """What an earlier model has computed in the same turn is no batch of the next one, but a part of
-        the pass. And what a call gives to itself, by the next turn, was not built for it, such as `h` in
-        `out, h = model(x, h)`.
+        the pass, unless it is what an environment is told. And what a call gives to itself, by the next
+        turn, was not built for it, such as `h` in `out, h = model(x, h)`.
         """
         derived = self._derived(self.models)
         refused: set[tuple[int, str]] = set()
@@ -371,16 +383,21 @@ class Part:
         steps, wanted = self._walk(starts, refused)
         found.batch |= self._from_outside(wanted)
         passing = self._derived(self.models, same_turn=True)
+        acts = [s for s in self.statements if steps_environment(s) or takes_action(s, self._definition)]
+        acting = {id(s) for s in acts}.union(self._walk([(s, self._reads[id(s)]) for s in acts])[0])
         for statement in (s for s in self.statements if id(s) in steps):
-            is_pass = steps[id(statement)] and id(statement) in passing and not self._is_before(statement)
+            is_pass = steps[id(statement)] and id(statement) in passing and id(statement) not in acting
+            is_pass = is_pass and not self._is_before(statement)
             self._serves(statement, Phase.FORWARD if is_pass else Phase.DATA_WAIT, wanted, found)
 
     def _serves(self, statement: ast.stmt, phase: Phase, wanted: set[str], found: Found) -> None:
         lines = header_lines(statement)
         found.roles.update((line, phase) for line in lines)
-        if not writes(statement) & wanted:
-            inside = {name: put & wanted for name, put in self._effects.through(statement).items()}
-            found.inside.update((line, {k: v for k, v in inside.items() if v}) for line in lines)
+        if not writes(statement) & wanted:  # but for a function that it calls
+            for name, put in self._effects.through(statement).items():
+                for line in lines if put & wanted else ():
+                    by_name = found.inside.setdefault(line, {})
+                    by_name[name] = by_name.get(name, set()) | (put & wanted)
 
     # -- what depends on what
 
@@ -458,8 +475,7 @@ class Part:
     def _wanted(self, statement: ast.stmt, needs: Mapping[str, set[str]]) -> set[str]:
         """Returns the names of which a statement needs the values, also for the functions that it calls."""
         wanted = set(self._reads[id(statement)])
-        taken = _taken(self.function, self.statements)
-        wanted = wanted.union(*(taken.get(name, ()) for name in wanted))
+        wanted = wanted.union(*(self._taken.get(name, ()) for name in wanted))
         for name, base in methods_called(statement):
             wanted |= rebased(needs.get(name, ()), base)
         return wanted
@@ -589,6 +605,23 @@ def _yields(statement: ast.stmt) -> bool:
 
 def _is_tuple(statement: ast.Return) -> bool:
     return isinstance(statement.value, ast.Tuple)
+
+
+def _terms(statement: ast.stmt) -> set[str]:
+    """Returns what a statement reads, each as closely as it says: `out.loss` is not all of `out`."""
+    terms = {ast.unparse(statement.target)} if isinstance(statement, ast.AugAssign) else set()
+    pending: list[ast.AST] = list(expressions(statement))
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Subscript) and (key := key_of(node)) is not None:
+            terms.add(f"{ast.unparse(node.value)}[{key}]")
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            terms.add(ast.unparse(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            pending += [node.func.value, *node.args]
+        else:
+            pending += ast.iter_child_nodes(node)
+    return terms
 
 
 def _adds_up(statement: ast.stmt) -> bool:

@@ -111,7 +111,7 @@ def reads(statement: ast.stmt) -> set[str]:
     told: set[int] = set()
     for node in nodes_of(statement):
         if isinstance(node, ast.Subscript):
-            name, key = _dotted(node.value), _key(node)
+            name, key = _dotted(node.value), key_of(node)
             if isinstance(node.ctx, ast.Store):
                 told.add(id(node.value))
             elif name is not None and key is not None:
@@ -156,7 +156,7 @@ def rebinds(statement: ast.stmt) -> set[tuple[str, bool]]:
         elif isinstance(target, ast.Starred):
             targets.append(target.value)
         elif isinstance(target, ast.Subscript):
-            name, key = _dotted(target.value), _key(target)
+            name, key = _dotted(target.value), key_of(target)
             if name is None:
                 targets.append(target.value)
             elif key is None:
@@ -198,7 +198,7 @@ def _held_by(node: ast.expr) -> ast.expr:
     return ast.Call(func=node, args=[], keywords=[]) if is_module else node
 
 
-def _key(node: ast.Subscript) -> str | None:
+def key_of(node: ast.Subscript) -> str | None:
     """Returns the text that a container is asked for."""
     key = node.slice
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
