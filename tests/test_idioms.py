@@ -11,9 +11,7 @@ from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.slices import is_chain
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
-    CLIP,
     COLLECT,
-    EMA,
     HOOK,
     LOG,
     METRIC,
@@ -22,10 +20,10 @@ from diagnose.analysis.statement_idioms import (
     SCHEDULE,
     SYNC,
     SYNCHRONIZE,
-    UPDATE,
     WAIT,
 )
 from diagnose.analysis.statements import rarer
+from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"
@@ -191,6 +189,51 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("self.errors.update(found, true)", (METRIC,)),
         ("worst = joint_errors(found, true).max()", (METRIC,)),
         ("squares = sum(i * i for i in range(1000))", (PYTHON_LOOP,)),
+        ("logger.logkv('loss', value)", (LOG,)),
+        ("logger.logkv_mean(key, values.mean().item())", (LOG, SYNC)),
+        ("self._logger.video('open', frames)", (LOG,)),
+        ("writer.add_audio(key, wave, step)", (LOG,)),
+        ("self.logger.experiment.add_embedding(z)", (LOG,)),
+        ("metric_logger.update(loss=loss.item())", (SYNC,)),
+        ("metric_logger.update(lr=rate)", ()),
+        ("metric_logger.synchronize_between_processes()", ()),
+        ("wandb.watch(model)", ()),
+        ("wandb.define_metric('loss')", ()),
+        ("logger.reset()", ()),
+        ("logger.addHandler(handler)", ()),
+        ("level = logger.getEffectiveLevel()", ()),
+        ("accelerator.wait_for_everyone()", ()),
+        ("board.push(move)", ()),
+        ("logger.model.train_step(x)", ()),
+        ("book = open(path)", ()),
+        ("book = open(path, 'rb')", ()),
+        ("book = open(path, mode='r')", ()),
+        ("book = open(path, 'a')", (LOG,)),
+        ("book = open(path, 'r+')", (LOG,)),
+        ("book = open(path, mode=mode)", (LOG,)),
+        ("p.join()", (WAIT,)),
+        ("runner.join(timeout=3)", (WAIT,)),
+        ("np.savez_compressed(path, rows)", (SAVE,)),
+        ("safetensors.torch.save_file(state, path)", (SAVE,)),
+        ("model.save_pretrained(path)", (SAVE,)),
+        ("engine.save_checkpoint(path)", (SAVE,)),
+        ("swa.update_parameters(model, step)", ()),
+        ("self.scheduler.step_update(step)", (SCHEDULE,)),
+        ("lr_scheduler.update(step)", (SCHEDULE,)),
+        ("self.sched.update_lr()", (SCHEDULE,)),
+        ("schedules.update({'lr': rate})", ()),
+        ("self.schedule_sampler.update_with_local_losses(t, losses)", ()),
+        ("optimizer.param_groups[0]['lr'] = rate", (SCHEDULE,)),
+        ("settings['lr'] = rate", ()),
+        ("raise ValueError('no rows')", ()),
+        ("raise NotImplementedError(accuracy(out, y))", ()),
+        ("failed = ValueError('no rows')", ()),
+        ("torch.set_float32_matmul_precision('high')", ()),
+        ("classifier.cpu()", ()),
+        ("classifier.to('cpu')", ()),
+        ("x = int(input('how many? ').strip())", ()),
+        ("x = int(line.split('_')[1])", ()),
+        ("x = float(loss_of(out).mean())", (SYNC,)),
         # Neighbours that are none of them.
         ("clip_grad_norm_(model.parameters(), 1.0)", ()),
         ("loss = -out.log().mean()", ()),
@@ -224,9 +267,56 @@ def test_what_a_schedule_was_given_to_call_serves_it():
     assert Idioms(Sources({FILE: text})).of(trains) == (PYTHON_LOOP,)
 
 
-def test_a_condition_on_a_tensor_is_a_sync():
-    assert of_marked("if torch.isnan(loss):  # here\n    raise ValueError") == (SYNC,)
-    assert of_marked("if step > 3:  # here\n    pass") == ()
+@pytest.mark.parametrize(
+    ("condition", "is_one"),
+    [
+        ("torch.isnan(loss)", True),
+        ("torch.min(y) < -1", True),
+        ("3 < torch.linalg.norm(y)", True),
+        ("all(y >= 0)", True),
+        ("step > 3", False),
+        ("torch.cuda.device_count() > 1", False),
+        ("torch.get_num_threads() > 1", False),
+        ("device == torch.device('cuda')", False),
+        ("all(y >= 0 for y in limits)", False),
+        ("any(name in names)", False),
+    ],
+)
+def test_a_condition_on_a_tensor_is_a_sync(condition: str, is_one: bool):
+    assert (SYNC in of_marked(f"if {condition}:  # here\n    pass")) is is_one
+
+
+IMPORTS = """
+import os, re, torch
+import numpy as np
+import torch.nn.functional as F
+from data import loss_of
+
+class Rows:
+    def __init__(self):
+        self.rng = np.random.default_rng(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "idioms"),
+    [
+        ("int(re.sub('[^0-9]', '', name))", ()),
+        ("int(re.search('[0-9]', name).group(0))", ()),
+        ("int(os.environ['RANK'])", ()),
+        ("int(np.random.randint(3))", ()),
+        ("int(self.rng.integers(0, 8))", ()),
+        ("float(torch.sum(x))", (SYNC,)),
+        ("float(F.mse_loss(x, y))", (SYNC,)),
+        ("float(loss_of(x).mean())", (SYNC,)),
+        ("float(self.total)", ()),
+        ("float(self.model.loss(x))", (SYNC,)),
+    ],
+)
+def test_what_an_imported_package_gives_is_no_tensor_unless_it_is_torchs(
+    value: str, idioms: tuple[str, ...]
+):
+    assert of_marked(f"{IMPORTS}\nx = {value}  # here") == idioms
 
 
 @pytest.mark.parametrize(
@@ -253,6 +343,27 @@ def test_a_condition_on_a_tensor_is_a_sync():
         ("for p in model.parameters():  # here\n    p -= lr * p.grad", UPDATE),
         ("for p in model.parameters():\n    most += p.grad.abs().max()  # here", PYTHON_LOOP),
         ("for n, p in model.named_parameters():\n    kept[n] = p.grad.clone()  # here", PYTHON_LOOP),
+        (
+            "for g in grads:\n    for h in grads:\n        g -= (g @ h) * h / h.norm() ** 2  # here",
+            PYTHON_LOOP,
+        ),
+        ("for p in model.parameters():\n    total += p.grad.norm() ** 2  # here", CLIP),
+        ("for g in grads:\n    total += (g * g).sum()  # here", CLIP),
+        ("for p in model.parameters():\n    p -= lr * p.grad / p.grad.norm()  # here", UPDATE),
+        ("for a, b in zip(old.parameters(), rates):\n    groups[0].mul_(2)  # here", PYTHON_LOOP),
+        ("for a, b in zip(kept.parameters(), m.parameters()):\n    a.copy_(b)  # here", PYTHON_LOOP),
+        ("for a, b in zip(target.parameters(), m.parameters()):\n    a.copy_(b)  # here", EMA),
+        ("for a, b in zip(old.parameters(), m.parameters()):\n    a.data = b.data  # here", PYTHON_LOOP),
+        ("for a, b in zip(old.parameters(), m.parameters()):\n    a.data = d * b.data  # here", EMA),
+        ("for i, (a, b) in enumerate(zip(params, old)):\n    kept[i] = a + 1  # here", PYTHON_LOOP),
+        ("for n, p in zip(names, state_dict()):\n    state[n] = p.clone()  # here", PYTHON_LOOP),
+        ("for g, lr in zip(optimizer.param_groups, rates):\n    g['lr'] = lr  # here", SCHEDULE),
+        ("for g in optimizer.param_groups:\n    g['weight_decay'] *= 0.5  # here", SCHEDULE),
+        ("for g in optimizer.param_groups:\n    g['seen'] = step  # here", PYTHON_LOOP),
+        ("for p in model.parameters():\n    a.add_(p.data - a, alpha=r)  # here", EMA),
+        ("for p in model.parameters():\n    a.data += r * (p.data - a)  # here", EMA),
+        ("for p in model.parameters():\n    a.sub_(r * (a - p))  # here", EMA),
+        ("for p in model.parameters():\n    total += (p - a).abs().max()  # here", PYTHON_LOOP),
         ("for row in rows:\n    total = total * (1 - r) + row * r  # here", PYTHON_LOOP),
         ("for row in rows:\n    total += row * row  # here", PYTHON_LOOP),
     ],
@@ -313,6 +424,20 @@ def test_the_loop_itself_does_not_give_its_name_to_what_it_calls():
 def test_a_line_that_only_calls_a_metrics_package_is_a_metric():
     assert of_marked("score(out)  # here", via="torchmetrics/metric.py:120 Metric.forward") == (METRIC,)
     assert of_marked("score(out)  # here", via="timm/models/vit.py:120 forward") == ()
+
+
+@pytest.mark.parametrize(
+    ("via", "idioms"),
+    [
+        ("matplotlib/pyplot.py:990 savefig", (LOG,)),
+        ("torch/utils/tensorboard/writer.py:360 SummaryWriter.add_scalar", (LOG,)),
+        ("wandb/sdk/wandb_run.py:1700 Run.log", (LOG,)),
+        ("mlflow/utils/autologging_utils/safety.py:480 safe_patch_function", ()),
+        ("comet_ml/monkey_patching.py:300 wrapper", ()),
+    ],
+)
+def test_a_line_that_only_calls_a_package_that_draws_or_logs_is_logging(via: str, idioms: tuple[str, ...]):
+    assert of_marked("keep(row)  # here", via=via) == idioms
 
 
 def test_a_file_without_text_has_no_idioms():

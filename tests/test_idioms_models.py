@@ -7,8 +7,6 @@ import pytest
 from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
-    CLIP,
-    EMA,
     ENVIRONMENT,
     LOG,
     METRIC,
@@ -16,6 +14,7 @@ from diagnose.analysis.statement_idioms import (
     ROLLOUT,
     SYNC,
 )
+from diagnose.analysis.weight_idioms import CLIP, EMA
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"
@@ -153,6 +152,7 @@ def test_words_in_names_are_no_purpose_in_the_loop_either(statement):
         "ClipRunner.go",
         "MetricLearner.embed",
         "metric_loss",
+        "MetricTrainer.step",
     ],
 )
 def test_a_function_of_the_loop_named_after_mathematics_or_a_model_has_no_purpose(function):
@@ -181,11 +181,33 @@ PAIRS = "for a, b in zip(old.parameters(), new.parameters()):\n        "
         ("Trainer._score", "hits = (out.argmax(1) == labels).float().mean()  # here", METRIC),
         ("compute_accuracy", "_, best = out.topk(5)  # here", METRIC),
         ("Trainer._score", "hits = accuracy(out, labels)  # here", METRIC),
+        ("Trainer._get_seg_metrics", "share = inter / union  # here", METRIC),
+        ("AccuracyLogger.log", "self.seen[y] += found == y  # here", METRIC),
+        ("AccuracyLogger.log", "row = found  # here\n    print(row)", LOG),
+        ("AccuracyLogger.log", "row = found  # here\n    show(row)\n\ndef show(row):\n    print(row)", LOG),
+        ("Net.log_accuracy", "hits = found == y  # here\n    self.log('hits', hits)", LOG),
+        ("MessageLogger.__call__", "row = '%d' % step  # here", LOG),
     ],
 )
 def test_helpers_and_trainers_that_log_clip_average_or_score_are_told(function, body, idiom):
     for phase in (Phase.OTHER, Phase.OPTIMIZER):
         assert idiom in of_marked(f"def f(step):\n    {body}\n", function, "main", phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("function", "body"),
+    [
+        (
+            "grad_clip",
+            "for net in nets:\n        torch.nn.utils.clip_grad_norm_(net.parameters(), 1)  # here",
+        ),
+        ("clip_grads", "limit = 3  # here\n    clip_grad_norm_(ps, limit)"),
+        ("log_metrics", "raise ValueError(row)  # here"),
+        ("score_accuracy", "raise ValueError(row)  # here"),
+    ],
+)
+def test_what_torch_clips_at_once_and_what_fails_has_no_purpose(function, body):
+    assert not PURPOSES & set(of_marked(f"def f(nets):\n    {body}\n", function, "main"))
 
 
 @pytest.mark.parametrize(
@@ -278,6 +300,13 @@ def test_inside_an_environment_everything_is_its_step():
         ("out, hidden = cell.step(x, hidden)", False),
         ("obs, reward, done, info = eval_env.step(action)", False),
         ("loss, logits, accuracy = model.step(x, y)", False),
+        ("results = [e.step(a) for e, a in zip(envs, action)]", True),
+        ("results = [e.step(a) for i, e in enumerate(self.envs)]", True),
+        ("for e in list(envs.values()): e.reset()", True),
+        ("for name, e in envs.items(): e.step(0)", True),
+        ("results = [o.step() for o in world.optimizers]", False),
+        ("results = [o.step() for o in range(env.size)]", False),
+        ("results = [e.step(a) for e, a in zip(eval_envs, action)]", False),
     ],
 )
 def test_an_environment_is_told_by_its_name_or_by_what_its_step_returns(statement, is_one):
@@ -296,6 +325,10 @@ def test_what_is_stepped_with_what_a_policy_chose_is_an_environment():
     assert of_marked(PLANS, "nights", "main", phase=Phase.EVALUATION) == (ENVIRONMENT,)
     acting = PLANS.replace("  # here", "").replace("else 0", "else 0  # here")
     assert of_marked(acting, "nights", "main", phase=Phase.EVALUATION) == (ROLLOUT,)
+    by_one = PLANS.replace(
+        "yield plan, *depot.step(plan)", "yield [d.step(p) for d, p in zip(depots, plan)]"
+    )
+    assert of_marked(by_one, "nights", "main", phase=Phase.EVALUATION) == (ENVIRONMENT,)
     assert of_marked(PLANS.replace("act(", "encode("), "nights", "main", phase=Phase.EVALUATION) == ()
 
 

@@ -24,8 +24,6 @@ from diagnose.analysis.statement_idioms import (
     ALSO_OF_MODELS,
     ATTENTION,
     CHAIN,
-    CLIP,
-    EMA,
     ENVIRONMENT,
     HOOK,
     LEARNING_WORDS,
@@ -48,10 +46,13 @@ from diagnose.analysis.statements import (
     innermost,
     names,
     nodes_of,
+    statements_of,
     words,
     words_of,
     writes,
 )
+from diagnose.analysis.tensor_values import without_tensors
+from diagnose.analysis.weight_idioms import CLIP, EMA
 from diagnose.analysis.weights import Weights
 from diagnose.core.phases import Phase
 
@@ -65,9 +66,16 @@ LOSS_WORDS = {"loss", "losses", "criterion", "objective"}
 GRADIENT_WORDS = {"grad", "grads", "gradient", "gradients"}
 BARS = re.compile(r"^(tqdm|rich)/(?!.* (\S+\.)?(__iter__|__init__|track)$)")
 """Packages that draw progress bars, except for functions in which the loop itself runs."""
+LOGGING_PACKAGES = re.compile(
+    r"^(matplotlib|seaborn|plotly|visdom|tensorboard|tensorboardX|torch/utils/tensorboard"
+    r"|wandb|mlflow|comet_ml|neptune)/(?!utils/autologging_utils/|monkey_patching)"
+)
+"""Packages that draw and log, but where they have wrapped themselves around what trains."""
+
+LOG_WORDS = ("log", "logging", "logs", "report", "print", "tensorboard", "wandb", "logger")
 
 NAMED = {
-    **dict.fromkeys(("log", "logging", "logs", "report", "print", "tensorboard", "wandb"), LOG),
+    **dict.fromkeys(LOG_WORDS, LOG),
     **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
     **dict.fromkeys(("clip", "clipping", "clipper"), CLIP),
     **dict.fromkeys((METRIC_WORDS - ALSO_OF_MODELS) | {"recall", "iou"}, METRIC),
@@ -114,6 +122,7 @@ class Idioms:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._files: dict[str, dict[int, list[Place]]] = {}
+        self._functions: dict[str, dict[str, list[Function]]] = {}
         self._attention: dict[str, set[int]] = {}
         self._known: dict[tuple[str, int, Within], tuple[str, ...]] = {}
         self._environments: dict[tuple[str, int], tuple[bool, bool]] = {}
@@ -152,9 +161,11 @@ class Idioms:
         is_metrics = METRIC_PACKAGES.match(via) and not (within.loss and self._makes_loss(*stack[0][:2]))
         if is_metrics and METRIC not in found:
             found.insert(0, METRIC)
-        if BARS.match(via) and LOG not in found:
+        if (BARS.match(via) or LOGGING_PACKAGES.match(via)) and LOG not in found:
             found.insert(0, LOG)
         named = self._named(stack, NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
+        if named in (METRIC, LOG) and self._raises(*stack[0][:2]):
+            named = ""
         if named == METRIC and within.model and any(words(name) & LOSS_WORDS for _, _, name in stack):
             named = ""  # what a loss is made of
         if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
@@ -184,6 +195,10 @@ class Idioms:
             inner = {function.rpartition(".")[2] for _, _, function in stack[:depth]}
             return depth > 0 and not inner & {"step", "closure"}
         return False
+
+    def _raises(self, file: str, line: int) -> bool:
+        places = self._places(file, line)
+        return bool(places) and all(isinstance(place.statement, ast.Raise) for place in places)
 
     def _makes_loss(self, file: str, line: int) -> bool:
         """Whether a statement computes a loss, or a part of it."""
@@ -217,6 +232,7 @@ class Idioms:
         if file not in self._files:
             tree = self._sources.tree(file)
             self._files[file] = _read(tree) if tree is not None else {}
+            self._functions[file] = _functions(tree) if tree is not None else {}
             self._attention[file] = attention_lines(tree) if tree is not None else set()
         return self._files[file].get(line, [])
 
@@ -235,9 +251,9 @@ class Idioms:
                 places = self._places(file, line)
                 place = innermost(places)
                 steps = any(
-                    steps_environment(each.statement)
+                    steps_environment(each.statement, each.loops)
                     or is_environments(each.function)
-                    or takes_action(each.statement, each.function)
+                    or takes_action(each.statement, each.function, each.loops)
                     for each in places
                 )
                 self._environments[file, line] = steps, place is not None and collects(place)
@@ -258,9 +274,11 @@ class Idioms:
             if function.rpartition(".")[2] == "forward":
                 named = ""
                 continue
-            parts = [part for part in function.split(".")[-2:] if part != "<locals>"]
-            if words(".".join(parts)) & OUTERMOST_WORDS or function == "<module>":
+            *around, own = [part for part in function.split(".")[-2:] if part != "<locals>"]
+            if words(own) & OUTERMOST_WORDS or function == "<module>":
                 break
+            # What a `MetricTrainer` is called says nothing of each of its methods.
+            parts = [*(part for part in around if not words(part) & OUTERMOST_WORDS), own]
             named = named or self._by_name(file, line, parts, purposes)
         return named
 
@@ -272,19 +290,69 @@ class Idioms:
                 continue
             if of_name & {LOG: MATH_WORDS, METRIC: LEARNING_WORDS}.get(purpose, set()):
                 continue
+            if purpose == LOG and self._only_scores(file, line, word, of_name, purposes):
+                continue
             if purpose == CLIP and not (of_name | self._words_at(file, line)) & GRADIENT_WORDS:
+                continue
+            if purpose == CLIP and self._has_torch_clip(file, line):
                 continue
             if purpose == EMA and word not in words(parts[-1]) and not self._averages(file, line):
                 continue
             return purpose
         return ""
 
+    def _only_scores(
+        self, file: str, line: int, word: str, of_name: frozenset[str], purposes: Mapping[str, str]
+    ) -> bool:
+        """Whether a function that is named for logging and for a score logs nothing: `AccuracyLogger.log`.
+
+        Metrics are what is logged, `log_metrics`, but for a `MetricLogger`.
+        """
+        scores = {each for each in of_name if purposes.get(each) == METRIC}
+        if word != "logger":
+            scores -= {"metric", "metrics"}
+        return bool(scores) and not self._logs(file, line)
+
+    def _logs(self, file: str, line: int) -> bool:
+        """Whether the function that holds a line logs, or what it calls in the same file does."""
+        pending = [self._function_at(file, line)]
+        seen: set[Function | None] = {None}
+        while pending:
+            function = pending.pop()
+            if function in seen:
+                continue
+            seen.add(function)
+            for statement in _statements(function):
+                if LOG in self.of_line(file, statement.lineno):
+                    return True
+                for name, base in (
+                    callee(node) for node in nodes_of(statement) if isinstance(node, ast.Call)
+                ):
+                    known = self._functions[file].get(name, [])
+                    if not known and base == "self" and words(name) & {*LOG_WORDS}:
+                        return True  # a base class's: `self.log("accuracy", hits)`
+                    pending += known
+        return False
+
+    def _has_torch_clip(self, file: str, line: int) -> bool:
+        """Whether the function that holds a line leaves the clipping to torch, which does it at once."""
+        found = _statements(self._function_at(file, line))
+        if any(CLIP in self.of_line(file, statement.lineno) for statement in found):
+            return False
+        called = {
+            callee(node)[0] for each in found for node in nodes_of(each) if isinstance(node, ast.Call)
+        }
+        return any(name.startswith("clip_grad") and name not in self._functions[file] for name in called)
+
     def _averages(self, file: str, line: int) -> bool:
         return bool(self._words_at(file, line) & {"parameters", "params", "state", "weights", "buffers"})
 
+    def _function_at(self, file: str, line: int) -> Function | None:
+        return next((place.function for place in self._places(file, line)), None)
+
     def _words_at(self, file: str, line: int) -> set[str]:
         """Returns the words of all names in the function that holds a line."""
-        function = next((place.function for place in self._places(file, line)), None)
+        function = self._function_at(file, line)
         if function is None:
             return set()
         if function not in self._words:
@@ -294,17 +362,32 @@ class Idioms:
 
 def _read(tree: ast.Module) -> dict[int, list[Place]]:
     weights = Weights(tree)
+    imported = without_tensors(tree)
     return {
         line: [
             replace(
                 place,
                 weights=weights.of(place.function),
                 gradients=weights.of(place.function, "gradients"),
+                imported=imported,
             )
             for place in places
         ]
         for line, places in by_line(tree).items()
     }
+
+
+def _functions(tree: ast.Module) -> dict[str, list[Function]]:
+    """Returns the functions and methods of a file by name."""
+    found: dict[str, list[Function]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
+def _statements(function: Function | None) -> list[ast.stmt]:
+    return [] if function is None or isinstance(function, ast.Lambda) else list(statements_of(function))
 
 
 def _calls_step(statement: ast.stmt) -> bool:

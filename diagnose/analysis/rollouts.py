@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 
 from diagnose.analysis.statements import (
     Function,
+    Loop,
     Place,
     callee,
     names,
@@ -42,7 +44,10 @@ PLAYS = {"selfplay", "mcts", "playout", "playouts", "episode", "episodes"}
 LEARNS = {"backward", "learn", "train", "update", "optimize", "fit"}
 """Words of functions that learn from what was collected."""
 
-LEARNERS = {"opt", "optim", "optimizer", "scheduler", "scaler", "trainer", "learner"}
+LEARNERS = {
+    *("opt", "optim", "optimizer", "scheduler", "scaler", "trainer", "learner"),
+    *("opts", "optims", "optimizers", "schedulers", "scalers", "trainers", "learners"),
+}
 """Words of what else is stepped."""
 
 REWARDS = {"reward", "rewards", "rew"}
@@ -77,11 +82,16 @@ def plays(name: frozenset[str]) -> bool:
     return bool(name & PLAYS) or name >= {"self", "play"}
 
 
-def steps_environment(statement: ast.stmt) -> bool:
+def steps_environment(statement: ast.stmt, loops: Iterable[Loop] = ()) -> bool:
     """Whether a statement steps an environment, or resets it, in order to learn from that.
 
     It is told by what the environment is called, or by what is taken of its step: `obs, reward, done`.
+
+    Args:
+        statement: It.
+        loops: Those around it. What a loop's variable is of is told by what the loop goes over.
     """
+    turns = _turns(statement, loops)
     for node in nodes_of(statement):
         if not isinstance(node, ast.Call):
             continue
@@ -89,7 +99,10 @@ def steps_environment(statement: ast.stmt) -> bool:
         of_base = words(base)
         if of_base & EVALUATES or not base or name not in ADVANCES:
             continue
-        if of_base & ENVIRONMENTS and not of_base & LEARNERS:
+        of_turn = words(_last_name(turns[base])) if base in turns else frozenset()
+        if of_turn & EVALUATES:
+            continue
+        if (of_base | of_turn) & ENVIRONMENTS and not (of_base | of_turn) & LEARNERS:
             return True
         if not isinstance(statement, ast.Assign):
             continue
@@ -99,17 +112,61 @@ def steps_environment(statement: ast.stmt) -> bool:
     return False
 
 
-def takes_action(statement: ast.stmt, function: Function | None) -> bool:
+def _turns(statement: ast.stmt, loops: Iterable[Loop]) -> dict[str, ast.expr]:
+    """Returns what the variables of loops around and in a statement are taken from, turn by turn."""
+    found: dict[str, ast.expr] = {}
+    for loop in loops:
+        if isinstance(loop, (ast.For, ast.AsyncFor)):
+            found.update(_taken(loop.target, loop.iter))
+    for node in nodes_of(statement):
+        if isinstance(node, ast.comprehension):
+            found.update(_taken(node.target, node.iter))
+    return found
+
+
+def _taken(target: ast.expr, source: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yields each variable of a loop with what it is one of: with `zip(envs, plan)` each with its own."""
+    if isinstance(target, ast.Name):
+        yield target.id, source
+    elif isinstance(target, ast.Tuple) and isinstance(source, ast.Call):
+        name = callee(source)[0]
+        if name == "zip" and len(source.args) == len(target.elts):
+            for each, of in zip(target.elts, source.args, strict=True):
+                yield from _taken(each, of)
+        elif name == "enumerate" and source.args and len(target.elts) == 2:
+            yield from _taken(target.elts[1], source.args[0])
+        elif name == "items" and isinstance(source.func, ast.Attribute) and len(target.elts) == 2:
+            yield from _taken(target.elts[1], source.func.value)
+
+
+def _last_name(source: ast.expr) -> str:
+    """Returns what is gone over is called: `envs` of `list(self.envs)`; empty where that is not known."""
+    if isinstance(source, ast.Call):
+        name = callee(source)[0]
+        if name in ("list", "tuple", "reversed", "sorted", "tqdm") and source.args:
+            return _last_name(source.args[0])
+        if name == "values" and isinstance(source.func, ast.Attribute):
+            return _last_name(source.func.value)
+        return ""
+    if isinstance(source, ast.Subscript):
+        return _last_name(source.value)
+    return source.id if isinstance(source, ast.Name) else getattr(source, "attr", "")
+
+
+def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable[Loop] = ()) -> bool:
     """Whether a statement steps something with what a policy has chosen in the same function, whatever it
     is called and gives back: `depot.step(plan)` after `plan = self.act(seen)`."""
+    turns = _turns(statement, loops)
     given = {
         name
         for node in nodes_of(statement)
         if isinstance(node, ast.Call) and callee(node)[0] == "step" and callee(node)[1]
         if not words(callee(node)[1]) & (EVALUATES | LEARNERS)
+        if callee(node)[1] not in turns or not words(_last_name(turns[callee(node)[1]])) & LEARNERS
         for arg in node.args
         for name in names(ast.walk(arg))
     }
+    given |= {name for turn in given & turns.keys() for name in names(ast.walk(turns[turn]))}
     if not given or function is None:
         return False
     return any(
@@ -135,7 +192,12 @@ def collects(place: Place) -> bool:
     if not place.loops:
         return False
     inside = [node for node in ast.walk(place.loops[0]) if isinstance(node, ast.stmt)]
-    steps = [each for each in inside if steps_environment(each) or takes_action(each, place.function)]
+    loops = [*place.loops, *(each for each in inside if isinstance(each, Loop))]
+    steps = [
+        each
+        for each in inside
+        if steps_environment(each, loops) or takes_action(each, place.function, loops)
+    ]
     if not steps or not any(map(_learns, inside)):
         return bool(steps)
     wanted: set[str] = set()

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from diagnose.analysis.slices import is_chain, takes_slices
-from diagnose.analysis.statements import Place, callee, names, nodes_of, words, words_of
-from diagnose.analysis.weights import ASKED
+from diagnose.analysis.statements import Place, callee, names, nodes_of, words
+from diagnose.analysis.tensor_values import PREDICATES, asks_tensor, may_be_tensor
+from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE, of_weights
 
 SYNC = "sync"
 """Brings a value of a tensor to Python, for which the host waits for the device."""
@@ -24,12 +25,6 @@ WAIT = "wait"
 """Sleeps, or waits for another process."""
 SAVE = "save"
 """Writes state to disk, or makes it ready for that."""
-CLIP = "clip"
-"""Norms or scales gradients tensor by tensor."""
-EMA = "ema"
-"""Averages weights tensor by tensor."""
-UPDATE = "update"
-"""Updates weights by their gradients, tensor by tensor."""
 METRIC = "metric"
 """Scores predictions."""
 SCHEDULE = "schedule"
@@ -54,7 +49,6 @@ ROLLOUT = "rollout"
 
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}
-PREDICATES = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
 CHEAP = {"detach", "append", "extend", "add", "size", "dim", "len", "numel", "get", "setdefault", "round"}
 """Calls beside which reading a value is still all that a statement does."""
 LOG_FUNCTIONS = {"print", "pprint"}
@@ -75,6 +69,14 @@ LOGGERS = re.compile(
     re.IGNORECASE,
 )
 """What one of the names before the method's is called: `log`, but not `logits`."""
+PACKAGES_OF_LOGGERS = re.compile(r"logger|wandb|mlflow|comet|neptune|tensorboard|writer", re.IGNORECASE)
+"""Whatever such a thing is told to do for no result, it logs; a board, a tracker or a run may do else."""
+BOOKKEEPING = {
+    *("update", "add", "reset", "step", "watch", "define_metric", "finish", "close", "synchronize"),
+    *("append", "extend", "insert", "clear", "pop", "remove", "addHandler", "removeHandler", "init"),
+    *("set", "register", "start", "stop", "join", "to", "train", "eval", "backward"),
+}
+"""What a logger is told to do, for no result, that writes nothing."""
 WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
 DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
 NETWORK = {"requests", "httpx", "urllib", "session"}
@@ -84,8 +86,13 @@ SAVERS = {
     ("pickle", "dumps"),
     ("np", "save"),
     ("np", "savez"),
+    ("np", "savez_compressed"),
     ("numpy", "save"),
+    ("numpy", "savez"),
+    ("numpy", "savez_compressed"),
 }
+SAVES = {"save_pretrained", "save_checkpoint"}
+"""Methods that save what they are called on, of packages: a script's own is told by what it does."""
 SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
 WAITERS = {"sleep", "system", "check_call", "check_output", "communicate", "flock", "lockf"}
 JOINS = {
@@ -101,14 +108,6 @@ JOINS = {
 """Methods that wait for another thread or process, by a word of what they are called on: `handle.wait()`
 is a collective, and `", ".join()` a text."""
 RECEIVERS = {"recv", "recvfrom", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
-WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
-IN_PLACE = {*WRITES, "mul", "lerp"}
-GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}
-GRADIENTS = {"grad", "grads", "gradients"}
-SCALES = {"mul_", "div_"}
-CLIPPING_WORDS = {"clip", "clipped", "coef", "coefficient", "norm", "max", "scale"}
-AVERAGING_WORDS = {"world", "size", "ranks", "steps", "accumulation", "loss", "inv"}
-"""Gradients are also scaled to be averaged among ranks, or over micro-batches, or as their loss was."""
 METRIC_WORDS = {
     *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "auprc", "bleu", "rouge", "confusion"),
     *("precision", "recall", "topk", "iou", "perplexity", "meter", "ndcg", "mrr", "wer", "cer", "psnr"),
@@ -134,11 +133,14 @@ ALSO_OF_MODELS = {
 }
 """Words that functions of models and losses are called by, too."""
 
+NO_SCORES = {"topk", "error", "define_metric"}
+"""The largest values of a tensor are no score, and `log.error` no error of a prediction."""
 LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
 """Beside one of these, `metric` is what is learned."""
-AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
-
-OVER_WEIGHTS = {*ASKED, "params", "grads", "param_groups"}
+RATES = {"lr", "weight_decay", "momentum"}
+"""What a schedule sets in an optimizer's groups of parameters."""
+NO_SCHEDULES = {"sampler", "sampling", "noise", "diffusion"}
+"""What else is scheduled: the noise of a diffusion, or which of its steps are trained on."""
 
 HOOKED_CALLS = {"backward", "step", "zero_grad"}
 """Calls whose time is measured apart: beside them a line's time is that of what else it does."""
@@ -190,13 +192,17 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
     }
     for node in nodes:
         if isinstance(node, ast.Call):
-            found.update(_of_call(node, within, in_comprehension=id(node) in in_comprehension))
+            found.update(_of_call(node, place, within, in_comprehension=id(node) in in_comprehension))
     if "argmax" in names(nodes) and any(isinstance(node, ast.Compare) for node in nodes):
         found.add(METRIC)
-    if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and _tensor_test(place.statement.test):
+    if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and asks_tensor(place.statement.test):
         found.add(SYNC)
+    if isinstance(place.statement, ast.Raise):
+        found.discard(METRIC)
     if not within.stepping:
-        found.update(_of_weights(place, nodes))
+        if _sets_rate(place):
+            found.add(SCHEDULE)
+        found.update(of_weights(place, nodes))
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
         for inner in place.statement.body:
             inside = replace(place, statement=inner, loops=(place.statement, *place.loops))
@@ -224,83 +230,23 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
             yield CHAIN
 
 
-def _of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
-    """Yields what a statement does to one weight after the other."""
-    iterated = _iterated(place, nodes)
-    gone_over = names(node for source in iterated for node in ast.walk(source))
-    gradients = gone_over & place.gradients
-    if not gradients and not gone_over & (OVER_WEIGHTS | place.weights):
-        if iterated and any(map(_blends, nodes)) and _knows_weights(place):
-            yield EMA  # of what was kept of them: `{k: d * v + (1 - d) * now[k] for k, v in kept.items()}`
-        return
-    used = names(nodes)
-    if gradients or (used | gone_over) & GRADIENTS:
-        told = words_of(used)
-        scales = used & SCALES and told & CLIPPING_WORDS and not told & AVERAGING_WORDS
-        if used & GRADIENT_MATH or scales:
-            yield CLIP
-        elif _updates(place, nodes):
-            yield UPDATE
-        return
-    decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}
-    told = words_of(used - decays_weights) & AVERAGED_WORDS
-    assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign))
-    in_pairs = gone_over & {"zip", "_foreach"} and (used & WRITES or _assigns_in_place(place.statement))
-    if in_pairs or (told and (used & IN_PLACE or assigns)) or any(map(_blends, nodes)):
-        yield EMA
-
-
-def _updates(place: Place, nodes: list[ast.AST]) -> bool:
-    """Whether a statement changes in place what a loop goes over, and not gradients: `p -= lr * p.grad`."""
-    statement = place.statement
-    changed: list[ast.expr] = []
-    if isinstance(statement, ast.AugAssign):
-        changed = [statement.target]
-    elif isinstance(statement, ast.Assign) and any(isinstance(node, ast.BinOp) for node in nodes):
-        changed = [target for target in statement.targets if not isinstance(target, ast.Name)]
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        if isinstance(function, ast.Attribute) and function.attr in WRITES - {"copy_"}:
-            changed = [function.value]
-    turns = names(
-        node for loop in place.loops if not isinstance(loop, ast.While) for node in ast.walk(loop.target)
-    )
-    return any(
-        not names(ast.walk(each)) & GRADIENTS and (not isinstance(each, ast.Name) or each.id in turns)
-        for each in changed
-    )
-
-
-def _blends(node: ast.AST) -> bool:
-    """Whether an expression goes a part of the way from one value to another: `a * (1 - r) + b * r`."""
-    if isinstance(node, ast.Call):
-        return callee(node)[0] in ("lerp", "lerp_")
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
-        return False
-    sides = (node.left, node.right)
-    return all(isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mult) for side in sides) and any(
-        isinstance(part, ast.BinOp)
-        and isinstance(part.op, ast.Sub)
-        and isinstance(part.left, ast.Constant)
-        and part.left.value == 1
-        for side in sides
-        for part in ast.walk(side)
-    )
-
-
-def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Iterator[str]:
+def _of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: bool) -> Iterator[str]:
     """Yields what one call does; in a comprehension a cast is of Python's numbers."""
     name, base = callee(call)
     owner = base.rpartition(".")[2] or base
-    if (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call, name):
+    unused = isinstance(place.statement, ast.Expr) and place.statement.value is call
+    reads = (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call, name)
+    if reads and not (unused and name in ("cpu", "to")):  # `model.cpu()` moves a module
         yield SYNC
-    if not base and name in CASTS and not in_comprehension and call.args and _may_be_tensor(call.args[0]):
+    casts = not base and name in CASTS and not in_comprehension and call.args
+    if casts and may_be_tensor(call.args[0], place.imported):
         yield SYNC
     if _waits_for(call, name, owner):
         yield WAIT
     elif (
         name in LOG_FUNCTIONS
-        or (not base and name in {"open", "urlopen"})
+        or (not base and (name == "urlopen" or (name == "open" and _opens_to_write(call))))
+        or (unused and _tells_logger(name, base) and not _of_a_memory(name, owner, within))
         or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
         or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
         or (base and name in LEVELS - {"log"} and call.args and _is_text(call.args[0]))
@@ -317,17 +263,25 @@ def _of_call(call: ast.Call, within: Within, *, in_comprehension: bool) -> Itera
         yield WAIT
     if (owner, name) in SAVERS or name in ("copyfile", "copytree", "copy2"):
         yield SAVE
+    if (name in SAVES and base not in ("", "self")) or (
+        name == "save_file" and ("safetensors" in base or (not base and name in place.imported))
+    ):
+        yield SAVE
     if name.startswith("clip_grad") and _keyword(call, "foreach") is False:
         yield CLIP
     averages = words(name) & {"update", "step"} and "ema" in words(name) | words(owner)
-    if name == "update_parameters" or (averages and not within.model):
+    if (name == "update_parameters" and len(call.args) + len(call.keywords) == 1) or (
+        averages and not within.model
+    ):
         yield EMA
-    if name == "step" and "sched" in base.lower():
+    if _steps_schedule(name, base, owner):
         yield SCHEDULE
-    called = words(name) | (words(owner) if name in ("update", "compute", "add") else set())
+    of_owner = name in ("update", "compute", "add") and not _is_logger(base)
+    called = words(name) | (words(owner) if of_owner else set())
+    if name.endswith("Error") or "matmul" in called:
+        called -= {"error", "precision"}  # an exception, or that of all products
     scores = METRIC_WORDS - ALSO_OF_MODELS if within.loss else METRIC_WORDS
-    # The largest values of a tensor are no score, and `log.error` no error of a prediction.
-    if called & scores and name not in ("topk", "error") and not called & LEARNING_WORDS:
+    if called & scores and name not in NO_SCORES and not called & LEARNING_WORDS:
         yield METRIC
 
 
@@ -335,6 +289,8 @@ def _waits_for(call: ast.Call, name: str, owner: str) -> bool:
     """Whether a call waits for another process or thread, but a rank: `p.stdout.readline()`."""
     if name in RECEIVERS:
         return owner not in ("dist", "distributed")
+    if name == "join" and owner and not call.args:
+        return True  # neither a text nor a path is joined of nothing
     if name in JOINS:
         return bool(words(owner) & JOINS[name]) or (name == "wait" and bool(call.args))
     if name in LOG_FUNCTIONS:
@@ -362,6 +318,54 @@ def _is_logger(base: str) -> bool:
     return any(LOGGERS.search(part) for part in re.findall(r"\w+", base))
 
 
+def _tells_logger(name: str, base: str) -> bool:
+    """Whether a method whose result is not used is a logger's, and no bookkeeping: `logger.logkv(k, v)`."""
+    owner = re.findall(r"\w+", base.removesuffix(".experiment"))[-1:]
+    first = re.split(r"_|(?<=[a-z])(?=[A-Z])", name)[0]
+    if not owner or name in BOOKKEEPING or first in ("update", "reset", "synchronize", "set"):
+        return False
+    return bool(PACKAGES_OF_LOGGERS.search(owner[0]))
+
+
+def _opens_to_write(call: ast.Call) -> bool:
+    """Whether `open` is given a mode, and it is none for reading only."""
+    modes = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    if not modes:
+        return False
+    mode = modes[0].value if isinstance(modes[0], ast.Constant) else None
+    return not isinstance(mode, str) or bool(set(mode) & set("wax+"))
+
+
+def _steps_schedule(name: str, base: str, owner: str) -> bool:
+    """Whether a call steps a learning-rate schedule: `scheduler.step()`, `self.sched.update_lr()`."""
+    if "sched" not in base.lower() or words(owner) & NO_SCHEDULES:
+        return False
+    if name == "update":  # `schedule.update(...)` may be a dictionary's
+        return bool(words(owner) & {"sched", "scheduler", "schedulers"})
+    return name.startswith(("step", "update_"))
+
+
+def _sets_rate(place: Place) -> bool:
+    """Whether a statement sets the rate of an optimizer's group of parameters: `group["lr"] = rate`."""
+    statement = place.statement
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.AugAssign):
+        targets = [statement.target]
+    groups = {
+        name
+        for loop in place.loops
+        if not isinstance(loop, ast.While) and "param_groups" in names(ast.walk(loop.iter))
+        for name in names(ast.walk(loop.target))
+    }
+    return any(
+        isinstance(target, ast.Subscript)
+        and isinstance(target.slice, ast.Constant)
+        and target.slice.value in RATES
+        and bool(names(ast.walk(target.value)) & {*groups, "param_groups"})
+        for target in targets
+    )
+
+
 def _of_a_memory(name: str, owner: str, within: Within) -> bool:
     """Whether `memory.write(key, value)` is a part of a model: nothing says that this is a file."""
     return within.model and name in ALSO_OF_MEMORIES and not words(owner) & FILES
@@ -384,45 +388,11 @@ def _to_cpu(call: ast.Call, name: str) -> bool:
     )
 
 
-def _may_be_tensor(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        _, base = callee(node)
-        return bool(base) and base not in ("time", "math", "os", "random", "np", "input", "f")
-    return isinstance(node, (ast.Name, ast.Subscript))
-
-
-def _tensor_test(test: ast.expr) -> bool:
-    """Whether a condition asks a tensor: it calls one of torch's predicates."""
-    return any(
-        isinstance(node, ast.Call)
-        and callee(node)[0] in PREDICATES
-        and callee(node)[1] not in ("", "math", "np")
-        for node in ast.walk(test)
-    )
-
-
 def _keyword(call: ast.Call, name: str) -> object:
     for keyword in call.keywords:
         if keyword.arg == name and isinstance(keyword.value, ast.Constant):
             return keyword.value.value
     return None
-
-
-def _iterated(place: Place, nodes: list[ast.AST]) -> list[ast.expr]:
-    """Returns what the loops around and in a statement go over."""
-    around = [loop.iter for loop in place.loops if isinstance(loop, (ast.For, ast.AsyncFor))]
-    if isinstance(place.statement, (ast.For, ast.AsyncFor)):
-        around.append(place.statement.iter)
-    return [*around, *(node.iter for node in nodes if isinstance(node, ast.comprehension))]
-
-
-def _knows_weights(place: Place) -> bool:
-    """Whether the function around a statement asks a model for its weights, and what is averaged is named
-    for that."""
-    if place.function is None:
-        return False
-    known = names(ast.walk(place.function))
-    return bool(known & ASKED) and bool(words_of(known) & AVERAGED_WORDS)
 
 
 def _in_side_loop(place: Place) -> bool:
@@ -433,13 +403,4 @@ def _in_side_loop(place: Place) -> bool:
             for node in ast.walk(loop)
         )
         for loop in place.loops
-    )
-
-
-def _assigns_in_place(statement: ast.stmt) -> bool:
-    """Whether a statement writes into something there is: `average.data = ...`, `shadow[name] = ...`."""
-    if isinstance(statement, ast.AugAssign):
-        return True
-    return isinstance(statement, ast.Assign) and any(
-        isinstance(target, (ast.Attribute, ast.Subscript)) for target in statement.targets
     )

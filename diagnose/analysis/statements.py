@@ -30,6 +30,7 @@ class Place:
         every: The innermost condition there with a remainder in it: `step % 10 == 0`.
         weights: Names that hold a model's weights there.
         gradients: Names that hold their gradients.
+        imported: Names of the file that hold no tensors and give none: of packages, and `self.rng`.
     """
 
     statement: ast.stmt
@@ -38,6 +39,7 @@ class Place:
     every: ast.expr | None = None
     weights: frozenset[str] = frozenset()
     gradients: frozenset[str] = frozenset()
+    imported: frozenset[str] = frozenset()
 
 
 def by_line(tree: ast.Module) -> dict[int, list[Place]]:
