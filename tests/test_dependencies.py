@@ -79,8 +79,9 @@ def test_what_is_put_into_a_container_stays_where_no_turn_empties_it():
     (function,) = ast.parse(ORDER).body
     appends = {ast.unparse(s): s for s in statements_of(function) if ".append" in ast.unparse(s)}
     blocks = Blocks(function)
-    assert blocks.outlives_turn(appends["kept.append(x)"], "kept")
-    assert not blocks.outlives_turn(appends["turn.append(x)"], "turn")
+    begins = next(s for s in statements_of(function) if ast.unparse(s) == "a = use(x)")
+    assert blocks.outlives_turn(appends["kept.append(x)"], "kept", begins)
+    assert not blocks.outlives_turn(appends["turn.append(x)"], "turn", begins)
 
 
 PASSES = [("loss.backward", "backward"), ("optimizer.step", "optimizer")]
@@ -470,3 +471,86 @@ def test_a_part_of_a_models_output_may_be_the_loss_and_the_rest_results():
     script = Script(source, [("for x, y", "next"), ("= model(", "forward"), ("total.back", "backward")])
     found = script.roles.results([("/home/u/train.py", 5, "<module>")])
     assert found is not None and Results(Sources({"/home/u/train.py": source})).reach(*found)
+
+
+CHUNKED = Script(
+    """
+    def render(rays):
+        parts = []
+        for i in range(0, len(rays), 512):
+            raw = coarse_net(rays[i : i + 512])
+            parts.append(raw)
+        raw = cat(parts)
+        depth = volume(raw)
+        return fine_net(resample(depth))
+
+    for rays in loader:
+        colors = render(rays)
+        loss = mse(colors, rays)
+        loss.backward()
+        optimizer.step()
+    """,
+    [("raw = coarse_net", "forward"), ("return fine_net", "forward"), ("for rays in", "next"), *PASSES],
+    inside=[
+        ("forward", "raw = coarse_net", "colors = render"),
+        ("forward", "return fine_net", "colors = render"),
+    ],
+)
+
+
+@pytest.mark.parametrize("line", ["parts.append", "raw = cat", "depth = volume"])
+def test_results_that_are_collected_in_a_loop_are_not_the_next_models_batch(line):
+    assert CHUNKED.phase(line, "colors = render", slot=AFTER_FORWARD) is FORWARD
+
+
+CONDITION = Script(
+    """
+    class Feed:
+        def set_input(self, data):
+            if queue_is_ready(data):
+                self.real = crop(data)
+            print(data)
+
+        def optimize(self):
+            self.loss = self.net(self.real)
+            self.loss.backward()
+
+    for data in loader:
+        feed.set_input(data)
+        feed.optimize()
+        net.set_neighbors(data)
+    """,
+    [("self.net(self.real)", "forward"), ("self.loss.backward", "backward"), ("for data", "next")],
+    inside=[
+        ("forward", "self.net(self.real)", "feed.optimize"),
+        ("backward", "self.loss.backward", "feed.optimize"),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"), [("if queue_is_ready", DATA), ("self.real = crop", DATA), ("print(data)", OTHER)]
+)
+def test_the_condition_of_what_makes_the_batch_is_a_part_of_it(line, phase):
+    assert CONDITION.phase(line, "feed.set_input(data)", slot=AFTER_OPTIMIZER) is phase
+
+
+def test_what_is_done_to_the_model_makes_no_batch():
+    script = Script(
+        """
+        for x in loader:
+            model.set_finder(x)
+            model = model.train()
+            loss = model(x)
+            loss.backward()
+        """,
+        [("for x", "next"), ("= model(x)", "forward"), ("loss.backward", "backward")],
+    )
+    for line in ("model.set_finder", "model = model.train"):
+        assert script.phase(line, slot=AFTER_OPTIMIZER) is OTHER
+
+
+def test_an_entry_goes_with_its_container():
+    (function,) = ast.parse("def f():\n for _ in r:\n  d = next(it)\n  x = d['a']\n  d['a'] = save()").body
+    taken, put = sorted(statements_of(function), key=lambda s: s.lineno)[2:]
+    assert not Blocks(function).reaches(put, "d[a]", taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from diagnose.analysis.statements import Loop, Scope, rebinds
 
@@ -23,6 +23,7 @@ class Blocks:
         self._within: dict[int, tuple[Block, ...]] = {}
         self._loops: dict[int, tuple[Loop, ...]] = {}
         self._rebinds: defaultdict[str, list[ast.stmt]] = defaultdict(list)
+        self._compound: dict[int, ast.stmt] = {}
         self._read(function.body, (), ())
 
     def loops(self, statement: ast.stmt) -> tuple[Loop, ...]:
@@ -48,14 +49,28 @@ class Blocks:
             return all(around[-1] not in self.loops(each) for each in between)
         return "." in name and not between
 
-    def outlives_turn(self, writer: ast.stmt, name: str) -> bool:
-        """Whether what is put into a container may come out of it in a later turn of the loop around: no
-        turn begins with an empty one."""
+    def outlives_turn(self, writer: ast.stmt, name: str, reader: ast.stmt) -> bool:
+        """Whether what is put into a container may come out of it in a later turn of the loop around both:
+        no turn begins with an empty one."""
         if name in {each for each, sure in rebinds(writer) if sure}:
             return False
-        loops = self.loops(writer)
+        around = [loop for loop in self.loops(writer) if loop in self.loops(reader)]
         again = self._rebinds.get(name, [])
-        return not any(loops[-1:] == self.loops(each)[: len(loops)][-1:] for each in again)
+        if not around:
+            return "." in name and not again
+        return not any(around[-1] in self.loops(each) for each in again)
+
+    def heads(self, statement: ast.stmt) -> Iterator[ast.stmt]:
+        """Yields the branches and loops that decide whether a statement runs."""
+        for block, _ in self._within.get(id(statement), ()):
+            if block in self._compound:
+                yield self._compound[block]
+
+    def _all_of(self, name: str) -> list[ast.stmt]:
+        """Returns what gives a name another value; an entry goes with its container."""
+        container = name.partition("[")[0]
+        again = self._rebinds.get(name, [])
+        return again if container == name else [*again, *self._rebinds.get(container, [])]
 
     def _last_rebind(self, name: str, reader: ast.stmt) -> ast.stmt | None:
         """Returns the last statement before a reader, in its turn, after which a name surely has what that
@@ -63,7 +78,7 @@ class Blocks:
         within = self._within.get(id(reader), ())
         before = [
             each
-            for each in self._rebinds.get(name, ())
+            for each in self._all_of(name)
             if each.lineno < reader.lineno
             and self._within[id(each)] == within[: len(self._within[id(each)])]
         ]
@@ -74,7 +89,7 @@ class Blocks:
         within = self._within.get(id(writer), ())
         after = [
             each
-            for each in self._rebinds.get(name, ())
+            for each in self._all_of(name)
             if each.lineno > writer.lineno
             and self._within[id(each)] == within[: len(self._within[id(each)])]
         ]
@@ -87,6 +102,7 @@ class Blocks:
             is_loop = isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
             inside = (*loops, statement) if isinstance(statement, Loop) else loops
             self._within[id(statement)] = within
+            self._compound[id(statement)] = statement
             self._loops[id(statement)] = inside
             for name, sure in rebinds(statement):
                 if sure:

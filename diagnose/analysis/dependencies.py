@@ -206,6 +206,7 @@ class Part:
             own = set() if statement in self._passes else writes(statement)
             held[id(statement)] = (own | given) - losses
         aside = {id(s) for s in self.statements if s.lineno in found.roles} | found.carried | self._hooked
+        aside.update(self._walk([(s, self._reads[id(s)]) for s in self.models])[0])  # another model's
         held = self._spread(held, aside)
         return {
             line: {
@@ -278,9 +279,7 @@ class Part:
     def lines_of(self, wanted: Collection[str]) -> set[int]:
         """Returns the lines that assign certain names, and those that these depend on."""
         ends = [s for s in self.statements if self._writes[id(s)] & set(wanted)]
-        found, _ = self._walk([(s, self._reads[id(s)]) for s in ends])
-        lines = {line for s in ends for line in header_lines(s)}
-        return lines | {line for s in self.statements if id(s) in found for line in header_lines(s)}
+        return self._lines([(s, self._reads[id(s)]) for s in ends])
 
     def lines_returned(self) -> set[int]:
         """Returns the lines that what the function returns depends on; of several results, the first."""
@@ -290,9 +289,23 @@ class Part:
                 several = isinstance(statement.value, ast.Tuple) and statement.value.elts
                 first = several[0] if several else statement.value
                 starts.append((statement, reads(ast.Expr(first))))
-        found, _ = self._walk(starts)
-        lines = {line for statement, _ in starts for line in header_lines(statement)}
-        return lines | {line for s in self.statements if id(s) in found for line in header_lines(s)}
+        return self._lines(starts)
+
+    def _lines(self, starts: list[tuple[ast.stmt, set[str]]]) -> set[int]:
+        """Returns the lines of statements and of all that they depend on, conditions too."""
+        while True:
+            found, _ = self._walk(starts)
+            serving = {id(s) for s, _ in starts} | found.keys()
+            heads = {
+                id(head): head
+                for s in self.statements
+                if id(s) in serving
+                for head in self._blocks.heads(s)
+                if id(head) not in serving
+            }
+            if not heads:
+                return {line for s in self.statements if id(s) in serving for line in header_lines(s)}
+            starts += [(head, self._reads[id(head)]) for head in heads.values()]
 
     # -- the ways back
 
@@ -324,7 +337,7 @@ class Part:
                 ]
                 if not hits:
                     continue
-                stays = all(self._blocks.outlives_turn(writer, name) for name in hits)
+                stays = all(self._blocks.outlives_turn(writer, name, reader) for name in hits)
                 same = same_turn and writer.lineno < reader.lineno and not stays
                 if id(writer) not in found or (same and not found[id(writer)]):
                     found[id(writer)] = same
@@ -343,7 +356,10 @@ class Part:
         grow(weights, self.statements)
         batch = set().union(*(writes(s) for s in self._asks))
         computed: set[str] = set()
+        last = max((s.lineno for s in self._passes), default=0)
         for statement in (s for s in self.statements if id(s) in steps):
+            if last and statement.lineno > last and not steps[id(statement)]:
+                continue  # a value that is read after the pass, for the next one
             if self._is_before(statement):
                 is_data = True
             elif self._calls:
@@ -382,8 +398,9 @@ class Part:
                         found.carried.add(id(writer))
         steps, wanted = self._walk(starts, refused)
         found.batch |= self._from_outside(wanted)
-        passing = self._derived(self.models, same_turn=True)
         acts = [s for s in self.statements if steps_environment(s) or takes_action(s, self._definition)]
+        computed = {id(s): self._writes[id(s)] for s in self.models}
+        passing = self._spread(computed, {id(s) for s in acts}, same_turn=True)
         acting = {id(s) for s in acts}.union(self._walk([(s, self._reads[id(s)]) for s in acts])[0])
         for statement in (s for s in self.statements if id(s) in steps):
             is_pass = steps[id(statement)] and id(statement) in passing and id(statement) not in acting
@@ -428,7 +445,7 @@ class Part:
                         continue
                     shared = known[id(source)] & wanted
                     if same_turn:
-                        shared = {n for n in shared if not self._blocks.outlives_turn(source, n)}
+                        shared = {n for n in shared if not self._blocks.outlives_turn(source, n, statement)}
                     if any(self._blocks.reaches(source, name, statement) for name in shared):
                         known[id(statement)] = writes(statement)
                         sources.append(statement)
@@ -450,11 +467,14 @@ class Part:
             if isinstance(node, ast.Call)
         }
         for node in nodes:
+            if isinstance(node, ast.Name) and id(node) in called and node.id in models:
+                return True
             if not isinstance(node, ast.Attribute) or node.attr in SETTINGS:
                 continue
             of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
             if id(node) in called:
-                if self._effects.computes(called[id(node)]):
+                name, method = ast.unparse(node), called[id(node)]
+                if name in models or self._effects.is_module(name) or self._effects.computes(method):
                     return True
             elif of_self and f"self.{node.attr}" not in models:
                 if self._effects.may_be_computed(f"self.{node.attr}"):
@@ -467,7 +487,7 @@ class Part:
         """Whether a statement returns a loss, or puts aside what a model computed, with its gradients:
         `self.log_probs.append(m.log_prob(action))`."""
         if isinstance(statement, ast.Return):
-            return True
+            return not names(nodes_of(statement)) & {"item", "tolist", "numpy"}
         if not any("." in name for name in writes(statement)) or id(statement) not in derived:
             return False
         return not names(nodes_of(statement)) & DETACHES
@@ -484,7 +504,7 @@ class Part:
         """Returns what the statement of a model call is given, without what it returns of other models
         beside, `return probs.log_prob(action), self.critic(x)`, nor what the function through which it
         calls the model wants for something else."""
-        wanted = self._wanted(call, links.batch)
+        wanted = self._wanted(call, links.batch) - _callees(call)
         if isinstance(call, ast.Return):
             others = self._derived([model for model in self.models if model is not call])
             wanted -= set().union(*others.values())
@@ -601,6 +621,29 @@ def _of_weights(statement: ast.stmt) -> bool:
 
 def _yields(statement: ast.stmt) -> bool:
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes_of(statement))
+
+
+def _callees(call: ast.stmt) -> set[str]:
+    """Returns the names of what a statement calls, which it is not given: of the outermost call also those
+    of the object that the method is of."""
+    given: set[str] = set()
+    called: set[str] = set()
+    nodes = nodes_of(call)
+    inner = {
+        id(node)
+        for outer in nodes
+        if isinstance(outer, ast.Call)
+        for value in (*outer.args, *(keyword.value for keyword in outer.keywords))
+        for node in ast.walk(value)
+    }
+    for node in (each for each in nodes if isinstance(each, ast.Call)):
+        for value in (*node.args, *(keyword.value for keyword in node.keywords)):
+            given |= reads(ast.Expr(value))
+        if id(node) in inner:
+            called.add(ast.unparse(node.func))
+        else:
+            called |= reads(ast.Expr(node.func))
+    return called - (given - {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)})
 
 
 def _is_tuple(statement: ast.Return) -> bool:

@@ -50,16 +50,16 @@ class Effects:
                 self._changed[name] |= _changed_in_place(function, statements)
                 for each, base in (called for s in statements for called in methods_called(s)):
                     calls[name] |= {each} if base == "self" else set()
+        self._modules = modules
         for name, found in self.functions.items():
-            statements = [s for _, function in found for s in statements_of(function)]
-            if any(reads(s) & modules or names(nodes_of(s)) & WEIGHTS for s in statements):
+            if all(_uses(function, modules) for _, function in found):
                 self._computes.add(name)
         grew = True
         while grew:
             before = len(self._computes) + sum(map(len, self._assigned.values()))
             for name, called in calls.items():
                 self._assigned[name].update(*(self._assigned.get(each, ()) for each in called))
-                if called & self._computes:
+                if called & self._computes and len(self.functions[name]) == 1:
                     self._computes.add(name)
             grew = len(self._computes) + sum(map(len, self._assigned.values())) > before
 
@@ -100,6 +100,10 @@ class Effects:
         with."""
         return method in self._computes
 
+    def is_module(self, attribute: str) -> bool:
+        """Whether objects are made with a module in this attribute, `self.net`."""
+        return attribute in self._modules
+
     def may_be_computed(self, attribute: str) -> bool:
         """Whether an attribute, `self.scale`, may hold what was computed in training: not if objects get it
         when they are made, and never again."""
@@ -131,6 +135,11 @@ def _changed_in_place(function: Function, statements: Iterable[ast.stmt]) -> set
         if isinstance(statement, ast.Expr) or entries or (assigns and _stores_into(statement)):
             changed |= (writes(statement) | entries) & parameters
     return changed
+
+
+def _uses(function: Function, modules: set[str]) -> bool:
+    """Whether a function uses weights of a model, or modules."""
+    return any(reads(s) & modules or names(nodes_of(s)) & WEIGHTS for s in statements_of(function))
 
 
 def _stores_into(statement: ast.stmt) -> bool:

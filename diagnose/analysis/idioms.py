@@ -82,7 +82,12 @@ NAMED = {
 }
 """What a function is for by a word of its name or its class's, where its lines do not say."""
 
-NAMED_BESIDE = {**NAMED, **dict.fromkeys(ALSO_OF_MODELS - {"acc", "meter", "precision", "topk"}, METRIC)}
+SHOWS = ("display", "plot", "plots", "visualize", "visualizer", "visuals", "summarize")
+NAMED_BESIDE = {
+    **dict.fromkeys(SHOWS, LOG),
+    **NAMED,
+    **dict.fromkeys(ALSO_OF_MODELS - {"acc", "meter", "precision", "topk"}, METRIC),
+}
 """Likewise, where no model computes: there `joint_errors` are a score."""
 
 MODEL = (Phase.FORWARD, Phase.BACKWARD)

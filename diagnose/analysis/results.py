@@ -27,6 +27,9 @@ INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 """Functions that are a part of the statement which they stand in."""
 
 
+HANDS_OVER = {"send", "send_bytes", "send_pyobj", "put", "put_nowait"}
+
+
 class Results:
     """Answers whether a line works on what a model has computed.
 
@@ -64,7 +67,7 @@ class Results:
                 return False
             held = set().union(*(_received(call, function, held) for call in calls))
             grow(held, statements_of(function))
-        return any(reads(statement) & held for statement in self._at(*last[:2]))
+        return any(reads(s) & held and not _hands_over(s) for s in self._at(*last[:2]))
 
     def _at(self, file: str, line: int) -> list[ast.stmt]:
         if file not in self._statements:
@@ -86,6 +89,12 @@ def _calls_of(statements: Iterable[ast.stmt], name: str) -> list[ast.Call]:
     """Returns the calls among which that of a function is: those by its name, or else all of them."""
     calls = [node for s in statements for node in nodes_of(s) if isinstance(node, ast.Call)]
     return [call for call in calls if callee(call)[0] == name] or calls
+
+
+def _hands_over(statement: ast.stmt) -> bool:
+    """Whether a statement only gives what it has to another process or thread."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Call) and callee(value)[0] in HANDS_OVER
 
 
 def _given_to(statement: ast.stmt, kept: set[str]) -> bool:

@@ -56,7 +56,7 @@ class Roles:
         self._given: dict[tuple[str, int], set[str]] = {}
         self._results: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
         self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
-        straight = _by_place(sites)
+        straight, samples = _by_place(sites), list(samples)
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
             by_file.setdefault(file, []).extend((line, kind) for kind in kinds)
@@ -66,7 +66,12 @@ class Roles:
             if kind == "forward":
                 through.setdefault((file, line), set()).add(called)
         trees = {file: tree for file in by_file if (tree := sources.tree(file)) is not None}
-        self._effects = effects = Effects(trees)
+        others = {
+            other: tree
+            for other in _files(samples) - trees.keys()
+            if (tree := sources.tree(other)) is not None
+        }
+        self._effects = effects = Effects({**others, **trees})
         self._functions: dict[str, list[tuple[int, Function]]] = {}
         self._lines_returned: dict[tuple[str, int], set[int]] = {}
         for file, function in (each for found in effects.functions.values() for each in found):
@@ -222,9 +227,14 @@ def _own(wanted: set[str], function: Function) -> set[str]:
 
 def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
     """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same."""
-    straight = _by_place(sites)
+    straight, samples = _by_place(sites), list(samples)
     kinds = frozenset((line, kind) for line, kinds in straight.items() for kind in kinds)
-    return kinds, frozenset(_callers(straight, samples))
+    return kinds, frozenset((*_callers(straight, samples), *_files(samples)))
+
+
+def _files(samples: Iterable[Sample]) -> set[str]:
+    """Returns the files of the script in which time was spent."""
+    return {file for _, _, (_, *stack), _ in samples for file, _, _ in stack}
 
 
 def _by_place(sites: Iterable[Site]) -> dict[tuple[str, int], set[str]]:

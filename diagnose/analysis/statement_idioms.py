@@ -285,12 +285,21 @@ def _of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: 
         yield METRIC
 
 
+def _may_block(call: ast.Call) -> bool:
+    """Whether a `get` says that it waits, as a queue's does: a mapping's is given a key."""
+    first = call.args[0] if call.args else None
+    says = isinstance(first, ast.Constant) and first.value is True
+    return says or any(keyword.arg in ("block", "timeout") for keyword in call.keywords)
+
+
 def _waits_for(call: ast.Call, name: str, owner: str) -> bool:
     """Whether a call waits for another process or thread, but a rank: `p.stdout.readline()`."""
     if name in RECEIVERS:
         return owner not in ("dist", "distributed")
     if name == "join" and owner and not call.args:
         return True  # neither a text nor a path is joined of nothing
+    if name == "get" and owner and owner not in NETWORK and _may_block(call):
+        return True
     if name in JOINS:
         return bool(words(owner) & JOINS[name]) or (name == "wait" and bool(call.args))
     if name in LOG_FUNCTIONS:

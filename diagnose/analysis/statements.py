@@ -172,7 +172,7 @@ def rebinds(statement: ast.stmt) -> set[tuple[str, bool]]:
     return found
 
 
-SETTERS = {"requires_grad_", "unscale_", "share_memory_"}
+SETTERS = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_", "clip_grad_value_", "apply_"}
 """Methods that change no values."""
 
 
