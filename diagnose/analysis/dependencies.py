@@ -2,14 +2,15 @@
 
 Walking back from the arguments of a model call gives the statements that build the batch, and walking back
 from what `backward` is called on gives those that compute the loss. What is made of a model's results and
-is neither, scores them. Values are followed in the order in which statements run: see `blocks`.
+is neither, scores them: see `scores`. Values are followed in the order in which statements run: see
+`blocks`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,12 +20,10 @@ from diagnose.analysis.rollouts import steps_environment, takes_action
 from diagnose.analysis.statements import (
     Scope,
     callee,
-    expressions,
     functions_of,
     grow,
     header_lines,
     innermost_of,
-    key_of,
     names,
     nodes_of,
     reads,
@@ -38,12 +37,6 @@ DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 
 SETTINGS = {"device", "dtype", "args", "cfg", "config", "opt", "self", "torch", "np", "numpy", "F"}
 """Names of what no batch and no model is."""
-
-ARITHMETIC = {"mean", "sum", "item", "detach", "float", "stack", "div", "mul", "add"}
-"""Calls beside which a statement still only adds up terms of a loss."""
-
-CHAIN = 4
-"""Functions that call each other, at most, through which needs are followed."""
 
 
 @dataclass(slots=True)
@@ -110,6 +103,16 @@ class Part:
         function: It, or the module.
         anchors: Its lines from which hooks were entered.
         effects: What the functions of the script assign.
+
+    Attributes:
+        statements: In the order of their lines.
+        reads: The names that each reads, by its identity.
+        writes: Likewise, those that it writes, itself or through what it calls.
+        calls: Those that call a model with a batch.
+        passes: Those that begin a backward pass.
+        asks: Those that ask for a batch.
+        hooked: Identities of those from which any hook was entered.
+        blocks: In which order they run.
     """
 
     def __init__(self, file: str, function: Scope, anchors: Anchors, effects: Effects) -> None:
@@ -118,19 +121,19 @@ class Part:
         self.anchors = anchors
         self.statements = sorted(statements_of(function), key=lambda s: s.lineno)
         self._effects = effects
-        self._blocks = Blocks(function)
-        self._reads = {id(s): reads(s) for s in self.statements}
-        self._writes = {id(s): effects.writes(s) for s in self.statements}
+        self.blocks = Blocks(function)
+        self.reads = {id(s): reads(s) for s in self.statements}
+        self.writes = {id(s): effects.writes(s) for s in self.statements}
         self._writers: defaultdict[str, list[ast.stmt]] = defaultdict(list)
         for statement in self.statements:
-            for name in self._writes[id(statement)]:
+            for name in self.writes[id(statement)]:
                 self._writers[name].append(statement)
-        self._calls = self._on(anchors.forward)
-        self._further = [s for s in self._on(anchors.further) if s not in self._calls]
-        self._passes = self._on(anchors.backward)
-        self._asks = self._on(anchors.next)
-        hooked = (*self._calls, *self._further, *self._passes, *self._asks, *self._on(anchors.optimizer))
-        self._hooked = {id(s) for s in hooked}
+        self.calls = self._on(anchors.forward)
+        self._further = [s for s in self._on(anchors.further) if s not in self.calls]
+        self.passes = self._on(anchors.backward)
+        self.asks = self._on(anchors.next)
+        hooked = (*self.calls, *self._further, *self.passes, *self.asks, *self._on(anchors.optimizer))
+        self.hooked = {id(s) for s in hooked}
         self._learns: list[ast.stmt] | None = None
 
     @property
@@ -149,15 +152,15 @@ class Part:
     @property
     def models(self) -> list[ast.stmt]:
         """The statements that call models."""
-        return [*self._calls, *self._further]
+        return [*self.calls, *self._further]
 
     @property
     def feeds(self) -> bool:
         """Whether it is a generator around a loader: what it yields is the batch."""
         nodes = (node for s in self.statements for node in nodes_of(s))
-        trains = self.models or self._passes
+        trains = self.models or self.passes
         return bool(
-            self._asks and not trains and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in nodes)
+            self.asks and not trains and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in nodes)
         )
 
     def found(self, links: Links) -> Found:
@@ -172,114 +175,25 @@ class Part:
         found = Found()
         if self.feeds:
             yields = [s for s in self.statements if _yields(s)]
-            self._walk_batch([(s, self._reads[id(s)]) for s in yields], found)
+            self._walk_batch([(s, self.reads[id(s)]) for s in yields], found)
             found.roles.update((line, Phase.DATA_WAIT) for s in yields for line in header_lines(s))
             return found
-        passes, derived = list(self._passes), self._derived(self.models)
+        passes, derived = list(self.passes), self._derived(self.models)
         if not passes:
-            passes = [
-                s for s in self.statements if id(s) not in self._hooked and self._hands_on(s, derived)
-            ]
+            passes = [s for s in self.statements if id(s) not in self.hooked and self._hands_on(s, derived)]
             found.roles.update((line, Phase.FORWARD) for s in passes for line in header_lines(s))
-            passes += [s for s in self._calls if isinstance(s, ast.Return)]
-        self._walk_loss([(s, self._wanted(s, links.loss)) for s in passes], found, derived)
-        self._walk_further([(s, self._wanted(s, links.loss)) for s in self._further], found, derived)
+            passes += [s for s in self.calls if isinstance(s, ast.Return)]
+        self._walk_loss([(s, self.wanted(s, links.loss)) for s in passes], found, derived)
+        self._walk_further([(s, self.wanted(s, links.loss)) for s in self._further], found, derived)
         # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
-        starts = [(s, self._arguments(s, links)) for s in self._calls]
-        self._walk_batch([*starts, *((s, self._reads[id(s)]) for s in self._asks)], found)
+        starts = [(s, self._arguments(s, links)) for s in self.calls]
+        self._walk_batch([*starts, *((s, self.reads[id(s)]) for s in self.asks)], found)
         return found
-
-    def results(self, found: Found, links: Links) -> dict[int, set[str]]:
-        """Returns by line the names that hold there what models have computed, or what is made of it, but
-        for the loss.
-
-        Args:
-            found: What the function's statements are for.
-            links: What the functions of the loop leave for each other.
-        """
-        losses = self.losses(found, links)
-        held: dict[int, set[str]] = {}
-        for statement in self.models:
-            given: set[str] = set()
-            for name, base in methods_called(statement):
-                given |= rebased(links.results.get(name, ()), base)
-            own = set() if statement in self._passes else writes(statement)
-            held[id(statement)] = (own | given) - losses
-        aside = {id(s) for s in self.statements if s.lineno in found.roles} | found.carried | self._hooked
-        aside.update(self._walk([(s, self._reads[id(s)]) for s in self.models])[0])  # another model's
-        held = self._spread(held, aside)
-        return {
-            line: {
-                name
-                for source in self.statements
-                for name in held.get(id(source), ())
-                if self._blocks.reaches(source, name, statement)
-            }
-            for statement in self.statements
-            if id(statement) not in aside and not isinstance(statement, (ast.Raise, ast.Assert))
-            for line in header_lines(statement)
-        }
-
-    def results_in_object(self, found: Found, links: Links) -> set[str]:
-        """Returns the attributes that hold results of models when the function returns.
-
-        Args:
-            found: What the function's statements are for.
-            links: What the functions of the loop leave for each other.
-        """
-        own = set().union(*(writes(s) for s in self.models))
-        for name, base in (called for s in self.models for called in methods_called(s)):
-            own |= rebased(links.results.get(name, ()), base)
-        grow(own, [s for s in self.statements if s.lineno not in found.roles])
-        return {name for name in own - self.losses(found, links) if name.startswith("self.")}
-
-    def losses(self, found: Found, links: Links) -> set[str]:
-        """Returns the names of the loss, and of the terms that it is the sum of.
-
-        Args:
-            found: What the function's statements are for.
-            links: What the functions of the loop leave for each other.
-        """
-        ends = self._passes or [
-            s for s in self.statements if isinstance(s, ast.Return) and not _is_tuple(s)
-        ]
-        losses = set().union(*(self._wanted(s, links.losses) for s in ends))
-        grew = True
-        while grew:
-            more = {
-                name
-                for s in self.statements
-                if writes(s) & losses and (id(s) in self._hooked or s.lineno in found.roles) and _adds_up(s)
-                for name in _terms(s)
-            } - losses
-            grew = bool(more)
-            losses |= more
-        return losses
-
-    def made_of(self, found: Found) -> set[str]:
-        """Returns the names of that which batches are made of, such as a replay memory.
-
-        Args:
-            found: What the function's statements are for.
-        """
-        makes = [
-            s for s in self.statements if s in self._asks or found.roles.get(s.lineno) is Phase.DATA_WAIT
-        ]
-        given = (
-            ast.Expr(value)
-            for s in self._calls
-            for node in nodes_of(s)
-            if isinstance(node, ast.Call)
-            for value in (*node.args, *(keyword.value for keyword in node.keywords))
-        )
-        used = set().union(*(reads(s) for s in (*makes, *given)))
-        inside = self._inside_of_the_loop()
-        return used - set().union(*(writes(s) for s in (*makes, *self._calls) if inside(s)))
 
     def lines_of(self, wanted: Collection[str]) -> set[int]:
         """Returns the lines that assign certain names, and those that these depend on."""
-        ends = [s for s in self.statements if self._writes[id(s)] & set(wanted)]
-        return self._lines([(s, self._reads[id(s)]) for s in ends])
+        ends = [s for s in self.statements if self.writes[id(s)] & set(wanted)]
+        return self._lines([(s, self.reads[id(s)]) for s in ends])
 
     def lines_returned(self) -> set[int]:
         """Returns the lines that what the function returns depends on; of several results, the first."""
@@ -294,22 +208,22 @@ class Part:
     def _lines(self, starts: list[tuple[ast.stmt, set[str]]]) -> set[int]:
         """Returns the lines of statements and of all that they depend on, conditions too."""
         while True:
-            found, _ = self._walk(starts)
+            found, _ = self.walk(starts)
             serving = {id(s) for s, _ in starts} | found.keys()
             heads = {
                 id(head): head
                 for s in self.statements
                 if id(s) in serving
-                for head in self._blocks.heads(s)
+                for head in self.blocks.heads(s)
                 if id(head) not in serving
             }
             if not heads:
                 return {line for s in self.statements if id(s) in serving for line in header_lines(s)}
-            starts += [(head, self._reads[id(head)]) for head in heads.values()]
+            starts += [(head, self.reads[id(head)]) for head in heads.values()]
 
     # -- the ways back
 
-    def _walk(
+    def walk(
         self, starts: Iterable[tuple[ast.stmt, set[str]]], refused: Collection[tuple[int, str]] = ()
     ) -> tuple[dict[int, bool], set[str]]:
         """Follows values back to the statements that they come from.
@@ -328,44 +242,42 @@ class Part:
             reader, wanted, same_turn = pending.pop()
             all_names |= wanted
             for writer in {id(w): w for name in wanted for w in self._writers.get(name, ())}.values():
-                if id(writer) in self._hooked:
+                if id(writer) in self.hooked:
                     continue
                 hits = [
                     name
-                    for name in self._writes[id(writer)] & wanted
-                    if (id(writer), name) not in refused and self._blocks.reaches(writer, name, reader)
+                    for name in self.writes[id(writer)] & wanted
+                    if (id(writer), name) not in refused and self.blocks.reaches(writer, name, reader)
                 ]
                 if not hits:
                     continue
-                stays = all(self._blocks.outlives_turn(writer, name, reader) for name in hits)
+                stays = all(self.blocks.outlives_turn(writer, name, reader) for name in hits)
                 same = same_turn and writer.lineno < reader.lineno and not stays
                 if id(writer) not in found or (same and not found[id(writer)]):
                     found[id(writer)] = same
-                    pending.append((writer, self._reads[id(writer)], same))
+                    pending.append((writer, self.reads[id(writer)], same))
         return found, all_names
 
     def _walk_loss(
         self, starts: list[tuple[ast.stmt, set[str]]], found: Found, derived: Mapping[int, set[str]]
     ) -> None:
-        steps, wanted = self._walk(starts)
+        steps, wanted = self.walk(starts)
         found.loss |= self._from_outside(wanted)
         weights: set[str] = set()
         for statement in self.statements:
             if isinstance(statement, ast.For) and _of_weights(statement):
                 weights |= writes(statement)
         grow(weights, self.statements)
-        batch = set().union(*(writes(s) for s in self._asks))
+        batch = set().union(*(writes(s) for s in self.asks))
         computed: set[str] = set()
-        last = max((s.lineno for s in self._passes), default=0)
+        last = max((s.lineno for s in self.passes), default=0)
         for statement in (s for s in self.statements if id(s) in steps):
             if last and statement.lineno > last and not steps[id(statement)]:
                 continue  # a value that is read after the pass, for the next one
             if self._is_before(statement):
                 is_data = True
-            elif self._calls:
-                is_data = not (
-                    id(statement) in derived or self._reads[id(statement)] & (computed | weights)
-                )
+            elif self.calls:
+                is_data = not (id(statement) in derived or self.reads[id(statement)] & (computed | weights))
                 is_data = is_data and not self._is_computed(statement)
             else:
                 is_data = _only_of(statement, batch)
@@ -377,10 +289,10 @@ class Part:
     def _walk_further(
         self, starts: list[tuple[ast.stmt, set[str]]], found: Found, derived: Mapping[int, set[str]]
     ) -> None:
-        steps, wanted = self._walk(starts)
+        steps, wanted = self.walk(starts)
         found.loss |= self._from_outside(wanted)
         for statement in (s for s in self.statements if id(s) in steps):
-            is_data = self._calls and id(statement) not in derived
+            is_data = self.calls and id(statement) not in derived
             self._serves(statement, Phase.DATA_WAIT if is_data else Phase.FORWARD, wanted, found)
 
     def _walk_batch(self, starts: list[tuple[ast.stmt, set[str]]], found: Found) -> None:
@@ -396,12 +308,12 @@ class Part:
                     if writer.lineno >= call.lineno or id(writer) in derived:
                         refused.add((id(writer), name))
                         found.carried.add(id(writer))
-        steps, wanted = self._walk(starts, refused)
+        steps, wanted = self.walk(starts, refused)
         found.batch |= self._from_outside(wanted)
         acts = [s for s in self.statements if steps_environment(s) or takes_action(s, self._definition)]
-        computed = {id(s): self._writes[id(s)] for s in self.models}
-        passing = self._spread(computed, {id(s) for s in acts}, same_turn=True)
-        acting = {id(s) for s in acts}.union(self._walk([(s, self._reads[id(s)]) for s in acts])[0])
+        computed = {id(s): self.writes[id(s)] for s in self.models}
+        passing = self.spread(computed, {id(s) for s in acts}, same_turn=True)
+        acting = {id(s) for s in acts}.union(self.walk([(s, self.reads[id(s)]) for s in acts])[0])
         for statement in (s for s in self.statements if id(s) in steps):
             is_pass = steps[id(statement)] and id(statement) in passing and id(statement) not in acting
             is_pass = is_pass and not self._is_before(statement)
@@ -425,10 +337,10 @@ class Part:
             sources: They.
             same_turn: Whether it is made in the same turn of the loop.
         """
-        known = {id(s): self._writes[id(s)] for s in sources}
-        return self._spread(known, set(), same_turn=same_turn)
+        known = {id(s): self.writes[id(s)] for s in sources}
+        return self.spread(known, set(), same_turn=same_turn)
 
-    def _spread(
+    def spread(
         self, known: dict[int, set[str]], barred: Collection[int], *, same_turn: bool = False
     ) -> dict[int, set[str]]:
         sources = [s for s in self.statements if id(s) in known]
@@ -439,14 +351,14 @@ class Part:
             for statement in self.statements:
                 if id(statement) in known or id(statement) in barred:
                     continue
-                wanted = self._reads[id(statement)]
+                wanted = self.reads[id(statement)]
                 for source in sources:
                     if same_turn and source.lineno >= statement.lineno:
                         continue
                     shared = known[id(source)] & wanted
                     if same_turn:
-                        shared = {n for n in shared if not self._blocks.outlives_turn(source, n, statement)}
-                    if any(self._blocks.reaches(source, name, statement) for name in shared):
+                        shared = {n for n in shared if not self.blocks.outlives_turn(source, n, statement)}
+                    if any(self.blocks.reaches(source, name, statement) for name in shared):
                         known[id(statement)] = writes(statement)
                         sources.append(statement)
                         grew = True
@@ -492,9 +404,9 @@ class Part:
             return False
         return not names(nodes_of(statement)) & DETACHES
 
-    def _wanted(self, statement: ast.stmt, needs: Mapping[str, set[str]]) -> set[str]:
+    def wanted(self, statement: ast.stmt, needs: Mapping[str, set[str]]) -> set[str]:
         """Returns the names of which a statement needs the values, also for the functions that it calls."""
-        wanted = set(self._reads[id(statement)])
+        wanted = set(self.reads[id(statement)])
         wanted = wanted.union(*(self._taken.get(name, ()) for name in wanted))
         for name, base in methods_called(statement):
             wanted |= rebased(needs.get(name, ()), base)
@@ -504,7 +416,7 @@ class Part:
         """Returns what the statement of a model call is given, without what it returns of other models
         beside, `return probs.log_prob(action), self.critic(x)`, nor what the function through which it
         calls the model wants for something else."""
-        wanted = self._wanted(call, links.batch) - _callees(call)
+        wanted = self.wanted(call, links.batch) - _callees(call)
         if isinstance(call, ast.Return):
             others = self._derived([model for model in self.models if model is not call])
             wanted -= set().union(*others.values())
@@ -533,22 +445,14 @@ class Part:
         """
         if self._learns is None:
             self._learns = []
-            for each in self._passes:
-                loops = self._blocks.loops(each)
-                if not loops or not any(loops[-1] in self._blocks.loops(model) for model in self.models):
+            for each in self.passes:
+                loops = self.blocks.loops(each)
+                if not loops or not any(loops[-1] in self.blocks.loops(model) for model in self.models):
                     self._learns = []
                     break
                 self._learns.append(loops[-1])
-        around = self._blocks.loops(statement)
+        around = self.blocks.loops(statement)
         return bool(self._learns) and not any(loop in around for loop in self._learns)
-
-    def _inside_of_the_loop(self) -> Callable[[ast.stmt], bool]:
-        """Returns what tells whether a statement is run in each step."""
-        around = [loops for s in (*self._calls, *self._asks) if (loops := self._blocks.loops(s))]
-        if not around:
-            return lambda statement: True
-        outermost = {id(loops[0]) for loops in around}
-        return lambda statement: any(id(loop) in outermost for loop in self._blocks.loops(statement))
 
     def _on(self, lines: set[int]) -> list[ast.stmt]:
         return [s for s in self.statements if lines.intersection(header_lines(s))]
@@ -579,28 +483,6 @@ def parts_of(
             found.leads[line] = leads[file, line]
     for index, found in anchors.items():
         yield Part(file, functions[index], found, effects)
-
-
-def links_of(parts: Sequence[Part]) -> Links:
-    """Returns what the functions of the loop leave for each other."""
-    links = Links()
-    for _ in range(CHAIN):
-        after = Links()
-        for part in parts:
-            found = part.found(links)
-            passed = {
-                "batch": found.batch,
-                "loss": found.loss,
-                "losses": {name for name in part.losses(found, links) if name.startswith("self.")},
-                "results": part.results_in_object(found, links),
-            }
-            for kind, told in passed.items():
-                by_name: dict[str, set[str]] = getattr(after, kind)
-                by_name[part.name] = by_name.get(part.name, set()) | told
-        if after == links:
-            break
-        links = after
-    return links
 
 
 def _taken(function: Scope, statements: list[ast.stmt]) -> dict[str, set[str]]:
@@ -644,33 +526,6 @@ def _callees(call: ast.stmt) -> set[str]:
         else:
             called |= reads(ast.Expr(node.func))
     return called - (given - {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)})
-
-
-def _is_tuple(statement: ast.Return) -> bool:
-    return isinstance(statement.value, ast.Tuple)
-
-
-def _terms(statement: ast.stmt) -> set[str]:
-    """Returns what a statement reads, each as closely as it says: `out.loss` is not all of `out`."""
-    terms = {ast.unparse(statement.target)} if isinstance(statement, ast.AugAssign) else set()
-    pending: list[ast.AST] = list(expressions(statement))
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Subscript) and (key := key_of(node)) is not None:
-            terms.add(f"{ast.unparse(node.value)}[{key}]")
-        elif isinstance(node, (ast.Name, ast.Attribute)):
-            terms.add(ast.unparse(node))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            pending += [node.func.value, *node.args]
-        else:
-            pending += ast.iter_child_nodes(node)
-    return terms
-
-
-def _adds_up(statement: ast.stmt) -> bool:
-    """Whether a statement only adds up what it reads, or brings it to Python."""
-    calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
-    return all(callee(call)[0] in ARITHMETIC for call in calls)
 
 
 def _only_of(statement: ast.stmt, batch: set[str]) -> bool:

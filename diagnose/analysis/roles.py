@@ -11,8 +11,9 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from diagnose.analysis.dependencies import Anchors, Links, Part, links_of, parts_of
+from diagnose.analysis.dependencies import Anchors, Links, Part, parts_of
 from diagnose.analysis.effects import Effects, Function
+from diagnose.analysis.scores import Scores, links_of
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import callee, header_lines, names, nodes_of, writes
 from diagnose.core.ledger import SLOT_OF
@@ -197,7 +198,8 @@ class Roles:
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
         found = part.found(links)
-        results, made_of = part.results(found, links), part.made_of(found)
+        scores = Scores(part, found, links)
+        results, made_of = scores.results(), scores.made_of()
         for statement in part.statements:
             lines = header_lines(statement)
             self._anchored.update((file, line) for line in lines)
