@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -157,7 +158,9 @@ def test_each_fault_is_an_option_of_its_script_and_the_sets_share_no_script(accu
         for fault in script.faults:
             for option in (fault.option.split()[0], fault.dial or fault.option.split()[0]):
                 made_from = option.removeprefix("--").replace("-", "_")  # of a dictionary's keys
-                assert f'"{option}"' in source or f'"{made_from}"' in source, f"{script}: {option}"
+                named = f'"{option}"' in source or f'"{made_from}"' in source
+                # Or of a field of a dataclass.
+                assert named or re.search(rf"^    {made_from}: ", source, re.M), f"{script}: {option}"
         assert source.count("# the training loop") == 1, f"{script}: peers_job.py needs the mark"
         assert script.pairs is not None and script.decoys is not None
     names = [script.path.stem for script in scripts if script.faults]

@@ -554,3 +554,67 @@ def test_an_entry_goes_with_its_container():
     (function,) = ast.parse("def f():\n for _ in r:\n  d = next(it)\n  x = d['a']\n  d['a'] = save()").body
     taken, put = sorted(statements_of(function), key=lambda s: s.lineno)[2:]
     assert not Blocks(function).reaches(put, "d[a]", taken)
+
+
+WEIGHTED = Script(
+    """
+    class Trainer:
+        def __init__(self):
+            self.pacing = Pacing()
+
+        def train_step(self, step, keys, clicks):
+            loss = entropy(self.model(keys), clicks)
+            loss = loss * self.pacing.throttle(step / 9) + penalty(keys)
+            loss.backward()
+
+    class Pacing:
+        def throttle(self, now):
+            return sum(spend(now))
+
+    def penalty(keys):
+        return norm(keys)
+
+    for step, (keys, clicks) in zip(numbers, loader):
+        trainer.train_step(step, keys, clicks)
+    """,
+    [("self.model(keys)", "forward"), ("loss.backward", "backward"), ("for step, (keys", "next")],
+    inside=[
+        ("forward", "self.model(keys)", "trainer.train_step"),
+        ("backward", "loss.backward", "trainer.train_step"),
+    ],
+)
+
+
+@pytest.mark.parametrize(("line", "phase"), [("sum(spend(now))", OTHER), ("norm(keys)", FORWARD)])
+def test_what_a_loss_is_multiplied_with_may_be_the_loops_own_code(line, phase):
+    assert WEIGHTED.phase(line, "loss = loss *", "trainer.train_step", slot=AFTER_FORWARD) is phase
+
+
+ON_POLICY_WITH_GRADIENTS = Script(
+    """
+    while update < steps:
+        level = feed.level(update)
+        rewards, values = [], []
+        for _ in range(24):
+            logits, value = policy(scale(grid.observe()))
+            choice = Categorical(logits=logits)
+            move = choice.sample()
+            moves.append(move.numpy())
+            rewards.append(from_numpy(grid.step(moves[-1], level)))
+            values.append(value)
+        loss = (stack(rewards) - stack(values)).square().mean()
+        loss.backward()
+        optimizer.step()
+    """,
+    [("= policy(", "forward"), *PASSES],
+)
+
+
+def test_what_is_stepped_with_what_a_policy_chose_is_an_environment_whatever_it_is_called():
+    line = "rewards.append(from_numpy"
+    assert ON_POLICY_WITH_GRADIENTS.phase(line, slot=AFTER_FORWARD) is DATA
+    roles = ON_POLICY_WITH_GRADIENTS.roles
+    (stack,) = ON_POLICY_WITH_GRADIENTS.stack(line)
+    assert roles.acts([("/home/u/grid.py", 3, "Grid.step"), stack])
+    assert not roles.acts([("/home/u/grid.py", 3, "Grid.observe"), stack])
+    assert not roles.acts(ON_POLICY_WITH_GRADIENTS.stack("optimizer.step"))

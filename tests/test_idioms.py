@@ -505,3 +505,39 @@ def test_the_end_of_a_transaction_writes_what_is_in_it():
 def test_a_curve_of_recalls_is_a_metric_by_its_name():
     text = "class RecallCurve:\n    def update(self, out, y):\n        row[0] += (out > at).sum()  # here\n"
     assert of_marked(text, "RecallCurve.update", "main") == (METRIC,)
+
+
+CLIPS = """
+def clip(self):
+    if not self.blocks:
+        nn.utils.clip_grad_norm_(self.parameters(), 1.0)  # at once
+        return
+    for parameter in self.parameters():
+        for block in parameter.grad.chunk(self.blocks):
+            norm = block.norm()  # by hand
+"""
+
+
+@pytest.mark.parametrize(("line", "idioms"), [("# at once", ()), ("# by hand", (CLIP,))])
+def test_a_function_that_clips_in_two_ways_does_so_by_hand_in_one(line: str, idioms: tuple[str, ...]):
+    assert of_marked(CLIPS.replace(line, "# here"), "Trainer.clip") == idioms
+
+
+FEED = """
+class Feed:
+    def __init__(self):
+        self.asked, self.answers = queue.Queue(), queue.Queue()
+        self.known = {}
+
+    def level(self, day):
+        self.asked.put(day)
+        return self.answers.get()  # waits
+
+    def cached(self, day):
+        return self.known.get(day)  # looks
+"""
+
+
+@pytest.mark.parametrize(("line", "idioms"), [("# waits", (WAIT,)), ("# looks", ())])
+def test_what_was_made_as_a_queue_is_waited_for(line: str, idioms: tuple[str, ...]):
+    assert of_marked(FEED.replace(line, "# here")) == idioms

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from diagnose.analysis.blocks import Blocks
 from diagnose.analysis.effects import WEIGHTS, Effects, Function, methods_called, rebased
-from diagnose.analysis.rollouts import steps_environment, takes_action
+from diagnose.analysis.rollouts import CHOOSES, steps_environment, takes_action, told_to_step
 from diagnose.analysis.statements import (
     Scope,
     callee,
@@ -37,6 +37,10 @@ DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 
 SETTINGS = {"device", "dtype", "args", "cfg", "config", "opt", "self", "torch", "np", "numpy", "F"}
 """Names of what no batch and no model is."""
+
+
+COUNTERS = {"step", "steps", "global_step", "epoch", "iteration", "iter", "it", "i", "update", "progress"}
+"""Names of what only counts, also where a loop gets it along with its batch."""
 
 
 @dataclass(slots=True)
@@ -142,6 +146,25 @@ class Part:
         return "" if isinstance(self.function, ast.Module) else self.function.name
 
     @cached_property
+    def acts(self) -> list[ast.stmt]:
+        """The statements that step an environment: with what a policy chose, whatever it is called."""
+        made = self._derived(self.models)
+        chooses = [s for s in self.statements if id(s) in made and names(nodes_of(s)) & CHOOSES]
+        chosen = set().union(*self._derived(chooses).values())
+        calls = (node for s in self.models for node in nodes_of(s) if isinstance(node, ast.Call))
+        models = {ast.unparse(call.func) for call in calls}
+        return [
+            s
+            for s in self.statements
+            if steps_environment(s)
+            or takes_action(s, self._definition)
+            or any(
+                told & chosen and base not in models and not self._effects.is_module(base)
+                for base, told in told_to_step(s)
+            )
+        ]
+
+    @cached_property
     def _taken(self) -> dict[str, set[str]]:
         return _taken(self.function, self.statements)
 
@@ -178,7 +201,8 @@ class Part:
             self._walk_batch([(s, self.reads[id(s)]) for s in yields], found)
             found.roles.update((line, Phase.DATA_WAIT) for s in yields for line in header_lines(s))
             return found
-        passes, derived = list(self.passes), self._derived(self.models)
+        computed = {id(s): self.writes[id(s)] for s in self.models}
+        passes, derived = list(self.passes), self.spread(computed, {id(s) for s in self.acts})
         if not passes:
             passes = [s for s in self.statements if id(s) not in self.hooked and self._hands_on(s, derived)]
             found.roles.update((line, Phase.FORWARD) for s in passes for line in header_lines(s))
@@ -220,6 +244,39 @@ class Part:
             if not heads:
                 return {line for s in self.statements if id(s) in serving for line in header_lines(s)}
             starts += [(head, self.reads[id(head)]) for head in heads.values()]
+
+    def own_code(self, found: Found) -> dict[int, set[str]]:
+        """Returns by line what statements of the loss call besides: functions that get nothing of the batch
+        or of a model, `weight_at(step)` in `loss = loss * weight_at(step)`.
+
+        Args:
+            found: What the function's statements are for.
+        """
+        batch = [s for s in self.statements if found.roles.get(s.lineno) is Phase.DATA_WAIT]
+        told = set().union(*self._derived([*self.models, *self.asks, *batch]).values())
+        told |= self._from_outside(set().union(*self.reads.values()))
+        told -= COUNTERS
+        own: dict[int, set[str]] = {}
+        for statement in self.statements:
+            if id(statement) in self.hooked or found.roles.get(statement.lineno) is not Phase.FORWARD:
+                continue
+            calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
+            aside = {
+                callee(call)[0]
+                for call in calls
+                if callee(call)[0] in self._effects.functions
+                and not any(self._may_hold(name) for name in reads(ast.Expr(call)) & told)
+                and not self._is_computed(ast.Expr(call))
+            }
+            own.update((line, aside) for line in header_lines(statement) if aside)
+        return own
+
+    def _may_hold(self, name: str) -> bool:
+        """Whether a name may hold something of a batch or a model: not an attribute that was only set when
+        its object was made."""
+        if not name.startswith("self."):
+            return True
+        return self._effects.may_be_computed(".".join(name.partition("[")[0].split(".")[:2]))
 
     # -- the ways back
 
@@ -271,10 +328,11 @@ class Part:
         batch = set().union(*(writes(s) for s in self.asks))
         computed: set[str] = set()
         last = max((s.lineno for s in self.passes), default=0)
+        acts = {id(s) for s in self.acts}
         for statement in (s for s in self.statements if id(s) in steps):
             if last and statement.lineno > last and not steps[id(statement)]:
                 continue  # a value that is read after the pass, for the next one
-            if self._is_before(statement):
+            if self._is_before(statement) or id(statement) in acts:
                 is_data = True
             elif self.calls:
                 is_data = not (id(statement) in derived or self.reads[id(statement)] & (computed | weights))
@@ -310,7 +368,7 @@ class Part:
                         found.carried.add(id(writer))
         steps, wanted = self.walk(starts, refused)
         found.batch |= self._from_outside(wanted)
-        acts = [s for s in self.statements if steps_environment(s) or takes_action(s, self._definition)]
+        acts = self.acts
         computed = {id(s): self.writes[id(s)] for s in self.models}
         passing = self.spread(computed, {id(s) for s in acts}, same_turn=True)
         acting = {id(s) for s in acts}.union(self.walk([(s, self.reads[id(s)]) for s in acts])[0])

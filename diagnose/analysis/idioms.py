@@ -37,6 +37,7 @@ from diagnose.analysis.statement_idioms import (
     SLICES,
     Within,
     of_places,
+    waited_for,
 )
 from diagnose.analysis.statements import (
     Function,
@@ -340,10 +341,12 @@ class Idioms:
         return False
 
     def _has_torch_clip(self, file: str, line: int) -> bool:
-        """Whether the function that holds a line leaves the clipping to torch, which does it at once."""
+        """Whether a line, or all of the function that holds it, leaves the clipping to torch, which does it
+        at once."""
         found = _statements(self._function_at(file, line))
-        if any(CLIP in self.of_line(file, statement.lineno) for statement in found):
-            return False
+        by_hand = any(CLIP in self.of_line(file, statement.lineno) for statement in found)
+        if by_hand:
+            found = [place.statement for place in self._places(file, line)]
         called = {
             callee(node)[0] for each in found for node in nodes_of(each) if isinstance(node, ast.Call)
         }
@@ -367,7 +370,7 @@ class Idioms:
 
 def _read(tree: ast.Module) -> dict[int, list[Place]]:
     weights = Weights(tree)
-    imported = without_tensors(tree)
+    imported, waits = without_tensors(tree), waited_for(tree)
     return {
         line: [
             replace(
@@ -375,6 +378,7 @@ def _read(tree: ast.Module) -> dict[int, list[Place]]:
                 weights=weights.of(place.function),
                 gradients=weights.of(place.function, "gradients"),
                 imported=imported,
+                waited_for=waits,
             )
             for place in places
         ]

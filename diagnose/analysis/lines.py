@@ -97,6 +97,8 @@ def source_lines(
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
             called = slot == FORWARD and roles.calls_model(stack[0])
             idiom = idioms.of(stack, named(library), phase, waits=waits, called=called)
+            if slot >= FIRST_GAP and ROLLOUT not in idiom and roles.acts(stack):
+                idiom = (ENVIRONMENT,)
             if phase is Phase.OTHER and _says_how(idiom, waits=waits) and _scores(stack, roles, results):
                 idiom = (METRIC,)
             if phase is Phase.FORWARD and slot >= FIRST_GAP and METRIC in idiom and roles.makes_loss(stack):

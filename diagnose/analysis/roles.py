@@ -56,6 +56,8 @@ class Roles:
         self._aside: dict[tuple[str, int], dict[str, Phase]] = {}
         self._given: dict[tuple[str, int], set[str]] = {}
         self._results: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
+        self._acts: set[tuple[str, int]] = set()
+        self._own: set[tuple[str, int, str]] = set()
         self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
         straight, samples = _by_place(sites), list(samples)
         by_file: dict[str, list[tuple[int, str]]] = {}
@@ -108,7 +110,10 @@ class Roles:
             if (file, line) in self._anchored:
                 called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
                 given = called in self._given.get((file, line), ())
-                serves = depth == 0 or self._serves(file, line, called, stack[depth - 1])
+                serves = depth == 0 or (
+                    (file, line, called) not in self._own
+                    and self._serves(file, line, called, stack[depth - 1])
+                )
                 role = self._roles.get((file, line), Phase.OTHER) if serves else Phase.OTHER
                 return Phase.DATA_WAIT if given else role
         return Phase.OTHER
@@ -156,6 +161,17 @@ class Roles:
             part = Part(file, function, Anchors(), self._effects)
             self._lines_returned[file, function.lineno] = part.lines_returned()
         return self._lines_returned[file, function.lineno]
+
+    def acts(self, stack: Sequence[Frame]) -> bool:
+        """Whether a stack steps an environment with what the loop's policy has chosen.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+        """
+        depth = self._depth(stack)
+        if depth is None or stack[depth][:2] not in self._acts:
+            return False
+        return not depth or stack[depth - 1][2].rpartition(".")[2] == "step"
 
     def results(self, stack: Sequence[Frame]) -> tuple[Sequence[Frame], set[str], set[str]] | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
@@ -209,6 +225,9 @@ class Roles:
                 self._aside.update(((file, line), aside) for line in lines)
         self._roles.update(((file, line), phase) for line, phase in found.roles.items())
         self._results.update(((file, line), (names, made_of)) for line, names in results.items())
+        self._acts.update((file, line) for s in part.acts for line in header_lines(s))
+        for line, own in part.own_code(found).items():
+            self._own.update((file, line, name) for name in own)
         for line, called in found.inside.items():
             for name, wanted in called.items():
                 self._inside[file, line, name] = {

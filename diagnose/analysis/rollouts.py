@@ -153,6 +153,19 @@ def _last_name(source: ast.expr) -> str:
     return source.id if isinstance(source, ast.Name) else getattr(source, "attr", "")
 
 
+CHOOSES = {"sample", "argmax", "multinomial", "item", "tolist", "numpy"}
+"""Names in a statement that makes an action of what a policy computed."""
+
+
+def told_to_step(statement: ast.stmt) -> Iterator[tuple[str, set[str]]]:
+    """Yields what a statement steps, other than what learns, and the names that it is given."""
+    for node in nodes_of(statement):
+        if isinstance(node, ast.Call) and callee(node)[0] == "step" and callee(node)[1] and node.args:
+            base = callee(node)[1]
+            if not words(base) & (EVALUATES | LEARNERS):
+                yield base, set().union(*(reads(ast.Expr(arg)) for arg in node.args))
+
+
 def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable[Loop] = ()) -> bool:
     """Whether a statement steps something with what a policy has chosen in the same function, whatever it
     is called and gives back: `depot.step(plan)` after `plan = self.act(seen)`."""

@@ -107,6 +107,12 @@ JOINS = {
 }
 """Methods that wait for another thread or process, by a word of what they are called on: `handle.wait()`
 is a collective, and `", ".join()` a text."""
+WAITED_FOR = {
+    *("Queue", "SimpleQueue", "LifoQueue", "PriorityQueue", "JoinableQueue", "Thread", "Process", "Popen"),
+    *("Event", "Condition", "Semaphore", "Barrier", "Lock", "RLock"),
+}
+"""Classes of what such methods wait for."""
+
 RECEIVERS = {"recv", "recvfrom", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
 METRIC_WORDS = {
     *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "auprc", "bleu", "rouge", "confusion"),
@@ -241,7 +247,7 @@ def _of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: 
     casts = not base and name in CASTS and not in_comprehension and call.args
     if casts and may_be_tensor(call.args[0], place.imported):
         yield SYNC
-    if _waits_for(call, name, owner):
+    if _waits_for(call, place, name, owner):
         yield WAIT
     elif (
         name in LOG_FUNCTIONS
@@ -285,6 +291,23 @@ def _of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: 
         yield METRIC
 
 
+def waited_for(tree: ast.Module) -> frozenset[str]:
+    """Returns the names and attributes of a file that hold queues, threads, processes and the like:
+    `answers`, after `self.asked, self.answers = Queue(), Queue()`."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                if isinstance(value, ast.Call) and callee(value)[0] in WAITED_FOR:
+                    found.add(ast.unparse(name).rpartition(".")[2])
+    return frozenset(found)
+
+
 def _may_block(call: ast.Call) -> bool:
     """Whether a `get` says that it waits, as a queue's does: a mapping's is given a key."""
     first = call.args[0] if call.args else None
@@ -292,7 +315,7 @@ def _may_block(call: ast.Call) -> bool:
     return says or any(keyword.arg in ("block", "timeout") for keyword in call.keywords)
 
 
-def _waits_for(call: ast.Call, name: str, owner: str) -> bool:
+def _waits_for(call: ast.Call, place: Place, name: str, owner: str) -> bool:
     """Whether a call waits for another process or thread, but a rank: `p.stdout.readline()`."""
     if name in RECEIVERS:
         return owner not in ("dist", "distributed")
@@ -301,7 +324,8 @@ def _waits_for(call: ast.Call, name: str, owner: str) -> bool:
     if name == "get" and owner and owner not in NETWORK and _may_block(call):
         return True
     if name in JOINS:
-        return bool(words(owner) & JOINS[name]) or (name == "wait" and bool(call.args))
+        waits = owner in place.waited_for or words(owner) & JOINS[name]
+        return bool(waits) or (name == "wait" and bool(call.args))
     if name in LOG_FUNCTIONS:
         file = next((keyword.value for keyword in call.keywords if keyword.arg == "file"), None)
         return isinstance(file, ast.Attribute) and file.attr == "stdin"

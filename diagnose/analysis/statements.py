@@ -30,6 +30,7 @@ class Place:
         every: The innermost condition there with a remainder in it: `step % 10 == 0`.
         weights: Names that hold a model's weights there.
         gradients: Names that hold their gradients.
+        waited_for: Names of the file that hold queues, threads and processes.
         imported: Names of the file that hold no tensors and give none: of packages, and `self.rng`.
     """
 
@@ -40,6 +41,7 @@ class Place:
     weights: frozenset[str] = frozenset()
     gradients: frozenset[str] = frozenset()
     imported: frozenset[str] = frozenset()
+    waited_for: frozenset[str] = frozenset()
 
 
 def by_line(tree: ast.Module) -> dict[int, list[Place]]:

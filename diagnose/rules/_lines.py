@@ -25,6 +25,10 @@ DEVIATIONS = 2.0
 """The bounds are so many standard deviations of the sampled count away: 95 %."""
 
 
+MOSTLY = 0.5
+"""Of a line's time."""
+
+
 def loop_lines(profile: Profile, wanted: Callable[[SourceLine], bool]) -> tuple[SourceLine, ...]:
     """Returns the lines of the loop, none of a worker's, that are wanted; the most expensive first."""
     return tuple(
@@ -40,6 +44,17 @@ def doing(profile: Profile, idiom: str, *, beside: Collection[str] = ()) -> tupl
 def waiting_share(profile: Profile) -> float:
     """Returns the part of the time in which lines of the script, none of a worker's, sleep or wait."""
     return sum(line.share for line in profile.where if "wait" in line.idiom and not line.in_worker)
+
+
+def holding_up_batches(profile: Profile) -> tuple[SourceLine, ...]:
+    """Returns the lines that wait where the loop makes a batch itself: what a loader waits for is the
+    loader's."""
+    return tuple(
+        line
+        for line in profile.where
+        if line.phase is Phase.DATA_WAIT and "wait" in line.idiom and not line.in_worker
+        if line.between > MOSTLY * line.share
+    )
 
 
 def garbage_of(profile: Profile, idiom: str, lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:

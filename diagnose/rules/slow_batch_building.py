@@ -13,7 +13,7 @@ from diagnose.core.profile import InputStats, Profile, SourceLine
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import MIN_SAMPLES, at, bounds, named
+from diagnose.rules._lines import MIN_SAMPLES, at, bounds, holding_up_batches, named
 from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, fed_by, supply_of
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
@@ -110,6 +110,7 @@ class SlowBatchBuilding(Rule):
             for line in profile.where
             if line.phase is Phase.DATA_WAIT
             and not (line.in_worker or is_rollout(line) or (is_fed and _takes_batch(line)))
+            and "wait" not in line.idiom
         ]
         if not has_workers:  # the dataset's lines run on the training thread too
             lines = sorted(
@@ -117,6 +118,7 @@ class SlowBatchBuilding(Rule):
             )
         seen = sum(line.share for line in lines)
         wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
+        wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
         if is_fed:
             wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
         share = wait_ns / profile.step_time_ns
