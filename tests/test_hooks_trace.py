@@ -393,6 +393,7 @@ def test_every_replacing_hook_is_tried_without_one_of_its_names():
         "checkpoint-safetensors",
         "collectives",
         "copy-to-device",
+        "ddp-facts",
         "ddp-waits",
         "forward",
         "fsdp-waits",
