@@ -11,8 +11,9 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from diagnose.analysis.dependencies import Anchors, Links, Part, parts_of
+from diagnose.analysis.dependencies import Dependencies, Links, own_code
 from diagnose.analysis.effects import Effects, Function
+from diagnose.analysis.parts import Anchors, Part, parts_of
 from diagnose.analysis.scores import Scores, links_of
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import callee, header_lines, names, nodes_of, writes
@@ -213,7 +214,7 @@ class Roles:
         anchors = part.anchors
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
-        found = part.found(links)
+        found = Dependencies(part, links).found()
         scores = Scores(part, found, links)
         results, made_of = scores.results(), scores.made_of()
         for statement in part.statements:
@@ -226,7 +227,7 @@ class Roles:
         self._roles.update(((file, line), phase) for line, phase in found.roles.items())
         self._results.update(((file, line), (names, made_of)) for line, names in results.items())
         self._acts.update((file, line) for s in part.acts for line in header_lines(s))
-        for line, own in part.own_code(found).items():
+        for line, own in own_code(part, found).items():
             self._own.update((file, line, name) for name in own)
         for line, called in found.inside.items():
             for name, wanted in called.items():

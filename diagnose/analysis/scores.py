@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from diagnose.analysis.dependencies import Found, Links, Part
+from diagnose.analysis.dependencies import Dependencies, Found, Links
 from diagnose.analysis.effects import methods_called, rebased
+from diagnose.analysis.parts import Part
 from diagnose.analysis.statements import (
     callee,
     expressions,
@@ -121,7 +122,7 @@ def links_of(parts: Sequence[Part]) -> Links:
     for _ in range(CHAIN):
         after = Links()
         for part in parts:
-            found = part.found(links)
+            found = Dependencies(part, links).found()
             scores = Scores(part, found, links)
             passed = {
                 "batch": found.batch,
