@@ -24,7 +24,10 @@ LINE = SourceLine(phase=Phase.OTHER, file=FILE, line=7, function="main", share=0
 
 
 def log_of(off_cpu: float, device: str = "cpu") -> RankLog:
-    standing = [((NOBODY, FRAME), 600, int(600 * off_cpu)), ((NOBODY, FRAME, FRAME), 400, int(400 * off_cpu))]
+    standing = [
+        ((NOBODY, FRAME), 600, int(600 * off_cpu)),
+        ((NOBODY, FRAME, FRAME), 400, int(400 * off_cpu)),
+    ]
     return RankLog(path=Path("rank"), meta={"device": device}, standing=standing)
 
 

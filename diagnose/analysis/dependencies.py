@@ -9,7 +9,7 @@ is neither, scores them: see `scores`. How values flow is told by `parts`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diagnose.analysis.parts import SETTINGS, Part, of_weights

@@ -51,13 +51,17 @@ def with_waits(lines: Iterable[SourceLine], log: RankLog, host: HostStats) -> li
         return known
     reads = host.read_bytes_per_s is None or host.read_bytes_per_s > MAX_READ_BYTES_PER_S
     phases = (Phase.OTHER,) if reads else (Phase.OTHER, Phase.DATA_WAIT)
-    return [replace(line, idiom=(WAIT,)) if line.phase in phases and _waits(line) else line for line in known]
+    return [
+        replace(line, idiom=(WAIT,)) if line.phase in phases and _waits(line) else line for line in known
+    ]
 
 
 def _waits(line: SourceLine) -> bool:
     """Whether a line of the loop's own stands still, and its source says nothing of what it is for."""
     own = line.between > line.share / 2 and not line.trains and not is_training(line.via)
-    return own and not set(line.idiom) - {PYTHON_LOOP} and line.off_cpu is not None and line.off_cpu >= STANDS
+    return (
+        own and not set(line.idiom) - {PYTHON_LOOP} and line.off_cpu is not None and line.off_cpu >= STANDS
+    )
 
 
 def _off_cpu(log: RankLog) -> dict[Frame, float]:

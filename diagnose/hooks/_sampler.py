@@ -17,8 +17,8 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from collections import deque
+from collections.abc import Callable
 from time import monotonic_ns, perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import Any
