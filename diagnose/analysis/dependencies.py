@@ -5,7 +5,6 @@ from what `backward` is called on gives those that compute the loss. What is mad
 is neither, scores them: see `scores`. How values flow is told by `parts`.
 """
 
-
 from __future__ import annotations
 
 import ast

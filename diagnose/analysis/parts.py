@@ -332,4 +332,3 @@ def _taken(function: Scope, statements: list[ast.stmt]) -> dict[str, set[str]]:
 
 def of_weights(statement: ast.stmt) -> bool:
     return bool(names(nodes_of(statement)) & WEIGHTS)
-
