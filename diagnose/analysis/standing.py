@@ -1,7 +1,7 @@
 """Lines of the loop that wait, told by what they take and not by what they call.
 
-Source text names some waits: `time.sleep`, `process.wait()`. It does not name a lock in a `with`, a lookup that
-asks a server, a pool's `map`. But a thread that waits uses no CPU, and the sampler reads how much it did.
+Source text names some waits: `time.sleep`, `process.wait()`. It does not name a lock in a `with`, a lookup
+that asks a server, a pool's `map`. But a thread that waits uses no CPU, and the sampler reads how much.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from diagnose.core.profile import SourceLine
 from diagnose.store.reader import Frame, RankLog
 
 STANDS = 0.8
-"""Part of a line's time without a CPU from which on it waits. What computes has one for more than half of its
-time even beside as many busy processes as there are CPUs."""
+"""Part of a line's time without a CPU from which on it waits. What computes has one for more than half of
+its time even beside as many busy processes as there are CPUs."""
 
 MAX_RUNNABLE = 0.2
 """Where the thread stands in line for a CPU for more of its time, a line without one need not wait for
 anything else."""
 
 MAX_HELD = 0.05
-"""CPUs that the process's other Python threads use at most: else a line may wait for the interpreter lock."""
+"""CPUs that other Python threads use at most: else a line may wait for the interpreter lock."""
 
 MAX_READ_BYTES_PER_S = 1e6
 """Bytes from the disk at most: else a line that makes a batch waits for those."""
 
 
 def with_waits(lines: Iterable[SourceLine], log: RankLog, host: HostStats) -> list[SourceLine]:
-    """Returns the lines with their part without a CPU; those that mostly wait, and of which the source does not
-    say what for, have the idiom of a wait.
+    """Returns the lines with their part without a CPU; those that mostly wait, and of which the source does
+    not say what for, have the idiom of a wait.
 
     Args:
         lines: Of the training thread.
@@ -42,7 +42,7 @@ def with_waits(lines: Iterable[SourceLine], log: RankLog, host: HostStats) -> li
         host: What the operating system said meanwhile. Where it says nothing no line waits by this.
     """
     off_cpu = _off_cpu(log)
-    known = [replace(line, off_cpu=off_cpu.get((line.file, line.line, line.function))) for line in lines]
+    known = [replace(each, off_cpu=off_cpu.get((each.file, each.line, each.function))) for each in lines]
     # A device makes lines wait by itself: for what was asked of it.
     if log.meta.get("device", "cpu") != "cpu" or host.runnable_share is None:
         return known
