@@ -42,6 +42,7 @@ from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import part_of
+from diagnose.analysis.standing import with_waits
 from diagnose.analysis.steps import GapParts, divided, phase_series, step_times, warmup_of
 from diagnose.analysis.stopped import stopped_steps
 from diagnose.analysis.throughput import rate, throughput_of
@@ -257,6 +258,7 @@ def composed(
     deep = deep_window_of(whole)
     if deep is not None:
         deep = replace(deep, usual_step_ns=sum(ranks[0].phase_time_ns.values()))
+    host = host_stats(main, warmup)
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
         run=info,
@@ -265,7 +267,7 @@ def composed(
         steps=stats,
         phase_time_ns=ranks[0].phase_time_ns,
         where=(
-            *source_lines(main, rows, warmup, roles, sources),
+            *with_waits(source_lines(main, rows, warmup, roles, sources), main, host),
             *worker_lines(main, sources),
         ),
         input=input_stats(main, warmup),
@@ -298,7 +300,7 @@ def composed(
             ),
         ),
         series=summarize_series(divided(rows, parts), rows[:, COUNTS.index("tokens")].astype(float)),
-        host=host_stats(main, warmup),
+        host=host,
         program=replace(
             program_of(main, warmup, sources),
             ddp=with_call(

@@ -138,6 +138,8 @@ class SourceLine:
         idiom: What the line is there for, the most telling first: the names of `analysis.idioms`, such as
             `log` and `sync` for `print(loss.item())`. Empty when its source does not say.
         every: The condition with a remainder under which it runs, `step % 10 == 0`; empty for none.
+        off_cpu: Part of its time, 0 to 1, in which the thread used no CPU: it waited, for whatever it was.
+            `None` where that is not known.
         trains: Whether it leaves training to a package, in which backward passes and steps were seen.
     """
 
@@ -155,6 +157,7 @@ class SourceLine:
     via: str = ""
     idiom: tuple[str, ...] = ()
     every: str = ""
+    off_cpu: float | None = None
     trains: bool = False
 
 

@@ -17,8 +17,9 @@ import random
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
-from time import monotonic_ns, perf_counter_ns
+from time import monotonic_ns, perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import Any
 
@@ -50,6 +51,9 @@ SIGNAL_NS = 70_000
 """What a signal of the timer costs besides our handler. It cannot be seen from inside; this was measured as
 the difference between loops with and without a handler that does nothing, in a virtual machine, where an
 interrupt is dear. Elsewhere it is less."""
+
+MOST_STOOD = 10_000
+"""Samples that wait to be asked whether the thread had a CPU; the flusher asks twice a second."""
 
 MAX_STRETCH = 16
 """Still one sample in about 50 ms, however long the steps are."""
@@ -89,6 +93,8 @@ class Sampler:
         count: Number of samples so far.
         set_eval_frame: Dynamo's switch, once it is imported; returns the callback that it replaces.
         missing: Why there are no samples, in words; empty when there are.
+        stood: Stack, nanoseconds and those of them in which the thread used no CPU, of samples that nobody
+            has read. The flusher takes them.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -101,6 +107,9 @@ class Sampler:
         self._interval_ns = 0
         self._started_ns = 0
         self._charged_ns = 0
+        self._taken_ns = 0
+        self._cpu_ns = 0
+        self.stood: deque[tuple[tuple[int, ...], int, int]] = deque(maxlen=MOST_STOOD)
         self._previous_handler: Any = None
         self._libc: Any = None
 
@@ -134,7 +143,8 @@ class Sampler:
         self._previous_handler = signal.signal(SIGNAL, self._handle)
         signal.siginterrupt(SIGNAL, False)
         self._timer = timer
-        self._started_ns = self._charged_ns = monotonic_ns()
+        self._started_ns = self._charged_ns = self._taken_ns = monotonic_ns()
+        self._cpu_ns = thread_time_ns()
         self.vary()
 
     def vary(self) -> None:
@@ -213,4 +223,9 @@ class Sampler:
 
     def _add(self, frame: FrameType | None, tick_ns: int, weight_ns: int, ticks: int) -> None:
         recorder = self._recorder
-        recorder.log.sampled.append((tick_ns, weight_ns, ticks, user_stack(recorder.current, frame)))
+        key = user_stack(recorder.current, frame)
+        recorder.log.sampled.append((tick_ns, weight_ns, ticks, key))
+        now, cpu_ns = monotonic_ns(), thread_time_ns()
+        passed_ns, used_ns = now - self._taken_ns, cpu_ns - self._cpu_ns
+        self._taken_ns, self._cpu_ns = now, cpu_ns
+        self.stood.append((key[1:], passed_ns, max(0, passed_ns - used_ns)))

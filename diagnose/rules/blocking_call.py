@@ -16,8 +16,9 @@ from diagnose.rules._lines import LineRule, at, holding_up_batches
 class BlockingCall(LineRule):
     """
     ## What it means
-    A line of the loop does nothing but wait: it sleeps, or it started a program and waits for its end.
-    The device and the CPUs are idle meanwhile.
+    A line of the loop does nothing but wait: it sleeps, or it started a program and waits for its end, or
+    for a lock or an answer. The device and the CPUs are idle meanwhile. What a line calls may say so; else
+    that the thread uses no CPU in it does, where no device, disk or other thread of the script is to blame.
 
     ## What to do
     Remove the wait, start the program and look after it later, or wait in a background thread.

@@ -65,6 +65,7 @@ class RankLog:
     workers: list[dict[str, Any]] = field(default_factory=list)
     vitals: list[tuple[int, int, dict[str, int]]] = field(default_factory=list)
     worker_samples: list[tuple[tuple[Frame, ...], int]] = field(default_factory=list)
+    standing: list[tuple[tuple[Frame, ...], int, int]] = field(default_factory=list)
     meetings: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -156,6 +157,7 @@ def read_rank(path: Path, *, brief_from: int | None = None) -> RankLog:
             )
             if brief_from is None
             else [],
+            standing=_standing(db, path, notes, stack_of) if brief_from is None else [],
             meetings=_meetings(db, path, notes),
             sources=_sources(db, path, notes),
             notes=notes,
@@ -255,6 +257,15 @@ def _chunk(num_steps: int, blob: bytes) -> npt.NDArray[np.int64]:
 def _has_table(db: sqlite3.Connection, table: str, path: Path, notes: list[str]) -> bool:
     """Files of before there was such a table have none, and miss nothing."""
     return (table,) in _rows(db, "SELECT name FROM sqlite_master", path, notes)
+
+
+def _standing(
+    db: sqlite3.Connection, path: Path, notes: list[str], stack_of: Callable[[int], tuple[Frame, ...]]
+) -> list[tuple[tuple[Frame, ...], int, int]]:
+    if not _has_table(db, "standing", path, notes):
+        return []
+    query = "SELECT stack, passed_ns, off_cpu_ns FROM standing"
+    return _rows(db, query, path, notes, lambda stack, *ns: (stack_of(stack), *map(int, ns)))
 
 
 def _meetings(db: sqlite3.Connection, path: Path, notes: list[str]) -> npt.NDArray[np.int64]:

@@ -115,6 +115,15 @@ class Writer:
                 more = "UPDATE samples SET weight_ns = weight_ns + ? WHERE rowid = ?"
                 self._db.execute(more, (weight, row))
 
+    def add_standing(self, frames: Frames, passed_ns: int, off_cpu_ns: int) -> None:
+        """Adds a sampled stack of the training thread: the time since the sample before it, and how much
+        of that the thread used no CPU."""
+        self._db.execute(
+            "INSERT INTO standing VALUES (?, ?, ?) ON CONFLICT (stack) DO UPDATE SET "
+            "passed_ns = passed_ns + excluded.passed_ns, off_cpu_ns = off_cpu_ns + excluded.off_cpu_ns",
+            (self._stack(frames), passed_ns, off_cpu_ns),
+        )
+
     def add_sites(self, sites: Iterable[tuple[str, str, int, str, int]]) -> None:
         """Replaces the counts of call sites: kind, file, line, function, calls."""
         sites = list(sites)

@@ -1,0 +1,102 @@
+"""Lines that wait are told by that they use no CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diagnose.analysis.profile import load_profile
+from diagnose.analysis.standing import with_waits
+from diagnose.core.host import HostStats, PythonThread
+from diagnose.core.ledger import COLUMNS
+from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
+from diagnose.rules.blocking_call import BlockingCall
+from diagnose.store.reader import RankLog
+from tests.running import DIAGNOSE, only_run, run, write
+
+FILE = "/home/me/train.py"
+FRAME = (FILE, 7, "main")
+NOBODY = ("", 0, "")
+QUIET = HostStats(runnable_share=0.05, read_bytes_per_s=0.0)
+LINE = SourceLine(phase=Phase.OTHER, file=FILE, line=7, function="main", share=0.3, between=0.3)
+
+
+def log_of(off_cpu: float, device: str = "cpu") -> RankLog:
+    standing = [
+        ((NOBODY, FRAME), 600, int(600 * off_cpu)),
+        ((NOBODY, FRAME, FRAME), 400, int(400 * off_cpu)),
+    ]
+    return RankLog(
+        path=Path("rank"), meta={"device": device}, steps=np.empty((0, len(COLUMNS))), standing=standing
+    )
+
+
+def test_a_line_that_uses_no_cpu_waits_whatever_it_calls():
+    (line,) = with_waits([replace(LINE, idiom=("python-loop",))], log_of(0.95), QUIET)
+    assert line.off_cpu == pytest.approx(0.95)
+    assert line.idiom == ("wait",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "off_cpu", "host", "device"),
+    [
+        ({}, 0.6, QUIET, "cpu"),
+        ({}, 0.95, QUIET, "cuda"),
+        ({}, 0.95, HostStats(), "cpu"),
+        ({}, 0.95, replace(QUIET, runnable_share=0.4), "cpu"),
+        ({}, 0.95, replace(QUIET, python_threads=(PythonThread(name="t", cpus=0.5),)), "cpu"),
+        ({"idiom": ("log",)}, 0.95, QUIET, "cpu"),
+        ({"between": 0.1}, 0.95, QUIET, "cpu"),
+        ({"phase": Phase.DATA_WAIT}, 0.95, replace(QUIET, read_bytes_per_s=1e7), "cpu"),
+        ({"phase": Phase.FORWARD}, 0.95, QUIET, "cpu"),
+    ],
+)
+def test_a_line_with_another_reason_to_stand_still_keeps_its_idiom(changes, off_cpu, host, device):
+    before = replace(LINE, **changes)
+    (line,) = with_waits([before], log_of(off_cpu, device), host)
+    assert line.idiom == before.idiom
+
+
+SCRIPT = """
+import os, select, time
+import torch
+
+def look_up(seconds):
+    select.select([], [], [], seconds)
+
+def count(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+model = torch.nn.Linear(64, 64)
+opt = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(120):
+    loss = model(torch.ones(64, 64)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    look_up(0.015)
+    count(0.015)
+"""
+
+
+@pytest.mark.alone
+def test_a_wait_that_has_no_name_is_a_blocking_call(tmp_path):
+    script = write(tmp_path / "train.py", SCRIPT)
+    ended = run(*DIAGNOSE, script, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    found = load_profile(only_run(tmp_path))
+    by_text = {line.text: line for line in found.where}
+    waits = by_text["select.select([], [], [], seconds)"]
+    assert waits.off_cpu is not None and waits.off_cpu > 0.8
+    assert waits.idiom == ("wait",)
+    computes = [line for line in found.where if line.function == "count"]
+    assert computes and all("wait" not in line.idiom for line in computes)
+    finding = BlockingCall().check(found)
+    assert finding is not None
+    assert sum(finding.lost_ns.values()) / 1e6 == pytest.approx(16, abs=4)  # milliseconds
