@@ -21,7 +21,7 @@ from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
 LOOKED_AT = 5
-"""Steps looked at."""
+"""Steps that are counted, after one in which it is only learnt what is trained on."""
 
 MOST_CALLS = 512
 """Of the calls of one step so many are looked at: a look takes 30 us, and 200 us at a large batch."""
@@ -149,13 +149,14 @@ class _Look:
     def see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is about to be called; after the last of the steps, tells what was seen and goes."""
         steps = self._recorder.steps
-        if steps - self._first_step >= LOOKED_AT:
+        if steps - self._first_step > LOOKED_AT:
             self._recorder.on_forward = self._recorder.on_batch = None
             self._tell()
             return
         if steps != self._step:
             self._step, self._calls_left = steps, MOST_CALLS
             self._trained_on = [{}, self._trained_on[0]]
+        counts = steps > self._first_step
         has_grad = torch.is_grad_enabled()
         is_model = id(module) in self._models
         tensor = first_tensor((*args, kwargs))
@@ -165,14 +166,14 @@ class _Look:
         if not part.parameters:
             return
         work = float(part.size * tensor.numel()) if tensor is not None else 0.0
-        if not has_grad:
+        if not has_grad and counts:
             self._works[steps][""] += work
         if is_model or part.parameters <= self._trained:
             call = self._call(module, part, has_grad, (*args, kwargs), work)
             repeated = call is not None and self._is_repeated(call)
-            self._free += is_model and not (has_grad or repeated) and module.training
+            self._free += counts and is_model and not (has_grad or repeated) and module.training
         elif not has_grad and self._is_another(module):
-            self._untrained += 1
+            self._untrained += counts
 
     def note_loaded(self, batch: Any) -> None:
         """A loader gave a batch: on a device nothing is asked of what the model gets of it."""
@@ -244,7 +245,7 @@ class _Look:
                 self._count(WITH_GRAD, call)
             if before is not None and _is_same(before, call):
                 self._count(BEFORE, before)
-                self._free -= id(call.part.module()) in self._models
+                self._free -= call.step > self._first_step and id(call.part.module()) in self._models
             self._remember(call)
         elif repeated:
             self._count(AFTER if call.training else JUDGED, call)
@@ -253,6 +254,8 @@ class _Look:
         return repeated
 
     def _count(self, how: str, call: Call) -> None:
+        if call.step == self._first_step:
+            return
         self._counts[how] += 1
         self._sites[how] = call.site
         self._works[call.step][how] += call.work

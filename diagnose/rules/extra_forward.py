@@ -15,8 +15,7 @@ from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import rollout_share
 
 MIN_REPEATS = 0.75
-"""Repeats per step: a call that comes now and then may be an evaluation; the
-first and the last step looked at are cut."""
+"""Repeats per step: a call that comes now and then may be an evaluation."""
 
 MIN_WASTED = 0.2
 """Part of the graph that no backward pass uses. Less may be a metric."""
