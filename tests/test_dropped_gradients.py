@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.autograd_graph import LAST_PASS, AutogradGraphHook
 from diagnose.hooks.backward import BackwardHook
 from diagnose.hooks.dropped_gradients import LAST_LOOK, DroppedGradientsHook
 from diagnose.hooks.optimizer import OptimizerHook
@@ -198,6 +199,142 @@ def test_a_normed_critic_is_to_be_switched_off_and_not_cut_off():
     fact = told(pair.round)["dropped"]
     assert fact["unwanted"]["num_ops"] > 0
     assert not fact["is_apart"]
+
+
+class Tuned:
+    """A backbone that one optimizer has together with a head, and what a step of it is.
+
+    Args:
+        rate: The learning rate of the backbone.
+        drops: What is done to the gradients of the backbone before the step.
+    """
+
+    def __init__(self, rate: float = 1e-3, drops: Callable[[nn.Parameter], None] | None = None) -> None:
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64))
+        self.head = nn.Linear(64, 2)
+        groups = [{"params": self.backbone.parameters(), "lr": rate}, {"params": self.head.parameters()}]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        self.drops = drops
+
+    def round(self, backward: Callable[[torch.Tensor], None]) -> None:
+        self.optimizer.zero_grad()
+        backward(self.head(self.backbone(torch.randn(32, 8))).mean())
+        for parameter in self.backbone.parameters() if self.drops else ():
+            assert self.drops is not None
+            self.drops(parameter)
+        self.optimizer.step()
+
+
+def forget(parameter: nn.Parameter) -> None:
+    parameter.grad = None
+
+
+def update(parameter: nn.Parameter) -> None:
+    """An update of the loop's own, after which the optimizer finds nothing."""
+    assert parameter.grad is not None
+    parameter.data.add_(parameter.grad, alpha=-0.1)
+    parameter.grad = None
+
+
+def test_layers_whose_gradients_the_only_optimizer_never_gets_are_told():
+    fact = told(Tuned(drops=forget).round)["dropped"]
+    assert (fact["num_tensors"], fact["never_used"], fact["is_apart"]) == (4, True, True)
+    assert 0 < fact["unwanted"]["backward_ns"] < fact["total"]["backward_ns"]
+
+
+def test_layers_that_the_loop_updates_itself_are_not():
+    assert told(Tuned(drops=update).round)["dropped"]["num_tensors"] == 0
+
+
+def test_gradients_that_are_put_together_before_the_step_are_used():
+    """Those of each task are put aside; what the optimizer gets is made of all of them."""
+    pair = Tuned()
+    unused = nn.Parameter(torch.zeros(3))  # steps without a gradient
+    pair.optimizer.add_param_group({"params": [unused]})
+
+    def surgery(backward: Callable[[torch.Tensor], None]) -> None:
+        kept: list[torch.Tensor] = []
+        parameters = [*pair.backbone.parameters(), *pair.head.parameters()]
+        for _ in range(2):
+            pair.optimizer.zero_grad()
+            backward(pair.head(pair.backbone(torch.randn(32, 8))).mean())
+            kept.append(torch.cat([each.grad.flatten() for each in parameters if each.grad is not None]))
+        pair.optimizer.zero_grad()
+        mean = torch.stack(kept).mean(0)
+        for each, part in zip(parameters, mean.split([each.numel() for each in parameters]), strict=True):
+            each.grad = part.view_as(each)
+        pair.optimizer.step()
+
+    assert told(surgery)["dropped"]["num_tensors"] == 0
+
+
+def test_gradients_that_a_closure_of_the_step_computes_are_used():
+    model, unused = nn.Linear(4, 4), nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([*model.parameters(), unused], lr=0.1)
+
+    def closed(backward: Callable[[torch.Tensor], None]) -> None:
+        def closure() -> None:
+            backward(model(torch.randn(2, 4)).sum())
+
+        optimizer.step(closure)
+        optimizer.zero_grad()
+
+    assert told(closed).get("dropped", {"num_tensors": 0})["num_tensors"] == 0
+
+
+def of_graph(tuned: Tuned, care: Callable[[int], None] = lambda step: None) -> list[dict[str, Any]]:
+    """Returns what is told of the graph after each step."""
+    recorder = Recorder()
+    recorder.thread = get_ident()
+    facts: list[dict[str, Any]] = []
+    with (
+        BackwardHook().install(recorder),
+        OptimizerHook().install(recorder),
+        AutogradGraphHook().install(recorder),
+    ):
+        for step in range(LAST_PASS + 6):
+            tuned.round(torch.Tensor.backward)
+            care(step)
+            for cared in recorder.cared:
+                cared()
+            facts.append(dict(recorder.facts.get("graph", {})))
+        assert recorder.cared
+    assert not recorder.cared and not recorder.notes
+    return facts
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_layers_with_a_learning_rate_of_zero_are_not_trained(rate: float):
+    fact = of_graph(Tuned(rate=rate))[-1]
+    resting = 0 if rate else 4
+    assert (fact["num_resting_tensors"], fact["num_unwanted_tensors"]) == (resting, resting)
+    assert bool(fact["unwanted"]["num_ops"]) is not bool(rate)
+
+
+def test_layers_that_are_trained_later_are_trained():
+    tuned = Tuned(rate=0.0)
+
+    def thaw(step: int) -> None:
+        if step == LAST_PASS + 3:
+            tuned.optimizer.param_groups[0]["lr"] = 1e-4
+
+    facts = of_graph(tuned, thaw)
+    assert facts[LAST_PASS + 2]["num_unwanted_tensors"] == 4
+    fact = facts[-1]
+    assert (fact["num_resting_tensors"], fact["num_unwanted_tensors"]) == (0, 0)
+    assert fact["unwanted"]["num_ops"] == 0
+
+
+def test_where_every_learning_rate_is_zero_a_warm_up_has_not_begun():
+    tuned = Tuned(rate=0.0)
+    tuned.optimizer.param_groups[1]["lr"] = 0.0
+    assert of_graph(tuned)[-1]["num_unwanted_tensors"] == 0
+
+
+def test_layers_that_change_with_a_learning_rate_of_zero_are_trained():
+    tuned = Tuned(rate=0.0, drops=update)
+    assert of_graph(tuned)[-1]["num_unwanted_tensors"] == 0
 
 
 def test_a_loop_with_one_optimizer_is_not_looked_at():

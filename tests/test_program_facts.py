@@ -247,8 +247,8 @@ def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str
                     model(x)
                 model.train()
             recorder.steps += 1
-    expected = 1.0 if again == "no_grad" else 0.0
-    assert recorder.facts["calls"]["repeated"] == expected
+    facts = recorder.facts["calls"]
+    assert (facts["repeated"], facts["judged"]) == (float(again == "no_grad"), float(again == "eval"))
     assert recorder.facts["calls"]["batch_size"] == 2
 
 

@@ -98,7 +98,7 @@ def test_all_optimizers_that_can_be_fused_are_named():
 def test_gradients_are_switched_off_around_the_pass_not_at_its_backward():
     """Off at the backward they are still computed, and the next pass has none to go back through."""
     rule = built_in()["unused-gradients"]
-    never_used, *_, within = rule.fires_on
+    never_used, *_, within, without = rule.fires_on
     found = rule.check(within)
     assert found is not None
     off, on = found.code.splitlines()
@@ -107,6 +107,8 @@ def test_gradients_are_switched_off_around_the_pass_not_at_its_backward():
     assert "The line named is where the backward of the pass begins." in found.evidence
     found = rule.check(never_used)
     assert found is not None and not (found.code or found.file)
+    found = rule.check(without)
+    assert found is not None and not found.code and "each module that is not trained" in found.fix
 
 
 def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_out():

@@ -55,6 +55,7 @@ class Graph:
         unwanted: Operations whose gradients reach no parameter that an optimizer updates; of the products
             before them or before an unwanted weight, half the multiplications and of the backward time.
         num_unwanted_tensors: Parameters that get a gradient and that no optimizer updates.
+        num_resting_tensors: Those of them that an optimizer has, in a group whose learning rate is 0.
         num_unreached_tensors: Parameters that an optimizer updates and this pass does not reach.
         recomputed_share: Part of the operations that save nothing and are computed again in the backward
             pass (activation checkpointing).
@@ -87,6 +88,7 @@ class Graph:
     unaligned: Work = Work()
     unwanted: Work = Work()
     num_unwanted_tensors: int = 0
+    num_resting_tensors: int = 0
     num_unreached_tensors: int = 0
     recomputed_share: float = 0.0
     num_checkpoints: int = 0
@@ -100,13 +102,15 @@ class Graph:
 class Dropped:
     """Gradients of some backward passes, about the twentieth, that were gone before a step could use them.
 
-    Only a loop with several optimizers is looked at.
+    A loop with one optimizer is only looked at where that steps without a gradient of some parameter.
 
     Attributes:
         num_passes: Passes that were watched.
         num_tensors: Parameters whose gradient was thrown away after each pass of a kind.
         total: All operations of these passes.
         unwanted: Those that made what was thrown away.
+        never_used: Whether, of the kind that drops most, the optimizers of these parameters step without
+            them after each pass: they are not trained at all.
         is_apart: Whether that is mostly a part of the graph of its own, which could be cut off.
         file: Where the pass that drops most was begun, absolute; empty when unknown.
         line: Its line.
@@ -116,6 +120,7 @@ class Dropped:
     num_tensors: int
     total: Work
     unwanted: Work
+    never_used: bool = False
     is_apart: bool = False
     file: str = ""
     line: int = 0

@@ -147,9 +147,15 @@ class Calls:
 
     Attributes:
         num_steps: Steps that were looked at.
-        repeated: Gradient-free calls per step of a model with an input that it was trained on in the same
-            step.
-        repeated_with_grad: Likewise, calls with gradients that were not the first with this input.
+        repeated: Gradient-free calls per step of a model, or of a part of one, in training mode and with
+            samples that it was trained on in the same step, in whatever tensors.
+        judged: Likewise in evaluation mode, where not every step trains on these samples.
+        repeated_before: Gradient-free calls per step with what the next call of the model is trained on,
+            with the same weights.
+        repeated_with_grad: Calls with gradients per step that were not the first with these samples.
+        repeated_share: Part of what is computed without gradients in a usual step that `repeated` and
+            `judged` are, by sizes of models and inputs.
+        before_share: Likewise, that `repeated_before` are.
         untrained: Gradient-free calls per step of models without a parameter of a trained one, such as a
             teacher.
         free: Gradient-free calls per step of the trained models, in training mode and with an input of
@@ -164,7 +170,11 @@ class Calls:
 
     num_steps: int
     repeated: float | None = None
+    judged: float | None = None
+    repeated_before: float | None = None
     repeated_with_grad: float | None = None
+    repeated_share: float | None = None
+    before_share: float | None = None
     untrained: float | None = None
     free: float | None = None
     padding_share: float | None = None

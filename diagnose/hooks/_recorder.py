@@ -120,6 +120,8 @@ class Recorder:
         on_pass: Called with the arguments of each outermost backward pass, before it.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
+        on_step: Called with each optimizer that is about to step on the training thread, while the hooks
+            look around.
         on_batch: Called with some of the batches that loaders gave the loop for training; `None` but for
             the steps that are looked at.
         stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
@@ -177,6 +179,7 @@ class Recorder:
         "on_inner_backward",
         "on_iterator",
         "on_pass",
+        "on_step",
         "optimizers",
         "optimizers_made",
         "routes",
@@ -203,6 +206,7 @@ class Recorder:
         self.stepped_times: dict[int, int] = {}
         self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_step: Callable[[Any], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []
         self.routes: dict[int, list[Route]] = {}
@@ -366,6 +370,8 @@ class Recorder:
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer steps; only told while the hooks look around."""
+        if self.on_step is not None:
+            self.guarded(self.on_step, optimizer)
         self.stepped_times[id(optimizer)] = self.stepped_times.get(id(optimizer), 0) + 1
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._contents import Key, look
 from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, summarize, walk
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
@@ -14,6 +15,9 @@ from diagnose.hooks.base import Hook
 
 FIRST_PASS, LAST_PASS = 9, 14
 """Backward passes that are looked at: the first ones may differ from those that follow."""
+
+OF_WANTED = "unwanted", "num_unwanted_tensors", "num_unreached_tensors"
+"""Facts of a graph that depend on what the optimizers update."""
 
 
 class AutogradGraphHook(Hook):
@@ -38,6 +42,8 @@ class AutogradGraphHook(Hook):
         node_clock = NodeClock(recorder.clock)
         regions = 0
         inside_bytes = inside_ns = 0.0
+        resting: dict[int, Key] = {}  # parameters that are in an optimizer and do not change
+        unless_resting: dict[str, Any] = {}
 
         def on_backward(args: tuple[Any, ...]) -> None:
             nonlocal passes, last_step, first_root, largest, regions, inside_bytes, inside_ns
@@ -54,6 +60,8 @@ class AutogradGraphHook(Hook):
                 had_grads.append(_has_grads(recorder))
             if passes < FIRST_PASS:
                 return
+            if passes == FIRST_PASS:
+                resting.update({id(parameter): look(parameter) for parameter in _resting(recorder)})
             losses = tensors_of(args)
             roots = [loss.grad_fn for loss in losses if loss.grad_fn]
             if not roots:
@@ -95,7 +103,7 @@ class AutogradGraphHook(Hook):
                 recorder.on_inner_backward = None
 
         def wanted() -> set[int]:
-            return {id(parameter) for parameter in _parameters(recorder)}
+            return {id(parameter) for parameter in _parameters(recorder)} - resting.keys()
 
         def note_times() -> None:
             for index, took_ns in node_clock.times_ns().items():
@@ -103,15 +111,35 @@ class AutogradGraphHook(Hook):
                 kept[index].backward_ns = took_ns if before is None else min(before, took_ns)
             node_clock.forget()
             if passes > LAST_PASS and kept:
+                note_resting()
                 largest.update(summarize(kept, bool(largest["truncated"]), wanted()))
+                largest["num_resting_tensors"] = sum(node.leaf in resting for node in kept if node.leaf)
                 recorder.facts["graph"] = dict(largest)
                 kept.clear()
 
+        def note_resting() -> None:
+            """Keeps those that still are, and what the graph is if they are trained later after all."""
+            still = {id(parameter): look(parameter) for parameter in _resting(recorder)}
+            for key in [key for key, before in resting.items() if still.get(key) != before]:
+                del resting[key]
+            if resting:
+                every = {id(parameter) for parameter in _parameters(recorder)}
+                told = summarize(kept, bool(largest["truncated"]), every)
+                unless_resting.update({name: told[name] for name in OF_WANTED}, num_resting_tensors=0)
+
+        def watch_resting() -> None:
+            """Heeds a learning rate that was 0 for a warm-up, or until its layers are to be trained."""
+            if unless_resting and not resting.keys() <= {id(each) for each in _resting(recorder)}:
+                recorder.facts["graph"] = {**recorder.facts["graph"], **unless_resting}
+                unless_resting.clear()
+
         chained = recorder.on_backward
         recorder.on_backward = on_backward
+        recorder.cared.append(watch_resting)
         try:
             yield
         finally:
+            recorder.cared.remove(watch_resting)
             node_clock.forget()
             recorder.on_inner_backward = None
             if recorder.on_backward is on_backward:
@@ -146,6 +174,28 @@ def _parameters(recorder: Recorder) -> Iterator[Any]:
     for reference in recorder.optimizers:
         for group in getattr(reference(), "param_groups", ()):
             yield from group["params"]
+
+
+def _resting(recorder: Recorder) -> Iterator[Any]:
+    """Every parameter that an optimizer has in a group with a learning rate of 0 and that wants a gradient;
+    none where no group has another one, as in a warm-up that has not begun."""
+    groups = [group for known in recorder.optimizers for group in getattr(known(), "param_groups", ())]
+    at_rest = [_is_zero(group.get("lr")) for group in groups]
+    trained = {
+        id(parameter)
+        for group, rests in zip(groups, at_rest, strict=True)
+        for parameter in (() if rests else group["params"])
+    }
+    for group, rests in zip(groups, at_rest, strict=True) if trained else ():
+        for parameter in group["params"] if rests else ():
+            if parameter.requires_grad and id(parameter) not in trained:
+                yield parameter
+
+
+def _is_zero(rate: Any) -> bool:
+    """Whether a learning rate is 0; one on a device, for which it would have to wait, counts as another."""
+    device = getattr(rate, "device", None)
+    return rate is not None and (device is None or device.type == "cpu") and not float(rate)
 
 
 def _has_grads(recorder: Recorder) -> bool:

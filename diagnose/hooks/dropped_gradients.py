@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from diagnose.hooks._contents import Key, look
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._graph import Node, unwanted_of, walk, work_for_nothing, work_of
 from diagnose.hooks._node_clock import NodeClock
@@ -23,6 +24,9 @@ NUM_PASSES = 12
 
 LAST_LOOK = FIRST_PASS + 3 * NUM_PASSES
 """What became of a gradient must be known by this pass."""
+
+LAST_BEGIN = LAST_LOOK - 2 * NUM_PASSES
+"""With one optimizer, it must have stepped by this pass for some to be watched."""
 
 
 class Owned(NamedTuple):
@@ -40,20 +44,52 @@ class Pass:
         steps: The parameters that it reached, and how often their optimizer had stepped before it.
         dropped: Those whose gradient was gone before another step.
         used: Those of which there was one.
+        missing: Those of the dropped whose optimizer stepped then, without a gradient of theirs.
+        before: What tells whether they have changed since.
+        in_step: Whether the pass was in the closure of an optimizer's step.
     """
 
     steps: dict[int, int]
     dropped: set[int] = field(default_factory=set)
     used: set[int] = field(default_factory=set)
+    missing: set[int] = field(default_factory=set)
+    before: Mapping[int, Key] = field(default_factory=dict)
+    in_step: bool = False
 
-    def look(self, parameters: Mapping[int, Owned]) -> None:
-        """Looks, before another pass, what became of those of which that is not known."""
-        for key in self.steps.keys() - self.dropped - self.used:
+    @property
+    def unknown(self) -> set[int]:
+        """The parameters of whose gradient it is not known what became."""
+        return self.steps.keys() - self.dropped - self.used
+
+    def look(self, parameters: Mapping[int, Owned], alone: bool = False) -> None:
+        """Looks, before another pass, what became of those of which that is not known.
+
+        Args:
+            parameters: What optimizers update.
+            alone: Whether all belong to one optimizer: what is gone before it steps may have been put aside
+                and come back.
+        """
+        for key in self.unknown:
             owned = parameters.get(key)
             if owned is None or owned.steps != self.steps[key]:
                 self.used.add(key)
-            elif owned.parameter.grad is None:
+            elif owned.parameter.grad is None and not alone:
                 self.dropped.add(key)
+
+    def look_at_step(self, parameters: Sequence[Any]) -> None:
+        """Looks at what an optimizer is about to step with.
+
+        Args:
+            parameters: Those of this optimizer.
+        """
+        unknown = set() if self.in_step else self.unknown
+        for parameter in parameters:
+            key = id(parameter)
+            if key in unknown and parameter.grad is None and look(parameter) == self.before.get(key):
+                self.dropped.add(key)
+                self.missing.add(key)
+            elif key in unknown:
+                self.used.add(key)
 
 
 @dataclass(slots=True)
@@ -66,17 +102,23 @@ class Kind:
 
     def dropped(self, used: set[int]) -> set[int]:
         """Returns what is dropped after each pass. What no pass at all is of use to, something else than a
-        step may read; and one pass says nothing: a loss that is not finite costs a step, too."""
+        step may read, unless its optimizer steps without it; and one pass says nothing: a loss that is not
+        finite costs a step, too."""
         if len(self.passes) < 2:
             return set()
-        return set.intersection(*(each.dropped for each in self.passes)) & used
+        return set.intersection(*(each.dropped for each in self.passes)) & (used | self.missing())
+
+    def missing(self) -> set[int]:
+        """Returns of what an optimizer has no gradient at its step after each pass."""
+        return set.intersection(*(each.missing for each in self.passes))
 
 
 class DroppedGradientsHook(Hook):
     """Watches some backward passes of a loop with several optimizers: a GAN's, an actor's and its critic's.
 
     A pass through a model reaches the parameters of what made its input, too. Where their gradients are
-    gone by a later pass and no step came between, computing them was for nothing.
+    gone by a later pass and no step came between, or by that of their own optimizer, computing them was for
+    nothing. A loop with one optimizer is watched where that steps without some of its gradients.
     """
 
     requires = "torch.autograd"
@@ -88,23 +130,32 @@ class DroppedGradientsHook(Hook):
         kinds: dict[tuple[tuple[str, ...], frozenset[int]], Kind] = {}
         timed: Kind | None = None
         node_clock = NodeClock(recorder.clock)
+        begun_at = FIRST_PASS
+        is_short: bool | None = None  # whether the only optimizer has stepped without some gradient
 
         def on_backward(args: tuple[Any, ...]) -> None:
-            nonlocal passes
+            nonlocal passes, begun_at
             if chained is not None:
                 chained(args)
             if not recorder.accumulates:
                 return
             passes += 1
-            if passes < FIRST_PASS or len(recorder.optimizers) < 2:
+            if passes < FIRST_PASS or not recorder.optimizers:
                 return
             note_times()
-            watched = [each for kind in kinds.values() for each in kind.passes]
-            if passes > LAST_LOOK or (passes > FIRST_PASS and not watched):
+            alone = len(recorder.optimizers) < 2
+            if alone and is_short is None and passes < LAST_BEGIN:
+                begun_at = passes + 1
+                recorder.on_step = on_step
                 return
+            watched = [each for kind in kinds.values() for each in kind.passes]
+            if passes > LAST_LOOK or (passes > begun_at and not watched) or (alone and not is_short):
+                stop_looking_at_steps()
+                return
+            recorder.on_step = on_step
             parameters = parameters_of(recorder)
             for each in watched:
-                each.look(parameters)
+                each.look(parameters, alone)
             if len(watched) < NUM_PASSES:
                 watch(tensors_of(args), parameters)
             elif passes == LAST_LOOK or all(
@@ -112,6 +163,20 @@ class DroppedGradientsHook(Hook):
             ):
                 recorder.facts["dropped"] = summarize([*kinds.values()])
                 kinds.clear()
+                stop_looking_at_steps()
+
+        def on_step(optimizer: Any) -> None:
+            nonlocal is_short
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if is_short is None:
+                is_short = any(each.requires_grad and each.grad is None for each in parameters)
+            for kind in kinds.values():
+                for each in kind.passes:
+                    each.look_at_step(parameters)
+
+        def stop_looking_at_steps() -> None:
+            if recorder.on_step is on_step:
+                recorder.on_step = None
 
         def watch(losses: Sequence[Any], parameters: Mapping[int, Owned]) -> None:
             nonlocal timed
@@ -124,7 +189,13 @@ class DroppedGradientsHook(Hook):
             reached = frozenset(parameters.keys() & {node.leaf for node in nodes})
             key = tuple(node.name for node in nodes), reached
             timed = kinds.setdefault(key, Kind(nodes, user_frame(sys._getframe())))
-            timed.passes.append(Pass({key: parameters[key].steps for key in reached}))
+            timed.passes.append(
+                Pass(
+                    {key: parameters[key].steps for key in reached},
+                    before={key: look(parameters[key].parameter) for key in reached},
+                    in_step=recorder.in_step > 0,
+                )
+            )
             if can_be_timed(losses):
                 node_clock.watch(passed)
 
@@ -143,6 +214,7 @@ class DroppedGradientsHook(Hook):
             yield
         finally:
             node_clock.forget()
+            stop_looking_at_steps()
             if recorder.on_backward is on_backward:
                 recorder.on_backward = chained
 
@@ -164,7 +236,7 @@ def summarize(kinds: Sequence[Kind]) -> dict[str, Any]:
     totals: list[dict[str, Any]] = []
     unwanted: list[dict[str, Any]] = []
     tensors: set[int] = set()
-    worst, most, apart = kinds[0], 0.0, False
+    worst, most, apart, never_used = kinds[0], 0.0, False, False
     for kind in kinds:
         dropped = kind.dropped(used)
         leaves = {node.leaf for node in kind.nodes if node.leaf}
@@ -175,12 +247,14 @@ def summarize(kinds: Sequence[Kind]) -> dict[str, Any]:
         of_ops, of_edge = (sum(op.flops for op in some) for some in (ops, edge))
         if dropped and (of_ops + of_edge) * len(kind.passes) > most:
             worst, most, apart = kind, (of_ops + of_edge) * len(kind.passes), of_ops > of_edge
+            never_used = dropped <= kind.missing() - used
     file, line, _ = resolve(*(worst.place or (0, 0)))
     return {
         "num_passes": len(totals),
         "num_tensors": len(tensors),
         "total": _sum(totals),
         "unwanted": _sum(unwanted),
+        "never_used": never_used,
         "is_apart": apart,
         "file": file,
         "line": line,

@@ -4,37 +4,98 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 
 from diagnose.hooks._batch import first_tensor
+from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._padding import Padding, padding_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
 LOOKED_AT = 5
-"""Steps looked at."""
+"""Steps that are counted, after one in which it is only learnt what is trained on."""
 
-REMEMBERED = 4
-"""Calls within which a second one with the same tensor belongs to the same step."""
+MOST_CALLS = 512
+"""Of the calls of one step so many are looked at: a look takes 30 us, and 200 us at a large batch."""
+
+MOST_KEPT_OF = 8
+"""Of so many first ones, where they train, more samples are kept."""
+
+MOST_ALIKE = 8
+"""Calls that are remembered with one sample."""
+
+AFTER, JUDGED, BEFORE, WITH_GRAD = "repeated", "judged", "repeated_before", "repeated_with_grad"
+"""Calls for nothing, by how they lie to the one that trained, as the facts name them: without gradients
+after it, in training mode or in evaluation mode; without gradients before it; with gradients after it."""
+
+Switches = Mapping[int, tuple[bool, tuple[object, ...]]]
+"""By module, its mode and whatever else is switched: a model whose adapters are disabled for a moment is
+another model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The parameters of a module that is called."""
+
+    module: weakref.ref[Any]
+    parameters: frozenset[int]
+    size: int
 
 
 @dataclass(slots=True)
 class Call:
-    """One outermost call of a model."""
+    """One outermost call of a model, or of a part of one, with samples.
 
-    model: int
+    Attributes:
+        part: Its parameters.
+        switches: How its modules were switched.
+        has_grad: Whether gradients were on.
+        training: Whether it was in training mode.
+        step: The step in which it was.
+        num_updates: How often optimizers had stepped before it.
+        contents: What it was given.
+        given: The first tensor of that.
+        site: The line that called.
+        work: About what it computes, in numbers that are comparable with each other alone.
+    """
+
+    part: Part
+    switches: Switches
     has_grad: bool
     training: bool
-    switches: tuple[object, ...]
+    step: int
+    num_updates: int
+    contents: Contents
+    given: weakref.ref[torch.Tensor]
     site: tuple[int, int] | None
-    batch: weakref.ref[torch.Tensor] | None = None
+    work: float
+
+    @property
+    def is_there(self) -> bool:
+        """Whether what stands for its contents still does: the memory of one that was not read may be
+        another's by now."""
+        return self.contents.is_read or self.given() is not None
+
+    def covers(self, other: Call) -> bool:
+        """Whether what another call computes of the same samples, this one computes, too."""
+        if not self.is_there:
+            return False
+        if other.part is not self.part and not other.part.parameters <= self.part.parameters:
+            return False
+        differing = other.switches.items() if other.switches is not self.switches else ()
+        for module, (mode, rest) in differing:
+            known = self.switches.get(module)
+            if known and (known[1] != rest or (other.training and known[0] != mode)):
+                return False
+        return self.training or not other.training
 
 
 class ModelCallsHook(Hook):
@@ -65,13 +126,21 @@ class _Look:
         self._recorder = recorder
         models: list[Any] = [model for model in (r() for r in recorder.modules) if _has_parameters(model)]
         self._models = {id(model) for model in models}
-        self._trained = {id(parameter) for model in models for parameter in model.parameters()}
+        self._trained = frozenset(id(parameter) for model in models for parameter in model.parameters())
+        self._parts: dict[int, Part] = {}
+        self._switches: dict[int, Switches] = {}
         self._untrained = 0
         self._free = 0
-        self._first_step = recorder.steps
-        self._calls: deque[Call] = deque(maxlen=REMEMBERED)
-        self._repeats = {False: 0, True: 0}  # by whether the call had gradients
-        self._site: tuple[int, int] | None = None
+        self._first_step = self._step = recorder.steps
+        self._calls_left = MOST_CALLS
+        # What was trained on in this step and in the one before, which may end only with its optimizer's.
+        self._trained_on: list[dict[Key, list[Call]]] = [{}, {}]
+        self._first_on: dict[Key, Call] = {}
+        self._last_on: dict[Key, int] = {}
+        self._last: dict[int, Call] = {}
+        self._counts = dict.fromkeys((AFTER, JUDGED, BEFORE, WITH_GRAD), 0)
+        self._sites: dict[str, tuple[int, int] | None] = {}
+        self._works: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._padding: list[Padding] = []
         self._loaded: list[Padding] = []
         self._batch_size: int | None = None
@@ -79,20 +148,32 @@ class _Look:
 
     def see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A model is about to be called; after the last of the steps, tells what was seen and goes."""
-        if self._recorder.steps - self._first_step >= LOOKED_AT:
+        steps = self._recorder.steps
+        if steps - self._first_step > LOOKED_AT:
             self._recorder.on_forward = self._recorder.on_batch = None
             self._tell()
-        elif id(module) in self._models:
-            site = user_frame(sys._getframe(1))
-            call = Call(id(module), torch.is_grad_enabled(), module.training, _switches(module), site)
-            self._calls.append(call)
-            if call.has_grad:
-                self._autocast = _autocast_dtype(next(module.parameters()).device.type)
-            tensor = first_tensor((*args, kwargs))
-            repeated = tensor is not None and tensor.dim() > 0 and self._given(call, tensor)
-            self._free += not (call.has_grad or repeated) and call.training
-        elif not torch.is_grad_enabled() and self._is_another(module):
-            self._untrained += 1
+            return
+        if steps != self._step:
+            self._step, self._calls_left = steps, MOST_CALLS
+            self._trained_on = [{}, self._trained_on[0]]
+        counts = steps > self._first_step
+        has_grad = torch.is_grad_enabled()
+        is_model = id(module) in self._models
+        tensor = first_tensor((*args, kwargs))
+        if is_model and has_grad:
+            self._note_batch(module, tensor)
+        part = self._part_of(module)
+        if not part.parameters:
+            return
+        work = float(part.size * tensor.numel()) if tensor is not None else 0.0
+        if not has_grad and counts:
+            self._works[steps][""] += work
+        if is_model or part.parameters <= self._trained:
+            call = self._call(module, part, has_grad, (*args, kwargs), work)
+            repeated = call is not None and self._is_repeated(call)
+            self._free += counts and is_model and not (has_grad or repeated) and module.training
+        elif not has_grad and self._is_another(module):
+            self._untrained += counts
 
     def note_loaded(self, batch: Any) -> None:
         """A loader gave a batch: on a device nothing is asked of what the model gets of it."""
@@ -106,35 +187,119 @@ class _Look:
         first = next(module.parameters(), None)
         return first is not None and id(first) not in self._trained
 
-    def _given(self, call: Call, tensor: torch.Tensor) -> bool:
-        """Notes what a call was given; returns whether the same model was trained on it just now."""
-        before = [other for other in self._calls if other is not call]
-        repeated = call.training and any(
-            other.has_grad
-            and (other.model, other.switches) == (call.model, call.switches)
-            and other.batch
-            and other.batch() is tensor
-            for other in before
+    def _note_batch(self, module: Any, tensor: torch.Tensor | None) -> None:
+        """A model is trained on this."""
+        self._autocast = _autocast_dtype(next(module.parameters()).device.type)
+        if tensor is None or not tensor.dim():
+            return
+        self._batch_size = len(tensor)
+        padding = padding_of(tensor)
+        if padding is not None:
+            self._padding.append(padding)
+
+    def _part_of(self, module: Any) -> Part:
+        part = self._parts.get(id(module))
+        if part is None or part.module() is not module:
+            parameters = list(module.parameters())
+            part = self._parts[id(module)] = Part(
+                weakref.ref(module),
+                frozenset(map(id, parameters)),
+                sum(parameter.numel() for parameter in parameters),
+            )
+        return part
+
+    def _call(self, module: Any, part: Part, has_grad: bool, given: Any, work: float) -> Call | None:
+        """Returns what tells a call from others; `None` where it is not looked at."""
+        keeps = has_grad and self._calls_left > MOST_CALLS - MOST_KEPT_OF
+        most_rows = MOST_KEPT if keeps else MOST_ROWS
+        contents = contents_of(given, most_rows) if self._calls_left > 0 else None
+        self._calls_left -= 1
+        if contents is None:
+            return None
+        switches = _switches(module)
+        known = self._switches.get(id(module))
+        if known == switches:
+            switches = known
+        self._switches[id(module)] = switches
+        tensor = first_tensor(given)
+        assert tensor is not None
+        return Call(
+            part=part,
+            switches=switches,
+            has_grad=has_grad,
+            training=module.training,
+            step=self._step,
+            num_updates=sum(self._recorder.stepped_times.values()),
+            contents=contents,
+            given=weakref.ref(tensor),
+            site=user_frame(sys._getframe(2)),
+            work=work,
         )
-        if repeated:
-            self._repeats[call.has_grad] += 1
-            self._site = call.site
-        call.batch = weakref.ref(tensor)
+
+    def _is_repeated(self, call: Call) -> bool:
+        """Notes a call; returns whether a model was trained on all that it is given just now."""
+        repeated = self._is_known(call)
+        before = self._last.pop(id(call.part), None)
         if call.has_grad:
-            self._batch_size = len(tensor)
-            padding = padding_of(tensor)
-            if padding is not None:
-                self._padding.append(padding)
+            if repeated and call.training:
+                self._count(WITH_GRAD, call)
+            if before is not None and _is_same(before, call):
+                self._count(BEFORE, before)
+                self._free -= call.step > self._first_step and id(call.part.module()) in self._models
+            self._remember(call)
+        elif repeated:
+            self._count(AFTER if call.training else JUDGED, call)
+        elif call.training:
+            self._last[id(call.part)] = call
         return repeated
 
+    def _count(self, how: str, call: Call) -> None:
+        if call.step == self._first_step:
+            return
+        self._counts[how] += 1
+        self._sites[how] = call.site
+        self._works[call.step][how] += call.work
+
+    def _is_known(self, call: Call) -> bool:
+        """Whether all samples of a call were trained on just now, by a model that it is a part of."""
+        covering: dict[int, bool] = {}
+
+        def is_known(key: Key) -> bool:
+            for trained_on in self._trained_on:
+                for before in trained_on.get(key, ()):
+                    if id(before) not in covering:
+                        covering[id(before)] = before.covers(call)
+                    # In evaluation mode, what every step trains on is evaluated: it is the whole data set.
+                    fresh = call.training or self._first_on[key].step == self._last_on[key]
+                    here, there = (each.contents.beside[key] for each in (call, before))
+                    if covering[id(before)] and fresh and here <= there:
+                        return True
+            return False
+
+        contents = call.contents
+        keys = contents.rows or (contents.whole,)
+        return all(key is not None and is_known(key) for key in keys)
+
+    def _remember(self, call: Call) -> None:
+        for key in {*call.contents.rows, call.contents.whole}:
+            if key is not None:
+                if key not in self._first_on or not self._first_on[key].is_there:
+                    self._first_on[key] = call
+                self._last_on[key] = call.step
+                calls = self._trained_on[0].setdefault(key, [])
+                if len(calls) < MOST_ALIKE:
+                    calls.append(call)
+
     def _tell(self) -> None:
-        file, line = resolve(*self._site)[:2] if self._site is not None else ("", 0)
+        site = next((self._sites[how] for how in self._counts if self._sites.get(how) is not None), None)
+        file, line = resolve(*site)[:2] if site is not None else ("", 0)
         padded = self._padding or self._loaded
         tokens = sum(batch.tokens for batch in padded)
         self._recorder.facts["calls"] = {
             "num_steps": LOOKED_AT,
-            "repeated": self._repeats[False] / LOOKED_AT,
-            "repeated_with_grad": self._repeats[True] / LOOKED_AT,
+            **{how: count / LOOKED_AT for how, count in self._counts.items()},
+            "repeated_share": self._share(AFTER, JUDGED),
+            "before_share": self._share(BEFORE),
             "untrained": self._untrained / LOOKED_AT,
             "free": self._free / LOOKED_AT,
             "padding_share": sum(batch.padding for batch in padded) / tokens if tokens else None,
@@ -146,12 +311,41 @@ class _Look:
             "line": line,
         }
 
+    def _share(self, *kinds: str) -> float | None:
+        """Returns the part of what is computed without gradients in a usual step that these calls are."""
+        shares = [sum(work[how] for how in kinds) / work[""] for work in self._works.values() if work[""]]
+        return median(shares) if shares else None
 
-def _switches(model: Any) -> tuple[object, ...]:
-    """How the modules are switched: a model whose adapters are disabled for a moment is another model."""
-    return tuple(
-        value for module in model.modules() for value in vars(module).values() if type(value) in (bool, str)
+
+def _is_same(before: Call, call: Call) -> bool:
+    """Whether a call without gradients and the next one, with them, are of the same tensor as a whole. Of
+    the same samples, put together in another way, they may be how a policy acts and then learns."""
+    whole = before.contents.whole
+    return (
+        whole is not None
+        and whole == call.contents.whole
+        and call.contents.beside.keys() >= set(before.contents.rows)
+        and before.contents.beside[whole] == call.contents.beside[whole]  # no output of a first pass
+        and (before.step, before.num_updates) == (call.step, call.num_updates)
+        and call.training
+        and before.is_there
+        and call.covers(before)
     )
+
+
+def _switches(model: Any) -> Switches:
+    """How the modules are switched."""
+    return {
+        id(module): (
+            module.training,
+            tuple(
+                value
+                for name, value in vars(module).items()
+                if type(value) in (bool, str) and name != "training"
+            ),
+        )
+        for module in model.modules()
+    }
 
 
 def _has_parameters(model: Any) -> bool:

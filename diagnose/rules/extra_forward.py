@@ -10,11 +10,12 @@ from diagnose.core.program import Calls, Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_rollout import rollout_share
 
 MIN_REPEATS = 0.75
-"""Repeats per step: a call that comes now and then may be an evaluation; the
-first and the last step looked at are cut."""
+"""Repeats per step: a call that comes now and then may be an evaluation."""
 
 MIN_WASTED = 0.2
 """Part of the graph that no backward pass uses. Less may be a metric."""
@@ -22,7 +23,13 @@ MIN_WASTED = 0.2
 LOW = 0.85
 """A result at hand must still be looked at."""
 
+LOW_OF_DROPOUT = 0.0
+"""In evaluation mode the model computes without dropout, and that may be what the call is for."""
+
 FREE = Program(calls=Calls(num_steps=4, repeated=1.0, file="/home/me/train.py", line=40))
+SWITCHED = Program(calls=Calls(num_steps=4, repeated=0.0, judged=1.0))
+FIRST = Program(calls=Calls(num_steps=4, repeated=0.0, repeated_before=1.0))
+BESIDE_A_TEACHER = Program(calls=Calls(num_steps=4, repeated=1.0, repeated_share=0.05))
 TWICE = Program(
     calls=Calls(num_steps=4, repeated_with_grad=1.0, repeated=0.0),
     graph=Graph(num_nodes=100, wasted_share=0.5),
@@ -37,22 +44,35 @@ EACH_STEP = Series(median_ns={Phase.EVALUATION: 20e6, Phase.FORWARD: 80e6})
 class ExtraForward(Rule):
     """
     ## What it means
-    In each step the model computes a batch for training and then once more, for a metric or a log. The
-    second result could have been had from the first.
+    In each step the model computes a batch for training and then, or just before, once more without
+    gradients, for a metric or a log. That result could have been had from the training's.
 
     ## What to do
     Keep the output of the training forward, and compute the metric from `output.detach()`.
 
     ## When it is wrong
-    The second call is meant to differ, by dropout or by weights that have been updated in between.
+    The second call is meant to differ: by dropout, by evaluation mode, or by weights that have been updated
+    in between.
     """
 
     needs = ("program.calls.repeated",)
     explains = ("frequent-evaluation", "slow-metrics")
-    fires_on = (profile(evaluation_ms=20, program=FREE, series=EACH_STEP), profile(program=TWICE))
+    fires_on = (
+        profile(evaluation_ms=20, program=FREE, series=EACH_STEP),
+        profile(evaluation_ms=20, program=SWITCHED, series=EACH_STEP),
+        profile(evaluation_ms=20, program=FIRST, series=EACH_STEP),
+        profile(program=TWICE),
+    )
     silent_on = (
         profile(
             evaluation_ms=20, series=EACH_STEP, program=Program(calls=Calls(num_steps=4, repeated=0.0))
+        ),
+        profile(evaluation_ms=20, program=BESIDE_A_TEACHER, series=EACH_STEP),
+        profile(
+            evaluation_ms=20,
+            program=FIRST,
+            series=EACH_STEP,
+            where=(at("a = policy(obs).sample()", 0.2, "rollout", phase=Phase.EVALUATION),),
         ),
         profile(program=BOTH_USED),
     )
@@ -66,17 +86,20 @@ class ExtraForward(Rule):
         calls, graph = profile.program.calls, profile.program.graph
         assert calls is not None and calls.repeated is not None
         wasted = graph.wasted_share if graph is not None else None
-        if calls.repeated >= MIN_REPEATS:
+        num_free, share, low = _without_gradients(profile, calls)
+        if num_free >= MIN_REPEATS:
             evaluation_ns = profile.phase_time_ns.get(Phase.EVALUATION, 0.0)
             usual_ns = profile.series.median_ns.get(Phase.EVALUATION, evaluation_ns)
             usual_step_ns = sum(profile.series.median_ns.values()) or profile.step_time_ns
             # Scaled, because a disturbed step is longer in all of its phases.
             scaled_ns = usual_ns * profile.step_time_ns / usual_step_ns
-            phase, lost_ns = Phase.EVALUATION, min(scaled_ns, evaluation_ns)
-            proof = f"{calls.repeated:.0f} calls per step without gradients get what was trained on."
+            acting_ns = rollout_share(profile, Phase.EVALUATION) * profile.step_time_ns
+            phase, lost_ns = Phase.EVALUATION, min(share * scaled_ns, max(0.0, evaluation_ns - acting_ns))
+            proof = f"{num_free:.0f} calls per step without gradients get what is trained on."
         elif (calls.repeated_with_grad or 0.0) >= MIN_REPEATS and (wasted or 0.0) >= MIN_WASTED:
             assert wasted is not None
-            phase, lost_ns = Phase.FORWARD, wasted * profile.phase_time_ns.get(Phase.FORWARD, 0.0)
+            phase, low = Phase.FORWARD, LOW
+            lost_ns = wasted * profile.phase_time_ns.get(Phase.FORWARD, 0.0)
             proof = f"{format_share(wasted)} of the graph is never used by a backward pass."
         else:
             return None
@@ -86,11 +109,11 @@ class ExtraForward(Rule):
             rule=self.name,
             summary="The model computes each batch a second time.",
             lost_ns={phase: lost_ns},
-            low_ns=LOW * lost_ns,
+            low_ns=low * lost_ns,
             high_ns=lost_ns,
             assumption="what the second call is for can be had from the first one's output",
             evidence=(
-                f"In {calls.num_steps} steps looked at, the same tensor was given to the model again.",
+                f"In {calls.num_steps} steps looked at, the same samples were given to the model again.",
                 proof,
                 f"The second call takes {format_ms(lost_ns)} of each step.",
             ),
@@ -99,3 +122,17 @@ class ExtraForward(Rule):
             file=calls.file,
             line=calls.line,
         )
+
+
+def _without_gradients(profile: Profile, calls: Calls) -> tuple[float, float, float]:
+    """Returns how many calls per step are for nothing, which part of the gradient-free computing they are,
+    and which part of their time is won at least."""
+    graph = profile.program.graph
+    switched = bool(calls.judged) and graph is not None and graph.has_dropout
+    num_calls = (calls.repeated or 0.0) + (calls.judged or 0.0)
+    share = 1.0 if calls.repeated_share is None else calls.repeated_share
+    # An agent must have acted before it can learn of that.
+    if calls.repeated_before and not rollout_share(profile, Phase.EVALUATION):
+        share = (share if num_calls else 0.0) + (1.0 if calls.before_share is None else calls.before_share)
+        num_calls += calls.repeated_before
+    return num_calls, min(1.0, share), LOW_OF_DROPOUT if switched else LOW

@@ -37,13 +37,14 @@ def unwanted(part: float, num_tensors: int = 60, num_ops: int | None = None) -> 
     return Program(graph=Graph(num_nodes=400, total=TOTAL, unwanted=work, num_unwanted_tensors=num_tensors))
 
 
-def dropped(part: float, num_tensors: int = 14, num_ops: int | None = None) -> Program:
+def dropped(part: float, num_tensors: int = 14, num_ops: int | None = None, never: bool = False) -> Program:
     work = part_of(part, num_ops)
     told = Dropped(
         num_passes=12,
         num_tensors=num_tensors,
         total=TOTAL,
         unwanted=work,
+        never_used=never,
         is_apart=num_ops is None,
         file="/home/me/train.py",
         line=41,
@@ -56,9 +57,11 @@ class UnusedGradients(Rule):
     ## What it means
     The backward pass goes through layers whose parameters want gradients that are for nothing:
 
-    - parameters that belong to no optimizer: a frozen backbone that was never told so;
+    - parameters that belong to no optimizer, or to a group of one whose learning rate is 0: a frozen
+      backbone that was never told so;
     - parameters whose gradients are thrown away before their optimizer steps: a discriminator's loss goes
-      back through the generator whose images it judged, an actor's loss through the weights of the critic.
+      back through the generator whose images it judged, an actor's loss through the weights of the critic,
+      a loop sets `p.grad = None` for layers that are not to be trained.
 
     ## What to do
     Call `requires_grad_(False)` on what is not trained, before training, or run it under
@@ -79,6 +82,7 @@ class UnusedGradients(Rule):
         profile(program=unwanted(0.3, num_ops=0)),
         profile(program=dropped(0.2)),
         profile(program=dropped(0.1, num_ops=3)),
+        profile(program=dropped(0.2, never=True)),
     )
     silent_on = (
         profile(program=unwanted(0, 0)),
@@ -111,7 +115,7 @@ class UnusedGradients(Rule):
         thrown_away = seen if isinstance(seen, Dropped) else None
         begun = thrown_away is not None and bool(thrown_away.file)
         num_ops = seen.unwanted.num_ops
-        if not thrown_away:
+        if not thrown_away or thrown_away.never_used:
             fix = "Call requires_grad_(False) on each module that is not trained, before training."
             code = ""
         elif thrown_away.is_apart:
@@ -123,9 +127,13 @@ class UnusedGradients(Rule):
                 " not at its backward, and on again after that."
             )
             code = BRACKET
-        of_which = (
-            "have lost them again before their optimizer steps" if thrown_away else "are in no optimizer"
-        )
+        if thrown_away:
+            of_which = "have lost them again before their optimizer steps"
+        elif isinstance(seen, Graph) and seen.num_resting_tensors:
+            resting = seen.num_resting_tensors
+            of_which = f"are in no optimizer, or, as {resting} of them, have a learning rate of 0"
+        else:
+            of_which = "are in no optimizer"
         parts = (
             f"{num_ops} of {seen.total.num_ops} operations lead to no other"
             if num_ops
