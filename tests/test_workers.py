@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ import diagnose
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, WorkerStats
 from diagnose.hooks import _worker_reports
-from diagnose.hooks._worker_readings import MAX_PIECES, pieces_of
+from diagnose.hooks._worker_readings import MAX_PIECES, bytes_of, pieces_of
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
 from tests.fakes import measured
@@ -124,6 +125,62 @@ def test_fetch_and_collate_of_a_slow_loader_are_told_apart(tmp_path, num_workers
         assert found.workers is None
         assert found.fetch_ns == pytest.approx(20 * MS, rel=0.2)
         assert found.collate_ns == pytest.approx(10 * MS, rel=0.2)
+
+
+class Helped(Rows):
+    """Rows that another thread computes, which the worker waits for."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        helper = threading.Thread(target=busy, args=(self.busy_ms / 1000,))
+        helper.start()
+        helper.join()
+        return torch.full((2,), float(index))
+
+
+def test_what_helper_threads_of_the_dataset_compute_is_not_taken_for_sending(tmp_path):
+    helped = DataLoader(Helped(80, busy_ms=4), batch_size=4, num_workers=1)
+    found = workers_of(profile_of(tmp_path / "run", helped))
+    assert found.helper_ns is not None
+    assert 14 * MS < found.helper_ns < 24 * MS
+    assert found.send_ns < 4 * MS
+    assert found.cpu_share < 0.5, "the worker itself waits"
+
+
+def test_what_pickles_batches_is_no_helper_thread(tmp_path):
+    diagnose.attach(tmp_path)
+    train(rows for rows, _ in DataLoader(Notes(20_000), batch_size=2, num_workers=1))
+    found = workers_of(diagnose.detach())
+    assert found.helper_ns is not None
+    assert found.send_ns > 1 * MS
+    assert found.helper_ns < 0.25 * found.send_ns
+
+
+def test_files_that_workers_open_for_a_sample_are_counted_and_what_they_read(tmp_path):
+    files = [tmp_path / f"{number}.bin" for number in range(8)]
+    for file in files:
+        file.write_bytes(bytes(50_000))
+
+    class Tiles(Rows):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            read = 0
+            for file in files:
+                with file.open("rb") as opened:
+                    read += len(opened.read())
+            return torch.full((2,), float(read))
+
+    found = workers_of(profile_of(tmp_path / "run", DataLoader(Tiles(2400), batch_size=4, num_workers=2)))
+    assert found.reading is not None
+    assert (found.reading.opens, found.reading.samples) == (4 * 8, 4)
+    assert found.reading.read_bytes == pytest.approx(4 * 8 * 50_000, rel=0.01)
+    assert found.reading.made_bytes == 4 * 2 * 4
+    assert found.reading.share is not None and found.reading.share > 0.5
+
+
+def test_a_dataset_in_memory_opens_nothing(tmp_path):
+    found = workers_of(profile_of(tmp_path / "run", DataLoader(Rows(160), batch_size=4, num_workers=2)))
+    assert found.reading is not None
+    assert (found.reading.opens, found.reading.samples) == (0, 4)
+    assert found.reading.read_bytes is not None and found.reading.read_bytes < 1000, "our own readings"
 
 
 def test_an_empty_queue_shows_slow_workers_and_a_full_one_a_slow_loop(tmp_path):
@@ -310,6 +367,13 @@ def test_counting_objects_ends_in_what_holds_itself_or_nothing():
     assert pieces_of(torch.zeros(2)) == pieces_of("text") == pieces_of(None) == 1
 
 
+def test_bytes_of_a_batch_are_those_of_its_tensors_texts_and_numbers():
+    batch = {"rows": torch.zeros(4, 2), "names": ["a", "bc"], "scale": 0.5}
+    assert bytes_of(batch) == 4 * 2 * 4 + 1 + 2 + 8
+    assert bytes_of([batch, torch.eye(3).to_sparse()]) is None, "it does not say"
+    assert bytes_of([0] * 2 * MAX_PIECES) is None, "too many to count"
+
+
 def test_the_busiest_of_uneven_workers_is_known(tmp_path):
     class AllInOne(IterableDataset[Any]):
         def __iter__(self) -> Iterator[torch.Tensor]:
@@ -491,6 +555,7 @@ def test_what_is_no_report_of_a_worker_is_ignored(tmp_path, junk):
 def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
     """Forty stacks of eight frames are the most that is sent."""
     frame = ["/" + "long/" * 50 + "file.py", 100_000, "name" * 20]
+    from diagnose.hooks._worker_files import MAX_LINES
     from diagnose.hooks._worker_readings import (
         MAX_INDICES,
         MAX_SIGHTINGS,
@@ -502,7 +567,8 @@ def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
 
     report = {
         "stacks": [[[frame] * 9, 10**12]] * 40,
-        "numbers": [10**18] * 10,
+        "numbers": [10**18] * 20,
+        "opening": [[frame, 10**12]] * MAX_LINES,
         "spread": [[10**3, 10**12]] * 64 * PER_OCTAVE,
         "history": [[10**18] * 5] * POINTS,
         "sightings": [[10**12, 2**32]] * MAX_SIGHTINGS,

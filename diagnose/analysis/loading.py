@@ -111,18 +111,23 @@ def _reports(log: RankLog) -> list[tuple[int, Mapping[str, Any]]]:
     return [(number, report) for number, report in told if number is not None and 0 <= number < count]
 
 
-def input_stats(log: RankLog, warmup: int) -> InputStats:
+def input_stats(log: RankLog, warmup: int, waiting_ns: Vector | None = None) -> InputStats:
     """Analyses how training batches came to be.
 
     Args:
         log: One rank's records.
         warmup: Leading steps to leave out.
+        waiting_ns: What each of the other steps waits for its batch by what its lines serve, which counts
+            where another thread takes the batches from the loaders: then no hook sees the loop wait.
     """
     rows = log.steps[warmup:]
     workers = worker_stats(log)
     batches_per_step = _batches_per_step(log)
     fetch_ns, collate_ns = _on_training_thread(log, rows, batches_per_step)
     waits = waits_of(log, rows, warmup)
+    aside = _asked_aside(log)
+    if aside and waiting_ns is not None:
+        waits = replace(waits, wait_ns=waiting_ns[: len(waits.wait_ns)])
     early_read, late_read = reading_rates(log, len(log.steps))
     stats = InputStats(
         fetch_ns=fetch_ns,
@@ -133,12 +138,27 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
         early_read_bytes=early_read,
         late_read_bytes=late_read,
         collected_share=_collected_share(log),
+        asked_aside=aside,
     )
     if not len(rows) or not batches_per_step:
         return stats
     epochs = round(waits.epochs * len(rows) / len(waits.wait_ns))
     anew = any(fact.get("num_workers") and not fact.get("persistent_workers") for fact in _facts(log))
-    return replace(_with_waits(stats, waits, anew=anew), epoch_starts=epochs)
+    stats = replace(_with_waits(stats, waits, anew=anew), epoch_starts=epochs)
+    return _with_drawing(stats, log, epochs / len(rows))
+
+
+def _with_drawing(stats: InputStats, log: RankLog, epochs_per_step: float) -> InputStats:
+    """Adds what drawing samples for workers takes per step, at the beginnings of epochs and else."""
+    counters = log.meta.get("counters", {})
+    epochs = sum(fact["epochs"] for fact in _facts(log))
+    if not counters.get("draws") or not epochs:
+        return stats
+    return replace(
+        stats,
+        drawing_ns=counters["drawn_ns"] / max(1, whole_steps(log)),
+        epoch_drawing_ns=counters["drawn_first_ns"] / epochs * epochs_per_step,
+    )
 
 
 def _collected_share(log: RankLog) -> float | None:
@@ -148,11 +168,18 @@ def _collected_share(log: RankLog) -> float | None:
     return counters["collected_waiting_ns"] / collected_ns if collected_ns else None
 
 
+def _asked_aside(log: RankLog) -> bool:
+    """Whether another thread takes most training batches from their loaders, for the loop."""
+    counters = log.meta.get("counters", {})
+    return bool(counters.get("asked_aside", 0) > counters.get("batches", 0))
+
+
 def _batches_per_step(log: RankLog) -> float:
     """Returns training batches per step: a whole number where there is one between two readings, since the
     making of an iterator counts as one, and an epoch that ends has asked once more, in vain.
     """
-    asks = log.meta.get("counters", {}).get("batches", 0)
+    counters = log.meta.get("counters", {})
+    asks = counters.get("batches", 0) + counters.get("asked_aside", 0)
     epochs = sum(fact["epochs"] for fact in _facts(log))
     steps = max(1, whole_steps(log))
     most = asks / steps
@@ -270,6 +297,7 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
     asked = counters.get("asked", 0) if _loaders_per_step(log) == 1 else 0  # of all loaders together
     repeated, varied = sightings(reports)
     delays = [report.get("delay_ns") for report in reports]
+    helped = [report.get("helper_cpu_ns") for report in reports if report["batches"]]
     return WorkerStats(
         num_workers=len(reports),
         at_once=len({report.get("worker") for report in reports}),
@@ -277,6 +305,7 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
         fetch_ns=total("fetch_ns") / batches,
         collate_ns=total("collate_ns") / batches,
         send_ns=total("rest_cpu_ns") / batches,
+        helper_ns=total("helper_cpu_ns") / batches if helped and None not in helped else None,
         cpu_share=min(1.0, total("cpu_ns") / busy_ns) if busy_ns else 0.0,
         idle_share=max(0.0, 1 - busy_ns / total("life_ns")) if total("life_ns") else 0.0,
         ready_batches=counters["ready"] / asked if asked else None,

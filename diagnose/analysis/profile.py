@@ -30,6 +30,7 @@ from diagnose.analysis.late_bins import bin_width, late_ranks
 from diagnose.analysis.lateness import lateness
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats, loaders_of
+from diagnose.analysis.opening import with_reading
 from diagnose.analysis.program import program_of, with_call
 from diagnose.analysis.rank_clocks import clock_offset
 from diagnose.analysis.rank_summary import Window, of_first_group, why_incomparable
@@ -48,6 +49,7 @@ from diagnose.analysis.stopped import stopped_steps
 from diagnose.analysis.throughput import rate, throughput_of
 from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS, COUNTS
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
 from diagnose.core.units import NS_PER_S
@@ -270,7 +272,7 @@ def composed(
             *with_waits(source_lines(main, rows, warmup, roles, sources), main, host),
             *worker_lines(main, sources),
         ),
-        input=input_stats(main, warmup),
+        input=with_reading(input_stats(main, warmup, divided(rows, parts)[Phase.DATA_WAIT]), main, sources),
         overhead=overhead_of(whole, manifest),
         ranks=tuple(
             RankProfile(

@@ -183,6 +183,27 @@ class SlowBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a worker reads for a batch, from a disk or the page cache: the mean of those looked into.
+
+    Attributes:
+        opens: Files that its main thread opens, by way of Python.
+        samples: Samples in the batch; `None` where nobody says.
+        read_bytes: Bytes that its main thread reads, without what is mapped into memory; `None` when
+            unknown.
+        made_bytes: Bytes of the batch; `None` when unknown.
+        share: Part of the workers' sampled time in lines of the script that open files, or work on them
+            while they are open; `None` where samples are too few.
+    """
+
+    opens: float
+    samples: float | None = None
+    read_bytes: float | None = None
+    made_bytes: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
     """What the DataLoader's worker processes did, all of them together.
 
@@ -191,7 +212,8 @@ class WorkerStats:
         batches: Batches they produced.
         fetch_ns: Time in `dataset[...]` per batch, without collate.
         collate_ns: Time in `collate_fn` per batch.
-        send_ns: CPU time per batch of everything but fetch and collate: pickling and queues, mostly.
+        send_ns: CPU time per batch of everything but fetch and collate: pickling and queues, mostly. That
+            of helper threads, too, where `helper_ns` is `None`.
         cpu_share: Part of fetch and collate that was spent on a CPU; the rest waited for disk, network or a
             free core.
         idle_share: Part of the workers' life spent waiting to be asked.
@@ -210,6 +232,9 @@ class WorkerStats:
         repeated: Watched samples that came out the same each time they were asked for again.
         varied: Watched samples that came out differently.
         at_once: Workers of one epoch, where each epoch starts its own; `None` when unknown.
+        helper_ns: CPU time per batch of threads that compute beside a worker's main one and send nothing:
+            teams of BLAS or OpenMP, decoders; `None` when unknown.
+        reading: What they read; `None` when unknown.
     """
 
     num_workers: int
@@ -232,6 +257,8 @@ class WorkerStats:
     repeated: int = 0
     varied: int = 0
     at_once: int | None = None
+    helper_ns: float | None = None
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +286,11 @@ class InputStats:
         late_read_bytes: Likewise in the last quarter.
         collected_share: Part of the garbage collector's time, 0 to 1, in which the loop waited for a batch:
             what unpacking or making one leaves for it.
+        drawing_ns: Time per step in which the training thread draws what workers are to fetch next, without
+            the beginnings of epochs; `None` when unknown.
+        epoch_drawing_ns: Time per step (of all steps) that it takes at the beginnings of epochs.
+        asked_aside: Whether another thread takes the batches from the loader, ahead of the loop, which
+            waits for that one.
     """
 
     fetch_ns: float | None = None
@@ -278,6 +310,9 @@ class InputStats:
     early_read_bytes: float | None = None
     late_read_bytes: float | None = None
     collected_share: float | None = None
+    drawing_ns: float | None = None
+    epoch_drawing_ns: float | None = None
+    asked_aside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

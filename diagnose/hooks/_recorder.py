@@ -56,17 +56,23 @@ that all modules come from, so that Python forgets what it knew of each: 1 ms an
 
 COUNTERS = (
     "batches",
+    "asked_aside",
     "collates",
     "collate_ns",
     "collated_wait_ns",
     "asked",
     "ready",
+    "draws",
+    "drawn_ns",
+    "drawn_first_ns",
     "collected_ns",
     "collected_waiting_ns",
 )
-"""Totals of the input pipeline: training batches asked for; batches whose collating was timed, the time it
-took and the whole wait for them; batches asked of workers, and finished ones that were waiting then; time
-in the garbage collector, and of it what interrupted a wait for a batch."""
+"""Totals of the input pipeline: training batches asked for, and those that another thread asks for ahead of
+the loop; batches whose collating was timed, the time it took and the whole wait for them; batches asked of
+workers, and finished ones that were waiting then; batches drawn for workers by the sampler, the time that
+took, and that at the beginnings of epochs; time in the garbage collector, and of it what interrupted a wait
+for a batch."""
 
 NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""

@@ -21,7 +21,16 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._frames import end_stacks_at, resolve
 from diagnose.hooks._recorder import GAP_AFTER_REST, Recorder
 from diagnose.hooks._sampler import Sampler
-from diagnose.hooks._worker_readings import CpuDelay, History, Sightings, Slowest, Spread, pieces_of
+from diagnose.hooks._worker_files import Files
+from diagnose.hooks._worker_readings import (
+    CpuDelay,
+    Helpers,
+    History,
+    Sightings,
+    Slowest,
+    Spread,
+    pieces_of,
+)
 from diagnose.hooks._worker_reports import address_of, inbox
 from diagnose.hooks.base import hidden, timed, unseen
 
@@ -44,9 +53,10 @@ class WorkerLog:
             writes to it.
         worker_id: The loader's number for this worker.
         dataset: What it fetches from.
+        queue: What it puts its batches into.
     """
 
-    def __init__(self, recorder: Recorder, worker_id: int, dataset: Any = None) -> None:
+    def __init__(self, recorder: Recorder, worker_id: int, dataset: Any = None, queue: Any = None) -> None:
         self._recorder = recorder
         self._worker_id = worker_id
         self._batches = 0
@@ -65,6 +75,8 @@ class WorkerLog:
         self._slowest = Slowest()
         self._history = History()
         self._delay = CpuDelay()
+        self._helpers = Helpers(queue)
+        self._files = Files(recorder)
         self.sightings = Sightings(dataset)
         recorder.reset()
         recorder.thread = get_ident()
@@ -74,6 +86,7 @@ class WorkerLog:
     def asked(self, indices: Any) -> None:
         """The worker begins to fetch these indices."""
         self._slowest.asked(indices)
+        self._files.asked(indices)
         self.sightings.asked(indices)
 
     def fetch_begins(self) -> None:
@@ -81,6 +94,9 @@ class WorkerLog:
         self._delay.begins()
         if not self._batches:
             self._cpu_uncounted_ns = process_time_ns()  # the worker's start is no batch's
+            self._helpers.begin()
+        elif self._batches % COUNT_EVERY == 1:  # not the first, in which modules are imported
+            self._files.begins()
         self._cpu_mark_ns = thread_time_ns()
         self._recorder.current = BUSY
 
@@ -89,6 +105,8 @@ class WorkerLog:
         self._recorder.current = GAP_AFTER_REST
         self._cpu_ns += thread_time_ns() - self._cpu_mark_ns
         self._delay.ends()
+        self._files.ends()
+        self._helpers.ends()
         self._fetch_ns += elapsed_ns
         self._slowest.add(elapsed_ns, self._batches)
         self._batches += 1
@@ -100,6 +118,7 @@ class WorkerLog:
         """The worker is about to send this batch."""
         if self._batches % COUNT_EVERY == 1:
             self._pieces = max(self._pieces, pieces_of(batch))
+        self._files.made(batch)
 
     def send(self) -> None:
         """Sends the running totals, and the stacks sampled since the last time."""
@@ -121,6 +140,7 @@ class WorkerLog:
         heaviest = sorted(busy.items(), key=lambda item: -item[1])[:MAX_STACKS]
         collate_ns = self._recorder.counters["collate_ns"]
         self._history.add(self._batches, self._fetch_ns)
+        files = self._files
         report = {
             "pid": os.getpid(),
             "worker": self._worker_id,
@@ -128,10 +148,13 @@ class WorkerLog:
             "fetch_ns": self._fetch_ns - collate_ns,
             "collate_ns": collate_ns,
             "cpu_ns": self._cpu_ns,
-            "rest_cpu_ns": max(0, rest_cpu_ns),
+            "rest_cpu_ns": max(0, rest_cpu_ns - (self._helpers.known_ns or 0)),
+            "helper_cpu_ns": self._helpers.known_ns,
             "life_ns": now - self._born_ns,
             "delay_ns": self._delay.known_ns,
             "pieces": self._pieces,
+            "opened": [files.batches, files.samples, files.opens, files.read_bytes, files.made_bytes],
+            "opening": [[resolve(*place), count] for place, count in files.opening()],
             "spread": self._spread.counts(),
             "longest_ns": self._spread.longest_ns,
             "slowest": self._slowest.kept,
@@ -207,11 +230,11 @@ def logged(worker_loop: Callable[..., Any], recorder: Recorder) -> Callable[...,
     The wrapper keeps the loop's name and module: a spawned worker finds it by these.
     """
 
-    def begin(dataset: Any, worker_id: int) -> None:
+    def begin(dataset: Any, worker_id: int, queue: Any) -> None:
         global log
         end_stacks_at(loop.__code__)
         inbox.close()  # a forked worker's copy would keep the address taken when the training process ends
-        log = WorkerLog(recorder, worker_id, dataset)
+        log = WorkerLog(recorder, worker_id, dataset, queue)
         # This process is a worker until it ends, so these are never taken out again.
         from torch.utils.data._utils import fetch
 
@@ -224,7 +247,9 @@ def logged(worker_loop: Callable[..., Any], recorder: Recorder) -> Callable[...,
     def loop(*args: Any, **kwargs: Any) -> Any:
         recorder.thread = 0  # whatever model the dataset may call, this is no training loop
         dataset = args[1] if len(args) > 1 else kwargs.get("dataset")
-        recorder.guarded(begin, dataset, args[10] if len(args) > 10 else kwargs.get("worker_id", 0))
+        worker_id = args[10] if len(args) > 10 else kwargs.get("worker_id", 0)
+        queue = args[3] if len(args) > 3 else kwargs.get("data_queue")
+        recorder.guarded(begin, dataset, worker_id, queue)
         try:
             return worker_loop(*args, **kwargs)
         except BaseException as error:

@@ -6,11 +6,11 @@ import contextlib
 import operator
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import log2
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any
 
 PER_OCTAVE = 4
@@ -33,6 +33,9 @@ MAX_DEPTH = 4
 
 MAX_PIECES = 1000
 """A batch of so many is not counted further."""
+
+NUMBER_BYTES = 8
+"""As a tensor holds one, an integer or a double."""
 
 MAX_SLOWEST = 5
 """Batches of which it is kept what was in them."""
@@ -195,6 +198,50 @@ class CpuDelay:
         return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
 
 
+class Helpers:
+    """CPU time of the threads that neither are the main one nor send batches: teams of BLAS or OpenMP,
+    decoders, a pool of the script's own. They compute for the dataset.
+
+    Args:
+        queue: The queue of `multiprocessing` that batches are put into. Its thread, which pickles and sends
+            them, begins with the first one.
+
+    Attributes:
+        known_ns: That time up to the last batch made; `None` where it cannot be told from that of sending.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self.known_ns: int | None = None
+        self._queue = queue
+        self._file = -1
+        self._mark_ns = 0
+
+    def begin(self) -> None:
+        """The worker begins its first batch."""
+        self._mark_ns = process_time_ns() - thread_time_ns()
+
+    def ends(self) -> None:
+        """The worker has made a batch."""
+        sending_ns = self._sending_ns()
+        if sending_ns is not None:
+            others_ns = process_time_ns() - thread_time_ns() - self._mark_ns
+            self.known_ns = max(0, others_ns - sending_ns)
+
+    def _sending_ns(self) -> int | None:
+        if not hasattr(self._queue, "_thread"):
+            return None
+        if self._queue._thread is None:
+            return 0
+        try:
+            if self._file < 0:
+                name = f"/proc/self/task/{self._queue._thread.native_id}/schedstat"
+                self._file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            # A thread that runs has run; 0 is a kernel that does not count.
+            return int(os.pread(self._file, 64, 0).split()[0]) or None
+        except OSError:
+            return None
+
+
 def read_bytes() -> int | None:
     """Returns how much this process has had read from storage; what the page cache held is not counted."""
     return _field("/proc/self/io", "read_bytes:")
@@ -219,13 +266,35 @@ def pieces_of(batch: Any) -> int:
 
     Counts up to `MAX_PIECES`.
     """
+    return sum(1 for _ in _parts_of(batch))
+
+
+def bytes_of(batch: Any) -> int | None:
+    """Returns the bytes of a batch's tensors, texts and numbers; `None` where it has too many parts to
+    count, or one does not say."""
+    pieces = total = 0
+    for part in _parts_of(batch):
+        pieces += 1
+        if isinstance(part, str | bytes | bytearray):
+            total += len(part)
+        elif isinstance(part, int | float):
+            total += NUMBER_BYTES
+        elif hasattr(part, "shape"):
+            try:
+                total += int(part.nbytes)
+            except (AttributeError, RuntimeError):  # a sparse tensor has none
+                return None
+    return total if pieces < MAX_PIECES else None
+
+
+def _parts_of(batch: Any) -> Iterator[Any]:
     pieces, left = 0, [(batch, 0)]
     while left and pieces < MAX_PIECES:
         part, depth = left.pop()
         pieces += 1
+        yield part
         if depth < MAX_DEPTH:
             left.extend((held, depth + 1) for held in islice(_held_by(part), MAX_PIECES))
-    return pieces
 
 
 def _held_by(part: Any) -> Iterable[Any]:

@@ -39,6 +39,9 @@ class DataLoaderHook(Hook):
     A batch is for evaluation when gradients are off, when the model was switched to evaluation mode, or
     when the iterator's batch before met gradient-free model calls only. An iterator that was begun for
     training goes on with it once the evaluation has had its model calls, whatever mode the model is in.
+
+    A thread that takes batches ahead of the loop asks for them aside: that takes none of the loop's time,
+    and is only counted.
     """
 
     requires = "torch.utils.data.dataloader"
@@ -90,6 +93,10 @@ class DataLoaderHook(Hook):
                 collating.begin(batches)
             return TRAINING
 
+        def asked_aside(batches: Any) -> None:
+            if recorder.thread and batches in recorder.fed:
+                recorder.counters["asked_aside"] += 1
+
         def after(args: tuple[Any, ...], batch: Any) -> None:
             nonlocal loaded, plain
             collating.end()
@@ -126,6 +133,8 @@ class DataLoaderHook(Hook):
                     or latest() is not batches
                     or not is_grad_enabled()
                 ):
+                    if get_ident() != recorder.thread:
+                        recorder.guarded(asked_aside, batches)
                     try:
                         return asked(batches)
                     except BaseException as error:

@@ -48,7 +48,9 @@ def waiting_share(profile: Profile) -> float:
 
 def holding_up_batches(profile: Profile) -> tuple[SourceLine, ...]:
     """Returns the lines that wait where the loop makes a batch itself: what a loader waits for is the
-    loader's."""
+    loader's, also where a thread takes its batches ahead of the loop."""
+    if profile.input.asked_aside:
+        return ()
     return tuple(
         line
         for line in profile.where

@@ -58,6 +58,9 @@ of 10 ms on two CPUs a worker lost a tenth where a batch took 1.5 ms, and won fr
 CURED = 0.5
 """A cure wins at least this part of the wait; else something else is to blame."""
 
+DRAWN = 0.5
+"""Part of a wait for workers that is not theirs, as the training thread draws what they are to fetch."""
+
 HEADROOM = 1.25
 """Workers to ask for, relative to the least that keep up: fetching times vary."""
 
@@ -71,7 +74,7 @@ class Supply:
         compute_ns: What such a step takes else, without what it does `ASIDE`.
         busy_ns: A worker's time for the batches of one step: fetch, collate and send.
         delay_share: Part of fetch and collate in which the worker had no CPU.
-        worker_cpu_ns: Part of `busy_ns` that was spent on a CPU.
+        worker_cpu_ns: CPU time that a worker takes for them, that of its helper threads included.
         delayed_ns: Part of it in which the worker wanted one.
         own_cpu_ns: CPU time per step of the training process; 0 when it was not measured.
         cpus: CPUs to be shared with the workers; `None` when unknown.
@@ -117,8 +120,11 @@ class Supply:
 
     @property
     def needs_cpu(self) -> bool:
-        """Whether the workers compute, or want to, for at least half of their time: else they wait."""
-        return self.workers.cpu_share + self.delay_share >= 0.5
+        """Whether the workers compute, or want to, for at least half of their time: else they wait, and not
+        for threads of their own."""
+        making_ns = max(1.0, self.workers.fetch_ns + self.workers.collate_ns)
+        helped_share = (self.workers.helper_ns or 0.0) / making_ns
+        return self.workers.cpu_share + self.delay_share + helped_share >= 0.5
 
     @property
     def cured_by_workers(self) -> bool:
@@ -198,7 +204,7 @@ def supply_of(profile: Profile) -> Supply | None:
         batches=batches,
         busy_ns=(making + workers.send_ns) * batches,
         delay_share=workers.delay_share or 0.0,
-        worker_cpu_ns=(making * workers.cpu_share + workers.send_ns) * batches,
+        worker_cpu_ns=(making * workers.cpu_share + (workers.helper_ns or 0.0) + workers.send_ns) * batches,
         delayed_ns=making * (workers.delay_share or 0.0) * batches,
         own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + stats.steady_wait_ns),
         cpus=profile.own_cpus,
@@ -218,6 +224,18 @@ def crowded_ns(profile: Profile, supply: Supply) -> float:
     if supply.delay_share < MIN_CROWDED or supply.loader.num_workers > cpus:
         return 0.0
     return runnable * supply.training_ns
+
+
+def drawn_at_starts_ns(profile: Profile) -> float:
+    """Returns the part of `epoch_start_ns` in which the training thread draws the order of the samples, for
+    workers; 0 where that is not known."""
+    stats = profile.input
+    return min(stats.epoch_drawing_ns or 0.0, stats.epoch_start_ns or 0.0)
+
+
+def draws_at_starts(profile: Profile) -> bool:
+    """Whether that is most of what an epoch's beginning costs."""
+    return drawn_at_starts_ns(profile) > DRAWN * (profile.input.epoch_start_ns or 0.0)
 
 
 def shared_by_computing(profile: Profile, lost_ns: float) -> dict[Phase, float]:

@@ -9,7 +9,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._lines import at, named
-from diagnose.rules._supply import WELL_FED, fed_by, main_loader
+from diagnose.rules._supply import WELL_FED, drawn_at_starts_ns, draws_at_starts, fed_by, main_loader
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
@@ -26,8 +26,8 @@ class EpochBoundaryStall(Rule):
     """
     ## What it means
     The first batch of each epoch comes much later than the others, although no workers are started for
-    it: the sampler draws or sorts its order, the dataset opens its files anew, or workers that were
-    idle have to fill their queues again.
+    it, or their start is the smaller part: the sampler draws or sorts its order, the dataset opens its
+    files anew, or workers that were idle have to fill their queues again.
 
     ## What to do
     Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
@@ -52,6 +52,17 @@ class EpochBoundaryStall(Rule):
             stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
             where=(at("return losses / len(list(train_dl))", 0.1, phase=Phase.DATA_WAIT),),
         ),
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            loader={"persistent_workers": False},
+            stats={
+                "epoch_starts": 20,
+                "epoch_start_ns": 10e6,
+                "epoch_drawing_ns": 9e6,
+                "steady_wait_ns": 2e6,
+            },
+        ),
     )
     silent_on = (
         WELL_FED,
@@ -66,13 +77,17 @@ class EpochBoundaryStall(Rule):
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
         loader = main_loader(profile)
-        return loader is not None and (loader.persistent_workers or not loader.num_workers)
+        return loader is not None and (
+            loader.persistent_workers or not loader.num_workers or draws_at_starts(profile)
+        )
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         stats, loader = profile.input, main_loader(profile)
         assert loader is not None and stats.epoch_start_ns is not None
-        lost_ns = min(stats.epoch_start_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        draws = draws_at_starts(profile)
+        own_ns = drawn_at_starts_ns(profile) if draws else stats.epoch_start_ns
+        lost_ns = min(own_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
@@ -95,9 +110,20 @@ class EpochBoundaryStall(Rule):
                 if read
                 else f"iter(loader) alone took {format_duration(loader.construct_ns)};"
                 f" the sampler is a {loader.sampler or 'custom one'}.",
+                *(
+                    [
+                        "The training thread draws the order of the samples, for"
+                        f" {format_share(lost_ns / stats.epoch_start_ns)} of that."
+                    ]
+                    if draws
+                    else []
+                ),
             ),
             fix="Do not read the whole loader there: len(loader) counts its batches."
             if read
+            else "Let the sampler draw the order of an epoch faster, or several epochs' at once: keep what"
+            " is the same in each, and index arrays instead of looping in Python."
+            if draws
             else "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper.",
             file=read.file if read else loader.file,
             line=read.line if read else loader.line,

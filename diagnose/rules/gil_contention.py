@@ -7,7 +7,7 @@ from pathlib import Path
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import InputStats, Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import MOST, spread
 from diagnose.rules._examples import profile
@@ -33,6 +33,7 @@ MAX_WAIT_NS = 60_000_000
 
 HOG = PythonThread(name="Thread-1 (watch)", cpus=0.5, file="/home/me/train.py", line=12)
 HELD = {"on_cpu_share": 0.3, "runnable_share": 0.05, "process_cpus": 0.9}
+FED = {**HELD, "on_cpu_share": 0.5}
 
 
 class GilContention(Rule):
@@ -68,6 +69,11 @@ class GilContention(Rule):
             data_wait_ms=80,
             host=HostStats(**HELD, voluntary_per_s=250.0, python_threads=(HOG,)),  # type: ignore[arg-type]
         ),
+        profile(
+            data_wait_ms=45,
+            input=InputStats(asked_aside=True),
+            host=HostStats(**FED, voluntary_per_s=250.0, python_threads=(HOG,)),  # type: ignore[arg-type]
+        ),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -81,7 +87,8 @@ class GilContention(Rule):
         elsewhere = waiting_share(profile)
         waited = host.off_cpu_share or 0.0
         data = profile.share(Phase.DATA_WAIT) or 0.0
-        if any(loader.num_workers for loader in profile.program.loaders) or data > 0.5:
+        workers = any(loader.num_workers for loader in profile.program.loaders)
+        if workers or data > 0.5 or profile.input.asked_aside:
             elsewhere += data
         if profile.run.device != "cpu":  # there the loop waits for autograd's thread, and for copies
             elsewhere += sum(profile.share(phase) or 0.0 for phase in (Phase.BACKWARD, Phase.COPY))

@@ -169,6 +169,7 @@ def _started_cpus(profile: Profile) -> float:
         return 0.0  # nobody knows what the workers of the others took
     if workers is not None and profile.step_time_ns:
         batch_ns = (workers.fetch_ns + workers.collate_ns) * workers.cpu_share + workers.send_ns
+        batch_ns += workers.helper_ns or 0.0
         children -= batch_ns * (profile.input.batches_per_step or 1.0) / profile.step_time_ns
     has_workers = any(loader.num_workers > 0 for loader in profile.program.loaders)
     return children if children >= (MIN_FOREIGN_CPUS if has_workers else MIN_STARTED_CPUS) else 0.0

@@ -188,9 +188,9 @@ class SerialLoading(Rule):
             else with_loader_arguments(profile, loader, num_workers=workers, persistent_workers=True),
             file=loader.file,
             line=loader.line,
-            actions=() if alone else self.actions,
+            actions=() if alone or profile.input.asked_aside else self.actions,
             won_ns={}
-            if alone
+            if alone or profile.input.asked_aside
             else {
                 "loader-workers": by_all_ns,
                 "loader-workers-reseeded": by_all_ns,

@@ -43,11 +43,13 @@ FROM_EXPERIENCE = (
     " by indexing."
 )
 MAKES, FINISHES = "makes its own batches", "does work on the batches that the DataLoader delivers"
+DRAWS = "draws what is in each batch before its workers can make it"
 
 TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
 DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DATA_WAIT), between=0.18)
 SERIAL = Program(loaders=(Loader(num_workers=0),))
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
+DRAWN = at("rows += rng.choice(pool, 4).tolist()", 0.19, phase=Phase.DATA_WAIT)
 
 
 class SlowBatchBuilding(Rule):
@@ -60,7 +62,8 @@ class SlowBatchBuilding(Rule):
     ## What to do
     Do once, before the loop, what is the same in each epoch (encode the whole text into one tensor), and
     slice that. Or move the code into a `Dataset` or a `collate_fn`, and let the workers of a `DataLoader`
-    run it.
+    run it. A sampler always runs on the training thread, whatever workers there are: let it draw many
+    batches at once, in arrays.
 
     ## When it is wrong
     Data that depends on what the model has just done. The steps of a game are known for what they are, and
@@ -75,6 +78,13 @@ class SlowBatchBuilding(Rule):
         ),
         profile(data_wait_ms=30, where=(at("x = make(step)", 0.29, phase=Phase.DATA_WAIT),)),
         fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(TOKENIZED,)),
+        fed_by(
+            data_wait_ms=22,
+            fetch_ms=30,
+            workers={"ready_batches": 3.5},
+            stats={"drawing_ns": 20e6, "epoch_start_ns": 0.0},
+            where=(FED, DRAWN),
+        ),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=2e6), where=(DUSTED,)),
     )
     silent_on = (
@@ -121,6 +131,9 @@ class SlowBatchBuilding(Rule):
         wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
         if is_fed:
             wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
+        drawing_ns = profile.input.drawing_ns or 0.0 if is_fed and has_workers else 0.0
+        draws = drawing_ns > wait_ns
+        wait_ns = max(wait_ns, drawing_ns)
         share = wait_ns / profile.step_time_ns
         if not has_workers and wait_ns < MIN_HANDOVERS * HANDOVER_NS:
             return None  # a worker's batch takes as long to be handed over
@@ -132,9 +145,11 @@ class SlowBatchBuilding(Rule):
         shown: list[SourceLine] = [line for line in lines if line.share >= NO_PART * seen][:MAX_LINES]
         lost = {Phase.DATA_WAIT: wait_ns}
         low_ns, high_ns = bounds(lost, lines)
-        does = FINISHES if is_fed else MAKES
+        does = DRAWS if draws else FINISHES if is_fed else MAKES
         if any(map(is_rollout, profile.where)):
             fix = FROM_EXPERIENCE
+        elif draws:
+            fix = "Let the sampler draw the batches of an epoch at once, in arrays, or before the loop."
         elif is_fed:
             fix = "Do that in the Dataset or its collate_fn, so that the workers of the DataLoader do it."
             if not has_workers:

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, Reading
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
-from diagnose.rules._supply import DIVIDE, WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import (
+    CROWDED,
+    CROWDED_BOUNDS,
+    DIVIDE,
+    WELL_FED,
+    Supply,
+    crowded_ns,
+    fed_by,
+    shared_by_computing,
+    supply_of,
+)
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
+
+MOSTLY = 0.5
+"""Part of the workers' time that passes where they read."""
+
+MANY_FILES = 4.0
+"""Files for one sample. One or two, a picture and its label, are what a data set usually is."""
+
+MAX_FILE_NS = 300_000
+"""CPU time of opening, reading and closing a small file in Python; an array with a header takes the most,
+0.1 to 0.2 ms. Lines that take longer for each file decode it: a photograph takes some milliseconds."""
+
+AMPLIFIED = 8.0
+"""Bytes read for one byte of a batch. Of samples that are cut out of larger ones it is less, and compressed
+files are smaller than what comes of them."""
+
+MAX_BYTE_NS = 5.0
+"""CPU time for each byte read. Copying from the page cache takes below 1, splitting text into lines some 3;
+parsing numbers and decoding take 10 and more."""
+
+SMALL_FILES = Reading(opens=2080.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
+"""65 files of a sample, each of which takes some 70 us."""
+
+WHOLE_FILE = Reading(opens=32.0, samples=32.0, read_bytes=1280e6, made_bytes=0.1e6, share=0.9)
+"""40 MB of which a sample takes a row."""
+
+PICTURES = Reading(opens=32.0, samples=32.0, read_bytes=3e6, made_bytes=19e6, share=0.9)
+"""A photograph per sample that is decoded in the line that opens it."""
 
 
 class SlowStorage(Rule):
@@ -19,17 +58,22 @@ class SlowStorage(Rule):
     to: they wait for a disk, a network or another service. Or it is one worker that reads a stream, and
     would keep up but for that: a stream need not be one that several can share.
 
+    Reading need not wait. Where the page cache has the files it takes a CPU all the time, and most of that
+    may go into opening many small files for each sample, or into reading far more than a sample keeps.
+
     ## What to do
     Read less and in larger pieces: shards instead of single files, a local copy, a cache, compressed
-    samples. Workers that only wait may also outnumber the CPUs.
+    samples. Keep a file open, or map it into memory, instead of opening it for each sample. Workers that
+    only wait may also outnumber the CPUs.
 
     ## When it is wrong
     A dataset that paces itself, such as a live stream. With fewer workers than CPUs the cheaper cure is
-    more of them, and the fault is `too-few-workers`.
+    more of them, and the fault is `too-few-workers`. Files that are decoded in the line that opens them
+    look like reading where decoding one takes as little as opening it.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "input.workers.delay_share")
-    explains = ("too-few-workers",)
+    explains = ("repeated-preparation", "slow-transform", "too-few-workers")
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=30, fetch_ms=390, num_workers=4, cpus=4, workers={"cpu_share": 0.3}),
@@ -40,9 +84,20 @@ class SlowStorage(Rule):
             loader={"iterable": True},
             workers={"cpu_share": 0.6},
         ),
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": SMALL_FILES}),
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": WHOLE_FILE}),
+        fed_by(
+            data_wait_ms=10,
+            fetch_ms=110,
+            **{**CROWDED, "workers": {**CROWDED["workers"], "reading": SMALL_FILES}},
+        ),
     )
     silent_on = (
         WELL_FED,
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": PICTURES}),
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": replace(PICTURES, opens=256.0)}),
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": replace(SMALL_FILES, share=0.3)}),
+        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, workers={"reading": SMALL_FILES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": True}),
@@ -55,7 +110,12 @@ class SlowStorage(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
-        if supply is None or not supply.behind or not supply.waits_for_storage:
+        if supply is None:
+            return None
+        found = self._reading(profile, supply) if _reads(supply) else None
+        if found is not None:
+            return found
+        if not supply.behind or not supply.waits_for_storage:
             return None
         lost_ns = supply.won_without_waiting_ns()
         if not lost_ns:
@@ -89,3 +149,75 @@ class SlowStorage(Rule):
             file=line.file if line is not None else supply.loader.file,
             line=line.line if line is not None else supply.loader.line,
         )
+
+    def _reading(self, profile: Profile, supply: Supply) -> Finding | None:
+        """Of workers that take CPU time to read: they are behind, or keep up and take the CPUs for that."""
+        reading = supply.workers.reading
+        assert reading is not None and reading.share is not None
+        crowded_by_ns = crowded_ns(profile, supply)
+        if crowded_by_ns:
+            lost_ns = reading.share * crowded_by_ns
+            lost = shared_by_computing(profile, lost_ns)
+            low_ns = CROWDED_BOUNDS[0] * lost_ns
+            high_ns = CROWDED_BOUNDS[1] * crowded_by_ns + supply.wait_ns
+            vain = format_share(crowded_by_ns / supply.training_ns)
+            waits = f"the training thread wants a CPU in vain {vain}"
+        elif supply.behind and not supply.cured_by_workers:
+            making = (supply.workers.fetch_ns + supply.workers.collate_ns) * supply.batches
+            lost_ns = supply.won_ns(busy_ns=supply.busy_ns - reading.share * making)
+            lost = {Phase.DATA_WAIT: lost_ns}
+            low_ns, high_ns = 0.5 * lost_ns, supply.wait_ns
+            waits = f"the loop waits for batches {format_share(supply.wait_share)}"
+        else:
+            return None
+        if not lost_ns:
+            return None
+        line = hottest_line(profile)
+        each = reading.opens / reading.samples if reading.samples else 0.0
+        many = each >= MANY_FILES
+        read_bytes, made_bytes = reading.read_bytes, reading.made_bytes
+        return Finding(
+            rule=self.name,
+            summary=f"Workers spend {format_share(reading.share)} of their time reading"
+            f" {f'{each:.0f} files for each sample' if many else 'far more than the samples keep'}, and"
+            f" {waits} of the time.",
+            lost_ns=lost,
+            low_ns=low_ns,
+            high_ns=high_ns,
+            assumption="samples are read in large pieces that hold nothing else, as good as for nothing",
+            evidence=(
+                *supply.evidence(),
+                f"For a batch a worker opens {reading.opens:.0f} files"
+                + (
+                    f" and reads {format_bytes(read_bytes)}, to make {format_bytes(made_bytes)} of it."
+                    if read_bytes is not None and made_bytes is not None
+                    else "."
+                ),
+                f"Lines that open files, and what is done with them while they are open, take"
+                f" {format_share(reading.share)} of the workers' time; the page cache has the files, so"
+                " that it takes a CPU.",
+                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+            ),
+            fix="Put the samples into few large files, each with all parts of its samples side by side, and"
+            " read those."
+            if many
+            else "Read only what the sample needs: keep the file open or map it into memory"
+            " (numpy.load(mmap_mode='r')), or divide it into parts.",
+            file=line.file if line is not None else supply.loader.file,
+            line=line.line if line is not None else supply.loader.line,
+        )
+
+
+def _reads(supply: Supply) -> bool:
+    """Whether workers that compute do so to read: many small files, or far more than they need."""
+    reading = supply.workers.reading
+    if reading is None or reading.share is None or reading.share < MOSTLY or not supply.needs_cpu:
+        return False
+    making_ns = supply.workers.fetch_ns + supply.workers.collate_ns
+    cpu_ns = reading.share * making_ns * supply.workers.cpu_share
+    if reading.samples and reading.opens >= MANY_FILES * reading.samples:
+        return cpu_ns <= MAX_FILE_NS * reading.opens
+    read_bytes, made_bytes = reading.read_bytes, reading.made_bytes
+    if not read_bytes or not made_bytes or not reading.opens:
+        return False
+    return read_bytes >= AMPLIFIED * made_bytes and cpu_ns <= MAX_BYTE_NS * read_bytes

@@ -6,7 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.units import format_share
+from diagnose.core.units import format_ms, format_share
 from diagnose.rules._supply import (
     CROWDED,
     CROWDED_BOUNDS,
@@ -20,6 +20,9 @@ from diagnose.rules._supply import (
 from diagnose.rules._worker_line import hottest_line
 from diagnose.rules.base import Rule
 
+HELPED = 0.25
+"""Part of the CPU time of making a batch that helper threads take; below it they hardly matter."""
+
 
 class SlowTransform(Rule):
     """
@@ -30,7 +33,8 @@ class SlowTransform(Rule):
 
     ## What to do
     Make the transform cheaper at the line named below: a faster decoder, smaller images on disk, vectorised
-    code, a cache of what comes out the same each epoch, or augmentation on the accelerator.
+    code, a cache of what comes out the same each epoch, or augmentation on the accelerator. Where libraries
+    compute in threads of their own in each worker, as BLAS, OpenCV and decoders do, let them use one.
 
     ## When it is wrong
     When another program on the machine takes the CPUs. Where further workers would cure the wait the fault
@@ -43,6 +47,7 @@ class SlowTransform(Rule):
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=40, fetch_ms=380, num_workers=4, cpus=4),
         fed_by(data_wait_ms=10, fetch_ms=110, **CROWDED),
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.3, "helper_ns": 150e6}),
     )
     silent_on = (
         WELL_FED,
@@ -88,6 +93,7 @@ class SlowTransform(Rule):
                 f" one for {format_share(supply.delay_share)}.",
                 f"There are {supply.cpus:g} CPUs for the process: more workers would not win half of the"
                 " wait.",
+                *_helped(supply),
                 *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
             ),
             fix=f"Make preparing a sample cheaper{where}.",
@@ -110,9 +116,24 @@ class SlowTransform(Rule):
                 *supply.evidence(),
                 f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
                 f" for one for {format_share(supply.delay_share)}.",
+                *_helped(supply),
                 *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
             ),
             fix="Make preparing a sample cheaper" + (f" at {line.function}." if line is not None else "."),
             file=line.file if line is not None else supply.loader.file,
             line=line.line if line is not None else supply.loader.line,
         )
+
+
+def _helped(supply: Supply) -> tuple[str, ...]:
+    """Says what helper threads take, where it is much."""
+    workers = supply.workers
+    helper_ns = workers.helper_ns or 0.0
+    own_ns = (workers.fetch_ns + workers.collate_ns) * workers.cpu_share
+    if helper_ns < HELPED * (own_ns + helper_ns):
+        return ()
+    return (
+        f"Threads of libraries in each worker take {format_ms(helper_ns)} of CPU time for a batch, beside"
+        f" the worker's own {format_ms(own_ns)}. Let them use one thread there: OMP_NUM_THREADS=1, or in"
+        " worker_init_fn cv2.setNumThreads(0) or threadpoolctl.threadpool_limits(1).",
+    )

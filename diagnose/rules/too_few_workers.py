@@ -86,5 +86,5 @@ class TooFewWorkers(Rule):
             code="" if loader.iterable else with_loader_arguments(profile, loader, num_workers=workers),
             file=loader.file,
             line=loader.line,
-            actions=applicable(self.actions, loader),
+            actions=() if profile.input.asked_aside else applicable(self.actions, loader),
         )

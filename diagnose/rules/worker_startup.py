@@ -6,7 +6,15 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
-from diagnose.rules._supply import WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
+from diagnose.rules._supply import (
+    WELL_FED,
+    applicable,
+    drawn_at_starts_ns,
+    draws_at_starts,
+    fed_by,
+    supply_of,
+    with_loader_arguments,
+)
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
@@ -36,7 +44,8 @@ class WorkerStartup(Rule):
 
     ## When it is wrong
     Workers that must see what changed in the dataset object between epochs: persistent ones keep their
-    copies as they were at the start.
+    copies as they were at the start. Where most of the wait is the sampler's, which draws the order of the
+    epoch on the training thread, it is `epoch-boundary-stall`.
     """
 
     needs = ("input.workers", "input.epoch_start_ns")
@@ -69,6 +78,17 @@ class WorkerStartup(Rule):
             loader={"persistent_workers": False},
             stats={"epoch_starts": 1, "epoch_start_ns": 0.5e6, "steady_wait_ns": 0.5e6},
         ),
+        fed_by(
+            data_wait_ms=12,
+            fetch_ms=20,
+            loader={"persistent_workers": False, "construct_ns": 440e6},
+            stats={
+                "epoch_starts": 20,
+                "epoch_start_ns": 10e6,
+                "epoch_drawing_ns": 9e6,
+                "steady_wait_ns": 2e6,
+            },
+        ),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -83,9 +103,12 @@ class WorkerStartup(Rule):
         supply, stats = supply_of(profile), profile.input
         if supply is None or stats.epoch_start_ns is None or stats.epoch_starts < MIN_EPOCHS:
             return None
+        if draws_at_starts(profile):
+            return None
         # The first batch of an epoch has to be made with persistent workers too.
         per_step = stats.epoch_starts / max(1, profile.steps.measured)
-        lost_ns = stats.epoch_start_ns - supply.busy_ns / supply.batches * per_step
+        made_ns = supply.busy_ns / supply.batches * per_step
+        lost_ns = stats.epoch_start_ns - drawn_at_starts_ns(profile) - made_ns
         lost_ns = min(lost_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None

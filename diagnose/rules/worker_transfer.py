@@ -7,7 +7,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of, with_loader_arguments
+from diagnose.rules._supply import DRAWN, MIN_SHARE, WELL_FED, fed_by, supply_of, with_loader_arguments
 from diagnose.rules.base import Rule
 
 SENDING = 0.35
@@ -86,6 +86,7 @@ class WorkerTransfer(Rule):
         ),
         fed_by(data_wait_ms=2, fetch_ms=20, send_ms=30, workers={"ready_batches": 2.6}),
         fed_by(data_wait_ms=6, fetch_ms=5, send_ms=5, workers={"ready_batches": 3.9, "pieces": 3}),
+        fed_by(data_wait_ms=20, fetch_ms=1, workers={"ready_batches": 3.8}, stats={"drawing_ns": 19e6}),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -97,6 +98,9 @@ class WorkerTransfer(Rule):
         supply = supply_of(profile)
         if supply is None or supply.wait_share < MIN_SHARE:
             return None
+        drawing_ns = profile.input.drawing_ns or 0.0  # of that wait, and no batch is handed over meanwhile
+        if drawing_ns > DRAWN * supply.wait_ns:
+            return None
         workers = supply.workers
         sending = workers.send_ns / max(1.0, workers.fetch_ns + workers.collate_ns + workers.send_ns)
         if workers.ready_batches is None:
@@ -104,7 +108,7 @@ class WorkerTransfer(Rule):
         evenly = (profile.input.burst_ns or 0.0) < EVENLY * supply.wait_ns
         unpacking = workers.ready_batches >= READY and evenly
         making_ns = (workers.fetch_ns + workers.collate_ns) * supply.batches
-        needless = unpacking and making_ns <= NEEDLESS * supply.wait_ns
+        needless = unpacking and making_ns <= NEEDLESS * (supply.wait_ns - drawing_ns)
         if needless and (profile.host.runnable_share or 0.0) >= QUIET:
             needless = False
         few = workers.pieces is not None and workers.pieces <= FEW
@@ -116,13 +120,13 @@ class WorkerTransfer(Rule):
         code = ""
         where = "the training thread unpacks them"
         if needless:
-            lost_ns = supply.wait_ns - making_ns
+            lost_ns = supply.wait_ns - drawing_ns - making_ns
             fix = "Let the training thread load: it makes a batch faster than it takes one over."
             code = with_loader_arguments(
                 profile, supply.loader, num_workers=0, persistent_workers=None, prefetch_factor=None
             )
         elif unpacking:
-            lost_ns = supply.wait_ns
+            lost_ns = supply.wait_ns - drawing_ns
         else:
             lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.send_ns * supply.batches)
             where = "the workers pack them"

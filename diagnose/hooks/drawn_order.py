@@ -1,0 +1,71 @@
+"""What the training thread takes to draw which samples a loader's workers are to fetch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._recorder import Recorder
+from diagnose.hooks.base import Hook, hidden, replaced, timed, unseen
+
+DATA_WAIT = SLOT_OF["data_wait"]
+
+
+class DrawnOrderHook(Hook):
+    """Times the sampler of a loader with workers, for training: it runs on the training thread, within
+    `iter(loader)` and `next(loader)`, whoever fetches the samples.
+
+    What an epoch's beginning draws, the first batches that the workers are given included, is kept apart
+    from what comes with each later batch.
+    """
+
+    requires = "torch.utils.data.dataloader"
+
+    @contextmanager
+    def install(self, recorder: Recorder) -> Iterator[None]:
+        """See `Hook.install`."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+        beginning = False
+
+        def drawn(elapsed_ns: int) -> None:
+            if recorder.current == DATA_WAIT and get_ident() == recorder.thread:
+                recorder.counters["draws"] += 1
+                recorder.counters["drawn_first_ns" if beginning else "drawn_ns"] += elapsed_ns
+
+        def makes(elapsed_ns: int) -> None:
+            if recorder.current == DATA_WAIT and get_ident() == recorder.thread:
+                recorder.counters["drawn_first_ns"] += elapsed_ns
+
+        def wrap_reset(original: Any) -> Any:
+            def reset(*args: Any, **kwargs: Any) -> Any:
+                nonlocal beginning
+                beginning = True
+                try:
+                    return original(*args, **kwargs)
+                except BaseException as error:
+                    unseen(error)
+                    raise
+                finally:
+                    beginning = False
+
+            return hidden(functools.wraps(original)(reset))
+
+        def wrap_making(original: Any) -> Any:  # a sampler whose `__iter__` is no generator draws here
+            return timed(original, recorder, makes)
+
+        with (
+            replaced(_BaseDataLoaderIter, "__init__", wrap_making),
+            replaced(_BaseDataLoaderIter, "_reset", wrap_making),
+            replaced(_MultiProcessingDataLoaderIter, "_reset", wrap_reset),
+            replaced(
+                _MultiProcessingDataLoaderIter,
+                "_next_index",
+                lambda original: timed(original, recorder, drawn),
+            ),
+        ):
+            yield
