@@ -61,6 +61,10 @@ class Rule(ABC):
         """Whether the fault could be there at all: no loader, no slow loader. Asked before `needs`."""
         return True
 
+    def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
+        """Returns which of `explains` see the time of a finding less exactly; `check` has just found it."""
+        return self.explains
+
     @abstractmethod
     def check(self, profile: Profile) -> Finding | None:
         """Returns the fault if it is there. Called where `applies`, with all of `needs` measured."""

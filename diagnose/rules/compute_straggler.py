@@ -99,6 +99,7 @@ class ComputeStraggler(Rule):
     """
 
     needs = ("ranks_comparable",)
+    explains = ("python-overhead",)
     fires_on = (
         ranks_example(WAITING, SLOW),
         ranks_example(SLOW, WAITING),
