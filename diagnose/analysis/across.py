@@ -22,6 +22,9 @@ MAX_POINTS = 1 << 20
 """Steps of all ranks together that are kept one by one, evenly chosen when there are more: a line through a
 million points is as sure as one through ten million."""
 
+OFTEN = 0.5
+"""A step has what the mean one has if it spends more than this part of that."""
+
 UNITS = ("tokens", "samples")
 """What the size of a batch is counted in, the more telling first."""
 
@@ -190,6 +193,12 @@ class Across:
         if len(self.points) < 2 or not self.steps:
             return None
         return float(self.collectives_S.mean())
+
+    def collective_share(self) -> float | None:
+        """Returns the part of the steps that have these collectives: those that spend more than half of what
+        the mean step does. `None` where `collective_ns` is."""
+        mean_ns = self.collective_ns()
+        return None if mean_ns is None else float((self.collectives_S > OFTEN * mean_ns).mean())
 
 
 def stride_for(steps: int, ranks: int) -> int:

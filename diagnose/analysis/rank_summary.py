@@ -18,7 +18,7 @@ from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.late_bins import waits_in_bins
 from diagnose.analysis.lines import standing_ns
 from diagnose.analysis.meetings import waits_of
-from diagnose.analysis.program import ddp_of, exchanged_ns
+from diagnose.analysis.program import averaged_ns, ddp_of, exchanged_ns
 from diagnose.analysis.rank_clocks import kept
 from diagnose.analysis.script import Script
 from diagnose.analysis.signals import host_stats
@@ -79,6 +79,7 @@ class RankSummary:
         waits_ns: What it waits in each bin, see `analysis.late_bins`.
         standing_ns: See `core.profile.RankProfile`.
         exchanged_ns: Likewise.
+        averaged_ns: Likewise.
         clock: `HOST`, `LAUNCHES` or `DEVICE`.
         samples_per_s: 0 when no batch size could be read.
         tokens_per_s: Likewise.
@@ -101,6 +102,7 @@ class RankSummary:
     waits_ns: tuple[float, ...] = ()
     standing_ns: float = 0.0
     exchanged_ns: float | None = 0.0
+    averaged_ns: float | None = 0.0
     clock: str = HOST
     samples_per_s: float = 0.0
     tokens_per_s: float = 0.0
@@ -145,6 +147,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         waits_ns=waits_in_bins(series, window.bin_width),
         standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
         exchanged_ns=exchanged_ns(log),
+        averaged_ns=averaged_ns(log),
         clock=_clock(log),
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from diagnose.analysis.calls import with_arguments
 from diagnose.analysis.lateness import WAITS
-from diagnose.core.parallel import Ddp, Meetings
+from diagnose.core.parallel import Averaging, Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
@@ -215,6 +215,33 @@ def usual_wait_ns(profile: Profile) -> float | None:
     return median(min(wait[i] for wait in waits) for i in common)
 
 
+MODEL_SHARE = 0.5
+"""A loop that adds up this part of what its optimizers update, or more, averages its gradients itself: some
+may have got none. What a script adds up for its log is far less."""
+
+
+def by_hand(profile: Profile) -> Averaging | None:
+    """Returns how a loop averages its gradients itself; `None` where another does, or nobody."""
+    program = profile.program
+    averaging = program.averaging
+    if program.ddp or program.fsdp is not None or averaging is None or averaging.times < MODEL_SHARE:
+        return None
+    return averaging
+
+
+def averaging_by_hand_ns(profile: Profile) -> float | None:
+    """Returns nanoseconds per step in which every rank averages its gradients by hand, once for each backward
+    pass: what is added up besides is something else. `None` where it does and that is not known."""
+    averaging = by_hand(profile)
+    if averaging is None:
+        return 0.0
+    times = [rank.averaged_ns for rank in profile.ranks]
+    known = [ns for ns in times if ns is not None]
+    if len(known) < len(times):
+        return None
+    return min(known) * min(1.0, max(1.0, averaging.passes) / averaging.times)
+
+
 def waits_ns(profile: Profile, rank: RankProfile) -> float | None:
     """Returns how long a rank's backward passes of a step go on when its own gradients are all there.
 
@@ -259,26 +286,45 @@ class Held:
         return max(self.excess_ns, key=lambda phase: self.excess_ns[phase], default=None)
 
 
-def holding(profile: Profile) -> Held | None:
-    """Returns the rank that the others wait for in most steps; `None` where no rank is."""
-    meetings = profile.program.meetings
-    if meetings is None:
+def last_to_come(meetings: Meetings) -> int | None:
+    """Returns the rank that comes last in most steps; `None` where no rank does."""
+    rank = max(meetings.last_share, key=lambda rank: meetings.last_share[rank], default=None)
+    if rank is None:
         return None
-    rank = max(meetings.last_share, key=lambda rank: meetings.last_share[rank])
     is_steady = meetings.last_share[rank] >= MIN_LATE_SHARE
-    if not is_steady and meetings.lead_share.get(rank, 0.0) < MIN_LEAD_SHARE:
-        return None
+    return rank if is_steady or meetings.lead_share.get(rank, 0.0) >= MIN_LEAD_SHARE else None
+
+
+def held_alone_ns(meetings: Meetings, rank: int) -> float:
+    """Returns nanoseconds per step that a rank holds the others up, beyond what chance has them hold up each
+    other: one that is seldom last is so by chance."""
+    return meetings.held_ns[rank] - sum(ns for each, ns in meetings.held_ns.items() if each != rank)
+
+
+def excess_of(profile: Profile, rank: int) -> dict[Phase, float]:
+    """Returns what a rank takes longer for than the others do at the median, in nanoseconds per step by
+    phase; never a wait for them."""
     one = next(each for each in profile.ranks if each.rank == rank)
     others = [each for each in profile.ranks if each is not one]
-    excess_ns: dict[Phase, float] = {
+    return {
         phase: ns
         for phase in Phase
         if phase is not Phase.COMMUNICATION
         and (ns := _time(one, phase) - median(_time(each, phase) for each in others)) > 0
     }
-    # One that is seldom last is so by chance: as much as the others are held up by each other.
-    by_chance = sum(ns for each, ns in meetings.held_ns.items() if each != rank)
-    held_ns = meetings.held_ns[rank] - by_chance
+
+
+def holding(profile: Profile) -> Held | None:
+    """Returns the rank that the others wait for in most steps; `None` where no rank is."""
+    meetings = profile.program.meetings
+    if meetings is None:
+        return None
+    rank = last_to_come(meetings)
+    if rank is None:
+        return None
+    one = next(each for each in profile.ranks if each.rank == rank)
+    excess_ns = excess_of(profile, rank)
+    held_ns = held_alone_ns(meetings, rank)
     slower_ns = sum(excess_ns.values())
     if held_ns <= 0 or slower_ns < MIN_AGREEMENT * held_ns:
         return None
