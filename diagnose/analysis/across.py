@@ -106,7 +106,8 @@ class Across:
         steps: Measured steps that every rank made.
         latest: By phase, the rank that takes longest.
         collectives_S: What the rank that spends least spends in collectives that Python calls.
-        waits: What the ranks wait for each other's gradients.
+        waits: What the ranks wait for each other's gradients, where DDP averages them.
+        meets: What they spend in all that they do together, the waits included.
         sizes: By unit, how large batches are.
         points: By rank, steps for a line through those of all.
     """
@@ -115,6 +116,7 @@ class Across:
     latest: dict[Phase, Highest]
     collectives_S: Vector
     waits: Waits
+    meets: Waits
     sizes: dict[str, Sizes]
     points: dict[int, Points]
 
@@ -143,6 +145,7 @@ class Across:
             latest={phase: highest(times_S) for phase, times_S in series.items()},
             collectives_S=np.maximum(series[Phase.COMMUNICATION] - waits_S, 0.0),
             waits=Waits.of(rank, waits_S),
+            meets=Waits.of(rank, series[Phase.COMMUNICATION]),
             sizes={unit: Sizes(highest(each), each.copy(), each.copy()) for unit, each in size_S.items()},
             points={
                 rank: Points(
@@ -162,11 +165,13 @@ class Across:
             for sizes in each.sizes.values():
                 sizes.cut(steps)
             each.waits.cut(steps)
+            each.meets.cut(steps)
             each.collectives_S = each.collectives_S[:steps]
         for phase, late in other.latest.items():
             self.latest[phase].fold(late)
         self.collectives_S = np.minimum(self.collectives_S, other.collectives_S)
         self.waits.fold(other.waits)
+        self.meets.fold(other.meets)
         for unit, sizes in other.sizes.items():
             self.sizes[unit].fold(sizes)
         self.points |= other.points

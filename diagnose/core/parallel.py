@@ -181,6 +181,10 @@ class Meetings:
     lead_share: Mapping[int, float] = field(default_factory=dict)
 
 
+MODEL_SHARE = 0.5
+"""Part of what the optimizers update that a loop adds up at least if it averages its gradients itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
     """What a loop adds up over the ranks itself, between a backward pass and the optimizer's step.
@@ -193,6 +197,12 @@ class Averaging:
 
     passes: float
     times: float
+
+    @property
+    def is_of_gradients(self) -> bool:
+        """Whether it is as much as the gradients, some of which may be missing: what a script adds up for its
+        log is far less."""
+        return self.times >= MODEL_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,9 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 def waits_in(profile: Profile) -> tuple[Phase, ...]:
     """Returns the phases in which a rank waits for the others."""
-    return WAITS if profile.program.meetings is None else (Phase.COMMUNICATION,)
+    program = profile.program
+    known = program.meetings is not None or program.gatherings is not None
+    return (Phase.COMMUNICATION,) if known else WAITS
 
 
 def reduces_in(profile: Profile) -> Phase:
@@ -215,16 +217,11 @@ def usual_wait_ns(profile: Profile) -> float | None:
     return median(min(wait[i] for wait in waits) for i in common)
 
 
-MODEL_SHARE = 0.5
-"""A loop that adds up this part of what its optimizers update, or more, averages its gradients itself: some
-may have got none. What a script adds up for its log is far less."""
-
-
 def by_hand(profile: Profile) -> Averaging | None:
     """Returns how a loop averages its gradients itself; `None` where another does, or nobody."""
     program = profile.program
     averaging = program.averaging
-    if program.ddp or program.fsdp is not None or averaging is None or averaging.times < MODEL_SHARE:
+    if program.ddp or program.fsdp is not None or averaging is None or not averaging.is_of_gradients:
         return None
     return averaging
 
@@ -264,6 +261,13 @@ def _time(rank: RankProfile, phase: Phase) -> float:
     return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns
 
 
+GRADIENTS, TOGETHER = "has its gradients last", "is the last to come to what the ranks do together"
+
+MUCH_MORE = 1.25
+"""So many times what the ranks wait for a rank's gradients they must wait for it in all that they do together:
+else it is the same wait."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A rank that comes last to nearly every meeting, by the waits that were measured in each step.
@@ -273,12 +277,16 @@ class Held:
         held_ns: How long it holds the others up, per step.
         excess_ns: What it takes longer for than the others do at the median, by phase; never a wait.
         waits: `held_ns` as a part of the first rank's own phases.
+        last_share: Part of the steps in which it comes last.
+        where: What it comes last to, in words.
     """
 
     rank: int
     held_ns: float
     excess_ns: dict[Phase, float]
     waits: dict[Phase, float]
+    last_share: float = 1.0
+    where: str = GRADIENTS
 
     @property
     def phase(self) -> Phase | None:
@@ -315,10 +323,18 @@ def excess_of(profile: Profile, rank: int) -> dict[Phase, float]:
 
 
 def holding(profile: Profile) -> Held | None:
-    """Returns the rank that the others wait for in most steps; `None` where no rank is."""
-    meetings = profile.program.meetings
-    if meetings is None:
-        return None
+    """Returns the rank that the others wait for in most steps; `None` where no rank is. Where a collective of
+    the loop's own comes first, they wait there, and meet for their gradients together."""
+    met, gathered = (
+        None if meetings is None else _holding(profile, meetings, where)
+        for meetings, where in ((profile.program.meetings, GRADIENTS), (profile.program.gatherings, TOGETHER))
+    )
+    if met is None or gathered is None:
+        return met or gathered
+    return gathered if gathered.held_ns > MUCH_MORE * met.held_ns else met
+
+
+def _holding(profile: Profile, meetings: Meetings, where: str) -> Held | None:
     rank = last_to_come(meetings)
     if rank is None:
         return None
@@ -328,13 +344,22 @@ def holding(profile: Profile) -> Held | None:
     slower_ns = sum(excess_ns.values())
     if held_ns <= 0 or slower_ns < MIN_AGREEMENT * held_ns:
         return None
+    if where is TOGETHER:
+        held_ns = min(held_ns, slower_ns)  # one that unpickles for all spends more in what they do together
     waits = {Phase.COMMUNICATION: held_ns}
     if one is profile.ranks[0]:
         waits = {}
         for phase, ns in excess_ns.items():
             for part, own_ns in _own(one, phase, min(1.0, held_ns / slower_ns) * ns).items():
                 waits[part] = waits.get(part, 0.0) + own_ns
-    return Held(rank=rank, held_ns=sum(waits.values()), excess_ns=excess_ns, waits=waits)
+    return Held(
+        rank=rank,
+        held_ns=sum(waits.values()),
+        excess_ns=excess_ns,
+        waits=waits,
+        last_share=meetings.last_share[rank],
+        where=where,
+    )
 
 
 def meeting(
