@@ -207,3 +207,13 @@ def test_growth_is_named_before_what_blames_the_whole_phase():
     assert [found.rule for found in findings] == ["step-drift"]
     findings, _ = ask(built_in(), profile(data_wait_ms=30, where=(line,)))
     assert [found.rule for found in findings] == ["slow-batch-building"]
+
+
+def test_a_limit_comes_before_what_the_script_does_wrong_only_if_it_costs_twice_as_much():
+    run = profile(step_ms=100, communication_ms=40, other_ms=20)
+    for waited, first in ((20, "fault"), (30, "limit")):
+        pair = [finding("limit", communication=waited), finding("fault", other=12)]
+        found = ranked(pair, {}, run, limits=("limit",))
+        assert losses(found) == {"limit": waited, "fault": 12}
+        assert found[0].rule == first
+    assert {name for name, rule in RULES.items() if rule.is_limit} >= {"exposed-communication"}

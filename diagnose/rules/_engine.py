@@ -36,6 +36,9 @@ OTHER_FAULT_SHARE, OTHER_FAULT_PART = 0.08, 1 / 3
 """Unless it keeps this share of the step, and this part of its time, beside those that explain it: more than
 they are wrong by. Then there is a second fault, as where some lines grow and others just take long."""
 
+LIMIT_WEIGHT = 0.5
+"""What is mended by a line comes before what takes another design, unless that costs twice as much."""
+
 
 def built_in() -> dict[str, Rule]:
     """Returns the rules of this folder by name."""
@@ -135,7 +138,8 @@ def ask(
         rule = asked[finding.rule]
         names = (*rule.explained(finding, profile), *_of_no_rank(finding, found, profile, asked))
         vaguer[finding.rule] = names if rule.residual else (*names, *residual)
-    return tuple(ranked(found, vaguer, profile, residual)), tuple(abstained)
+    limits = tuple(name for name, rule in asked.items() if rule.is_limit)
+    return tuple(ranked(found, vaguer, profile, residual, limits)), tuple(abstained)
 
 
 def _of_no_rank(
@@ -201,8 +205,10 @@ def ranked(
     explains: Mapping[str, tuple[str, ...]],
     profile: Profile,
     residual: Collection[str] = (),
+    limits: Collection[str] = (),
 ) -> list[Finding]:
-    """Returns findings that share no time, the most costly first.
+    """Returns findings that share no time, the most costly first; one of a rule of `limits` comes before a
+    fault only if it costs twice as much.
 
     The more exact takes its time first, then the larger; each later one keeps what is left of the phases it
     claims. One that sees the same time less exactly loses what the exact one takes, also where the phase
@@ -235,7 +241,11 @@ def ranked(
                 finding, lost_ns=shares, low_ns=finding.low_ns * part, high_ns=finding.high_ns * part
             )
         )
-    return sorted(kept, key=lambda finding: -finding.lost_ns_per_step)
+
+    def rank(finding: Finding) -> float:
+        return finding.lost_ns_per_step * (LIMIT_WEIGHT if finding.rule in limits else 1.0)
+
+    return sorted(kept, key=rank, reverse=True)
 
 
 def _exact_first(found: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:

@@ -67,6 +67,7 @@ class ReplicatedOptimizer(Rule):
     from DDP's own timers. Optimizers that need all parameters at once, such as LARS with a global norm.
     """
 
+    is_limit = True
     needs = ("program.ddp", "program.optimizers")
     fires_on = (updating(25), updating(14, comm_ms=6))
     silent_on = (
