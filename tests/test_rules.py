@@ -144,13 +144,14 @@ def test_bounds_shrink_with_what_others_have_explained():
 
 
 def test_a_second_fault_is_no_shadow_of_the_one_that_explains_a_part_of_it():
-    run = profile(step_ms=100, other_ms=40)
+    run = profile(step_ms=100, data_wait_ms=40)
     explains = {"growth": ("lines",)}
-    both = ranked([finding("growth", other=18), finding("lines", other=30)], explains, run)
+    both = ranked([finding("growth", data_wait=18), finding("lines", data_wait=30)], explains, run)
     assert losses(both) == {"growth": 18, "lines": 12}
-    small = ranked([finding("growth", other=11), finding("lines", other=18)], explains, run)
+    small = ranked([finding("growth", data_wait=11), finding("lines", data_wait=18)], explains, run)
     assert losses(small) == {"growth": 11}, "7 ms are what the two are wrong by"
-    assert losses(ranked([finding("other", other=28), finding("lines", other=20)], {}, run)) == {"other": 28}
+    twice = [finding("first", data_wait=32), finding("same", data_wait=20)]
+    assert losses(ranked(twice, {}, run)) == {"first": 32}, "two rules that blame the same time"
 
 
 SAVES = {Phase.OTHER: 14.0, Phase.FORWARD: 26.0, Phase.BACKWARD: 60.0}
@@ -192,7 +193,10 @@ def test_what_all_ranks_do_makes_none_of_them_late():
 def test_the_first_rank_that_waits_longer_for_its_input_is_named_before_what_its_loader_does():
     late = {Phase.DATA_WAIT: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0}
     held_up = {Phase.DATA_WAIT: 2.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 78.0}
-    reads: dict[str, Any] = {"program": Program(loaders=(Loader(num_workers=0, batch_size=32),)), "input": LOADS}
+    reads: dict[str, Any] = {
+        "program": Program(loaders=(Loader(num_workers=0, batch_size=32),)),
+        "input": LOADS,
+    }
     findings, _ = ask(built_in(), ranks_example(late, held_up, **reads))
     assert [found.rule for found in findings] == ["input-straggler"]
     both = {Phase.DATA_WAIT: 26.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 54.0}

@@ -200,8 +200,8 @@ class Across:
         return float(self.collectives_S.mean())
 
     def collective_share(self) -> float | None:
-        """Returns the part of the steps that have these collectives: those that spend more than half of what
-        the mean step does. `None` where `collective_ns` is."""
+        """Returns the part of the steps that have these collectives: those that spend over half of what the
+        mean step does. `None` where `collective_ns` is."""
         mean_ns = self.collective_ns()
         return None if mean_ns is None else float((self.collectives_S > OFTEN * mean_ns).mean())
 

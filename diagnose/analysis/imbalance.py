@@ -13,8 +13,8 @@ from diagnose.core.parallel import Imbalance
 Vector = npt.NDArray[np.float64]
 
 STEEPEST = 2.5
-"""By how many times the change of a batch's size, as a part of itself, its forward pass changes: once where it is
-linear, and twice where attention takes all of it. More is not the size's doing."""
+"""A batch that is a hundredth larger makes its forward pass a hundredth longer where that is linear, and
+two where attention takes all of it. More is not the size's doing."""
 
 MIN_STEPS = 20
 """Steps that all ranks must have made: fewer carry no line."""

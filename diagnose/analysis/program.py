@@ -115,8 +115,8 @@ def _waited_ns(log: RankLog, name: str) -> float | None:
 
 
 def averaging_of(log: RankLog) -> Averaging | None:
-    """Returns what one rank's loop adds up over the ranks itself; `None` where it does not, or where it is not
-    known how much its optimizers update."""
+    """Returns what one rank's loop adds up over the ranks itself; `None` where it does not, or where it is
+    not known how much its optimizers update."""
     fact, steps = _facts(log).get("averaging"), whole_steps(log)
     elements = sum(each.get("num_elements", 0) for each in _facts(log).get("optimizers", ()))
     if not fact or not elements or not steps:

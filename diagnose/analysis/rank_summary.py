@@ -193,8 +193,8 @@ pipeline do, tells nothing of who is late."""
 
 
 def meet_in_all(ranks: Sequence[RankSummary], program: Program, *, by_meetings: bool) -> bool:
-    """Whether all that ranks wait for each other is in their communication, step by step: on CPUs, where DDP's
-    waits were measured, or the loop averages its gradients itself, or FSDP2 does.
+    """Whether all that ranks wait for each other is in their communication, step by step: on CPUs, where
+    DDP's waits were measured, or the loop averages its gradients itself, or FSDP2 does.
 
     Args:
         ranks: All of them.

@@ -200,8 +200,8 @@ class Averaging:
 
     @property
     def is_of_gradients(self) -> bool:
-        """Whether it is as much as the gradients, some of which may be missing: what a script adds up for its
-        log is far less."""
+        """Whether it is as much as the gradients, some of which may be missing: what a script adds up for
+        its log is far less."""
         return self.times >= MODEL_SHARE
 
 

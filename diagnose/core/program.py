@@ -39,8 +39,7 @@ class Loader:
     """
 
     num_workers: int
-    batch_size: int |    meetings: Meetings | None = None
-    gatherings: Meetings | None = None
+    batch_size: int | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
     prefetch_factor: int | None = None
@@ -209,8 +208,8 @@ class Program:
         links: One per rank, in order of rank.
         imbalance: Of all ranks together.
         meetings: Likewise; `None` where the ranks' waits for gradients were not measured in each step.
-        gatherings: Likewise, of all that the ranks do together, other collectives included; `None` where that is
-            not known to hold all that they wait for each other.
+        gatherings: Likewise, of all that the ranks do together, other collectives included; `None` where
+            that is not known to hold all that they wait for each other.
         collective_ns: Nanoseconds per step in collectives of the script's own, of the rank that spends
             least in that step; `None` with one rank.
         collective_share: Part of the steps that have them; `None` likewise.
@@ -231,5 +230,6 @@ class Program:
     links: tuple[Link, ...] = ()
     imbalance: Imbalance | None = None
     meetings: Meetings | None = None
+    gatherings: Meetings | None = None
     collective_ns: float | None = None
     collective_share: float | None = None

@@ -92,8 +92,8 @@ class Recorder:
         steps: Number of finished steps.
         samples: Samples that loaders have handed over for training, and likewise `tokens`.
         backward_passes: Number of outermost backward passes.
-        passes_stepped: How many of them there were when an optimizer last stepped: those since then have left
-            gradients that no optimizer has used.
+        passes_stepped: How many of them there were when an optimizer last stepped: those since then have
+            left gradients that no optimizer has used.
         rounds: How often an optimizer has stepped after a backward pass: one round of passes and steps.
         evaluating: Whether the model is in evaluation mode between training steps.
         evaluated: Whether it has been called in that mode since.

@@ -58,8 +58,8 @@ class CollectivesHook(Hook):
 
     What DDP launches from C++ is not seen here: see `ddp_waits`. What a rank waits for one other, as the
     stages of a pipeline do, is no collective, and what model and optimizers call is none of the loop's;
-    `facts` tells how long both were. So it does of sums between a backward pass and the optimizer's step, and
-    how much they add up: as much as the model has are its gradients, which such a loop averages itself.
+    `facts` tells how long both were. So it does of sums between a backward pass and the optimizer's step,
+    and how much they add up: as much as the model has are its gradients, which such a loop averages itself.
     """
 
     requires = "torch.distributed"

@@ -33,8 +33,8 @@ EXPLAINED_SHARE = 0.5
 """A finding that keeps less than this part of its time beside more exact ones was only their shadow."""
 
 OTHER_FAULT_SHARE, OTHER_FAULT_PART = 0.08, 1 / 3
-"""Unless it keeps this share of the step, and this part of its time, beside those that explain it: more than
-they are wrong by. Then there is a second fault, as where some lines grow and others just take long."""
+"""Unless it keeps this share of the step, and this part of its time, beside those that explain it: that is
+more than they are wrong by, and a second fault, as where some lines grow and others just take long."""
 
 LIMIT_WEIGHT = 0.5
 """What is mended by a line comes before what takes another design, unless that costs twice as much."""

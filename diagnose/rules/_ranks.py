@@ -227,8 +227,8 @@ def by_hand(profile: Profile) -> Averaging | None:
 
 
 def averaging_by_hand_ns(profile: Profile) -> float | None:
-    """Returns nanoseconds per step in which every rank averages its gradients by hand, once for each backward
-    pass: what is added up besides is something else. `None` where it does and that is not known."""
+    """Returns nanoseconds per step in which every rank averages its gradients by hand, once for each pass:
+    what is added up besides is something else. `None` where it does and that is not known."""
     averaging = by_hand(profile)
     if averaging is None:
         return 0.0
@@ -264,8 +264,8 @@ def _time(rank: RankProfile, phase: Phase) -> float:
 GRADIENTS, TOGETHER = "has its gradients last", "is the last to come to what the ranks do together"
 
 MUCH_MORE = 1.25
-"""So many times what the ranks wait for a rank's gradients they must wait for it in all that they do together:
-else it is the same wait."""
+"""So many times what the ranks wait for a rank's gradients they must wait for it in all that they do
+together: else it is the same wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,8 +304,8 @@ def last_to_come(meetings: Meetings) -> int | None:
 
 
 def held_alone_ns(meetings: Meetings, rank: int) -> float:
-    """Returns nanoseconds per step that a rank holds the others up, beyond what chance has them hold up each
-    other: one that is seldom last is so by chance."""
+    """Returns nanoseconds per step that a rank holds the others up, beyond what they hold up each other:
+    one that is seldom last is so by chance."""
     return meetings.held_ns[rank] - sum(ns for each, ns in meetings.held_ns.items() if each != rank)
 
 
@@ -323,11 +323,14 @@ def excess_of(profile: Profile, rank: int) -> dict[Phase, float]:
 
 
 def holding(profile: Profile) -> Held | None:
-    """Returns the rank that the others wait for in most steps; `None` where no rank is. Where a collective of
-    the loop's own comes first, they wait there, and meet for their gradients together."""
+    """Returns the rank that the others wait for in most steps; `None` where no rank is. Where a collective
+    of the loop's own comes first, they wait there, and meet for their gradients together."""
     met, gathered = (
         None if meetings is None else _holding(profile, meetings, where)
-        for meetings, where in ((profile.program.meetings, GRADIENTS), (profile.program.gatherings, TOGETHER))
+        for meetings, where in (
+            (profile.program.meetings, GRADIENTS),
+            (profile.program.gatherings, TOGETHER),
+        )
     )
     if met is None or gathered is None:
         return met or gathered

@@ -26,8 +26,8 @@ class Rule(ABC):
             measure by an amount that nobody knows.
         residual: Whether it explains only what no other rule does: a fault of the surroundings that slows
             down whatever the step does.
-        is_limit: Whether nothing in the script is wrong where it fires: what would be won takes another design,
-            or a trial. What the script does wrong comes first unless it costs less than half of that.
+        is_limit: Whether nothing in the script is wrong where it fires: what would be won takes another
+            design, or a trial. A fault of the script comes first unless it costs less than half of that.
         of_host: Whether it says what the host lost: an accelerator that had work queued meanwhile may have
             lost nothing of it.
         fires_on: Profiles in which the fault is there.

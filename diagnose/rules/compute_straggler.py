@@ -26,8 +26,8 @@ MIN_SHARE = 0.1
 """Ranks on a busy machine differ by less without anything being wrong."""
 
 MIN_HELD_SHARE = 0.07
-"""Less is enough where one rank was seen to come last steadily, step by step: a tenth more than the others take
-is a smaller part of the longer step, and noise takes its share."""
+"""Less is enough where one rank was seen to come last steadily, step by step: a tenth more than the others
+take is a smaller part of the longer step, and noise takes its share."""
 
 MIN_TIMED, MIN_LATE, MIN_RATIO = 6, 0.8, 1.2
 """A rank is slow in backward if, of at least so many passes that DDP timed, it was slower than each other
@@ -81,7 +81,12 @@ EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=2
 MEETS_SLOW = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10.0}
 MEETS_WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 50.0}
 SAVING = {**MEETS_SLOW, Phase.BACKWARD: 30.0, Phase.CHECKPOINT: 40.0}
-READS_AND_COMPUTES = {**MEETS_WAITING, Phase.DATA_WAIT: 25.0, Phase.BACKWARD: 45.0, Phase.COMMUNICATION: 10.0}
+READS_AND_COMPUTES = {
+    **MEETS_WAITING,
+    Phase.DATA_WAIT: 25.0,
+    Phase.BACKWARD: 45.0,
+    Phase.COMMUNICATION: 10.0,
+}
 READS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
 TEACHES = {**MEETS_SLOW, Phase.EVALUATION: 40.0, Phase.BACKWARD: 30.0}
 IN_ALL = Program(gatherings=meeting(50, 10, last=1, held_ms=40))
@@ -180,13 +185,15 @@ class ComputeStraggler(Rule):
         )
 
     def _by_meetings(self, profile: Profile) -> Finding | None:
-        """Where each step tells who came last, nothing has to be guessed from means. What the rank is slower
-        in for another reason, as its input, is left to the rule that knows it."""
+        """Where each step tells who came last, nothing has to be guessed from means. What a rank is late by
+        for another reason, as its input, is left to the rule that knows it."""
         held = holding(profile)
         if held is None:
             return None
         is_first = held.rank == profile.ranks[0].rank
-        own_ns = {p: ns for p, ns in held.excess_ns.items() if p in OWN and not (is_first and p in OF_FIRST)}
+        own_ns = {
+            p: ns for p, ns in held.excess_ns.items() if p in OWN and not (is_first and p in OF_FIRST)
+        }
         if not own_ns:
             return None
         phase = max(own_ns, key=lambda phase: own_ns[phase])
@@ -204,8 +211,8 @@ class ComputeStraggler(Rule):
             high_ns=HIGH * lost_ns,
             assumption="every step takes as long as its slowest rank",
             evidence=(
-                f"Rank {held.rank} {held.where} in {format_share(held.last_share)} of the steps, and holds the"
-                f" others up for {format_ms(held.held_ns)} of each.",
+                f"Rank {held.rank} {held.where} in {format_share(held.last_share)} of the steps, and holds"
+                f" the others up for {format_ms(held.held_ns)} of each.",
                 "It takes longer than they do for "
                 + ", ".join(f"{slow.label} ({format_ms(ns)})" for slow, ns in _most(held.excess_ns))
                 + ".",

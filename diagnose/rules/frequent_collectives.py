@@ -65,9 +65,9 @@ class FrequentCollectives(Rule):
     Sum on each rank and reduce once every hundred steps, or at the end of the epoch. Take barriers out.
 
     ## When it is wrong
-    A loss that needs the other ranks' batches. A loop that averages its gradients itself is known by how much
-    it adds up between backward and the optimizer; where it adds up less, as it compresses them, that is taken
-    for its own. Nothing is said of `fully_shard` on GPUs, nor of ranks there that send to each other, whose
+    A loss that needs the other ranks' batches. A loop that averages its gradients itself is known by how
+    much it adds up between backward and the optimizer: where it compresses them, that is taken for its own.
+    Nothing is said of `fully_shard` on GPUs, nor of ranks there that send to each other, whose
     model or optimizer calls collectives, or whose DDP sends buffers: a step's own communication cannot be
     told from the script's.
     """
@@ -149,11 +149,7 @@ class FrequentCollectives(Rule):
                 f"Every rank spends {format_ms(lost_ns - alone_ns)} or more of each step in collectives of"
                 " Python's.",
                 "In each step the rank that waits least does not wait for another: this is their own cost.",
-                *(
-                    (f"For {format_ms(alone_ns)} more one rank alone unpacks what it got; the others wait.",)
-                    if alone_ns
-                    else ()
-                ),
+                *_of_one_rank(alone_ns),
             ),
             fix="Reduce metrics once in many steps.",
             file=line.file if line is not None and not line.file.startswith("<") else "",
@@ -177,7 +173,16 @@ def _alone_ns(profile: Profile) -> float:
     rank = last_to_come(meetings)
     if rank is None:
         return 0.0
-    own_ns = {each.rank: _among_all_ns(each) - meetings.wait_ns.get(each.rank, 0.0) for each in profile.ranks}
+    own_ns = {
+        each.rank: _among_all_ns(each) - meetings.wait_ns.get(each.rank, 0.0) for each in profile.ranks
+    }
     longer_ns = own_ns.pop(rank) - median(own_ns.values())
     computes_ns = sum(excess_of(profile, rank).values())
     return max(0.0, min(longer_ns, held_alone_ns(meetings, rank) - computes_ns))
+
+
+def _of_one_rank(alone_ns: float) -> tuple[str, ...]:
+    """Says what one rank alone spends, if it does."""
+    if not alone_ns:
+        return ()
+    return (f"For {format_ms(alone_ns)} more one rank alone unpickles what it got, and the others wait.",)

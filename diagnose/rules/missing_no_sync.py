@@ -19,8 +19,8 @@ MIN_PASSES = 1.9
 
 MAX_ROUNDS = 1.5
 """Rounds of backward passes and optimizer steps in a step: in one, all passes add up to the same gradients,
-however many optimizers then share the parameters. Where they take turns, as those of a GAN do, each pass has
-to be averaged."""
+however many optimizers then share the parameters. Where they take turns, as those of a GAN do, each pass
+has to be averaged."""
 
 MIN_SHARE = 0.02
 """Less is not worth anybody's time."""
@@ -72,8 +72,8 @@ def averaging(passes: float, times: float) -> Profile:
 class MissingNoSync(Rule):
     """
     ## What it means
-    Several micro-batches make a step, and DDP, or the loop itself, averages the gradients after each of them.
-    Only the last average counts.
+    Several micro-batches make a step, and DDP, or the loop itself, averages the gradients after each of
+    them. Only the last average counts.
 
     ## What to do
     Run all but the last micro-batch, forward and backward, under `model.no_sync()`; a loop that averages
