@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -188,7 +188,7 @@ class CollectivesHook(Hook):
 
             return hidden(make)
 
-        wraps = {
+        wraps: dict[str, Callable[[Any], Any]] = {
             **dict.fromkeys(COLLECTIVES, wrap),
             **{name: partial(wrap_sum, *summed) for name, summed in SUMS.items()},
             **dict.fromkeys(EXCHANGES, wrap_exchange),
