@@ -22,6 +22,7 @@ from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.backward import BackwardHook
 from diagnose.hooks.ddp_facts import DdpFactsHook
 from diagnose.store.reader import RankLog, read_rank
+from tests.fakes import HOOKS
 from tests.running import DIAGNOSE, only_run, run, write
 
 
@@ -141,3 +142,24 @@ def test_two_ranks_have_equal_gradients_where_their_passes_are_said_to_be_averag
     assert [ddp.ranks for ddp in profile.program.ddp] == [(0, 1)] * 2
     assert (len(read_rank(folder / "rank0.sqlite").meetings) >= 30) == averaged
     assert (profile.program.meetings is not None) == averaged
+
+
+@pytest.mark.parametrize(("taking_turns", "rounds"), [(False, 1), (True, 2)])
+def test_optimizers_that_take_turns_are_told_from_those_that_share_the_parameters(
+    recorder, taking_turns, rounds
+):
+    model = wrapped(recorder)
+    one, other = (torch.optim.SGD([each], lr=0.01) for each in model.parameters())
+    with HOOKS["optimizer"].install(recorder):
+        for _ in range(40):
+            model(torch.ones(1, 4)).sum().backward()
+            if taking_turns:
+                one.step()
+            model(torch.ones(1, 4)).sum().backward()
+            if not taking_turns:
+                one.step()
+            other.step()
+            recorder.step_marked()
+    ddp = recorder.facts["ddp"]
+    assert ddp["rounds_per_step"] == pytest.approx(rounds, rel=0.1)
+    assert ddp["num_models"] == 1

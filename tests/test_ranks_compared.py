@@ -118,3 +118,74 @@ def test_what_a_rank_waits_for_one_other_is_told_by_the_host_alone(tmp_path: Pat
                 file.add_device_steps(0, device_rows(NUM_STEPS, WAITING))
         waits.append(exchanged_ns(log_of(run)))
     assert waits == [0.0, 3.0 * MS, None]
+
+
+@pytest.mark.parametrize(
+    ("times", "passes", "named"),
+    [
+        pytest.param(1, 1, set(), id="once"),
+        pytest.param(4, 4, {"missing-no-sync"}, id="in each micro-batch"),
+        pytest.param(0.1, 1, {"frequent-collectives"}, id="something else"),
+        pytest.param(None, 1, {"frequent-collectives"}, id="outside of it"),
+    ],
+)
+def test_gradients_that_the_loop_averages_itself_are_no_collectives_of_its_own(
+    tmp_path: Path, times: float | None, passes: int, named: set[str]
+) -> None:
+    run = manifest(tmp_path / "run")
+    facts: dict[str, Any] = {"optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}]}
+    if times is not None:
+        facts["averaging"] = {
+            "elements": 1000 * times * NUM_STEPS,
+            "passes": passes * NUM_STEPS,
+            "waited_ns": 10 * MS * NUM_STEPS,
+        }
+    for rank in range(2):
+        slots = {"forward": 10.0, "backward": 20.0, "communication": 10.2}
+        with contextlib.closing(writer(run, rank, world_size=2, facts=facts)) as file:
+            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    assert {each.rule for each in profile.findings} == named
+    assert profile.ranks[1].averaged_ns == (0 if times is None else 10 * MS)
+
+
+AVERAGES = {
+    "optimizers": [{"kind": "SGD", "num_tensors": 2, "num_elements": 1000}],
+    "averaging": {"elements": 1000 * NUM_STEPS, "passes": NUM_STEPS, "waited_ns": 2 * MS * NUM_STEPS},
+}
+
+
+@pytest.mark.parametrize("phase", ["backward", "forward", "gap_after_rest"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_the_others_wait_for_where_the_loop_averages_is_named(
+    tmp_path: Path, phase: str, late: int
+) -> None:
+    run = manifest(tmp_path / "run")
+    for rank in range(2):
+        slots = {"forward": 10.0, "backward": 20.0, "communication": 2.0, "gap_after_rest": 1.0}
+        slots[phase if rank == late else "communication"] += 5.0
+        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
+            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    (found,) = profile.findings
+    assert (found.rule, found.ranks) == ("compute-straggler", (late,))
+    assert found.lost_ns_per_step == pytest.approx(5 * MS)
+    assert profile.ranks[late].late_ns_per_step == pytest.approx(5 * MS)
+    assert profile.program.meetings is None
+
+
+def test_ranks_that_take_turns_where_the_loop_averages_are_not_named(tmp_path: Path) -> None:
+    run = manifest(tmp_path / "run")
+    for rank in range(2):
+        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
+            for step in range(NUM_STEPS):
+                is_late = step % 2 == rank
+                slots = {"forward": 10.0, "backward": 20.0 + 8.0 * is_late, "communication": 2.0}
+                slots["communication"] += 8.0 * (not is_late)
+                file.add_steps(steps(step, 1, slots, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    assert profile.program.gatherings is not None
+    assert profile.findings == ()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, Status
+from diagnose.core.profile import InputStats, Profile, Status
+from diagnose.core.program import Loader, Program
+from diagnose.core.series import Series
 from diagnose.rules._engine import WORTH_SHARE, ask, built_in, diagnosed, ranked
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
+from diagnose.rules._ranks import meeting, ranks_example
 from diagnose.rules._testing import check_rule, fires, has_its_readings, is_silent
 from diagnose.rules.base import Rule
 
@@ -136,3 +141,83 @@ def test_bounds_shrink_with_what_others_have_explained():
     found = ranked([finding("first", data_wait=20), finding("second", data_wait=15)], {}, run)
     second = found[1]
     assert (second.lost_ns_per_step, second.low_ns, second.high_ns) == pytest.approx((10e6, 5e6, 15e6))
+
+
+def test_a_second_fault_is_no_shadow_of_the_one_that_explains_a_part_of_it():
+    run = profile(step_ms=100, data_wait_ms=40)
+    explains = {"growth": ("lines",)}
+    both = ranked([finding("growth", data_wait=18), finding("lines", data_wait=30)], explains, run)
+    assert losses(both) == {"growth": 18, "lines": 12}
+    small = ranked([finding("growth", data_wait=11), finding("lines", data_wait=18)], explains, run)
+    assert losses(small) == {"growth": 11}, "7 ms are what the two are wrong by"
+    twice = [finding("first", data_wait=32), finding("same", data_wait=20)]
+    assert losses(ranked(twice, {}, run)) == {"first": 32}, "two rules that blame the same time"
+
+
+SAVES = {Phase.OTHER: 14.0, Phase.FORWARD: 26.0, Phase.BACKWARD: 60.0}
+WAITS = {Phase.OTHER: 1.0, Phase.FORWARD: 26.0, Phase.BACKWARD: 60.0, Phase.COMMUNICATION: 13.0}
+LOADS = InputStats(steady_wait_ns=30e6)
+HELD_UP = Program(meetings=meeting(1, 14, last=0, held_ms=13))
+
+
+@pytest.mark.parametrize(
+    ("text", "idiom", "named"),
+    [
+        ('book.write(json.dumps(row) + "\\n")', "log", "logging-io"),
+        ("hits += accuracy(out, y)", "metric", "slow-metrics"),
+        ("average.mul_(decay).add_(p)", "ema", "slow-ema"),
+        ("np.savez(path, **state)", "save", "checkpoint-stall"),
+        ("order = sorted(rows, key=distance)", "python-loop", "compute-straggler"),
+    ],
+)
+@pytest.mark.parametrize("share", [0.11, 0.139])
+def test_what_the_first_rank_alone_does_is_named_by_its_line_where_that_has_a_purpose(
+    text: str, idiom: str, named: str, share: float
+):
+    run = ranks_example(SAVES, WAITS, program=HELD_UP, where=(at(text, share, idiom),))
+    findings, _ = ask(built_in(), run)
+    assert [found.rule for found in findings] == [named]
+    if named != "compute-straggler":
+        assert "Rank 0 alone does this: that phase is far shorter on the others." in findings[0].evidence
+
+
+def test_what_all_ranks_do_makes_none_of_them_late():
+    late = {Phase.OTHER: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0}
+    waits = {Phase.OTHER: 15.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.COMMUNICATION: 15.0}
+    held_up = Program(meetings=meeting(1, 16, last=0, held_ms=15))
+    run = ranks_example(late, waits, program=held_up, where=(at("print(row)", 0.14, "log"),))
+    findings, _ = ask(built_in(), run)
+    assert {found.rule for found in findings} == {"compute-straggler", "logging-io"}
+
+
+def test_the_first_rank_that_waits_longer_for_its_input_is_named_before_what_its_loader_does():
+    late = {Phase.DATA_WAIT: 30.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0}
+    held_up = {Phase.DATA_WAIT: 2.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 78.0}
+    reads: dict[str, Any] = {
+        "program": Program(loaders=(Loader(num_workers=0, batch_size=32),)),
+        "input": LOADS,
+    }
+    findings, _ = ask(built_in(), ranks_example(late, held_up, **reads))
+    assert [found.rule for found in findings] == ["input-straggler"]
+    both = {Phase.DATA_WAIT: 26.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 54.0}
+    findings, _ = ask(built_in(), ranks_example(late, both, **reads))
+    assert findings[0].rule == "serial-loading", "each of them waits"
+
+
+def test_growth_is_named_before_what_blames_the_whole_phase():
+    growing = Series(drift_ns={Phase.DATA_WAIT: 36e6})
+    line = at("rows = random.sample(list(memory), 64)", 0.29, phase=Phase.DATA_WAIT)
+    findings, _ = ask(built_in(), profile(data_wait_ms=30, series=growing, where=(line,)))
+    assert [found.rule for found in findings] == ["step-drift"]
+    findings, _ = ask(built_in(), profile(data_wait_ms=30, where=(line,)))
+    assert [found.rule for found in findings] == ["slow-batch-building"]
+
+
+def test_a_limit_comes_before_what_the_script_does_wrong_only_if_it_costs_twice_as_much():
+    run = profile(step_ms=100, communication_ms=40, other_ms=20)
+    for waited, first in ((20, "fault"), (30, "limit")):
+        pair = [finding("limit", communication=waited), finding("fault", other=12)]
+        found = ranked(pair, {}, run, limits=("limit",))
+        assert losses(found) == {"limit": waited, "fault": 12}
+        assert found[0].rule == first
+    assert {name for name, rule in RULES.items() if rule.is_limit} >= {"exposed-communication"}

@@ -135,6 +135,13 @@ def test_a_forward_that_does_not_follow_the_size_of_the_batch_has_no_correlation
     assert work.correlation < 0.3
 
 
+def test_a_rank_that_is_far_slower_than_its_few_more_tokens_is_no_uneven_work():
+    chance = np.random.default_rng(0)
+    sizes = [chance.integers(95, 106, 200), chance.integers(101, 112, 200)]
+    assert imbalance(*(log(r, sizes[r], (1000 + 800 * r) * sizes[r]) for r in range(2)), warmup=0) is None
+    assert imbalance(*(log(r, sizes[r], 1000 * sizes[r]) for r in range(2)), warmup=0) is not None
+
+
 def test_equal_batches_and_single_ranks_have_no_imbalance():
     same = np.full(100, 128)
     assert imbalance(log(0, same, 1000 * same), log(1, same, 1000 * same), warmup=1) is None

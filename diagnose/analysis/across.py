@@ -22,6 +22,9 @@ MAX_POINTS = 1 << 20
 """Steps of all ranks together that are kept one by one, evenly chosen when there are more: a line through a
 million points is as sure as one through ten million."""
 
+OFTEN = 0.5
+"""A step has what the mean one has if it spends more than this part of that."""
+
 UNITS = ("tokens", "samples")
 """What the size of a batch is counted in, the more telling first."""
 
@@ -103,7 +106,8 @@ class Across:
         steps: Measured steps that every rank made.
         latest: By phase, the rank that takes longest.
         collectives_S: What the rank that spends least spends in collectives that Python calls.
-        waits: What the ranks wait for each other's gradients.
+        waits: What the ranks wait for each other's gradients, where DDP averages them.
+        meets: What they spend in all that they do together, the waits included.
         sizes: By unit, how large batches are.
         points: By rank, steps for a line through those of all.
     """
@@ -112,6 +116,7 @@ class Across:
     latest: dict[Phase, Highest]
     collectives_S: Vector
     waits: Waits
+    meets: Waits
     sizes: dict[str, Sizes]
     points: dict[int, Points]
 
@@ -140,6 +145,7 @@ class Across:
             latest={phase: highest(times_S) for phase, times_S in series.items()},
             collectives_S=np.maximum(series[Phase.COMMUNICATION] - waits_S, 0.0),
             waits=Waits.of(rank, waits_S),
+            meets=Waits.of(rank, series[Phase.COMMUNICATION]),
             sizes={unit: Sizes(highest(each), each.copy(), each.copy()) for unit, each in size_S.items()},
             points={
                 rank: Points(
@@ -159,11 +165,13 @@ class Across:
             for sizes in each.sizes.values():
                 sizes.cut(steps)
             each.waits.cut(steps)
+            each.meets.cut(steps)
             each.collectives_S = each.collectives_S[:steps]
         for phase, late in other.latest.items():
             self.latest[phase].fold(late)
         self.collectives_S = np.minimum(self.collectives_S, other.collectives_S)
         self.waits.fold(other.waits)
+        self.meets.fold(other.meets)
         for unit, sizes in other.sizes.items():
             self.sizes[unit].fold(sizes)
         self.points |= other.points
@@ -190,6 +198,12 @@ class Across:
         if len(self.points) < 2 or not self.steps:
             return None
         return float(self.collectives_S.mean())
+
+    def collective_share(self) -> float | None:
+        """Returns the part of the steps that have these collectives: those that spend over half of what the
+        mean step does. `None` where `collective_ns` is."""
+        mean_ns = self.collective_ns()
+        return None if mean_ns is None else float((self.collectives_S > OFTEN * mean_ns).mean())
 
 
 def stride_for(steps: int, ranks: int) -> int:

@@ -33,7 +33,7 @@ from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.opening import with_reading
 from diagnose.analysis.program import program_of, with_call
 from diagnose.analysis.rank_clocks import clock_offset
-from diagnose.analysis.rank_summary import Window, of_first_group, why_incomparable
+from diagnose.analysis.rank_summary import Window, meet_in_all, of_first_group, why_incomparable
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.roles import Roles
@@ -249,11 +249,15 @@ def composed(
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
     meetings = across.waits.meetings(numbered)
+    program = program_of(main, warmup, sources)
+    in_all = meet_in_all(ranks, program, by_meetings=meetings is not None)
+    gatherings = across.meets.meetings(numbered) if in_all else None
+    met = across.waits if meetings is not None else across.meets if gatherings is not None else None
     names = [rank.rank for rank in ranks]
     untold = why_incomparable(ranks, by_meetings=meetings is not None)
     late_ns: list[float | None] = [None] * len(ranks)
     if not untold:
-        late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings)
+        late_ns = lateness([rank.phase_time_ns for rank in ranks], meetings or gatherings)
     fed = () if only_first else of_first_group(ranks)
     samples_per_s = sum(rank.samples_per_s for rank in fed)
     own = rate(rows, "samples")
@@ -281,6 +285,7 @@ def composed(
                 phase_time_ns=rank.phase_time_ns,
                 standing_ns=rank.standing_ns,
                 exchanged_ns=rank.exchanged_ns,
+                averaged_ns=rank.averaged_ns,
                 late_ns_per_step=late_ns[index],
                 late_share=late,
                 stats=rank.stats,
@@ -296,7 +301,7 @@ def composed(
             else late_ranks(
                 names,
                 [rank.waits_ns for rank in ranks],
-                across.waits if meetings is not None else None,
+                met,
                 (window.part or (0, None))[0] + warmup,
                 window.bin_width,
             ),
@@ -304,7 +309,7 @@ def composed(
         series=summarize_series(divided(rows, parts), rows[:, COUNTS.index("tokens")].astype(float)),
         host=host,
         program=replace(
-            program_of(main, warmup, sources),
+            program,
             ddp=with_call(
                 sources,
                 (
@@ -316,7 +321,9 @@ def composed(
             loaders=loaders_of(main, sources),
             imbalance=imbalance_of(across, numbered),
             meetings=meetings,
+            gatherings=gatherings,
             collective_ns=across.collective_ns(),
+            collective_share=across.collective_share(),
         ),
         settings=settings_of(main),
         device=device,

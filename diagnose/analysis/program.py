@@ -15,7 +15,7 @@ from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import rank_of, whole_steps
 from diagnose.core.graph import Compiler, Dropped, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
-from diagnose.core.parallel import Ddp, Fsdp
+from diagnose.core.parallel import Averaging, Ddp, Fsdp
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
 from diagnose.store.reader import RankLog
 
@@ -53,6 +53,7 @@ def program_of(log: RankLog, warmup: int, sources: Sources) -> Program:
         compiler=next(map(_compiler, _one(facts.get("compiler"))), None),
         memory=memory_of(log, warmup),
         fsdp=fsdp_of(log),
+        averaging=averaging_of(log),
     )
 
 
@@ -97,10 +98,30 @@ def exchanged_ns(log: RankLog) -> float | None:
 
     `None` where it does so and its steps are by the device's clock, which does not tell what is waited for.
     """
-    fact = _facts(log).get("exchanges")
+    return _waited_ns(log, "exchanges")
+
+
+def averaged_ns(log: RankLog) -> float | None:
+    """Returns nanoseconds per step in which a rank's loop added up tensors over the ranks itself, between a
+    backward pass and the optimizer's step; otherwise as `exchanged_ns`."""
+    return _waited_ns(log, "averaging")
+
+
+def _waited_ns(log: RankLog, name: str) -> float | None:
+    fact = _facts(log).get(name)
     if not fact:
         return 0.0
     return None if log.meta.get(BY_DEVICE) else float(fact["waited_ns"]) / max(1, whole_steps(log))
+
+
+def averaging_of(log: RankLog) -> Averaging | None:
+    """Returns what one rank's loop adds up over the ranks itself; `None` where it does not, or where it is
+    not known how much its optimizers update."""
+    fact, steps = _facts(log).get("averaging"), whole_steps(log)
+    elements = sum(each.get("num_elements", 0) for each in _facts(log).get("optimizers", ()))
+    if not fact or not elements or not steps:
+        return None
+    return Averaging(passes=fact["passes"] / steps, times=fact["elements"] / (elements * steps))
 
 
 def memory_of(log: RankLog, warmup: int) -> Memory:

@@ -18,7 +18,7 @@ from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.late_bins import waits_in_bins
 from diagnose.analysis.lines import standing_ns
 from diagnose.analysis.meetings import waits_of
-from diagnose.analysis.program import ddp_of, exchanged_ns
+from diagnose.analysis.program import averaged_ns, ddp_of, exchanged_ns
 from diagnose.analysis.rank_clocks import kept
 from diagnose.analysis.script import Script
 from diagnose.analysis.signals import host_stats
@@ -30,6 +30,7 @@ from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.host import HostStats
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
+from diagnose.core.program import Program
 from diagnose.store.reader import RankLog
 
 HOST, LAUNCHES, DEVICE = "host", "launches", "device"
@@ -79,6 +80,7 @@ class RankSummary:
         waits_ns: What it waits in each bin, see `analysis.late_bins`.
         standing_ns: See `core.profile.RankProfile`.
         exchanged_ns: Likewise.
+        averaged_ns: Likewise.
         clock: `HOST`, `LAUNCHES` or `DEVICE`.
         samples_per_s: 0 when no batch size could be read.
         tokens_per_s: Likewise.
@@ -101,6 +103,7 @@ class RankSummary:
     waits_ns: tuple[float, ...] = ()
     standing_ns: float = 0.0
     exchanged_ns: float | None = 0.0
+    averaged_ns: float | None = 0.0
     clock: str = HOST
     samples_per_s: float = 0.0
     tokens_per_s: float = 0.0
@@ -145,6 +148,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         waits_ns=waits_in_bins(series, window.bin_width),
         standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
         exchanged_ns=exchanged_ns(log),
+        averaged_ns=averaged_ns(log),
         clock=_clock(log),
         samples_per_s=rate(rows, "samples"),
         tokens_per_s=rate(rows, "tokens"),
@@ -181,6 +185,32 @@ def why_incomparable(ranks: Sequence[RankSummary], *, by_meetings: bool) -> str:
     if len(clocks) > 1:
         return "the steps of some ranks are by the clock of their device, those of others by the host's"
     return "the ranks train on devices, whose clock was not heard"
+
+
+MEETING_SHARE = 0.75
+"""Part of a rank's communication that must be with all others: what two ranks exchange, as the stages of a
+pipeline do, tells nothing of who is late."""
+
+
+def meet_in_all(ranks: Sequence[RankSummary], program: Program, *, by_meetings: bool) -> bool:
+    """Whether all that ranks wait for each other is in their communication, step by step: on CPUs, where
+    DDP's waits were measured, or the loop averages its gradients itself, or FSDP2 does.
+
+    Args:
+        ranks: All of them.
+        program: What the first one trains with.
+        by_meetings: Whether it was measured in each step what they wait for gradients of DDP.
+    """
+    if any(rank.clock != HOST for rank in ranks):
+        return False
+    for rank in ranks:
+        met_ns = rank.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
+        if rank.exchanged_ns is None or rank.exchanged_ns > (1 - MEETING_SHARE) * met_ns:
+            return False
+    if any(rank.ddp is not None for rank in ranks):
+        return by_meetings
+    averaging = program.averaging
+    return program.fsdp is not None or (averaging is not None and averaging.is_of_gradients)
 
 
 def of_first_group(ranks: Sequence[RankSummary]) -> Sequence[RankSummary]:

@@ -32,6 +32,8 @@ class Ddp:
         exposed_ns_by_pass: Likewise, how long it waited for gradients when its own were all there.
         synced_share: Part of the backward passes looked at that reduced gradients.
         passes_per_step: Backward passes of a step.
+        rounds_per_step: How often in a step optimizers step after a backward pass; `None` was not told.
+        num_models: Models of the script that are wrapped in it.
         file: Where it was made; empty when unknown.
         line: Likewise.
         call: That call; of the first rank.
@@ -58,6 +60,8 @@ class Ddp:
     exposed_ns_by_pass: Mapping[int, float] = field(default_factory=dict)
     synced_share: float | None = None
     passes_per_step: float | None = None
+    rounds_per_step: float | None = None
+    num_models: int = 1
     file: str = ""
     line: int = 0
     call: str = ""
@@ -175,6 +179,30 @@ class Meetings:
     last_share: Mapping[int, float] = field(default_factory=dict)
     held_ns: Mapping[int, float] = field(default_factory=dict)
     lead_share: Mapping[int, float] = field(default_factory=dict)
+
+
+MODEL_SHARE = 0.5
+"""Part of what the optimizers update that a loop adds up at least if it averages its gradients itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """What a loop adds up over the ranks itself, between a backward pass and the optimizer's step.
+
+    Attributes:
+        passes: Backward passes of a step that are followed by such sums.
+        times: How many times in a step as much is added up as the optimizers' parameters have elements:
+            from about 1 on it is their gradients.
+    """
+
+    passes: float
+    times: float
+
+    @property
+    def is_of_gradients(self) -> bool:
+        """Whether it is as much as the gradients, some of which may be missing: what a script adds up for
+        its log is far less."""
+        return self.times >= MODEL_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

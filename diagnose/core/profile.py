@@ -336,6 +336,8 @@ class RankProfile:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
         exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all, or that
             model and optimizers call themselves; `None` where that is not known.
+        averaged_ns: Part of the phase `COMMUNICATION` in which the loop adds up tensors over the ranks,
+            between a backward pass and the optimizer's step; `None` where that is not known.
         late_share: Part of the steps, by phase, in which this rank took longest of all; empty where that is
             not known.
         stats: What the operating system says of its process and machine.
@@ -348,6 +350,7 @@ class RankProfile:
     late_ns_per_step: float | None = None
     standing_ns: float = 0.0
     exchanged_ns: float | None = 0.0
+    averaged_ns: float | None = 0.0
     late_share: Mapping[Phase, float] = field(default_factory=dict)
     stats: HostStats = field(default_factory=HostStats)
     clock: ClockOffset | None = None

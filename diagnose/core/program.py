@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diagnose.core.graph import Compiler, Dropped, Graph
-from diagnose.core.parallel import Ddp, Fsdp, Imbalance, Link, Meetings, Pipeline
+from diagnose.core.parallel import Averaging, Ddp, Fsdp, Imbalance, Link, Meetings, Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +213,16 @@ class Program:
         models: In order of first call.
         ddp: One per rank that trains with it, in order of rank.
         fsdp: Of the first rank.
+        averaging: Of the first rank.
         pipeline: Of all ranks together.
         links: One per rank, in order of rank.
         imbalance: Of all ranks together.
         meetings: Likewise; `None` where the ranks' waits for gradients were not measured in each step.
+        gatherings: Likewise, of all that the ranks do together, other collectives included; `None` where
+            that is not known to hold all that they wait for each other.
         collective_ns: Nanoseconds per step in collectives of the script's own, of the rank that spends
             least in that step; `None` with one rank.
+        collective_share: Part of the steps that have them; `None` likewise.
     """
 
     loaders: tuple[Loader, ...] = ()
@@ -231,8 +235,11 @@ class Program:
     memory: Memory = field(default_factory=Memory)
     ddp: tuple[Ddp, ...] = ()
     fsdp: Fsdp | None = None
+    averaging: Averaging | None = None
     pipeline: Pipeline | None = None
     links: tuple[Link, ...] = ()
     imbalance: Imbalance | None = None
     meetings: Meetings | None = None
+    gatherings: Meetings | None = None
     collective_ns: float | None = None
+    collective_share: float | None = None

@@ -98,6 +98,9 @@ class Recorder:
         steps: Number of finished steps.
         samples: Samples that loaders have handed over for training, and likewise `tokens`.
         backward_passes: Number of outermost backward passes.
+        passes_stepped: How many of them there were when an optimizer last stepped: those since then have
+            left gradients that no optimizer has used.
+        rounds: How often an optimizer has stepped after a backward pass: one round of passes and steps.
         evaluating: Whether the model is in evaluation mode between training steps.
         evaluated: Whether it has been called in that mode since.
         called_freely: Identities of the modules called without gradients since training's last event.
@@ -188,6 +191,8 @@ class Recorder:
         "on_step",
         "optimizers",
         "optimizers_made",
+        "passes_stepped",
+        "rounds",
         "routes",
         "samples",
         "searching",
@@ -243,6 +248,8 @@ class Recorder:
         self.epochs_ended = 0
         self.fed: weakref.WeakSet[Any] = weakref.WeakSet()
         self.backward_passes = 0
+        self.passes_stepped = 0
+        self.rounds = 0
         self.evaluated = False
         self.evaluating = False
         self.called_freely: set[int] = set()
@@ -425,6 +432,9 @@ class Recorder:
             self.current = slot
         self.log.append(self.clock() * WIDTH + self.current + STEPPED)
         self.finder.optimizer_stepped(optimizer)
+        if self.passes_stepped != self.backward_passes:
+            self.passes_stepped = self.backward_passes
+            self.rounds += 1
         self.batch_use = TRAINED  # whatever its models were called with
         self.calm = 0
         if self.stop_after:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
@@ -42,6 +43,9 @@ COLLECTIVES = (
 EXCHANGES = ("recv", "send")
 """What waits for one other rank. It is charged alike, and its time told apart."""
 
+SUMS = {"all_reduce": (0, "tensor"), "reduce": (0, "tensor"), "reduce_scatter_tensor": (1, "input")}
+"""What a loop averages its gradients with, and which argument holds them."""
+
 MADE_BY = ("recv", "recv_anysource", "send")
 """Methods of a process group that begin an exchange. `isend` and `irecv`, which call them, are not wrapped:
 `P2POp` refuses any other function."""
@@ -54,7 +58,8 @@ class CollectivesHook(Hook):
 
     What DDP launches from C++ is not seen here: see `ddp_waits`. What a rank waits for one other, as the
     stages of a pipeline do, is no collective, and what model and optimizers call is none of the loop's;
-    `facts` tells how long both were.
+    `facts` tells how long both were. So it does of sums between a backward pass and the optimizer's step,
+    and how much they add up: as much as the model has are its gradients, which such a loop averages itself.
     """
 
     requires = "torch.distributed"
@@ -62,7 +67,7 @@ class CollectivesHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
-        from torch import distributed
+        from torch import Tensor, distributed
 
         if not distributed.is_available():
             yield
@@ -70,11 +75,12 @@ class CollectivesHook(Hook):
         from torch.distributed import distributed_c10d
 
         exchanges: weakref.WeakSet[Any] = weakref.WeakSet()  # works under way
-        begun_ns = waited_ns = 0
+        averages: weakref.WeakSet[Any] = weakref.WeakSet()
+        begun_ns = waited_ns = averaged_ns = num_elements = num_passes = last_pass = 0
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 2) -> int:
             if recorder.current in INSIDE:
-                caller = sys._getframe(2).f_globals.get("__name__", "")
+                caller = sys._getframe(depth).f_globals.get("__name__", "")
                 if caller.partition(".")[0] not in TRAINERS:
                     return before_exchange(args, kwargs)
             return -1 if recorder.current == COMMUNICATION else COMMUNICATION
@@ -87,13 +93,22 @@ class CollectivesHook(Hook):
             return COMMUNICATION + THEN
 
         def before_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            return (before_exchange if args[0] in exchanges else before)(args, kwargs)
+            if args[0] in exchanges or args[0] in averages:
+                return before_exchange(args, kwargs)
+            return before(args, kwargs, 3)
 
         def waited(args: tuple[Any, ...], result: Any) -> None:
             nonlocal waited_ns
             waited_ns += recorder.clock() - begun_ns
             if "exchanges" not in recorder.facts:
                 tell()
+
+        def waited_for(args: tuple[Any, ...], result: Any) -> None:
+            nonlocal averaged_ns
+            if args[0] in averages:
+                averaged_ns += recorder.clock() - begun_ns
+            else:
+                waited(args, result)
 
         def begins(work: Any) -> None:
             if "exchanges" not in recorder.facts:
@@ -104,9 +119,18 @@ class CollectivesHook(Hook):
         def tell() -> None:
             recorder.facts["exchanges"] = {"waited_ns": waited_ns}
 
+        def tell_averages() -> None:
+            recorder.facts["averaging"] = {
+                "elements": num_elements,
+                "passes": num_passes,
+                "waited_ns": averaged_ns,
+            }
+
         def tell_more() -> None:
             if "exchanges" in recorder.facts:
                 tell()
+            if "averaging" in recorder.facts:
+                tell_averages()
 
         def wrap(original: Any) -> Any:
             return spanned(original, recorder, before, waited)
@@ -115,7 +139,42 @@ class CollectivesHook(Hook):
             return spanned(original, recorder, before_exchange, waited)
 
         def wrap_wait(original: Any) -> Any:
-            return spanned(original, recorder, before_wait, waited)
+            return spanned(original, recorder, before_wait, waited_for)
+
+        def wrap_sum(place: int, name: str, original: Any) -> Any:
+            averaged = 0  # elements that the call under way averages
+
+            def before_sum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+                nonlocal averaged, begun_ns
+                slot = before(args, kwargs, 3)
+                if slot < 0:
+                    return slot
+                averaged = 0
+                if slot == COMMUNICATION and recorder.backward_passes != recorder.passes_stepped:
+                    summed = args[place] if len(args) > place else kwargs.get(name)
+                    if isinstance(summed, Tensor) and summed.is_floating_point():
+                        averaged = summed.numel()
+                if averaged > 1:  # a single number is a loss for the log
+                    begun_ns = recorder.clock()
+                    return COMMUNICATION + THEN
+                return slot
+
+            def ended(args: tuple[Any, ...], result: Any) -> None:
+                nonlocal averaged_ns, last_pass, num_elements, num_passes
+                if averaged <= 1:
+                    waited(args, result)
+                    return
+                averaged_ns += recorder.clock() - begun_ns
+                num_elements += averaged
+                if last_pass != recorder.backward_passes:
+                    last_pass = recorder.backward_passes
+                    num_passes += 1
+                if result is not None:
+                    averages.add(result)
+                if "averaging" not in recorder.facts:
+                    tell_averages()
+
+            return spanned(original, recorder, before_sum, ended)
 
         def wrap_maker(original: Any) -> Any:
             def make(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +188,11 @@ class CollectivesHook(Hook):
 
             return hidden(make)
 
-        wraps = {**dict.fromkeys(COLLECTIVES, wrap), **dict.fromkeys(EXCHANGES, wrap_exchange)}
+        wraps: dict[str, Callable[[Any], Any]] = {
+            **dict.fromkeys(COLLECTIVES, wrap),
+            **{name: partial(wrap_sum, *summed) for name, summed in SUMS.items()},
+            **dict.fromkeys(EXCHANGES, wrap_exchange),
+        }
         recorder.flushed.append(tell_more)
         try:
             with ExitStack() as stack:

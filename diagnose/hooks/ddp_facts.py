@@ -46,6 +46,8 @@ class DdpFactsHook(Hook):
         synced: list[bool] = []
 
         def look() -> None:
+            called = (reference() for reference in recorder.modules)
+            num_models = sum(isinstance(model, DistributedDataParallel) for model in called)
             for reference, logger, timed in wrapped:
                 model = reference()
                 if model is None or model.logger is not logger():
@@ -54,6 +56,8 @@ class DdpFactsHook(Hook):
                 file, line = places.get(model, UNKNOWN)
                 facts = {**describe(model), "file": file, "line": line}
                 facts["synced_share"] = sum(synced) / len(synced)
+                facts["rounds_per_step"] = recorder.rounds / max(1, recorder.steps)
+                facts["num_models"] = max(1, num_models)
                 data = facts.pop("times")
                 timed[data.pop("iteration")] = tuple(data[name] for name in TIMES.values())
                 while len(timed) > MAX_TIMED:

@@ -26,8 +26,18 @@ WAITED_IN = (Phase.DATA_WAIT, Phase.COPY)
 """Phases that take what the device is behind where the host's clock counts: a batch is on it before it goes
 on, and the work of the step before is what it waits for."""
 
+SUPPLY = (Phase.DATA_WAIT, Phase.GC)
+"""Phases in which rules blame what the first rank's loader or objects do, whatever the other ranks' do."""
+
 EXPLAINED_SHARE = 0.5
 """A finding that keeps less than this part of its time beside more exact ones was only their shadow."""
+
+OTHER_FAULT_SHARE, OTHER_FAULT_PART = 0.08, 1 / 3
+"""Unless it keeps this share of the step, and this part of its time, beside those that explain it: that is
+more than they are wrong by, and a second fault, as where some lines grow and others just take long."""
+
+LIMIT_WEIGHT = 0.5
+"""What is mended by a line comes before what takes another design, unless that costs twice as much."""
 
 
 def built_in() -> dict[str, Rule]:
@@ -123,11 +133,33 @@ def ask(
     spoiled = {name for finding in found for name in asked[finding.rule].spoils}
     found = [finding for finding in found if finding.rule not in spoiled]
     residual = tuple(name for name, rule in asked.items() if rule.residual)
-    vaguer = {
-        name: rule.explains if rule.residual else (*rule.explains, *residual)
-        for name, rule in asked.items()
-    }
-    return tuple(ranked(found, vaguer, profile, residual)), tuple(abstained)
+    vaguer: dict[str, tuple[str, ...]] = {}
+    for finding in found:
+        rule = asked[finding.rule]
+        names = (*rule.explained(finding, profile), *_of_no_rank(finding, found, profile, asked))
+        vaguer[finding.rule] = names if rule.residual else (*names, *residual)
+    limits = tuple(name for name, rule in asked.items() if rule.is_limit)
+    return tuple(ranked(found, vaguer, profile, residual, limits)), tuple(abstained)
+
+
+def _of_no_rank(
+    finding: Finding, found: Iterable[Finding], profile: Profile, asked: Mapping[str, Rule]
+) -> list[str]:
+    """Returns the rules that see less exactly what is found of the first rank: that it waits longer for its
+    input than the others, say. They blame what its loader does, as if all ranks' did it as long."""
+    if not profile.ranks or profile.ranks[0].rank not in finding.ranks or not _supplies(finding):
+        return []
+    return [
+        other.rule
+        for other in found
+        if not other.ranks and _supplies(other) and finding.rule not in asked[other.rule].explains
+    ]
+
+
+def _supplies(finding: Finding) -> bool:
+    """Whether most of what a finding claims is of the phases that no rank's computing is in."""
+    supplied_ns = sum(finding.lost_ns.get(phase, 0.0) for phase in SUPPLY)
+    return 2 * supplied_ns > finding.lost_ns_per_step
 
 
 def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | None:
@@ -173,8 +205,10 @@ def ranked(
     explains: Mapping[str, tuple[str, ...]],
     profile: Profile,
     residual: Collection[str] = (),
+    limits: Collection[str] = (),
 ) -> list[Finding]:
-    """Returns findings that share no time, the most costly first.
+    """Returns findings that share no time, the most costly first; one of a rule of `limits` comes before a
+    fault only if it costs twice as much.
 
     The more exact takes its time first, then the larger; each later one keeps what is left of the phases it
     claims. One that sees the same time less exactly loses what the exact one takes, also where the phase
@@ -190,7 +224,11 @@ def ranked(
         }
         rest = sum(shares.values())
         part = rest / finding.lost_ns_per_step
-        if rest < WORTH_SHARE * profile.step_time_ns or part < EXPLAINED_SHARE:
+        if rest < WORTH_SHARE * profile.step_time_ns:
+            continue
+        beside = any(explained[finding.rule, phase] for phase in finding.lost_ns)
+        enough = beside and rest >= OTHER_FAULT_SHARE * profile.step_time_ns
+        if part < (OTHER_FAULT_PART if enough else EXPLAINED_SHARE):
             continue
         for phase, lost in shares.items():
             left[phase] = left.get(phase, 0.0) - lost
@@ -203,7 +241,11 @@ def ranked(
                 finding, lost_ns=shares, low_ns=finding.low_ns * part, high_ns=finding.high_ns * part
             )
         )
-    return sorted(kept, key=lambda finding: -finding.lost_ns_per_step)
+
+    def rank(finding: Finding) -> float:
+        return finding.lost_ns_per_step * (LIMIT_WEIGHT if finding.rule in limits else 1.0)
+
+    return sorted(kept, key=rank, reverse=True)
 
 
 def _exact_first(found: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:

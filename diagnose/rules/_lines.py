@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import ClassVar
 
 from diagnose.analysis.statements import rarer
@@ -27,6 +28,8 @@ DEVIATIONS = 2.0
 
 MOSTLY = 0.5
 """Of a line's time."""
+
+STRAGGLER = "compute-straggler"
 
 
 def loop_lines(profile: Profile, wanted: Callable[[SourceLine], bool]) -> tuple[SourceLine, ...]:
@@ -97,6 +100,31 @@ def bounds(lost: Mapping[Phase, float], lines: Sequence[SourceLine]) -> tuple[fl
     return total * max(0.0, 1 - error), total * (1 + error)
 
 
+def is_first_alone(profile: Profile, lost: Mapping[Phase, float]) -> bool:
+    """Whether no other rank does what the first one loses this time in: their phases are too short for as
+    much. Where that cannot be told, it is not so."""
+    others = profile.ranks[1:]
+    if not others or profile.ranks_comparable is None:
+        return False
+    room_ns = (min(ns, median(rank.phase_time_ns.get(p, 0.0) for rank in others)) for p, ns in lost.items())
+    return sum(room_ns) < MOSTLY * sum(lost.values())
+
+
+def alone(profile: Profile, lost: Mapping[Phase, float]) -> tuple[str, ...]:
+    """Says so as evidence where `is_first_alone`."""
+    if not is_first_alone(profile, lost):
+        return ()
+    return (f"Rank {profile.ranks[0].rank} alone does this: that phase is far shorter on the others.",)
+
+
+def explained_where_alone(explains: Sequence[str], finding: Finding, profile: Profile) -> tuple[str, ...]:
+    """Returns what a finding of the first rank's lines explains: a late rank only if it alone has them.
+    What all ranks do makes none of them late."""
+    if is_first_alone(profile, finding.lost_ns):
+        return tuple(explains)
+    return tuple(name for name in explains if name != STRAGGLER)
+
+
 def named(line: SourceLine) -> str:
     """Names a line for a sentence: `train.py:41 losses.append(loss.item())`."""
     text = f" {line.text}" if line.text else ""
@@ -149,6 +177,10 @@ class LineRule(Rule):
             f"if {again}: ..." if again else "",
         )
 
+    def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
+        """See `Rule.explained`."""
+        return explained_where_alone(self.explains, finding, profile)
+
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         lines = self.lines(profile)
@@ -166,10 +198,13 @@ class LineRule(Rule):
             low_ns=self.least * low,
             high_ns=high,
             assumption=self.assumption,
-            evidence=tuple(
-                f"{format_share(line.share)} of the time in {named(line)}, {line.function}, phase"
-                f" {line.phase.label}, about {line.num_samples} samples."
-                for line in lines[:MAX_LINES]
+            evidence=(
+                *(
+                    f"{format_share(line.share)} of the time in {named(line)}, {line.function}, phase"
+                    f" {line.phase.label}, about {line.num_samples} samples."
+                    for line in lines[:MAX_LINES]
+                ),
+                *alone(profile, lost),
             ),
             fix=fix,
             code=code,

@@ -16,7 +16,7 @@ from typing import Any
 
 from diagnose.analysis.calls import with_arguments
 from diagnose.analysis.lateness import WAITS
-from diagnose.core.parallel import Ddp, Meetings
+from diagnose.core.parallel import Averaging, Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
@@ -161,7 +161,9 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 def waits_in(profile: Profile) -> tuple[Phase, ...]:
     """Returns the phases in which a rank waits for the others."""
-    return WAITS if profile.program.meetings is None else (Phase.COMMUNICATION,)
+    program = profile.program
+    known = program.meetings is not None or program.gatherings is not None
+    return (Phase.COMMUNICATION,) if known else WAITS
 
 
 def reduces_in(profile: Profile) -> Phase:
@@ -215,6 +217,28 @@ def usual_wait_ns(profile: Profile) -> float | None:
     return median(min(wait[i] for wait in waits) for i in common)
 
 
+def by_hand(profile: Profile) -> Averaging | None:
+    """Returns how a loop averages its gradients itself; `None` where another does, or nobody."""
+    program = profile.program
+    averaging = program.averaging
+    if program.ddp or program.fsdp is not None or averaging is None or not averaging.is_of_gradients:
+        return None
+    return averaging
+
+
+def averaging_by_hand_ns(profile: Profile) -> float | None:
+    """Returns nanoseconds per step in which every rank averages its gradients by hand, once for each pass:
+    what is added up besides is something else. `None` where it does and that is not known."""
+    averaging = by_hand(profile)
+    if averaging is None:
+        return 0.0
+    times = [rank.averaged_ns for rank in profile.ranks]
+    known = [ns for ns in times if ns is not None]
+    if len(known) < len(times):
+        return None
+    return min(known) * min(1.0, max(1.0, averaging.passes) / averaging.times)
+
+
 def waits_ns(profile: Profile, rank: RankProfile) -> float | None:
     """Returns how long a rank's backward passes of a step go on when its own gradients are all there.
 
@@ -237,6 +261,13 @@ def _time(rank: RankProfile, phase: Phase) -> float:
     return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns
 
 
+GRADIENTS, TOGETHER = "has its gradients last", "is the last to come to what the ranks do together"
+
+MUCH_MORE = 1.25
+"""So many times what the ranks wait for a rank's gradients they must wait for it in all that they do
+together: else it is the same wait."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A rank that comes last to nearly every meeting, by the waits that were measured in each step.
@@ -246,12 +277,16 @@ class Held:
         held_ns: How long it holds the others up, per step.
         excess_ns: What it takes longer for than the others do at the median, by phase; never a wait.
         waits: `held_ns` as a part of the first rank's own phases.
+        last_share: Part of the steps in which it comes last.
+        where: What it comes last to, in words.
     """
 
     rank: int
     held_ns: float
     excess_ns: dict[Phase, float]
     waits: dict[Phase, float]
+    last_share: float = 1.0
+    where: str = GRADIENTS
 
     @property
     def phase(self) -> Phase | None:
@@ -259,36 +294,75 @@ class Held:
         return max(self.excess_ns, key=lambda phase: self.excess_ns[phase], default=None)
 
 
-def holding(profile: Profile) -> Held | None:
-    """Returns the rank that the others wait for in most steps; `None` where no rank is."""
-    meetings = profile.program.meetings
-    if meetings is None:
+def last_to_come(meetings: Meetings) -> int | None:
+    """Returns the rank that comes last in most steps; `None` where no rank does."""
+    rank = max(meetings.last_share, key=lambda rank: meetings.last_share[rank], default=None)
+    if rank is None:
         return None
-    rank = max(meetings.last_share, key=lambda rank: meetings.last_share[rank])
     is_steady = meetings.last_share[rank] >= MIN_LATE_SHARE
-    if not is_steady and meetings.lead_share.get(rank, 0.0) < MIN_LEAD_SHARE:
-        return None
+    return rank if is_steady or meetings.lead_share.get(rank, 0.0) >= MIN_LEAD_SHARE else None
+
+
+def held_alone_ns(meetings: Meetings, rank: int) -> float:
+    """Returns nanoseconds per step that a rank holds the others up, beyond what they hold up each other:
+    one that is seldom last is so by chance."""
+    return meetings.held_ns[rank] - sum(ns for each, ns in meetings.held_ns.items() if each != rank)
+
+
+def excess_of(profile: Profile, rank: int) -> dict[Phase, float]:
+    """Returns what a rank takes longer for than the others do at the median, in nanoseconds per step by
+    phase; never a wait for them."""
     one = next(each for each in profile.ranks if each.rank == rank)
     others = [each for each in profile.ranks if each is not one]
-    excess_ns: dict[Phase, float] = {
+    return {
         phase: ns
         for phase in Phase
         if phase is not Phase.COMMUNICATION
         and (ns := _time(one, phase) - median(_time(each, phase) for each in others)) > 0
     }
-    # One that is seldom last is so by chance: as much as the others are held up by each other.
-    by_chance = sum(ns for each, ns in meetings.held_ns.items() if each != rank)
-    held_ns = meetings.held_ns[rank] - by_chance
+
+
+def holding(profile: Profile) -> Held | None:
+    """Returns the rank that the others wait for in most steps; `None` where no rank is. Where a collective
+    of the loop's own comes first, they wait there, and meet for their gradients together."""
+    met, gathered = (
+        None if meetings is None else _holding(profile, meetings, where)
+        for meetings, where in (
+            (profile.program.meetings, GRADIENTS),
+            (profile.program.gatherings, TOGETHER),
+        )
+    )
+    if met is None or gathered is None:
+        return met or gathered
+    return gathered if gathered.held_ns > MUCH_MORE * met.held_ns else met
+
+
+def _holding(profile: Profile, meetings: Meetings, where: str) -> Held | None:
+    rank = last_to_come(meetings)
+    if rank is None:
+        return None
+    one = next(each for each in profile.ranks if each.rank == rank)
+    excess_ns = excess_of(profile, rank)
+    held_ns = held_alone_ns(meetings, rank)
     slower_ns = sum(excess_ns.values())
     if held_ns <= 0 or slower_ns < MIN_AGREEMENT * held_ns:
         return None
+    if where is TOGETHER:
+        held_ns = min(held_ns, slower_ns)  # one that unpickles for all spends more in what they do together
     waits = {Phase.COMMUNICATION: held_ns}
     if one is profile.ranks[0]:
         waits = {}
         for phase, ns in excess_ns.items():
             for part, own_ns in _own(one, phase, min(1.0, held_ns / slower_ns) * ns).items():
                 waits[part] = waits.get(part, 0.0) + own_ns
-    return Held(rank=rank, held_ns=sum(waits.values()), excess_ns=excess_ns, waits=waits)
+    return Held(
+        rank=rank,
+        held_ns=sum(waits.values()),
+        excess_ns=excess_ns,
+        waits=waits,
+        last_share=meetings.last_share[rank],
+        where=where,
+    )
 
 
 def meeting(

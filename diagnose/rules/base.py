@@ -26,6 +26,8 @@ class Rule(ABC):
             measure by an amount that nobody knows.
         residual: Whether it explains only what no other rule does: a fault of the surroundings that slows
             down whatever the step does.
+        is_limit: Whether nothing in the script is wrong where it fires: what would be won takes another
+            design, or a trial. A fault of the script comes first unless it costs less than half of that.
         of_host: Whether it says what the host lost: an accelerator that had work queued meanwhile may have
             lost nothing of it.
         fires_on: Profiles in which the fault is there.
@@ -37,6 +39,7 @@ class Rule(ABC):
     explains: ClassVar[tuple[str, ...]] = ()
     spoils: ClassVar[tuple[str, ...]] = ()
     residual: ClassVar[bool] = False
+    is_limit: ClassVar[bool] = False
     of_host: ClassVar[bool] = False
     fires_on: ClassVar[tuple[Profile, ...]]
     silent_on: ClassVar[tuple[Profile, ...]]
@@ -60,6 +63,10 @@ class Rule(ABC):
     def applies(self, profile: Profile) -> bool:
         """Whether the fault could be there at all: no loader, no slow loader. Asked before `needs`."""
         return True
+
+    def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
+        """Returns which of `explains` see the time of a finding less exactly; `check` has just found it."""
+        return self.explains
 
     @abstractmethod
     def check(self, profile: Profile) -> Finding | None:

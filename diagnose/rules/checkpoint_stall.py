@@ -8,7 +8,7 @@ from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import at, doing, lost_of, named, rhythm
+from diagnose.rules._lines import STRAGGLER, alone, at, doing, explained_where_alone, lost_of, named, rhythm
 from diagnose.rules._machine import disk
 from diagnose.rules.base import Rule
 
@@ -45,11 +45,16 @@ class CheckpointStall(Rule):
     Short intervals on machines that are taken away without warning.
     """
 
+    explains = (STRAGGLER,)
     fires_on = (
         profile(checkpoint_ms=10, series=EVERY_20, events={"checkpoint": 25}),
         profile(other_ms=5, where=(at("pickle.dump(state, file)", 0.04, "save"),)),
     )
     silent_on = (profile(), profile(checkpoint_ms=2.9), profile(evaluation_ms=10), profile(other_ms=10))
+
+    def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
+        """See `Rule.explained`."""
+        return explained_where_alone(self.explains, finding, profile)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -77,7 +82,7 @@ class CheckpointStall(Rule):
             low_ns=LEAST * total,
             high_ns=total,
             assumption="a copy of the state is written while training goes on",
-            evidence=(*evidence, *disk(profile.host)),
+            evidence=(*evidence, *alone(profile, lost), *disk(profile.host)),
             fix=f"Save a copy of the state in the background{rarer}.",
             code=ON_CPU if profile.run.device == "cpu" else ON_DEVICE,
             file=blamed.file if blamed else "",

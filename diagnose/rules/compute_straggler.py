@@ -25,6 +25,10 @@ from diagnose.rules.base import Rule
 MIN_SHARE = 0.1
 """Ranks on a busy machine differ by less without anything being wrong."""
 
+MIN_HELD_SHARE = 0.07
+"""Less is enough where one rank was seen to come last steadily, step by step: a tenth more than the others
+take is a smaller part of the longer step, and noise takes its share."""
+
 MIN_TIMED, MIN_LATE, MIN_RATIO = 6, 0.8, 1.2
 """A rank is slow in backward if, of at least so many passes that DDP timed, it was slower than each other
 by this factor in this part: on a busy machine now one rank is late and now another."""
@@ -38,6 +42,10 @@ LOW, HIGH = 0.6, 1.2
 
 HOST = (Phase.COPY, Phase.FORWARD, Phase.OPTIMIZER, Phase.CHECKPOINT, Phase.OTHER)
 """Data wait and garbage collection have rules of their own: `input-straggler`, `gc-straggler`."""
+
+OWN = (*HOST, Phase.BACKWARD, Phase.EVALUATION)
+OF_FIRST = (Phase.CHECKPOINT, Phase.EVALUATION)
+"""What the first rank saves and evaluates for all is for `checkpoint-stall` and `frequent-evaluation`."""
 
 SLOW = {Phase.FORWARD: 60.0, Phase.BACKWARD: 40.0}
 WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 80.0}
@@ -73,6 +81,17 @@ EVEN = Program(ddp=tuple(Ddp(rank=r, compute_ns=60e6, comm_ns=30e6, overlap_ns=2
 MEETS_SLOW = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10.0}
 MEETS_WAITING = {Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 50.0}
 SAVING = {**MEETS_SLOW, Phase.BACKWARD: 30.0, Phase.CHECKPOINT: 40.0}
+READS_AND_COMPUTES = {
+    **MEETS_WAITING,
+    Phase.DATA_WAIT: 25.0,
+    Phase.BACKWARD: 45.0,
+    Phase.COMMUNICATION: 10.0,
+}
+READS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
+TEACHES = {**MEETS_SLOW, Phase.EVALUATION: 40.0, Phase.BACKWARD: 30.0}
+IN_ALL = Program(gatherings=meeting(50, 10, last=1, held_ms=40))
+IN_ALL_ALIKE = Program(gatherings=meeting(50, 10, last=1, held_ms=40, share=0.6))
+NOT_IN_DDP = Program(meetings=meeting(10, 10, last=1, held_ms=0, share=0.5), gatherings=IN_ALL.gatherings)
 LAST_IN_BACKWARD = Program(meetings=meeting(50, 10, last=1, held_ms=40))
 MOSTLY_ALIKE = Program(meetings=meeting(50, 10, last=1, held_ms=40, share=0.6))
 ON_A_BUSY_MACHINE = Program(meetings=meeting(50, 10, last=1, held_ms=40, share=0.6, leads=0.9))
@@ -99,12 +118,17 @@ class ComputeStraggler(Rule):
     """
 
     needs = ("ranks_comparable",)
+    explains = ("python-overhead",)
     fires_on = (
         ranks_example(WAITING, SLOW),
         ranks_example(SLOW, WAITING),
         ranks_example(BACKWARD, BACKWARD, program=IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=ON_A_BUSY_MACHINE),
+        ranks_example(MEETS_WAITING, READS_AND_COMPUTES, program=LAST_IN_BACKWARD),
+        ranks_example(MEETS_WAITING, TEACHES, program=LAST_IN_BACKWARD),
+        ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL),
+        ranks_example(MEETS_WAITING, MEETS_SLOW, program=NOT_IN_DDP),
     )
     silent_on = (
         ranks_example(SLOW, SLOW),
@@ -113,6 +137,9 @@ class ComputeStraggler(Rule):
         TAKING_TURNS,
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=LAST_IN_BACKWARD),
+        ranks_example(MEETS_WAITING, READS, program=LAST_IN_BACKWARD),
+        ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL_ALIKE),
+        ranks_example(MEETS_WAITING, MEETS_WAITING, program=IN_ALL),
         ranks_example(SAVING, MEETS_WAITING, program=Program(meetings=meeting(10, 50, last=0, held_ms=40))),
     )
 
@@ -122,7 +149,7 @@ class ComputeStraggler(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        if profile.program.meetings is not None:
+        if profile.program.meetings is not None or profile.program.gatherings is not None:
             return self._by_meetings(profile)
         found = [
             late
@@ -158,27 +185,34 @@ class ComputeStraggler(Rule):
         )
 
     def _by_meetings(self, profile: Profile) -> Finding | None:
-        """Where each step tells who came last, nothing has to be guessed from means."""
+        """Where each step tells who came last, nothing has to be guessed from means. What a rank is late by
+        for another reason, as its input, is left to the rule that knows it."""
         held = holding(profile)
-        if held is None or held.held_ns < MIN_SHARE * profile.step_time_ns:
+        if held is None:
             return None
-        phase = held.phase
-        if phase is None or phase not in (*HOST, Phase.BACKWARD) or _saves(profile, held.rank, phase):
+        is_first = held.rank == profile.ranks[0].rank
+        own_ns = {
+            p: ns for p, ns in held.excess_ns.items() if p in OWN and not (is_first and p in OF_FIRST)
+        }
+        if not own_ns:
             return None
-        lost_ns = held.held_ns
-        meetings = profile.program.meetings
-        assert meetings is not None
+        phase = max(own_ns, key=lambda phase: own_ns[phase])
+        part_ns = held.held_ns / sum(held.excess_ns.values())  # of each nanosecond that it takes longer
+        lost_ns = part_ns * sum(own_ns.values())
+        if lost_ns < MIN_HELD_SHARE * profile.step_time_ns:
+            return None
         return Finding(
             rule=self.name,
             summary=f"Rank {held.rank} is slower in {phase.label}, and the others wait for it.",
-            lost_ns=held.waits,
+            lost_ns={slow: part_ns * ns for slow, ns in own_ns.items()}
+            if is_first
+            else {Phase.COMMUNICATION: lost_ns},
             low_ns=LOW * lost_ns,
             high_ns=HIGH * lost_ns,
             assumption="every step takes as long as its slowest rank",
             evidence=(
-                f"Rank {held.rank} has its gradients last in"
-                f" {format_share(meetings.last_share[held.rank])} of the steps, and holds the others up for"
-                f" {format_ms(lost_ns)} of each.",
+                f"Rank {held.rank} {held.where} in {format_share(held.last_share)} of the steps, and holds"
+                f" the others up for {format_ms(held.held_ns)} of each.",
                 "It takes longer than they do for "
                 + ", ".join(f"{slow.label} ({format_ms(ns)})" for slow, ns in _most(held.excess_ns))
                 + ".",

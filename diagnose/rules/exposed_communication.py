@@ -68,6 +68,7 @@ class ExposedCommunication(Rule):
     seen.
     """
 
+    is_limit = True
     needs = ("program.ddp",)
     actions = ("ddp-bf16-hook", "no-sync", "ddp-bucket-size", "ddp-int8-hook", "ddp-power-sgd-hook")
     fires_on = (

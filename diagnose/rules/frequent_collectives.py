@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import median
+
 from diagnose.core.finding import Finding
-from diagnose.core.parallel import Ddp, Fsdp
+from diagnose.core.parallel import Averaging, Ddp, Fsdp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
+from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._ranks import ranks_example
+from diagnose.rules._ranks import (
+    averaging_by_hand_ns,
+    excess_of,
+    held_alone_ns,
+    last_to_come,
+    meeting,
+    ranks_example,
+)
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.03
 """One small reduction per step takes less."""
+
+MIN_OFTEN = 0.08
+"""Part of the steps: what is called in fewer is an evaluation's, or an epoch's."""
 
 LOW = 0.5
 """One in many steps would remain."""
@@ -24,6 +38,21 @@ TURNS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
 SHARDED = Program(fsdp=Fsdp(world_size=2, gather_ns=12e6, scatter_ns=7e6))
 LAUNCHED = Program(fsdp=Fsdp(world_size=2, gather_ns=1e6, scatter_ns=1e6))
 NOT_KNOWN = Program(fsdp=Fsdp(world_size=2))
+GATHERS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
+SENDS = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
+UNPICKLES = Program(meetings=meeting(1, 17, last=0, held_ms=16), collective_ns=1e6)
+COMPUTES = {Phase.COMMUNICATION: 4.0, Phase.BACKWARD: 96.0}
+NOW_AND_THEN = Series(median_ns={Phase.COMMUNICATION: 0.0, Phase.BACKWARD: 80e6})
+IN_EACH_FOURTH = Program(collective_ns=20e6, collective_share=0.25)
+ONCE_AN_EPOCH = Program(collective_ns=20e6, collective_share=0.02)
+
+
+def averaging(times: float, averaged_ms: float, passes: float = 1.0) -> Profile:
+    """Two ranks that spend 20 ms in collectives, and so much of it in adding up that many times what the
+    optimizer updates."""
+    program = Program(averaging=Averaging(passes=passes, times=times))
+    job = ranks_example(TURNS, TURNS, program=program)
+    return replace(job, ranks=tuple(replace(each, averaged_ns=averaged_ms * 1e6) for each in job.ranks))
 
 
 class FrequentCollectives(Rule):
@@ -36,10 +65,11 @@ class FrequentCollectives(Rule):
     Sum on each rank and reduce once every hundred steps, or at the end of the epoch. Take barriers out.
 
     ## When it is wrong
-    A loop that averages its gradients itself, or a loss that needs the other ranks' batches. Nothing is
-    said of `fully_shard` on GPUs, nor of ranks there that send to each other, whose model or optimizer
-    calls collectives, or whose DDP sends buffers: a step's own communication cannot be told from the
-    script's.
+    A loss that needs the other ranks' batches. A loop that averages its gradients itself is known by how
+    much it adds up between backward and the optimizer: where it compresses them, that is taken for its own.
+    Nothing is said of `fully_shard` on GPUs, nor of ranks there that send to each other, whose
+    model or optimizer calls collectives, or whose DDP sends buffers: a step's own communication cannot be
+    told from the script's.
     """
 
     explains = ("logging-io", "slow-metrics")
@@ -52,6 +82,11 @@ class FrequentCollectives(Rule):
             {Phase.COMMUNICATION: 5.0, Phase.BACKWARD: 95.0},
             {Phase.COMMUNICATION: 40.0, Phase.BACKWARD: 60.0},
         ),
+        averaging(1.0, 12.0),
+        averaging(0.1, 19.0),
+        averaging(2.0, 19.0),
+        ranks_example(GATHERS, SENDS, program=UNPICKLES),
+        ranks_example(TURNS, TURNS, program=IN_EACH_FOURTH, series=NOW_AND_THEN),
     )
     silent_on = (
         ranks_example(
@@ -60,6 +95,10 @@ class FrequentCollectives(Rule):
         ),
         ranks_example({Phase.BACKWARD: 100.0}, {Phase.BACKWARD: 100.0}),
         ranks_example(TURNS, TURNS, program=Program(collective_ns=1e6)),
+        averaging(1.0, 19.5),
+        averaging(4.0, 19.5, passes=4.0),
+        ranks_example(COMPUTES, SENDS, program=UNPICKLES),
+        ranks_example(TURNS, TURNS, program=ONCE_AN_EPOCH, series=NOW_AND_THEN),
         ranks_example(TURNS, TURNS, program=SHARDED),
         ranks_example(TURNS, TURNS, program=LAUNCHED, device="cuda"),
         ranks_example(TURNS, TURNS, program=NOT_KNOWN),
@@ -75,19 +114,27 @@ class FrequentCollectives(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         lost_ns = min(_among_all_ns(rank) for rank in profile.ranks)
-        if profile.program.collective_ns is not None:
+        program = profile.program
+        if program.collective_ns is not None:
             told_apart_ns = min(rank.exchanged_ns or 0.0 for rank in profile.ranks)
-            lost_ns = min(lost_ns, profile.program.collective_ns - told_apart_ns)
-        fsdp = profile.program.fsdp
-        if fsdp is not None:
-            if profile.run.device != "cpu" or fsdp.gather_ns is None or fsdp.scatter_ns is None:
+            lost_ns = min(lost_ns, program.collective_ns - told_apart_ns)
+        if program.fsdp is not None:
+            gather_ns, scatter_ns = program.fsdp.gather_ns, program.fsdp.scatter_ns
+            if profile.run.device != "cpu" or gather_ns is None or scatter_ns is None:
                 return None
-            lost_ns -= fsdp.gather_ns + fsdp.scatter_ns
-        if profile.run.device != "cpu" and any(ddp.broadcasts_buffers for ddp in profile.program.ddp):
+            lost_ns -= gather_ns + scatter_ns
+        if profile.run.device != "cpu" and any(ddp.broadcasts_buffers for ddp in program.ddp):
             return None  # what launching that takes is not told from the script's
+        averaging_ns = averaging_by_hand_ns(profile)
+        if averaging_ns is None:
+            return None
+        lost_ns -= averaging_ns
         usual_ns = profile.series.median_ns.get(Phase.COMMUNICATION)
-        if usual_ns is not None:
+        often = program.collective_share
+        if usual_ns is not None and (often is None or often < MIN_OFTEN):
             lost_ns = min(lost_ns, 2 * usual_ns)  # once an epoch is not each step
+        alone_ns = _alone_ns(profile)
+        lost_ns = max(0.0, lost_ns) + alone_ns
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         line = next((line for line in profile.where if line.phase is Phase.COMMUNICATION), None)
@@ -99,8 +146,10 @@ class FrequentCollectives(Rule):
             high_ns=max(lost_ns, profile.phase_time_ns[Phase.COMMUNICATION]),
             assumption="they can be left out or called once in many steps",
             evidence=(
-                f"Every rank spends {format_ms(lost_ns)} or more of each step in collectives of Python's.",
+                f"Every rank spends {format_ms(lost_ns - alone_ns)} or more of each step in collectives of"
+                " Python's.",
                 "In each step the rank that waits least does not wait for another: this is their own cost.",
+                *_of_one_rank(alone_ns),
             ),
             fix="Reduce metrics once in many steps.",
             file=line.file if line is not None and not line.file.startswith("<") else "",
@@ -113,3 +162,27 @@ def _among_all_ns(rank: RankProfile) -> float:
     if rank.exchanged_ns is None:
         return 0.0
     return rank.phase_time_ns.get(Phase.COMMUNICATION, 0.0) - rank.exchanged_ns
+
+
+def _alone_ns(profile: Profile) -> float:
+    """Returns what one rank spends longer in these collectives than the others, who wait for its gradients
+    meanwhile: it gets objects and unpickles them. What it computes longer is not counted."""
+    meetings = profile.program.meetings
+    if meetings is None:
+        return 0.0
+    rank = last_to_come(meetings)
+    if rank is None:
+        return 0.0
+    own_ns = {
+        each.rank: _among_all_ns(each) - meetings.wait_ns.get(each.rank, 0.0) for each in profile.ranks
+    }
+    longer_ns = own_ns.pop(rank) - median(own_ns.values())
+    computes_ns = sum(excess_of(profile, rank).values())
+    return max(0.0, min(longer_ns, held_alone_ns(meetings, rank) - computes_ns))
+
+
+def _of_one_rank(alone_ns: float) -> tuple[str, ...]:
+    """Says what one rank alone spends, if it does."""
+    if not alone_ns:
+        return ()
+    return (f"For {format_ms(alone_ns)} more one rank alone unpickles what it got, and the others wait.",)

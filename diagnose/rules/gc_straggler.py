@@ -36,7 +36,7 @@ class GcStraggler(Rule):
 
     needs = ("ranks_comparable",)
     actions = ("gc-freeze",)
-    explains = ("compute-straggler", "gc-pauses")
+    explains = ("gc-pauses",)
     fires_on = (ranks_example(WAITING, PAUSED), ranks_example(PAUSED, WAITING))
     silent_on = (
         ranks_example(PAUSED, PAUSED),

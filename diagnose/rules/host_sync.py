@@ -5,7 +5,7 @@ from __future__ import annotations
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import LineRule, at
+from diagnose.rules._lines import STRAGGLER, LineRule, at
 
 OF_EACH = ".tolist("
 """Reads each number of a tensor. What else reads one takes no time where nothing is waited for: what the
@@ -30,6 +30,7 @@ class HostSync(LineRule):
     where the device's time shows, and nothing is won by moving it.
     """
 
+    explains = (STRAGGLER,)
     idiom = "sync"
     beside = ("log", "metric", "clip", "ema", "save")
     what = "Reading tensors back"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import LineRule, at
+from diagnose.rules._lines import STRAGGLER, LineRule, at
 
 BARS = ("set_postfix", "set_description")
 """Calls that draw a progress bar anew."""
@@ -30,6 +30,7 @@ class LoggingIo(LineRule):
     Output that another program acts upon step by step.
     """
 
+    explains = (STRAGGLER,)
     idiom = "log"
     beside = ("save",)
     what = "Logging"

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.core.finding import Finding
-from diagnose.core.parallel import Ddp, Meetings
+from diagnose.core.parallel import Averaging, Ddp, Meetings
+from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.program import Program
+from diagnose.core.program import Optimizer, Program
 from diagnose.core.units import format_ms
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import reduces_in
+from diagnose.rules._ranks import averaging_by_hand_ns, by_hand, ranks_example, reduces_in
 from diagnose.rules.base import Rule
 
 MIN_PASSES = 1.9
 """Backward passes per step: with one, there is nothing to leave out."""
+
+MAX_ROUNDS = 1.5
+"""Rounds of backward passes and optimizer steps in a step: in one, all passes add up to the same gradients,
+however many optimizers then share the parameters. Where they take turns, as those of a GAN do, each pass
+has to be averaged."""
+
+MIN_SHARE = 0.02
+"""Less is not worth anybody's time."""
 
 HIDDEN_COST = 0.3
 """Part of a hidden reduction that still costs: it takes memory bandwidth, and on CPUs the cores."""
@@ -39,17 +50,37 @@ def accumulating(passes: float, synced: float, waited_ns: float | None = None) -
     return Program(ddp=tuple(ranks), meetings=met)
 
 
+MUON = Optimizer(kind="Muon", num_tensors=9, num_elements=9)
+ADAM = Optimizer(kind="AdamW", num_tensors=2, num_elements=9)
+
+
+def shared(rounds: float | None, num_models: int = 1) -> Program:
+    """Two optimizers, and two backward passes that they step after: together, or each after its own."""
+    program = accumulating(2, 1.0)
+    ddp = tuple(replace(each, rounds_per_step=rounds, num_models=num_models) for each in program.ddp)
+    return replace(program, ddp=ddp, optimizers=(MUON, ADAM))
+
+
+def averaging(passes: float, times: float) -> Profile:
+    """Two ranks that add up so much themselves, after so many passes of a step."""
+    times_ms = {Phase.COMMUNICATION: 20.0, Phase.BACKWARD: 80.0}
+    program = Program(averaging=Averaging(passes=passes, times=times))
+    job = ranks_example(times_ms, times_ms, program=program)
+    return replace(job, ranks=tuple(replace(each, averaged_ns=20e6) for each in job.ranks))
+
+
 class MissingNoSync(Rule):
     """
     ## What it means
-    Several micro-batches make a step, and DDP averages the gradients after each of them. Only the last
-    average counts.
+    Several micro-batches make a step, and DDP, or the loop itself, averages the gradients after each of
+    them. Only the last average counts.
 
     ## What to do
-    Run all but the last micro-batch, forward and backward, under `model.no_sync()`.
+    Run all but the last micro-batch, forward and backward, under `model.no_sync()`; a loop that averages
+    itself does so after the last one.
 
     ## When it is wrong
-    Several losses or models whose passes belong to different optimizers.
+    Several losses whose gradients must be averaged each by itself.
     """
 
     needs = ("program.ddp",)
@@ -58,19 +89,38 @@ class MissingNoSync(Rule):
     fires_on = (
         profile(program=accumulating(4, 1.0)),
         profile(program=accumulating(2, 1.0)),
+        profile(program=shared(1.0)),
+        averaging(4.0, 4.0),
         profile(communication_ms=30, program=accumulating(4, 1.0, waited_ns=24e6)),
     )
-    silent_on = (profile(program=accumulating(4, 0.25)), profile(program=accumulating(1, 1.0)))
+    silent_on = (
+        profile(program=accumulating(4, 0.25)),
+        profile(program=accumulating(1, 1.0)),
+        profile(program=shared(2.0)),
+        profile(program=shared(None)),
+        profile(program=shared(1.0, num_models=2)),
+        averaging(1.0, 1.0),
+        averaging(2.0, 1.0),
+        averaging(1.0, 2.0),
+    )
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return bool(profile.program.ddp) and len(profile.program.optimizers) <= 1
+        if by_hand(profile) is not None:
+            return len(profile.ranks) > 1
+        ddp = profile.program.ddp
+        if not ddp:
+            return False
+        rounds = ddp[0].rounds_per_step
+        return len(profile.program.optimizers) <= 1 or (rounds is not None and rounds < MAX_ROUNDS)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        if by_hand(profile) is not None:
+            return self._by_hand(profile)
         ddp = profile.program.ddp
         passes, synced = ddp[0].passes_per_step or 1.0, ddp[0].synced_share
-        if synced is None or passes < MIN_PASSES or synced * passes < MIN_PASSES:
+        if synced is None or passes < MIN_PASSES or synced * passes < MIN_PASSES * ddp[0].num_models:
             return None
         exposed = min((rank.exposed_ns for rank in ddp if rank.exposed_ns is not None), default=None)
         if exposed is None:
@@ -84,7 +134,7 @@ class MissingNoSync(Rule):
             # Every wait was measured; what the rank that waits least does is no straggler's doing.
             exposed = min(meetings.wait_ns.values()) / (needless + 1)
         lost_ns = min(needless * (exposed + HIDDEN_COST * hidden), 0.9 * there_ns)
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
@@ -100,4 +150,34 @@ class MissingNoSync(Rule):
             fix="Run all but the last micro-batch under model.no_sync().",
             code="with model.no_sync(): criterion(model(x), y).backward()",
             actions=self.actions,
+        )
+
+    def _by_hand(self, profile: Profile) -> Finding | None:
+        """A loop that averages its gradients itself does so after each backward pass."""
+        averaging, averaged_ns = by_hand(profile), averaging_by_hand_ns(profile)
+        if averaging is None or averaged_ns is None:
+            return None
+        times = min(averaging.passes, averaging.times)
+        if times < MIN_PASSES:
+            return None
+        there_ns = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
+        if profile.program.collective_ns is not None:
+            averaged_ns = min(averaged_ns, profile.program.collective_ns)  # the rest waits for other ranks
+        lost_ns = min((1 - 1 / times) * averaged_ns, there_ns)
+        if lost_ns < MIN_SHARE * profile.step_time_ns:
+            return None
+        return Finding(
+            rule=self.name,
+            summary=f"Gradients are averaged {times:.0f} times in each step; once is enough.",
+            lost_ns={Phase.COMMUNICATION: lost_ns},
+            low_ns=LOW * lost_ns,
+            high_ns=min(HIGH * lost_ns, there_ns),
+            assumption="each average takes as long as the others do",
+            evidence=(
+                f"After {averaging.passes:.0f} backward passes of a step the loop adds up"
+                f" {averaging.times:.1f} times as much as its optimizer updates.",
+                f"That takes every rank {format_ms(averaged_ns)} of each step.",
+            ),
+            fix="Average once, after the last micro-batch and before the optimizer's step: until then the"
+            " gradients add up on each rank.",
         )

@@ -13,6 +13,9 @@ from diagnose.rules.base import Rule
 
 SHARDED = "ZeroRedundancyOptimizer"
 
+GROUPED = ("foreach", "fused")
+"""Updates that leave little to win but by sharing them."""
+
 GATHERED = 0.5
 """Gathering what each rank updated takes half as long as averaging as many gradients did."""
 
@@ -67,6 +70,7 @@ class ReplicatedOptimizer(Rule):
     from DDP's own timers. Optimizers that need all parameters at once, such as LARS with a global norm.
     """
 
+    is_limit = True
     needs = ("program.ddp", "program.optimizers")
     fires_on = (updating(25), updating(14, comm_ms=6))
     silent_on = (
@@ -74,6 +78,7 @@ class ReplicatedOptimizer(Rule):
         updating(25, kind=SHARDED),
         updating(25, comm_ms=60),
         updating(25, implementation="for-loop"),
+        updating(25, kind="Own", implementation=""),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -85,8 +90,8 @@ class ReplicatedOptimizer(Rule):
         optimizers, ddp = profile.program.optimizers, profile.program.ddp
         if any(optimizer.kind == SHARDED for optimizer in optimizers):
             return None
-        if any(one.implementation == "for-loop" and one.can_fuse for one in optimizers):
-            return None  # `fused` is the cheaper cure
+        if any(one.implementation not in GROUPED for one in optimizers):
+            return None  # a faster update is the cheaper cure
         comm = [rank.comm_ns for rank in ddp if rank.comm_ns]
         spent_ns = min(
             profile.phase_time_ns.get(Phase.OPTIMIZER, 0.0),

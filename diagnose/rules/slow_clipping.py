@@ -5,7 +5,7 @@ from __future__ import annotations
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import LineRule, at
+from diagnose.rules._lines import STRAGGLER, LineRule, at
 
 LEAST = 0.3
 """One call for all tensors still has to read each gradient, and write it."""
@@ -28,6 +28,7 @@ class SlowClipping(LineRule):
     Clipping that differs from tensor to tensor.
     """
 
+    explains = (STRAGGLER,)
     idiom = "clip"
     beside = ("log",)
     least = LEAST

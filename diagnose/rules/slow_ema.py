@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnose.core.profile import SourceLine
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import LineRule, at
+from diagnose.rules._lines import STRAGGLER, LineRule, at
 
 CALLS = ("update_parameters(", ".update(", "_foreach_")
 
@@ -25,6 +25,7 @@ class SlowEma(LineRule):
     An average that differs from tensor to tensor.
     """
 
+    explains = (STRAGGLER,)
     idiom = "ema"
     beside = ("log", "clip")
     least = LEAST

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnose.core.phases import Phase
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import LineRule, at
+from diagnose.rules._lines import STRAGGLER, LineRule, at
 
 LEAST = 0.3
 """A metric computed with tensor operations still takes some."""
@@ -24,7 +24,7 @@ class SlowMetrics(LineRule):
     A metric that steers the training in each step.
     """
 
-    explains = ("gc-pauses",)
+    explains = (STRAGGLER, "gc-pauses")
     idiom = "metric"
     beside = ("log", "clip", "ema")
     least = LEAST

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnose.core.phases import Phase
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import LineRule, at
+from diagnose.rules._lines import STRAGGLER, LineRule, at
 
 
 class SlowScheduler(LineRule):
@@ -20,6 +20,7 @@ class SlowScheduler(LineRule):
     A schedule that looks at the model on purpose.
     """
 
+    explains = (STRAGGLER,)
     idiom = "schedule"
     what = "The learning-rate schedule"
     assumption = "a schedule that only computes a number costs nothing"

@@ -50,7 +50,24 @@ class StepDrift(Rule):
     Curricula that make the inputs longer on purpose.
     """
 
-    explains = ("python-overhead", "slow-metrics", "logging-io", "host-sync", "gc-pauses")
+    explains = (
+        "blocking-call",
+        "frequent-evaluation",
+        "gc-pauses",
+        "host-sync",
+        "logging-io",
+        "python-overhead",
+        "serial-loading",
+        "slow-batch-building",
+        "slow-clipping",
+        "slow-collate",
+        "slow-ema",
+        "slow-metrics",
+        "slow-rollout",
+        "slow-samples",
+        "slow-scheduler",
+        "slow-transform",
+    )
     fires_on = (
         profile(
             other_ms=20,

@@ -54,6 +54,7 @@ class TooFewThreads(Rule):
     threads are slower there.
     """
 
+    is_limit = True
     needs = ("host.num_threads", "host.process_cpus", "host.busy_cpus", "settings.num_leaf_modules")
     actions = ("set-threads",)
     fires_on = (profile(host=ONE_OF_FOUR, settings=LARGE),)
