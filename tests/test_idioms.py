@@ -18,6 +18,7 @@ from diagnose.analysis.statement_idioms import (
     PYTHON_LOOP,
     SAVE,
     SCHEDULE,
+    SLICES,
     SYNC,
     SYNCHRONIZE,
     WAIT,
@@ -541,3 +542,32 @@ class Feed:
 @pytest.mark.parametrize(("line", "idioms"), [("# waits", (WAIT,)), ("# looks", ())])
 def test_what_was_made_as_a_queue_is_waited_for(line: str, idioms: tuple[str, ...]):
     assert of_marked(FEED.replace(line, "# here")) == idioms
+
+
+HELPER = """\
+def whiten(part):
+    return part / part.std()  # here
+
+class Net(nn.Module):
+    def forward(self, x):
+        return torch.cat([{call} for part in x.{taken}], 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "taken", "outer", "idioms"),
+    [
+        ("whiten(part)", "unbind(1)", "Net.forward", (PYTHON_LOOP, SLICES)),
+        ("whiten(part)", "chunk(3, 1)", "Net.forward", ()),
+        ("whiten(x)", "unbind(1)", "Net.forward", ()),
+        ("whiten(part)", "unbind(1)", "train", ()),
+    ],
+)
+def test_a_helper_that_a_module_calls_for_each_slice_serves_the_loop(call, taken, outer, idioms):
+    text = HELPER.format(call=call, taken=taken)
+    found = Idioms(Sources({FILE: text}))
+    stack = [(FILE, 2, "whiten"), (FILE, 6, outer), (FILE, 20, "main")]
+    assert found.of(stack, phase=Phase.FORWARD) == idioms
+    assert found.of(stack, phase=Phase.FORWARD, called=True) == ()
+    layer = [(FILE, 2, "Whiten.forward"), *stack[1:]]
+    assert found.of(layer, phase=Phase.FORWARD) == ()

@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from diagnose.analysis.slices import takes_slices
+from diagnose.analysis.statements import by_line, nodes_of
 
 
 @pytest.mark.parametrize(
@@ -16,9 +17,13 @@ from diagnose.analysis.slices import takes_slices
         ("out.append(torch.relu(x[:, i]))", True),
         ("means[:, i] = x[:, i].mean()", True),
         ("depth, *flow = x[group == i].sum(0)", True),
+        # A sum of all turns.
+        ("total += x[:, i]", True),
+        ("total = total + x[:, i]", True),
         # One turn needs the one before, or calls what may be a layer.
         ("h = torch.tanh(h + x[:, i])", False),
-        ("total += x[:, i]", False),
+        ("total *= x[:, i]", False),
+        ("total = total + total * x[:, i]", False),
         ("out.append(self.cell(x[:, i]))", False),
         ("out.append(cell(x[:, i]))", False),
         ("out.append(self.cells[i](x[:, i]))", False),
@@ -33,3 +38,55 @@ def test_slices_are_taken_where_one_operation_could_do_all_turns(statement: str,
     assert isinstance(loop, ast.For)
     inner = loop.body[0]
     assert takes_slices(inner, (loop,), list(ast.walk(inner))) is takes
+
+
+def told(text: str) -> list[str]:
+    """The statements of a text that take slices, each as text."""
+    found: list[str] = []
+    for places in by_line(ast.parse(text)).values():
+        for place in places:
+            if takes_slices(place.statement, place.loops, nodes_of(place.statement)):
+                found.append(ast.unparse(place.statement))
+    return found
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for part in x.unbind(1):",
+        "for i, part in enumerate(x.chunk(self.groups, 1)):",
+        "for part, other in zip(x.unbind(1), torch.chunk(y, n, 1)):",
+        "for part in x.split(1, dim=1):",
+        "for i in range(9):\n    part = x[:, i]",
+    ],
+)
+def test_what_a_turn_makes_of_its_slice_is_a_slice_too(loop: str):
+    rest = "    mean = part.mean(-1)\n    total = total + mean\n    outs.append((part - mean).exp())\n"
+    found = told(f"{loop}\n{rest}")
+    assert [text for text in found if text in rest] == [
+        "mean = part.mean(-1)",
+        "total = total + mean",
+        "outs.append((part - mean).exp())",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # One turn needs the one before, whichever of its lines carries it on.
+        "for part in x.unbind(1):\n    mixed = state * part\n    state = mixed.tanh()",
+        "for t in range(9):\n    new = torch.logsumexp(a[:, None] + moves, 1) + x[:, t]\n    a = new",
+        "for part in x.unbind(1):\n    level = level + part.exp()\n    outs.append(level * 2)",
+        # What a layer has made is no slice, and a few large parts are not many small ones.
+        "for part in x.unbind(1):\n    z = self.layer(part)\n    outs.append(z.relu())",
+        "for part in qkv.chunk(3, -1):\n    outs.append(part.relu())",
+        "for rows in x.split(64):\n    outs.append(rows.relu())",
+        "for layer in self.layers:\n    outs.append(x * layer.weight)",
+        # The turns are the steps of the training.
+        "for rows in x.unbind(0):\n    loss = rows.pow(2).sum()\n    loss.backward()",
+    ],
+)
+def test_a_carried_state_a_layer_or_a_step_is_no_slice(text: str):
+    body = text.split("\n    ", 1)[1]
+    sums = ["level = level + part.exp()"]
+    assert [each for each in told(text) if each in body and each not in sums] == []

@@ -301,6 +301,19 @@ def test_what_the_scripts_profiler_records_besides_is_known():
     assert torch.autograd.profiler.profile._start_trace is before
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_number_of_threads_that_the_script_sets_is_told(more: int):
+    recorder, before = Recorder(), torch.get_num_threads()
+    try:
+        with TorchSettingsHook().install(recorder):
+            torch.set_num_threads(before + more)
+            (inspect,) = recorder.inspections
+            inspect()
+    finally:
+        torch.set_num_threads(before)
+    assert recorder.facts["settings"]["sets_threads"] is bool(more)
+
+
 def burn_nothing(*_: object) -> None:
     """Stands for a profiler."""
 

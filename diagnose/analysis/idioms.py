@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from diagnose.analysis.attention import attention_lines
@@ -19,6 +19,7 @@ from diagnose.analysis.rollouts import (
     steps_environment,
     takes_action,
 )
+from diagnose.analysis.slices import takes_slices
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     ALSO_OF_MODELS,
@@ -177,6 +178,8 @@ class Idioms:
         if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
             # Reading a value or looping is how a thing is done; the name says what it is done for.
             found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
+        if phase is Phase.FORWARD and not called and self._takes_slices(stack, found):
+            found = [PYTHON_LOOP, SLICES]
         if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack[1:]):
             found = [SCHEDULE]
         if phase is Phase.OPTIMIZER and self._is_hook(stack):
@@ -191,6 +194,22 @@ class Idioms:
                 if place.every is not None:
                     return ast.unparse(place.every)
         return ""
+
+    def _takes_slices(self, stack: Sequence[Frame], found: Collection[str]) -> bool:
+        """Whether the innermost function, no module's but called by one's, is called for one slice of a
+        tensor after the other, and nothing else was found of its line."""
+        if not set(found) <= {PYTHON_LOOP}:
+            return False
+        outside = [function.rpartition(".")[2] for _, _, function in stack]
+        for depth, (file, line, _) in enumerate(stack):
+            place = innermost(self._places(file, line)) if depth else None
+            if place is not None and "forward" in outside[depth:]:
+                nodes = nodes_of(place.statement)
+                if takes_slices(place.statement, place.loops, nodes, runs_function=True):
+                    return True
+            if outside[depth] == "forward":
+                return False
+        return False
 
     def _is_hook(self, stack: Sequence[Frame]) -> bool:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by

@@ -3,36 +3,163 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import builtins
+from collections.abc import Iterator, Sequence
+
+from diagnose.analysis.statements import callee, nodes_of
+
+FEW_PARTS = 8
+"""Of fewer parts than that, named in the script, each may be large: queries, keys and values. Likewise of
+larger ones."""
+
+TRAINS = {"backward", "step", "train_step"}
+"""Calls in the body of a loop that trains: its turns are the steps."""
 
 
-def takes_slices(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> bool:
-    """Whether a loop's variable is one of several indices, or says which rows are taken, and one operation
-    could do all turns.
+def takes_slices(
+    statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast.AST], *, runs_function: bool = False
+) -> bool:
+    """Whether a statement works on one slice of a tensor per turn, and one operation could do all turns.
 
-    That is not so where a turn reads what the one before has written, or calls a part of a model.
+    A slice is what the loop's variable selects as one of several indices, or as the rows that are taken, or
+    what a tensor was split into; and all that a turn makes of it. One operation could not where a turn
+    reads what the one before has written, but for a sum, or where the statement calls a part of a model.
 
     Args:
         statement: In the loop.
         loops: Those around it.
         nodes: Of the statement's own expressions.
+        runs_function: Whether the time is known to be that of a function which the statement calls, and
+            which is no module's.
     """
-    around = [loop.target for loop in loops if isinstance(loop, (ast.For, ast.AsyncFor))]
-    targets = [*around, *(node.target for node in nodes if isinstance(node, ast.comprehension))]
-    variables = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    reads = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-    writes = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    if isinstance(statement, ast.AugAssign) or reads & writes - variables:
+    if not runs_function and _may_call_module(nodes):
         return False
-    if any(isinstance(node, ast.Call) and _may_be_module(node.func) for node in nodes):
+    fors = [loop for loop in loops if isinstance(loop, (ast.For, ast.AsyncFor))]
+    comprehensions = [node for node in nodes if isinstance(node, ast.comprehension)]
+    variables = {name for each in (*fors, *comprehensions) for name in _names(each.target)}
+    parts = {name for each in comprehensions for name in _parts_in(each)}
+    reads, writes = _read(nodes), _written(nodes)
+    summed = writes if _is_sum(statement) else set()
+    if (reads & writes - variables or isinstance(statement, ast.AugAssign)) and not summed:
         return False
+    flows = [_flow(loop, variables) for loop in fors if is_side_loop(loop)]
+    if any(reads & carried - summed for _, carried in flows):
+        return False
+    parts |= {name for sliced, _ in flows for name in sliced}
+    return _selects(nodes, variables) or bool(reads & parts)
+
+
+def is_side_loop(loop: ast.AST) -> bool:
+    """Whether a loop trains nothing."""
+    return not any(isinstance(node, ast.Call) and callee(node)[0] in TRAINS for node in ast.walk(loop))
+
+
+def _flow(loop: ast.For | ast.AsyncFor, variables: set[str]) -> tuple[set[str], set[str]]:
+    """Returns the names that hold a slice in the body of a loop, or what is made of it, and those that
+    bring something from one turn to the next, but for sums."""
+    statements = list(_in_order(loop.body))
+    ever = {name for statement in statements for name in _written(nodes_of(statement))}
+    sliced, carried, written = _parts_in(loop), set[str](), set[str]()
+    for statement in statements:
+        nodes = nodes_of(statement)
+        reads, writes = _read(nodes), _written(nodes)
+        summed = writes if _is_sum(statement) else set[str]()
+        if isinstance(statement, ast.AugAssign) and not summed:
+            reads |= writes
+        carried |= reads & ever - written - summed
+        if not summed and not _may_call_module(nodes) and (_selects(nodes, variables) or reads & sliced):
+            sliced |= writes
+        written |= writes - summed
+    for statement in statements:  # what is made of it needs the turn before as well
+        nodes = nodes_of(statement)
+        if not _is_sum(statement) and _read(nodes) & carried:
+            carried |= _written(nodes)
+    return sliced, carried
+
+
+def _parts_in(loop: ast.For | ast.AsyncFor | ast.comprehension) -> set[str]:
+    """Returns the variables of a loop that hold one part of a tensor after the other:
+    `for i, part in enumerate(x.unbind(1))`."""
+    pairs: list[tuple[ast.expr, ast.expr]] = [(loop.target, loop.iter)]
+    found: set[str] = set()
+    while pairs:
+        target, source = pairs.pop()
+        if not isinstance(source, ast.Call):
+            continue
+        name, _ = callee(source)
+        inner = target.elts if isinstance(target, ast.Tuple) else []
+        if name == "zip":
+            pairs += zip(inner, source.args, strict=False)
+        elif name == "enumerate":
+            pairs += zip(inner[1:], source.args[:1], strict=False)
+        elif name in ("reversed", "list", "tuple"):
+            pairs += [(target, each) for each in source.args[:1]]
+        elif _splits(source):
+            found |= _names(target)
+    return found
+
+
+def _splits(call: ast.Call) -> bool:
+    """Whether a call takes a tensor apart into many small parts: `x.unbind(1)`, `x.chunk(groups, 1)`."""
+    name, base = callee(call)
+    given = call.args[1:] if base == "torch" else call.args
+    number = given[0].value if given and isinstance(given[0], ast.Constant) else None
+    if name == "split":
+        return isinstance(number, int) and number < FEW_PARTS  # of the size of a part
+    if name in ("chunk", "tensor_split"):
+        return bool(given) and not (isinstance(number, int) and number < FEW_PARTS)
+    return name == "unbind"
+
+
+def _selects(nodes: Sequence[ast.AST], variables: set[str]) -> bool:
+    """Whether a loop's variable is one of several indices, or says which rows are taken."""
     return any(
         isinstance(node, ast.Subscript)
         and isinstance(node.slice, (ast.Tuple, ast.Compare))  # `x[:, i]`, or a group: `x[group == i]`
-        and any(isinstance(inner, ast.Name) and inner.id in variables for inner in ast.walk(node.slice))
+        and bool(_names(node.slice) & variables)
         for node in nodes
     )
+
+
+def _is_sum(statement: ast.stmt) -> bool:
+    """Whether a statement adds to a name, and does nothing else with it: `a += x`, `a = a + x`."""
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add) and isinstance(statement.target, ast.Name)
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.BinOp):
+        return False
+    target, value = statement.targets[0], statement.value
+    if not isinstance(value.op, ast.Add) or not isinstance(target, ast.Name):
+        return False
+    own = [isinstance(side, ast.Name) and side.id == target.id for side in (value.left, value.right)]
+    read = [node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == target.id]
+    return any(own) and len(read) == 1
+
+
+def _in_order(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields statements and those in them, but for functions', in the order of the text."""
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        yield statement
+        for _, value in ast.iter_fields(statement):
+            if isinstance(value, list):
+                yield from _in_order([item for item in value if isinstance(item, ast.stmt)])
+
+
+def _read(nodes: Sequence[ast.AST]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _written(nodes: Sequence[ast.AST]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _may_call_module(nodes: Sequence[ast.AST]) -> bool:
+    return any(isinstance(node, ast.Call) and _may_be_module(node.func) for node in nodes)
 
 
 ELEMENTWISE_NAMES = """
@@ -69,6 +196,8 @@ def is_chain(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast
 
 def _may_be_module(function: ast.expr) -> bool:
     """Whether `function` is neither a library's nor a tensor's or list's method: `cell`, `self.cell`."""
+    if isinstance(function, ast.Name):
+        return not hasattr(builtins, function.id)  # `range`, `zip`
     if isinstance(function, ast.Attribute):
         return isinstance(function.value, ast.Name) and function.value.id == "self"
     return True

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from diagnose.analysis.slices import is_chain, takes_slices
+from diagnose.analysis.slices import is_chain, is_side_loop, takes_slices
 from diagnose.analysis.statements import Place, callee, names, nodes_of, words
 from diagnose.analysis.tensor_values import PREDICATES, asks_tensor, may_be_tensor
 from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE, of_weights
@@ -430,10 +430,4 @@ def _keyword(call: ast.Call, name: str) -> object:
 
 def _in_side_loop(place: Place) -> bool:
     """Whether a loop goes around the statement that trains nothing."""
-    return any(
-        not any(
-            isinstance(node, ast.Call) and callee(node)[0] in ("backward", "step", "train_step")
-            for node in ast.walk(loop)
-        )
-        for loop in place.loops
-    )
+    return any(is_side_loop(loop) for loop in place.loops)

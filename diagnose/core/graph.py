@@ -41,6 +41,11 @@ class Graph:
         convolutions: Those of `total` that are convolutions.
         small_ops: Operations with a result of a few thousand elements at most.
         double: Operations whose result is float64 or complex128, without those of a few thousand elements.
+        heavy: Operations that take long enough in the forward pass to be divided among threads; `None`
+            where no clock was on them.
+        looped: Short operations that loops of the script make again and again with the same parameters, or
+            with none; its times are also those of the slices that a turn takes for them.
+        looped_depth: The most of these of which each needs the one before.
         small_depth: The most of `small_ops` of which each needs the one before.
         product_bytes: Bytes of a number of the result of the matrix product with most multiplications.
         product_rows: Rows of the matrix products that most multiplications are in.
@@ -75,6 +80,9 @@ class Graph:
     convolutions: Work = Work()
     small_ops: Work = Work()
     double: Work = Work()
+    heavy: Work | None = None
+    looped: Work | None = None
+    looped_depth: int | None = None
     small_depth: int | None = None
     product_bytes: int | None = None
     product_rows: int | None = None

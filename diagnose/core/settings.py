@@ -20,6 +20,8 @@ class Settings:
             `cProfile`; empty when there is none.
         recorded: What torch's profiler, if the script starts it, records besides operations, by the names
             of its arguments: `record_shapes`, `with_stack`.
+        sets_threads: Whether the number of torch's threads was set after torch had been imported; not told
+            where it was set to what it had been.
         num_leaf_modules: Modules without children in the models that are trained.
         num_module_hooks: Hooks registered on those models' modules.
     """
@@ -31,5 +33,6 @@ class Settings:
     start_method: str = "fork"
     trace: str = ""
     recorded: tuple[str, ...] = ()
+    sets_threads: bool | None = None
     num_leaf_modules: int | None = None
     num_module_hooks: int | None = None

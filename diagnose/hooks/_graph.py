@@ -20,6 +20,9 @@ SMALL_ELEMENTS = 16_384
 SMALL_FLOPS = 2e6
 """An operation below both computes for less time than it takes to be dispatched."""
 
+HEAVY_NS = 80_000
+"""Threads divide an operation to some gain from here on: see `rules._cpus.HEAVY_LEAF_NS`."""
+
 LEAF_SEQUENCE = 2**63
 """Leaves have a sequence number above this: they are no operation's."""
 
@@ -57,6 +60,7 @@ class Node:
     inputs: list[Node] = field(default_factory=list)
     users: list[Node] = field(default_factory=list)
     leaf: int = 0
+    constant: bool = False
     weight: bool = False
     saves: bool = False
     recomputed: bool = False
@@ -134,6 +138,7 @@ def walk(root: Any, recomputing: bool = False, passed: list[Any] | None = None) 
         node = seen[grad_fn]
         for parent, _ in grad_fn.next_functions:
             if parent is None:
+                node.constant = True
                 continue
             known = seen.get(parent)
             if known is None:
@@ -215,7 +220,8 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
     chained = [
         op for op in ops if op.name in POINTWISE and len(op.users) == 1 and op.users[0].name in POINTWISE
     ]
-    small = [op for op in ops if op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.item_bytes]
+    small = [op for op in ops if is_small(op)]
+    heavy = [op for op in ops if op.forward_ns >= HEAVY_NS]
     saving = [op for op in ops if op.saves]
     products = [op for op in ops if op.flops]
     whole = sum(op.cost for op in saving)
@@ -229,6 +235,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "double": _work(
             [op for op in ops if op.double and (op.numel > SMALL_ELEMENTS or op.flops > SMALL_FLOPS)]
         ),
+        "heavy": _work(heavy) if any(op.backward_ns is not None for op in ops) else None,
         "small_depth": longest_chain(nodes, {id(op) for op in small}),
         "product_bytes": max(products, key=lambda op: op.flops).item_bytes if products else None,
         "product_rows": most_rows(ops),
@@ -248,6 +255,11 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "second_order": any(node.second for node in nodes),
         "has_dropout": any("Dropout" in node.name for node in nodes),
     }
+
+
+def is_small(op: Node) -> bool:
+    """Whether an operation has a result of a few thousand numbers, and few multiplications to get there."""
+    return op.numel <= SMALL_ELEMENTS and op.flops <= SMALL_FLOPS and op.item_bytes > 0
 
 
 def longest_chain(nodes: list[Node], counted: Collection[int]) -> int:
@@ -284,7 +296,7 @@ def unwanted_of(nodes: list[Node], wanted: Collection[int]) -> tuple[list[Node],
         for node in nodes
         if node.wanted
         and node.name in MATMULS
-        and any(not behind.wanted and len(behind.shape) > 1 for behind in _behind_views(node))
+        and any(not behind.wanted and len(behind.shape) > 1 for behind in behind_views(node))
     ]
     return unwanted, edge
 
@@ -327,7 +339,7 @@ def _times(nodes: list[Node]) -> dict[str, float | None]:
     }
 
 
-def _behind_views(op: Node) -> list[Node]:
+def behind_views(op: Node) -> list[Node]:
     """Returns what an operation's inputs were computed by, whatever views of them were taken."""
     found: list[Node] = []
     pending = list(op.inputs)

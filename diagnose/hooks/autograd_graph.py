@@ -9,6 +9,7 @@ from typing import Any
 
 from diagnose.hooks._contents import Key, look
 from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, summarize, walk
+from diagnose.hooks._graph_loops import recurrent_weights, summarize_loops
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -73,7 +74,7 @@ class AutogradGraphHook(Hook):
             used.update(node.sequence for node in nodes if node.sequence < LEAF_SEQUENCE)
             # A GAN's passes differ; the largest says most.
             if len(nodes) > largest.get("num_nodes", 0):
-                largest = summarize(nodes, truncated, wanted())
+                largest = facts_of(nodes, truncated)
                 kept[:] = nodes
                 regions, inside_bytes, inside_ns = largest["num_checkpoints"], 0.0, 0.0
                 recorder.on_inner_backward = on_inner if regions else None
@@ -102,6 +103,12 @@ class AutogradGraphHook(Hook):
             if not regions or truncated or inside_ns > MAX_TIME_NS:
                 recorder.on_inner_backward = None
 
+        def facts_of(nodes: list[Node], truncated: bool) -> dict[str, Any]:
+            models = [model for known in recorder.modules if (model := known()) is not None]
+            # Of a part of a graph nobody knows which parameters belong to what.
+            loops = {} if truncated else summarize_loops(nodes, recurrent_weights(models))
+            return {**summarize(nodes, truncated, wanted()), **loops}
+
         def wanted() -> set[int]:
             return {id(parameter) for parameter in _parameters(recorder)} - resting.keys()
 
@@ -112,7 +119,7 @@ class AutogradGraphHook(Hook):
             node_clock.forget()
             if passes > LAST_PASS and kept:
                 note_resting()
-                largest.update(summarize(kept, bool(largest["truncated"]), wanted()))
+                largest.update(facts_of(kept, bool(largest["truncated"])))
                 largest["num_resting_tensors"] = sum(node.leaf in resting for node in kept if node.leaf)
                 recorder.facts["graph"] = dict(largest)
                 kept.clear()

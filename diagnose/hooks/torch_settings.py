@@ -36,16 +36,23 @@ class TorchSettingsHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
 
+        import torch
         from torch.autograd import profiler
 
         recorded: list[str] = []
+        num_threads = torch.get_num_threads()
 
         def starts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             recorded[:] = [name for name in RECORDED if getattr(args[0], name, False)]
             return -1
 
         def inspect() -> None:
-            recorder.facts["settings"] = {**settings_now(recorder), "recorded": recorded}
+            settings = settings_now(recorder)
+            recorder.facts["settings"] = {
+                **settings,
+                "recorded": recorded,
+                "sets_threads": settings["num_threads"] != num_threads,
+            }
 
         recorder.inspections.append(inspect)
         try:

@@ -7,12 +7,19 @@ from collections.abc import Iterable, Mapping
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.rules._compute import shares_of
 
 COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 HEAVY_LEAF_NS = 80_000
 """A module whose forward takes less is not divided among threads to any gain: measured with layers of 256
 to 512 features, threads won nothing at 60 us and two thirds of what they could at 100 us."""
+
+MIN_HEAVY = 0.25
+"""The part of the forward pass that has to be such operations."""
+
+USUAL_HEAVY = 0.9
+"""The part of forward and backward that they are where `DIVISIBLE` was measured."""
 
 DIVISIBLE = {Phase.FORWARD: 0.75, Phase.BACKWARD: 0.8, Phase.OPTIMIZER: 0.35}
 """The part of a phase that threads divide where operations are heavy, measured likewise: the optimizer is
@@ -58,8 +65,25 @@ def machine_share(host: HostStats) -> float:
     return min(MOST, delayed_share(host) + (host.stolen_cpus or 0.0))
 
 
+def heavy_shares(profile: Profile) -> Mapping[Phase, float] | None:
+    """Returns which parts of forward and backward are operations that threads divide to some gain; `None`
+    if not known.
+
+    Measured on one node after the other of the backward pass. A loop of tiny operations makes a module's
+    forward as long as a heavy operation does, and divides as little as they do.
+    """
+    graph = profile.program.graph
+    if graph is None or graph.heavy is None:
+        return None
+    return shares_of(graph.heavy, graph)
+
+
 def has_heavy_operations(profile: Profile) -> bool | None:
-    """Whether a module's forward takes long enough to be divided among threads; `None` if not known."""
+    """Whether operations of the forward pass take long enough to be divided among threads; `None` if not
+    known. Where no operation was timed, a module's forward counts."""
+    shares = heavy_shares(profile)
+    if shares is not None:
+        return shares[Phase.FORWARD] >= MIN_HEAVY
     leaves = profile.settings.num_leaf_modules
     if not leaves or Phase.FORWARD not in profile.phase_time_ns:
         return None

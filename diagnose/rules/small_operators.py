@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph, Work
@@ -25,7 +27,11 @@ model of many small layers is slow to call as well, but that is its task; more o
 in a loop over steps, samples or columns."""
 
 MIN_LINE_SHARE = 0.05
-"""Part of the step from which on a loop over slices is worth rewriting."""
+"""Part of the step from which on a loop is worth rewriting."""
+
+MIN_LOOPED = 40
+"""Operations of loops in an otherwise sound model from which on their loop is one: fewer are a formula that
+somebody wrote out, such as the product of two rotations."""
 
 MIN_SMALL_SHARE = 0.7
 """Part of the operations that must be too small to be worth a call."""
@@ -76,6 +82,15 @@ def graph_of(num_ops: int, elements: int = 1000, tensors: int = 8, depth: int | 
     )
 
 
+def beside_a_loop(num_ops: int, took_ms: float, depth: int = 0, **facts: Any) -> Program:
+    """Returns a program whose model has many layers, and a loop of so many tiny operations."""
+    whole = Work(num_ops=600, flops=1e9, num_bytes=1e8, backward_ns=20e6, forward_ns=10e6)
+    loop = Work(num_ops=num_ops, num_bytes=4e3, backward_ns=took_ms * 0.7e6, forward_ns=took_ms * 0.3e6)
+    names = {"AccumulateGrad": 90}
+    graph = Graph(num_nodes=900, names=names, total=whole, small_ops=loop, looped=loop, looped_depth=depth)
+    return Program(graph=replace(graph, **facts), models=(Model(kind="Net", num_tensors=90),))
+
+
 LAGS = at("x = x + x.roll(lag, 1).clamp(-1, 1)", 0.2, "python-loop", "chain", phase=Phase.FORWARD)
 COLUMNS = at("means[:, i] = (x[:, i] - 0.5) / 0.2", 0.2, "python-loop", "slices", phase=Phase.FORWARD)
 LAYERS = at("h = torch.relu(layer(h))", 0.6, "python-loop", phase=Phase.FORWARD)
@@ -84,9 +99,10 @@ LAYERS = at("h = torch.relu(layer(h))", 0.6, "python-loop", phase=Phase.FORWARD)
 class SmallOperators(Rule):
     """
     ## What it means
-    The model loops over samples, steps or columns, and so is hundreds of operations on a few thousand
-    numbers each. Python and torch need some microseconds to call each of them, forward and backward, and
-    the arithmetic takes less.
+    The model, or a part of it, loops over samples, steps or columns, and so is hundreds of operations on a
+    few thousand numbers each. Python and torch need some microseconds to call each of them, forward and
+    backward, and the arithmetic takes less. Loops are told from layers by their parameters: layers have
+    some of their own, and turns of a loop share them, or have none.
 
     ## What to do
     Compute the same in few operations: batch loops over samples, steps or heads into one tensor. Or let
@@ -110,6 +126,8 @@ class SmallOperators(Rule):
         profile(step_ms=20, program=Program(graph=graph_of(400, depth=240))),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(COLUMNS,)),
         profile(step_ms=20, program=Program(graph=graph_of(22)), where=(LAGS,)),
+        profile(step_ms=35, program=beside_a_loop(110, 6)),
+        profile(step_ms=35, program=beside_a_loop(110, 6, depth=100, names={"PackPaddedSequence": 1})),
     )
     silent_on = (
         profile(step_ms=20, program=Program(graph=graph_of(60))),
@@ -130,6 +148,9 @@ class SmallOperators(Rule):
             step_ms=20,
             program=Program(graph=graph_of(400), models=(Model(kind="Tagger", loops_in_torch=True),)),
         ),
+        profile(step_ms=35, program=beside_a_loop(28, 6)),
+        profile(step_ms=35, program=beside_a_loop(110, 0.5)),
+        profile(step_ms=35, program=beside_a_loop(110, 6, second_order=True)),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -138,27 +159,75 @@ class SmallOperators(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        return self._in_graph(profile) or self._in_lines(profile)
+        # A loop without gradients is in no graph, and one with them may have no telling line.
+        found = [self._in_loops(profile), self._in_lines(profile)]
+        return self._in_model(profile) or max(
+            (finding for finding in found if finding), key=lambda each: each.lost_ns_per_step, default=None
+        )
 
-    def _in_graph(self, profile: Profile) -> Finding | None:
+    def _in_model(self, profile: Profile) -> Finding | None:
+        """Finds a model that is tiny operations for the most part."""
         graph = profile.program.graph
         assert graph is not None
         models = profile.program.models
         if "PackPaddedSequence" in graph.names or (models and all(m.loops_in_torch for m in models)):
             return None  # torch itself loops over the steps, which no compiler takes apart
         small, total = graph.small_ops, graph.total
-        passes_ns = model_ns(profile)
         if small.num_ops < MIN_OPS or small.num_ops < MIN_SMALL_SHARE * total.num_ops:
             return None
         num_tensors = max(graph.names.get("AccumulateGrad", 0), sum(model.num_tensors for model in models))
         if small.num_ops < MIN_OPS_PER_TENSOR * num_tensors:
             return None
         took = of_work(profile, small, graph)
-        took_ns = sum(took.values())
-        per_op_ns = took_ns / (small.num_ops * profile.steps.passes)
-        if per_op_ns > MAX_NS_PER_OP:
+        if sum(took.values()) > MAX_NS_PER_OP * small.num_ops * profile.steps.passes:
             return None
-        recurs = graph.small_depth is not None and graph.small_depth >= SEQUENTIAL * small.num_ops
+        return self._found(
+            profile,
+            small,
+            graph.small_depth,
+            took,
+            f"{small.num_ops} tiny operators use {num_tensors} parameter tensors over and over.",
+        )
+
+    def _in_loops(self, profile: Profile) -> Finding | None:
+        """Finds loops in a model that is sound for the rest."""
+        graph = profile.program.graph
+        assert graph is not None
+        looped, step_ns = graph.looped, profile.step_time_ns
+        if looped is None or looped.num_ops < MIN_LOOPED or graph.second_order or profile.program.fsdp:
+            return None  # of a gradient's gradient, or of parts of one parameter, layers look like loops
+        took = of_work(profile, looped, graph)
+        took_ns = sum(took.values())
+        if took_ns < MIN_LINE_SHARE * step_ns:
+            return None
+        if took_ns > MAX_NS_PER_OP * looped.num_ops * profile.steps.passes:
+            return None
+        part = format_share(took_ns / step_ns)
+        return self._found(
+            profile,
+            looped,
+            graph.looped_depth,
+            took,
+            f"{looped.num_ops} tiny operators are turns of loops, {part} of each step.",
+        )
+
+    def _found(
+        self, profile: Profile, work: Work, depth: int | None, took: Mapping[Phase, float], summary: str
+    ) -> Finding:
+        """Returns the finding about such operations of the graph.
+
+        Args:
+            profile: The run.
+            work: They.
+            depth: The most of them of which each needs the one before.
+            took: Nanoseconds of each step that they take, by phase.
+            summary: The finding's.
+        """
+        graph = profile.program.graph
+        assert graph is not None
+        took_ns = sum(took.values())
+        per_op_ns = took_ns / (work.num_ops * profile.steps.passes)
+        recurs = depth is not None and depth >= SEQUENTIAL * work.num_ops
         acts = any(map(is_rollout, profile.where))
         low, expected, high = SAVED_SEQUENTIAL if recurs else SAVED
         if acts and not recurs:
@@ -168,7 +237,7 @@ class SmallOperators(Rule):
             fix, code = to_compile(profile, advice, "model = torch.compile(model)")
         return Finding(
             rule=self.name,
-            summary=f"{small.num_ops} tiny operators use {num_tensors} parameter tensors over and over.",
+            summary=summary,
             lost_ns={phase: expected * ns for phase, ns in took.items()},
             low_ns=low * took_ns,
             high_ns=high * took_ns,
@@ -176,11 +245,12 @@ class SmallOperators(Rule):
             if recurs
             else "the same is computed in few large operators, or compiled",
             evidence=(
-                f"{small.num_ops} of {total.num_ops} operators have results of a few thousand numbers.",
+                f"{work.num_ops} of {graph.total.num_ops} operations are of a few thousand numbers each.",
                 f"They take {format_duration(per_op_ns)} each, forward and backward: about what calling"
                 " them costs.",
-                f"Forward and backward are {format_share(passes_ns / profile.step_time_ns)} of the step.",
-                *([f"{graph.small_depth} of them each need the one before."] if recurs else []),
+                "Forward and backward are"
+                f" {format_share(model_ns(profile) / profile.step_time_ns)} of the step.",
+                *([f"{depth} of them each need the one before."] if recurs else []),
             ),
             fix=fix,
             code=code,
