@@ -103,6 +103,27 @@ def test_workers_are_asked_for_only_where_there_are_cpus_for_them(cpus: int, cpu
     assert first(diagnosed(run)).rule == name
 
 
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("cpus", "name"), [(16, "too-few-workers"), (2, "slow-transform")])
+def test_workers_that_finish_together_leave_batches_waiting_and_are_behind_all_the_same(
+    num_workers: int, cpus: int, name: str
+):
+    """The loop waits for all of them, and meets what the others made in the steps after."""
+
+    def run(ready: float) -> Profile:
+        return fed_by(
+            data_wait_ms=50,
+            fetch_ms=96 * num_workers,
+            num_workers=num_workers,
+            cpus=cpus,
+            workers={"ready_batches": ready},
+        )
+
+    assert first(diagnosed(run((num_workers - 1) / 2))).rule == name
+    full = diagnosed(run(1.4 * num_workers))  # of the two for each that are prepared ahead
+    assert not {finding.rule for finding in full.findings} & set(INPUT)
+
+
 def test_a_loop_whose_queue_is_full_is_not_starved():
     run = fed_by(data_wait_ms=50, fetch_ms=190, workers={"ready_batches": 3.0})
     assert not {finding.rule for finding in diagnosed(run).findings} & set(INPUT)

@@ -32,6 +32,11 @@ SATURATED = 0.75
 STARVED_BATCHES = 1.0
 """With fewer finished batches than this waiting, on average, the loop meets an empty queue."""
 
+TOGETHER = 0.75
+"""Workers that began together and take equally long finish together: the loop waits for all of them in one
+step, and finds what the others made in the next ones, `(n - 1) / 2` batches of `n` workers on average. So
+many more may be waiting there. Workers that keep up fill the queue, with more than a batch for each."""
+
 ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
 """While these last nobody takes training batches, and what workers prepare for it is bounded: they hide
 nothing there."""
@@ -109,10 +114,11 @@ class Supply:
     def behind(self) -> bool:
         """Whether the loop waits because all workers are busy."""
         ready = self.workers.ready_batches
+        together = (self.loader.num_workers - 1) / 2
         return (
             self.wait_share >= MIN_SHARE
             and self.load >= SATURATED
-            and (ready is None or ready < STARVED_BATCHES)
+            and (ready is None or ready < max(STARVED_BATCHES, together + TOGETHER))
         )
 
     @property
