@@ -24,6 +24,9 @@ MIN_SHARE = 0.05
 MUCH_SHARE = 0.15
 """From here on it is much, whatever the lines do."""
 
+MOST_SHARE = 0.5
+"""Of the step. A model takes longer to learn from a batch than it takes to draw one anew, noise and all."""
+
 PYTHON_PART = 0.5
 """Python code, not tensor operations, makes the batch where its lines take this part of the time."""
 
@@ -48,6 +51,9 @@ TOKENIZED = at("enc = tokenizer(batch['text'])", 0.36, phase=Phase.DATA_WAIT)
 DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DATA_WAIT), between=0.18)
 SERIAL = Program(loaders=(Loader(num_workers=0),))
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
+SAMPLED = replace(
+    at("rows = frame.sample(64)", 0.28, phase=Phase.DATA_WAIT), via="pandas/core/generic.py:61 sample"
+)
 
 
 class SlowBatchBuilding(Rule):
@@ -65,6 +71,8 @@ class SlowBatchBuilding(Rule):
     ## When it is wrong
     Data that depends on what the model has just done. The steps of a game are known for what they are, and
     `slow-rollout`'s, where the code says so: `obs, reward, done, info = env.step(action)`.
+    A batch that is drawn anew each time by a few tensor operations, such as noise for a generator: where it
+    takes no longer than to take one over from a worker (2 ms) and the model takes longer, it is not named.
     """
 
     explains = ("python-overhead",)
@@ -76,8 +84,20 @@ class SlowBatchBuilding(Rule):
         profile(data_wait_ms=30, where=(at("x = make(step)", 0.29, phase=Phase.DATA_WAIT),)),
         fed_by(data_wait_ms=40, stats={"steady_wait_ns": 2e6, "epoch_start_ns": 0.0}, where=(TOKENIZED,)),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=2e6), where=(DUSTED,)),
+        profile(
+            step_ms=4,
+            data_wait_ms=1.2,
+            where=(at("ids = [code[c] for c in text]", 0.28, "python-loop", phase=Phase.DATA_WAIT),),
+        ),
+        profile(step_ms=4, data_wait_ms=1.2, where=(SAMPLED,)),
+        profile(step_ms=3, data_wait_ms=1.8, where=(at("x = whiten(x)", 0.58, phase=Phase.DATA_WAIT),)),
     )
     silent_on = (
+        profile(
+            step_ms=4,
+            data_wait_ms=1.2,
+            where=(at("xt = a[t] * x0 + b[t] * torch.randn_like(x0)", 0.28, phase=Phase.DATA_WAIT),),
+        ),
         profile(data_wait_ms=10, where=(at("x = data[i : i + 32]", 0.1, phase=Phase.DATA_WAIT),)),
         profile(
             data_wait_ms=4,
@@ -122,11 +142,14 @@ class SlowBatchBuilding(Rule):
         if is_fed:
             wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
         share = wait_ns / profile.step_time_ns
-        if not has_workers and wait_ns < MIN_HANDOVERS * HANDOVER_NS:
-            return None  # a worker's batch takes as long to be handed over
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
         in_python = sum(line.share for line in lines if PYTHON & set(line.idiom)) / seen
+        in_packages = sum(line.share for line in lines if line.via or PYTHON & set(line.idiom)) / seen
+        # Tensor operations alone: fresh noise, an index. A worker's batch takes as long to be handed over.
+        by_torch = not is_fed and in_packages < PYTHON_PART and share < MOST_SHARE
+        if (by_torch or not has_workers) and wait_ns < MIN_HANDOVERS * HANDOVER_NS:
+            return None
         if share < MUCH_SHARE and in_python < PYTHON_PART:
             return None
         shown: list[SourceLine] = [line for line in lines if line.share >= NO_PART * seen][:MAX_LINES]
