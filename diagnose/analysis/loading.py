@@ -127,6 +127,7 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
     stats = InputStats(
         fetch_ns=fetch_ns,
         collate_ns=collate_ns,
+        collate_cpu_share=_collate_cpu_share(log),
         workers=workers,
         loaders_per_step=_loaders_per_step(log),
         batches_per_step=batches_per_step or None,
@@ -248,6 +249,14 @@ def _on_training_thread(
     wait_ns = float(rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].mean()) if len(rows) else 0.0
     wait_ns /= batches_per_step or 1.0
     return wait_ns * (1 - collating), wait_ns * collating
+
+
+def _collate_cpu_share(log: RankLog) -> float | None:
+    """Returns the part of its collating that the training thread was on a CPU."""
+    counters = log.meta.get("counters", {})
+    if not counters.get("collates") or "collate_cpu_ns" not in counters:
+        return None
+    return float(min(1.0, counters["collate_cpu_ns"] / max(1, counters["collate_ns"])))
 
 
 # -- workers

@@ -238,6 +238,8 @@ class InputStats:
     Attributes:
         fetch_ns: Time per batch in `dataset[...]` on the training thread; `None` when workers do it.
         collate_ns: Likewise in `collate_fn`.
+        collate_cpu_share: Part of it, 0 to 1, that the training thread was on a CPU; `None` where that is
+            not known.
         workers: The worker processes of the loader that fed most steps, if there were any.
         batches_per_step: Training batches asked of loaders per step.
         loaders_per_step: Loaders that feed each step together: `zip(labelled, unlabelled)`.
@@ -260,6 +262,7 @@ class InputStats:
 
     fetch_ns: float | None = None
     collate_ns: float | None = None
+    collate_cpu_share: float | None = None
     workers: WorkerStats | None = None
     loaders_per_step: int = 1
     batches_per_step: float | None = None

@@ -58,6 +58,7 @@ COUNTERS = (
     "batches",
     "collates",
     "collate_ns",
+    "collate_cpu_ns",
     "collated_wait_ns",
     "asked",
     "ready",
@@ -65,8 +66,8 @@ COUNTERS = (
     "collected_waiting_ns",
 )
 """Totals of the input pipeline: training batches asked for; batches whose collating was timed, the time it
-took and the whole wait for them; batches asked of workers, and finished ones that were waiting then; time
-in the garbage collector, and of it what interrupted a wait for a batch."""
+took, what of it on a CPU, and the whole wait for them; batches asked of workers, and finished ones
+that were waiting then; time in the garbage collector, and of it what interrupted a wait for a batch."""
 
 NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""
