@@ -14,7 +14,7 @@ import torch
 
 from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._frames import resolve, user_frame
-from diagnose.hooks._padding import Padding, padding_of
+from diagnose.hooks._padding import Padding, padding_in
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -88,16 +88,15 @@ class _Look:
             self._calls.append(call)
             if call.has_grad:
                 self._autocast = _autocast_dtype(next(module.parameters()).device.type)
-            tensor = first_tensor((*args, kwargs))
-            repeated = tensor is not None and tensor.dim() > 0 and self._given(call, tensor)
+            tensor = first_tensor(given := (*args, kwargs))
+            repeated = tensor is not None and tensor.dim() > 0 and self._given(call, tensor, given)
             self._free += not (call.has_grad or repeated) and call.training
         elif not torch.is_grad_enabled() and self._is_another(module):
             self._untrained += 1
 
     def note_loaded(self, batch: Any) -> None:
         """A loader gave a batch: on a device nothing is asked of what the model gets of it."""
-        tensor = first_tensor(batch)
-        padding = padding_of(tensor) if tensor is not None else None
+        padding = padding_in(batch)
         if padding is not None:
             self._loaded.append(padding)
 
@@ -106,8 +105,8 @@ class _Look:
         first = next(module.parameters(), None)
         return first is not None and id(first) not in self._trained
 
-    def _given(self, call: Call, tensor: torch.Tensor) -> bool:
-        """Notes what a call was given; returns whether the same model was trained on it just now."""
+    def _given(self, call: Call, tensor: torch.Tensor, given: Any) -> bool:
+        """Notes what a call was given; returns whether the model was trained on its first tensor just now."""
         before = [other for other in self._calls if other is not call]
         repeated = call.training and any(
             other.has_grad
@@ -122,7 +121,7 @@ class _Look:
         call.batch = weakref.ref(tensor)
         if call.has_grad:
             self._batch_size = len(tensor)
-            padding = padding_of(tensor)
+            padding = padding_in(given)
             if padding is not None:
                 self._padding.append(padding)
         return repeated
