@@ -245,6 +245,38 @@ def test_the_steps_that_begin_an_epoch_are_known(tmp_path, broken_off):
     assert profile.input.batches_per_step == 1
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_begun_for_each_batch_is_a_wait_for_workers_and_none_for_a_loader_without(
+    tmp_path: Path, num_workers: int
+):
+    class Slow(Dataset[Any]):
+        def __len__(self) -> int:
+            return 80
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.001)
+            return (torch.zeros(4),)
+
+    diagnose.attach(tmp_path / "run", warmup=0)
+    loader = DataLoader(Slow(), batch_size=8, num_workers=num_workers, persistent_workers=num_workers > 0)
+    train(loader, epochs=40, steps=0)
+    found = diagnose.detach().input
+    assert found.batches_per_step == 1
+    assert found.epoch_start_ns is not None and found.steady_wait_ns is not None
+    if num_workers:
+        assert found.epoch_start_ns > 8 * MS and found.steady_wait_ns == 0
+    else:
+        assert found.steady_wait_ns > 8 * MS and found.epoch_start_ns == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+def test_epochs_of_one_batch_are_steps_like_others(tmp_path: Path):
+    diagnose.attach(tmp_path / "run", warmup=0)
+    train(DataLoader(ROWS, batch_size=48, num_workers=1, persistent_workers=True), epochs=20)
+    found = diagnose.detach().input
+    assert (found.epoch_start_ns, found.batches_per_step) == (0, 1)
+
+
 def test_making_an_iterator_is_time_spent_waiting_for_data():
     class Sampler:
         def __init__(self) -> None:

@@ -297,6 +297,20 @@ def test_an_iterator_begun_in_each_step_is_to_be_kept_before_workers_can_help(
     assert bool(found.code or found.actions or found.won_ns) is not kept
 
 
+def test_an_iterator_begun_in_each_step_throws_away_what_kept_workers_have_made():
+    def found(persistent: bool, epochs: int) -> Finding:
+        stats = {"epoch_starts": 500, "epoch_start_ns": 60 * MS, "steady_wait_ns": 0.0}
+        loader = {"persistent_workers": persistent, "epochs": epochs, "dataset_length": 640}
+        return first(diagnosed(fed_by(data_wait_ms=60, fetch_ms=20, stats=stats, loader=loader)))
+
+    kept, started = found(True, 501), found(False, 501)
+    assert (kept.rule, started.rule) == ("epoch-boundary-stall", "worker-startup")
+    for each in (kept, started):
+        assert each.fix.startswith("Keep the iterator") and not each.code and not each.actions
+    assert found(True, 25).fix.startswith("Make epochs longer")
+    assert found(False, 25).code.endswith("persistent_workers=True)")
+
+
 def test_of_a_loader_made_anew_each_epoch_it_is_said_that_it_should_be_made_once():
     def found(**loader: Any) -> Finding:
         stats = {"epoch_starts": 20, "epoch_start_ns": 10 * MS, "steady_wait_ns": 2 * MS}

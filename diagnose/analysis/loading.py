@@ -32,6 +32,9 @@ HALF = 2
 ROUNDING = 0.05
 """A run that is killed has asked for a few batches more than it has finished steps for."""
 
+LEFT = 0.75
+"""Beginnings of epochs for each batch that is asked for, from which on the loop takes one and leaves."""
+
 TAIL = 2.0
 """A batch that takes so many times the median is a slow one."""
 
@@ -138,7 +141,11 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
     if not len(rows) or not batches_per_step:
         return stats
     epochs = round(waits.epochs * len(rows) / len(waits.wait_ns))
-    anew = any(fact.get("num_workers") and not fact.get("persistent_workers") for fact in _facts(log))
+    begins_anew = _begins_anew(log)
+    anew = any(
+        fact.get("num_workers") and (begins_anew or not fact.get("persistent_workers"))
+        for fact in _facts(log)
+    )
     return replace(_with_waits(stats, waits, anew=anew), epoch_starts=epochs)
 
 
@@ -157,8 +164,23 @@ def _batches_per_step(log: RankLog) -> float:
     epochs = sum(fact["epochs"] for fact in _facts(log))
     steps = max(1, whole_steps(log))
     most = asks / steps
-    whole = ceil((asks - 2 * epochs) / steps - ROUNDING)
+    beside = epochs if _begins_anew(log) else 2 * epochs
+    whole = ceil((asks - beside) / steps - ROUNDING)
     return float(whole) if 1 <= whole <= most else most
+
+
+def _begins_anew(log: RankLog) -> bool:
+    """Whether nearly each batch is the first of an epoch that has more: `next(iter(loader))` in every step.
+
+    An epoch of one batch asks a second time, in vain, unless it is left: it has no more than half as many
+    beginnings.
+    """
+    asks, epochs = log.meta.get("counters", {}).get("batches", 0), sum(f["epochs"] for f in _facts(log))
+    longer = all(
+        fact.get("dataset_length") is None or fact["dataset_length"] > (fact.get("batch_size") or 1)
+        for fact in _facts(log)
+    )
+    return longer and epochs > LEFT * (asks - epochs) > 0
 
 
 def _loaders_per_step(log: RankLog) -> int:
@@ -204,11 +226,11 @@ def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
 
 
 def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
-    """Adds what the waits show; `anew` tells that each epoch starts its own workers."""
+    """Adds what the waits show; `anew` tells that each epoch starts its own workers, or fills them anew."""
     count = len(waits.wait_ns)
     steady = np.ones(count, dtype=bool)
     steady[waits.starts] = False
-    if not steady.any() and anew:  # each step waits for workers that have just been started
+    if not steady.any() and anew:  # each step waits for workers that have just been started, or emptied
         return replace(stats, epoch_start_ns=float(waits.wait_ns.mean()), steady_wait_ns=0.0)
     if not steady.any():
         steady[:] = True

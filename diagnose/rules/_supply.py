@@ -240,9 +240,28 @@ def computing_ns(profile: Profile) -> float:
     )
 
 
+def begins_anew(profile: Profile, loader: Loader) -> bool:
+    """Whether each batch is the first of an epoch that has more: `next(iter(loader))` in every step."""
+    if loader.dataset_length is not None and loader.dataset_length <= (loader.batch_size or 1):
+        return False
+    taken = (profile.input.batches_per_step or 1.0) / profile.input.loaders_per_step * profile.steps.count
+    return loader.epochs > LEFT * taken
+
+
 def main_loader(profile: Profile) -> Loader | None:
     """Returns the loader that fed most steps."""
     return profile.program.loaders[0] if profile.program.loaders else None
+
+
+LEFT = 0.75
+"""Epochs begun for each batch taken, from which on the loop takes one batch of each and leaves it: where an
+epoch has two batches it is a half."""
+
+KEEP_ITERATOR = (
+    "Keep the iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, and a new one when"
+    " it ends"
+)
+"""What to do about `next(iter(loader))` in every step."""
 
 
 DIVIDE = (

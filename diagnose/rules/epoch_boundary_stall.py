@@ -9,7 +9,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._lines import at, named
-from diagnose.rules._supply import WELL_FED, fed_by, main_loader
+from diagnose.rules._supply import KEEP_ITERATOR, WELL_FED, begins_anew, fed_by, main_loader
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
@@ -20,6 +20,11 @@ READ_WHOLE = re.compile(r"\blist\(\s*[\w.]*(loader|dl)\w*\s*\)", re.IGNORECASE)
 
 MIN_EPOCHS = 2
 """Beginnings to have seen: a single one may have been slow for another reason."""
+
+EMPTIED = (
+    "Now each step begins an epoch: the workers finish what they were asked for, all of it is thrown away,"
+    " and the loop waits for a first batch."
+)
 
 
 class EpochBoundaryStall(Rule):
@@ -33,7 +38,8 @@ class EpochBoundaryStall(Rule):
     Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
     files once. If the workers only have to fill up, begin the next iteration before the epoch's last
     steps. Where a line reads the whole loader without training on it, such as `len(list(loader))`, let it
-    not: `len(loader)` counts its batches.
+    not: `len(loader)` counts its batches. And `next(iter(loader))` in each step begins an epoch in each:
+    keep the iterator.
 
     ## When it is wrong
     Epochs of a few steps in a test run, which a real run does not have.
@@ -51,6 +57,12 @@ class EpochBoundaryStall(Rule):
             fetch_ms=20,
             stats={"epoch_starts": 20, "epoch_start_ns": 10e6, "steady_wait_ns": 2e6},
             where=(at("return losses / len(list(train_dl))", 0.1, phase=Phase.DATA_WAIT),),
+        ),
+        fed_by(
+            data_wait_ms=60,
+            fetch_ms=20,
+            loader={"epochs": 501},
+            stats={"epoch_starts": 500, "epoch_start_ns": 60e6, "steady_wait_ns": 0.0},
         ),
     )
     silent_on = (
@@ -78,6 +90,11 @@ class EpochBoundaryStall(Rule):
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
         read = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)
         per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
+        fix = "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper."
+        if read:
+            fix = "Do not read the whole loader there: len(loader) counts its batches."
+        elif loader.num_workers and begins_anew(profile, loader):
+            fix = f"{KEEP_ITERATOR}. {EMPTIED}"
         return Finding(
             rule=self.name,
             summary=(
@@ -96,9 +113,7 @@ class EpochBoundaryStall(Rule):
                 else f"iter(loader) alone took {format_duration(loader.construct_ns)};"
                 f" the sampler is a {loader.sampler or 'custom one'}.",
             ),
-            fix="Do not read the whole loader there: len(loader) counts its batches."
-            if read
-            else "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper.",
+            fix=fix,
             file=read.file if read else loader.file,
             line=read.line if read else loader.line,
         )
