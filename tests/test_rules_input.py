@@ -510,6 +510,39 @@ def test_work_of_the_loop_on_what_workers_deliver_is_told_with_what_they_could_t
     assert (idle.file, idle.line) == (tokenized.file, tokenized.line)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lines are sampled on Linux alone")
+def test_a_dataset_built_anew_for_each_epoch_is_no_work_on_its_batches(tmp_path: Path):
+    class Windows(Dataset[torch.Tensor]):
+        def __init__(self, seconds: float) -> None:
+            end = time.thread_time() + seconds
+            while time.thread_time() < end:
+                pass
+
+        def __len__(self) -> int:
+            return 80
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.full((64,), float(index))
+
+    model = nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    diagnose.attach(tmp_path / "run")
+    try:
+        for _ in range(10):
+            dataset = Windows(0.1)
+            loader = DataLoader(dataset, batch_size=8)
+            for rows in loader:
+                loss = model(rows).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    finally:
+        run = diagnose.detach()
+    assert run.input.epoch_start_gap_ns == pytest.approx(100 * MS / 10, rel=0.3)
+    assert first(run).rule == "epoch-boundary-stall"
+    assert not [finding for finding in run.findings if finding.rule == "slow-batch-building"]
+
+
 @pytest.mark.parametrize(
     ("function", "named"),
     [("get_batch", "get_batch"), ("main", "this line"), ("<module>", "this line"), ("learn", "this line")],

@@ -14,7 +14,7 @@ from diagnose.analysis.calls import call_at
 from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import whole_steps
-from diagnose.core.ledger import COLUMNS, COUNTS
+from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, SlowBatch, WorkerStats
 from diagnose.core.program import Loader
@@ -61,6 +61,7 @@ class Waits:
         wait_ns: Nanoseconds in `next(loader)` and `iter(loader)`, shape `(steps,)`.
         step_ns: Nanoseconds of each step.
         compute_ns: Nanoseconds in forward, backward and optimizer.
+        gap_ns: Nanoseconds between hooked calls, in the code of the loop itself.
         epochs: Epochs that begin in these steps.
     """
 
@@ -68,6 +69,7 @@ class Waits:
     wait_ns: Vector
     step_ns: Vector
     compute_ns: Vector
+    gap_ns: Vector
     epochs: int
 
 
@@ -221,6 +223,7 @@ def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
         wait_ns=rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].astype(float),
         step_ns=rows[:, len(COUNTS) :].sum(axis=1).astype(float),
         compute_ns=rows[:, COMPUTE].sum(axis=1).astype(float),
+        gap_ns=rows[:, len(COUNTS) + FIRST_GAP :].sum(axis=1).astype(float),
         epochs=len(within(first for _, first in starts)),
     )
 
@@ -245,6 +248,8 @@ def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
         stats,
         epoch_start_ns=_beyond(waits.wait_ns, steady) / count,
         epoch_start_compute_ns=_beyond(waits.compute_ns, steady) / count,
+        epoch_start_gap_ns=_beyond(waits.gap_ns, steady) / count,
+        steady_gap_ns=float(waits.gap_ns[steady].mean()),
         steady_wait_ns=mean_wait,
         burst_ns=float((usual_waits[far] - usual).sum()) / len(usual_waits),
         burst_share=float(far.mean()),

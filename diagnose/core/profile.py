@@ -248,7 +248,9 @@ class InputStats:
             usual wait.
         epoch_start_compute_ns: Likewise, what forward, backward and optimizer took beyond the usual in the
             steps that begin an epoch: after a fork, memory is copied when it is written first.
+        epoch_start_gap_ns: Likewise, what the code between hooked calls took beyond the usual.
         steady_wait_ns: Mean wait of a step that begins no epoch.
+        steady_gap_ns: Mean time of such a step between hooked calls, in the code of the loop itself.
         burst_ns: Part of `steady_wait_ns` above the usual wait, in steps that wait far longer than usual.
         burst_share: Part of the steps that do.
         burst_period: Steps between them, where they come regularly.
@@ -269,7 +271,9 @@ class InputStats:
     epoch_starts: int = 0
     epoch_start_ns: float | None = None
     epoch_start_compute_ns: float | None = None
+    epoch_start_gap_ns: float | None = None
     steady_wait_ns: float | None = None
+    steady_gap_ns: float | None = None
     burst_ns: float | None = None
     burst_share: float | None = None
     burst_period: int | None = None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import InputStats, Profile
 from diagnose.core.units import format_duration, format_share
+from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named
 from diagnose.rules._supply import KEEP_ITERATOR, WELL_FED, begins_anew, fed_by, main_loader
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_batch_building import SERIAL, between_epochs
 
 MIN_SHARE = 0.02
 """Of the mean step; below it nobody would notice."""
@@ -26,13 +30,23 @@ EMPTIED = (
     " and the loop waits for a first batch."
 )
 
+MADE: dict[str, Any] = {
+    "epoch_starts": 20,
+    "epoch_start_ns": 0.0,
+    "epoch_start_gap_ns": 12e6,
+    "steady_wait_ns": 1e6,
+    "steady_gap_ns": 0.5e6,
+}
+WINDOWS = replace(at("dataset = Windows(files)", 0.13, phase=Phase.DATA_WAIT), between=0.13)
+
 
 class EpochBoundaryStall(Rule):
     """
     ## What it means
     The first batch of each epoch comes much later than the others, although no workers are started for
     it: the sampler draws or sorts its order, the dataset opens its files anew, or workers that were
-    idle have to fill their queues again.
+    idle have to fill their queues again. Or the loop itself makes the epoch ready: it shuffles files, cuts
+    windows, builds a dataset anew.
 
     ## What to do
     Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
@@ -64,8 +78,14 @@ class EpochBoundaryStall(Rule):
             loader={"epochs": 501},
             stats={"epoch_starts": 500, "epoch_start_ns": 60e6, "steady_wait_ns": 0.0},
         ),
+        fed_by(data_wait_ms=15, fetch_ms=20, stats=MADE, where=(WINDOWS,)),
+        profile(data_wait_ms=15, program=SERIAL, input=InputStats(**MADE), where=(WINDOWS,)),
     )
     silent_on = (
+        fed_by(
+            data_wait_ms=15, fetch_ms=20, stats={**MADE, "epoch_start_gap_ns": 0.0}, where=(WINDOWS,)
+        ),
+        fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "steady_gap_ns": 14e6}, where=(WINDOWS,)),
         WELL_FED,
         fed_by(
             data_wait_ms=12,
@@ -77,22 +97,30 @@ class EpochBoundaryStall(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        loader = main_loader(profile)
-        return loader is not None and (loader.persistent_workers or not loader.num_workers)
+        return main_loader(profile) is not None
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         stats, loader = profile.input, main_loader(profile)
         assert loader is not None and stats.epoch_start_ns is not None
-        lost_ns = min(stats.epoch_start_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        making_ns, making = between_epochs(profile)
+        # What workers that are started take is another rule's.
+        wait_ns = 0.0 if loader.num_workers and not loader.persistent_workers else stats.epoch_start_ns
+        lost_ns = min(wait_ns + making_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
-        read = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)
-        per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
+        seen = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)
+        why = f"iter(loader) alone took {format_duration(loader.construct_ns)};"
+        why += f" the sampler is a {loader.sampler or 'custom one'}."
         fix = "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper."
-        if read:
+        if seen:
+            why = f"Most of it passes in {named(seen)}, which reads the loader without training on it."
             fix = "Do not read the whole loader there: len(loader) counts its batches."
+        elif making_ns > wait_ns:
+            seen = making[0]
+            why = f"Most of it passes in the loop itself, before the loader is asked: {named(seen)}."
+            fix = "Do what is the same for each epoch once before the first, and what is not in workers."
         elif loader.num_workers and begins_anew(profile, loader):
             fix = f"{KEEP_ITERATOR}. {EMPTIED}"
         return Finding(
@@ -107,13 +135,11 @@ class EpochBoundaryStall(Rule):
             assumption="an epoch begins as fast as it goes on",
             evidence=(
                 f"{stats.epoch_starts} epochs began; each made the loop wait"
-                f" {format_duration(per_epoch)} longer than usual.",
-                f"Most of it passes in {named(read)}, which reads the loader without training on it."
-                if read
-                else f"iter(loader) alone took {format_duration(loader.construct_ns)};"
-                f" the sampler is a {loader.sampler or 'custom one'}.",
+                f" {format_duration(lost_ns * profile.steps.measured / stats.epoch_starts)} longer than"
+                " usual.",
+                why,
             ),
             fix=fix,
-            file=read.file if read else loader.file,
-            line=read.line if read else loader.line,
+            file=seen.file if seen else loader.file,
+            line=seen.line if seen else loader.line,
         )

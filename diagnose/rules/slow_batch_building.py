@@ -125,13 +125,7 @@ class SlowBatchBuilding(Rule):
         """See `Rule.check`."""
         loaders = profile.program.loaders
         is_fed, has_workers = bool(loaders), all(loader.num_workers for loader in loaders)
-        lines = [
-            line
-            for line in profile.where
-            if line.phase is Phase.DATA_WAIT
-            and not (line.in_worker or is_rollout(line) or (is_fed and _takes_batch(line)))
-            and "wait" not in line.idiom
-        ]
+        lines = [line for line in _making(profile) if not (is_fed and _takes_batch(line))]
         if not has_workers:  # the dataset's lines run on the training thread too
             lines = sorted(
                 (_own_part(line) for line in lines if line.between), key=lambda line: -line.share
@@ -141,6 +135,7 @@ class SlowBatchBuilding(Rule):
         wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
         if is_fed:
             wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
+            wait_ns -= between_epochs(profile)[0]
         share = wait_ns / profile.step_time_ns
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
@@ -189,6 +184,33 @@ class SlowBatchBuilding(Rule):
             file=lines[0].file,
             line=lines[0].line,
         )
+
+
+def _making(profile: Profile) -> list[SourceLine]:
+    """Returns the lines that serve to make batches and neither wait nor step an environment."""
+    return [
+        line
+        for line in profile.where
+        if line.phase is Phase.DATA_WAIT
+        and not (line.in_worker or is_rollout(line))
+        and "wait" not in line.idiom
+    ]
+
+
+def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
+    """Returns how long the loop itself makes an epoch ready, per step and at least, and in which lines.
+
+    A usual step spends its time between hooked calls on something else, or on its batch: what these lines
+    take beyond all of that passes in the steps that begin an epoch, which are so much longer there.
+    """
+    stats = profile.input
+    lines = tuple(_own_part(line) for line in _making(profile) if line.between and not _takes_batch(line))
+    if stats.epoch_start_gap_ns is None or stats.steady_gap_ns is None or not profile.program.loaders:
+        return 0.0, ()
+    if sum(line.num_samples for line in lines) < MIN_SAMPLES:
+        return 0.0, ()
+    seen_ns = sum(line.share for line in lines) * profile.step_time_ns
+    return max(0.0, min(stats.epoch_start_gap_ns, seen_ns - stats.steady_gap_ns)), lines
 
 
 def _own_part(line: SourceLine) -> SourceLine:
