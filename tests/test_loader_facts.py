@@ -200,6 +200,37 @@ def test_a_loader_of_which_a_batch_was_looked_at_feeds_no_step(tmp_path, num_wor
     assert profile.input.loaders_per_step == 1
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_of_a_loader_with_workers_and_one_without_the_slower_one_is_told_of(tmp_path: Path, forgotten: bool):
+    """Each with what the loop waits for it."""
+
+    class Rows(Dataset[Any]):
+        def __init__(self, wait_s: float) -> None:
+            self.wait_s = wait_s
+
+        def __len__(self) -> int:
+            return 120
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(self.wait_s)
+            return torch.zeros(4)
+
+    diagnose.attach(tmp_path / "run", warmup=0)
+    first = DataLoader(Rows(0 if forgotten else 0.01), batch_size=2, num_workers=1, persistent_workers=True)
+    second = DataLoader(Rows(0.005 if forgotten else 0.0001), batch_size=2)
+    train([rows] for rows, _ in zip(first, second, strict=True))
+    profile = diagnose.detach()
+    lines = [line_of("second = DataLoader("), line_of("first = DataLoader(")]
+    assert [loader.line for loader in profile.program.loaders] == (lines if forgotten else lines[::-1])
+    assert (profile.input.loaders_per_step, profile.input.batches_per_step) == (2, 2)
+    assert 0.7 < profile.input.main_wait_share < 1
+    serial = [finding for finding in profile.findings if finding.rule == "serial-loading"]
+    assert [finding.line for finding in serial] == (lines[:1] if forgotten else [])
+    if not forgotten:
+        assert profile.input.workers is not None and profile.input.workers.ready_batches is not None
+
+
 def test_a_loader_that_only_evaluates_is_not_listed(tmp_path):
     diagnose.attach(tmp_path / "run")
     train(DataLoader(ROWS, batch_size=4))

@@ -106,6 +106,9 @@ def _order(log: RankLog) -> list[int]:
     for number, report in _reports(log):
         busy = report["fetch_ns"] + report["collate_ns"]
         busy_ns[number] += busy / max(1, facts[number]["num_workers"])
+    for number, (_, wait_ns) in enumerate(_waits_by_loader(log) or ()):
+        if number < len(facts) and not facts[number].get("num_workers"):
+            busy_ns[number] = float(wait_ns)  # it makes its batches while it is waited for
     return sorted(range(len(facts)), key=lambda index: (-steps[index], -busy_ns[index]))
 
 
@@ -134,7 +137,8 @@ def input_stats(log: RankLog, warmup: int) -> InputStats:
         collate_ns=collate_ns,
         collate_cpu_share=_collate_cpu_share(log),
         workers=workers,
-        loaders_per_step=_loaders_per_step(log),
+        loaders_per_step=max(1, len(_together(log))),
+        main_wait_share=_main_wait_share(log),
         batches_per_step=batches_per_step or None,
         early_read_bytes=early_read,
         late_read_bytes=late_read,
@@ -185,24 +189,48 @@ def _begins_anew(log: RankLog) -> bool:
     return longer and epochs > LEFT * (asks - epochs) > 0
 
 
-def _loaders_per_step(log: RankLog) -> int:
-    """Returns how many loaders feed each step together: such begin in the same step, and go as far.
+def _together(log: RankLog) -> list[int]:
+    """Returns the numbers of the loaders that feed each step together, the main one first: such begin in
+    the same step, and go as far.
 
-    One of which the script has only looked at a batch before it trained has made fewer.
+    One of which the script has only looked at a batch before it trained has made fewer, and was asked less.
     """
-    facts, order = _facts(log), _order(log)
+    facts, order, waits = _facts(log), _order(log), _waits_by_loader(log)
     made = [0] * len(facts)
     for number, report in _reports(log):
         made[number] += report["batches"]
-    together = 0
-    for number in order:
+    found = order[:1]
+    for number in order[1:]:
         fact, main = facts[number], facts[order[0]]
-        alike = all(fact[key] == main[key] for key in ("steps", "begun_at"))
-        has_made = bool(fact.get("num_workers")) >= bool(main.get("num_workers")) and (
-            HALF * made[number] >= made[order[0]]
-        )
-        together += alike and has_made
-    return max(1, together)
+        by_workers, like_main = bool(fact.get("num_workers")), bool(main.get("num_workers"))
+        if by_workers and like_main:
+            as_often = HALF * made[number] >= made[order[0]]
+        elif waits is not None:
+            as_often = HALF * waits[number][0] >= waits[order[0]][0]
+        else:
+            as_often = by_workers >= like_main
+        if as_often and all(fact[key] == main[key] for key in ("steps", "begun_at")):
+            found.append(number)
+    return found
+
+
+def _waits_by_loader(log: RankLog) -> list[tuple[int, int]] | None:
+    """Returns batches asked of each loader and nanoseconds waited for them, while there are several; `None`
+    where there is one, or nobody looked."""
+    waits = log.meta.get("facts", {}).get("waits")
+    return None if waits is None else [(asked, wait_ns) for asked, wait_ns in waits]
+
+
+def _main_wait_share(log: RankLog) -> float:
+    """Returns the part of the waits that is for loaders with workers, if the main one has any, or else for
+    those without; 1 where that is not known."""
+    waits, together, facts = _waits_by_loader(log), _together(log), _facts(log)
+    if waits is None or len(together) < 2:
+        return 1.0
+    total_ns = sum(waits[number][1] for number in together)
+    by_workers = bool(facts[together[0]].get("num_workers"))
+    like_main = [number for number in together if bool(facts[number].get("num_workers")) is by_workers]
+    return sum(waits[number][1] for number in like_main) / total_ns if total_ns else 1.0
 
 
 def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
@@ -303,7 +331,8 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
     batches = max(1.0, total("batches"))
     busy_ns = total("fetch_ns") + total("collate_ns")
     counters = log.meta.get("counters", {})
-    asked = counters.get("asked", 0) if _loaders_per_step(log) == 1 else 0  # of all loaders together
+    with_workers = [number for number in _together(log) if _facts(log)[number].get("num_workers")]
+    asked = counters.get("asked", 0) if len(with_workers) < 2 else 0  # of all loaders together
     repeated, varied = sightings(reports)
     delays = [report.get("delay_ns") for report in reports]
     return WorkerStats(

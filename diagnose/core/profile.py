@@ -243,6 +243,8 @@ class InputStats:
         workers: The worker processes of the loader that fed most steps, if there were any.
         batches_per_step: Training batches asked of loaders per step.
         loaders_per_step: Loaders that feed each step together: `zip(labelled, unlabelled)`.
+        main_wait_share: Part of the waits for batches, 0 to 1, that is for those of them that have workers
+            as the first has, or none as it; 1 where all are alike, or nobody looked.
         epoch_starts: Epochs that began within the measured steps.
         epoch_start_ns: Time per step (of all steps) that waits at the beginning of an epoch took beyond the
             usual wait.
@@ -267,6 +269,7 @@ class InputStats:
     collate_cpu_share: float | None = None
     workers: WorkerStats | None = None
     loaders_per_step: int = 1
+    main_wait_share: float = 1.0
     batches_per_step: float | None = None
     epoch_starts: int = 0
     epoch_start_ns: float | None = None

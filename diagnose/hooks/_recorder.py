@@ -125,7 +125,7 @@ class Recorder:
             the steps that are looked at.
         stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
             autograd's: those of a GPU's tensors do, in a hook of a parameter.
-        fed: Iterators that the loop began for training.
+        fed: Iterators that the loop began for training, each with the number of its loader among the facts.
         epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
@@ -232,7 +232,7 @@ class Recorder:
         self.samples = 0
         self.tokens = 0
         self.epochs_ended = 0
-        self.fed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.fed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.backward_passes = 0
         self.evaluated = False
         self.evaluating = False

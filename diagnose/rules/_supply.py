@@ -194,19 +194,20 @@ def supply_of(profile: Profile) -> Supply | None:
         return None
     batches = (stats.batches_per_step or 1.0) / stats.loaders_per_step
     making = workers.fetch_ns + workers.collate_ns
-    compute_ns = computing_ns(profile)
+    wait_ns = stats.steady_wait_ns * stats.main_wait_share
+    compute_ns = computing_ns(profile) + stats.steady_wait_ns - wait_ns  # other loaders are waited for, too
     return Supply(
         loader=loader,
         workers=workers,
         step_ns=profile.step_time_ns,
-        wait_ns=stats.steady_wait_ns,
+        wait_ns=wait_ns,
         compute_ns=compute_ns,
         batches=batches,
         busy_ns=(making + workers.send_ns) * batches,
         delay_share=workers.delay_share or 0.0,
         worker_cpu_ns=(making * workers.cpu_share + workers.send_ns) * batches,
         delayed_ns=making * (workers.delay_share or 0.0) * batches,
-        own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + stats.steady_wait_ns),
+        own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + wait_ns),
         cpus=profile.own_cpus,
     )
 

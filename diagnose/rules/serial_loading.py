@@ -120,12 +120,13 @@ class SerialLoading(Rule):
         loader, wait_ns = main_loader(profile), profile.input.steady_wait_ns
         step_ns = profile.step_time_ns
         assert loader is not None and wait_ns is not None
-        wait_ns = min(wait_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        other_ns = (1 - profile.input.main_wait_share) * wait_ns  # for loaders that have workers
+        wait_ns = min(wait_ns - other_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         handover_ns = HANDOVER_NS * (profile.input.batches_per_step or 1.0)
         loading_ns = wait_ns - handover_ns
         if loading_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:
             return None
-        compute_ns = computing_ns(profile)
+        compute_ns = computing_ns(profile) + other_ns
         training_ns = compute_ns + wait_ns
         workers = _workers_for(profile, wait_ns, compute_ns)
         host, cpus = profile.host, profile.own_cpus
