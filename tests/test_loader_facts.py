@@ -202,7 +202,9 @@ def test_a_loader_of_which_a_batch_was_looked_at_feeds_no_step(tmp_path, num_wor
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
 @pytest.mark.parametrize("forgotten", [True, False])
-def test_of_a_loader_with_workers_and_one_without_the_slower_one_is_told_of(tmp_path: Path, forgotten: bool):
+def test_of_a_loader_with_workers_and_one_without_the_slower_one_is_told_of(
+    tmp_path: Path, forgotten: bool
+):
     """Each with what the loop waits for it."""
 
     class Rows(Dataset[Any]):

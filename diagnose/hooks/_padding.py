@@ -143,7 +143,7 @@ def _fill_up(rows: torch.Tensor, lengths: torch.Tensor) -> bool:
         return False
     filled = (lengths < rows.shape[1]).nonzero().flatten()
     before = rows[filled, lengths[filled] - 1] == value
-    return float(before.flatten(1).all(1).float().mean()) <= MIN_PADDED_ROWS
+    return float(before.reshape(len(filled), -1).all(1).float().mean()) <= MIN_PADDED_ROWS
 
 
 def _lengths(batch: Any, shape: torch.Size, depth: int = MAX_DEPTH) -> Iterator[torch.Tensor]:

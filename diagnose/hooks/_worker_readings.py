@@ -151,8 +151,8 @@ class Sightings:
 
 
 def checksum(sample: Any, depth: int = MAX_DEPTH) -> int | None:
-    """Returns a checksum of the tensors, arrays, images, texts and numbers in a sample, in the attributes of
-    objects too; `None` if it holds anything else."""
+    """Returns a checksum of the tensors, arrays, images, texts and numbers in a sample, or in attributes of
+    objects in it; `None` if it holds anything else."""
     if isinstance(sample, (str, int, float, bool, type(None))):
         return zlib.crc32(repr(sample).encode())
     if isinstance(sample, bytes):
@@ -178,7 +178,7 @@ def checksum(sample: Any, depth: int = MAX_DEPTH) -> int | None:
 
 
 def _attributes(part: Any) -> list[Any]:
-    """Returns what an object keeps under names; nothing of one that keeps anything besides, as types written
+    """Returns what an object keeps under names; nothing of one that keeps more than that, as types written
     in C do: those are larger than their attributes are. Runs no code of the object's."""
     kind = type(part)
     slots = [name for each in kind.__mro__ for name in _slots(each)]

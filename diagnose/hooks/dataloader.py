@@ -96,6 +96,8 @@ class DataLoaderHook(Hook):
             nonlocal asked_ns, loaded, plain
             collating.end()
             index = recorder.fed.get(args[0]) if asked_ns and "waits" in recorder.facts else None
+            if getattr(args[0], "_num_yielded", 0) == 1:  # an epoch begins, and maybe its workers
+                index = None
             if index is not None:
                 waits = recorder.facts["waits"][index]
                 waits[0] += 1

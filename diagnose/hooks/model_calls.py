@@ -106,7 +106,7 @@ class _Look:
         return first is not None and id(first) not in self._trained
 
     def _given(self, call: Call, tensor: torch.Tensor, given: Any) -> bool:
-        """Notes what a call was given; returns whether the model was trained on its first tensor just now."""
+        """Notes what a call was given; returns whether the same model was just trained on that tensor."""
         before = [other for other in self._calls if other is not call]
         repeated = call.training and any(
             other.has_grad

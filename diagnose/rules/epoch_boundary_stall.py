@@ -82,9 +82,7 @@ class EpochBoundaryStall(Rule):
         profile(data_wait_ms=15, program=SERIAL, input=InputStats(**MADE), where=(WINDOWS,)),
     )
     silent_on = (
-        fed_by(
-            data_wait_ms=15, fetch_ms=20, stats={**MADE, "epoch_start_gap_ns": 0.0}, where=(WINDOWS,)
-        ),
+        fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "epoch_start_gap_ns": 0.0}, where=(WINDOWS,)),
         fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "steady_gap_ns": 14e6}, where=(WINDOWS,)),
         WELL_FED,
         fed_by(
@@ -118,7 +116,7 @@ class EpochBoundaryStall(Rule):
             why = f"Most of it passes in {named(seen)}, which reads the loader without training on it."
             fix = "Do not read the whole loader there: len(loader) counts its batches."
         elif making_ns > wait_ns:
-            seen = making[0]
+            seen = max(making, key=lambda line: line.share)
             why = f"Most of it passes in the loop itself, before the loader is asked: {named(seen)}."
             fix = "Do what is the same for each epoch once before the first, and what is not in workers."
         elif loader.num_workers and begins_anew(profile, loader):

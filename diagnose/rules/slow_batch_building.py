@@ -134,8 +134,8 @@ class SlowBatchBuilding(Rule):
         wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
         wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
         if is_fed:
-            wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
-            wait_ns -= between_epochs(profile)[0]
+            wait_ns -= _fed_ns(profile) + between_epochs(profile)[0]
+            wait_ns = min(wait_ns, seen * profile.step_time_ns)
         share = wait_ns / profile.step_time_ns
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
@@ -204,7 +204,7 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
     take beyond all of that passes in the steps that begin an epoch, which are so much longer there.
     """
     stats = profile.input
-    lines = tuple(_own_part(line) for line in _making(profile) if line.between and not _takes_batch(line))
+    lines = tuple(_own_part(line) for line in _making(profile) if line.between)
     if stats.epoch_start_gap_ns is None or stats.steady_gap_ns is None or not profile.program.loaders:
         return 0.0, ()
     if sum(line.num_samples for line in lines) < MIN_SAMPLES:

@@ -39,8 +39,11 @@ MOST = 1.2
 """Python that runs between two steps also empties the caches that they use."""
 
 WAITING = 0.5
-"""A function that is on a CPU, or wants one, for less than this part of its time waits for storage or a
+"""A function that is on a CPU for less than this part of the time that it wants none waits for storage or a
 network: to work on whole batches makes it no faster."""
+
+SOME = 0.01
+"""Of the time, to divide by: who has no CPU for nearly all of it may compute or not."""
 
 NO_WORKER = Program(loaders=(Loader(num_workers=0, collate="pad", file="/home/me/train.py", line=31),))
 OF_TORCH = Program(loaders=(Loader(num_workers=0, collate=TORCHS_OWN, file="/home/me/train.py", line=31),))
@@ -111,7 +114,7 @@ class SlowCollate(Rule):
             lost_ns = crowded or supply.won_ns(busy_ns=supply.busy_ns - collate_ns * supply.batches)
             who = "a worker"
             # Were all of the workers' CPU time spent in it, this part of it would compute.
-            on_cpu = supply.workers.cpu_share + supply.delay_share
+            on_cpu = supply.workers.cpu_share / max(SOME, 1 - supply.delay_share)
             computing = on_cpu * (fetch_ns + collate_ns) / max(1.0, collate_ns)
         elif stats.fetch_ns is not None and stats.collate_ns is not None:
             fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
@@ -120,8 +123,9 @@ class SlowCollate(Rule):
                 profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0),
             )
             who = "the training thread"
-            if stats.collate_cpu_share is not None:
-                computing = stats.collate_cpu_share + (profile.host.runnable_share or 0.0)
+            if stats.collate_cpu_share is not None and collate_ns >= MIN_COLLATE_NS:  # else it is chance
+                wanting = profile.host.runnable_share or 0.0
+                computing = stats.collate_cpu_share / max(SOME, 1 - wanting)
         else:
             return None
         if computing is not None and computing < WAITING:

@@ -128,9 +128,7 @@ class WorkerStartup(Rule):
                 *_slower(slower_ns / per_step if slower_ns > MIN_SHARE * total_ns else 0.0),
             ),
             fix=fix,
-            code=""
-            if alone
-            else with_loader_arguments(profile, loader, persistent_workers=True),
+            code="" if alone else with_loader_arguments(profile, loader, persistent_workers=True),
             file=loader.file,
             line=loader.line,
             actions=() if alone else applicable(self.actions, loader),
