@@ -200,6 +200,39 @@ def test_a_loader_of_which_a_batch_was_looked_at_feeds_no_step(tmp_path, num_wor
     assert profile.input.loaders_per_step == 1
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_of_a_loader_with_workers_and_one_without_the_slower_one_is_told_of(
+    tmp_path: Path, forgotten: bool
+):
+    """Each with what the loop waits for it."""
+
+    class Rows(Dataset[Any]):
+        def __init__(self, wait_s: float) -> None:
+            self.wait_s = wait_s
+
+        def __len__(self) -> int:
+            return 120
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(self.wait_s)
+            return torch.zeros(4)
+
+    diagnose.attach(tmp_path / "run", warmup=0)
+    first = DataLoader(Rows(0 if forgotten else 0.01), batch_size=2, num_workers=1, persistent_workers=True)
+    second = DataLoader(Rows(0.005 if forgotten else 0.0001), batch_size=2)
+    train([rows] for rows, _ in zip(first, second, strict=True))
+    profile = diagnose.detach()
+    lines = [line_of("second = DataLoader("), line_of("first = DataLoader(")]
+    assert [loader.line for loader in profile.program.loaders] == (lines if forgotten else lines[::-1])
+    assert (profile.input.loaders_per_step, profile.input.batches_per_step) == (2, 2)
+    assert 0.7 < profile.input.main_wait_share < 1
+    serial = [finding for finding in profile.findings if finding.rule == "serial-loading"]
+    assert [finding.line for finding in serial] == (lines[:1] if forgotten else [])
+    if not forgotten:
+        assert profile.input.workers is not None and profile.input.workers.ready_batches is not None
+
+
 def test_a_loader_that_only_evaluates_is_not_listed(tmp_path):
     diagnose.attach(tmp_path / "run")
     train(DataLoader(ROWS, batch_size=4))
@@ -243,6 +276,38 @@ def test_the_steps_that_begin_an_epoch_are_known(tmp_path, broken_off):
     profile = diagnose.detach()
     assert profile.input.epoch_starts == 3
     assert profile.input.batches_per_step == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_begun_for_each_batch_is_a_wait_for_workers_and_none_for_a_loader_without(
+    tmp_path: Path, num_workers: int
+):
+    class Slow(Dataset[Any]):
+        def __len__(self) -> int:
+            return 80
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.001)
+            return (torch.zeros(4),)
+
+    diagnose.attach(tmp_path / "run", warmup=0)
+    loader = DataLoader(Slow(), batch_size=8, num_workers=num_workers, persistent_workers=num_workers > 0)
+    train(loader, epochs=40, steps=0)
+    found = diagnose.detach().input
+    assert found.batches_per_step == 1
+    assert found.epoch_start_ns is not None and found.steady_wait_ns is not None
+    if num_workers:
+        assert found.epoch_start_ns > 8 * MS and found.steady_wait_ns == 0
+    else:
+        assert found.steady_wait_ns > 8 * MS and found.epoch_start_ns == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers report on Linux alone")
+def test_epochs_of_one_batch_are_steps_like_others(tmp_path: Path):
+    diagnose.attach(tmp_path / "run", warmup=0)
+    train(DataLoader(ROWS, batch_size=48, num_workers=1, persistent_workers=True), epochs=20)
+    found = diagnose.detach().input
+    assert (found.epoch_start_ns, found.batches_per_step) == (0, 1)
 
 
 def test_making_an_iterator_is_time_spent_waiting_for_data():

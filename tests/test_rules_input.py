@@ -103,6 +103,27 @@ def test_workers_are_asked_for_only_where_there_are_cpus_for_them(cpus: int, cpu
     assert first(diagnosed(run)).rule == name
 
 
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("cpus", "name"), [(16, "too-few-workers"), (2, "slow-transform")])
+def test_workers_that_finish_together_leave_batches_waiting_and_are_behind_all_the_same(
+    num_workers: int, cpus: int, name: str
+):
+    """The loop waits for all of them, and meets what the others made in the steps after."""
+
+    def run(ready: float) -> Profile:
+        return fed_by(
+            data_wait_ms=50,
+            fetch_ms=96 * num_workers,
+            num_workers=num_workers,
+            cpus=cpus,
+            workers={"ready_batches": ready},
+        )
+
+    assert first(diagnosed(run((num_workers - 1) / 2))).rule == name
+    full = diagnosed(run(1.4 * num_workers))  # of the two for each that are prepared ahead
+    assert not {finding.rule for finding in full.findings} & set(INPUT)
+
+
 def test_a_loop_whose_queue_is_full_is_not_starved():
     run = fed_by(data_wait_ms=50, fetch_ms=190, workers={"ready_batches": 3.0})
     assert not {finding.rule for finding in diagnosed(run).findings} & set(INPUT)
@@ -276,6 +297,20 @@ def test_an_iterator_begun_in_each_step_is_to_be_kept_before_workers_can_help(
     assert bool(found.code or found.actions or found.won_ns) is not kept
 
 
+def test_an_iterator_begun_in_each_step_throws_away_what_kept_workers_have_made():
+    def found(persistent: bool, epochs: int) -> Finding:
+        stats = {"epoch_starts": 500, "epoch_start_ns": 60 * MS, "steady_wait_ns": 0.0}
+        loader = {"persistent_workers": persistent, "epochs": epochs, "dataset_length": 640}
+        return first(diagnosed(fed_by(data_wait_ms=60, fetch_ms=20, stats=stats, loader=loader)))
+
+    kept, started = found(True, 501), found(False, 501)
+    assert (kept.rule, started.rule) == ("epoch-boundary-stall", "worker-startup")
+    for each in (kept, started):
+        assert each.fix.startswith("Keep the iterator") and not each.code and not each.actions
+    assert found(True, 25).fix.startswith("Make epochs longer")
+    assert found(False, 25).code.endswith("persistent_workers=True)")
+
+
 def test_of_a_loader_made_anew_each_epoch_it_is_said_that_it_should_be_made_once():
     def found(**loader: Any) -> Finding:
         stats = {"epoch_starts": 20, "epoch_start_ns": 10 * MS, "steady_wait_ns": 2 * MS}
@@ -338,6 +373,13 @@ class Rows(Dataset[Any]):
 
 
 def slow_collate(rows: list[torch.Tensor]) -> torch.Tensor:
+    end = time.thread_time() + 0.03
+    while time.thread_time() < end:
+        pass
+    return torch.stack(rows)
+
+
+def waiting_collate(rows: list[torch.Tensor]) -> torch.Tensor:
     time.sleep(0.03)
     return torch.stack(rows)
 
@@ -406,7 +448,16 @@ def test_a_slow_collate_function_without_workers_is_named(tmp_path):
     assert "slow_collate" in first(run).fix
     if sys.platform == "linux":  # lines are sampled
         begins = inspect.getsourcelines(slow_collate)[1]
-        assert (first(run).file, first(run).line) == (__file__, begins + 1)
+        assert first(run).file == __file__
+        assert begins < first(run).line < begins + 4, "in its loop"
+
+
+def test_a_collate_function_that_waits_has_the_fault_of_a_dataset_that_does(tmp_path):
+    """To make it work on whole batches would win nothing."""
+    loader = DataLoader(Rows(160, 0.5), batch_size=4, collate_fn=waiting_collate)
+    found, run = names(tmp_path / "run", loader)
+    assert found == ["serial-loading"]
+    assert run.input.collate_cpu_share is not None and run.input.collate_cpu_share < 0.2
 
 
 def test_of_a_collate_function_whose_lines_were_not_seen_the_first_is_to_blame():
@@ -433,6 +484,12 @@ class TestWorkers:
         loader = DataLoader(Rows(160, 0.5), batch_size=4, num_workers=1, collate_fn=slow_collate)
         assert names(tmp_path / "run", loader)[0] == ["slow-collate"]
 
+    def test_a_collate_function_of_a_worker_that_waits_is_not_to_be_rewritten(self, tmp_path):
+        loader = DataLoader(Rows(160, 0.5), batch_size=4, num_workers=1, collate_fn=waiting_collate)
+        found, run = names(tmp_path / "run", loader)
+        assert run.host.cpus is not None
+        assert found == ["too-few-workers" if run.host.cpus > 1 else "slow-storage"]
+
     def test_starting_workers_for_each_short_epoch_is_named(self, tmp_path):
         loader = DataLoader(Rows(24, 0.5), batch_size=4, num_workers=1)
         assert names(tmp_path / "run", loader, epochs=8)[0][:1] == ["worker-startup"]
@@ -451,6 +508,39 @@ def test_work_of_the_loop_on_what_workers_deliver_is_told_with_what_they_could_t
     assert idle.lost_ns_per_step == pytest.approx(30 * MS)
     assert idle.low_ns > 15 * MS and busy.low_ns == 0
     assert (idle.file, idle.line) == (tokenized.file, tokenized.line)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lines are sampled on Linux alone")
+def test_a_dataset_built_anew_for_each_epoch_is_no_work_on_its_batches(tmp_path: Path):
+    class Windows(Dataset[torch.Tensor]):
+        def __init__(self, seconds: float) -> None:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                pass
+
+        def __len__(self) -> int:
+            return 80
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.full((64,), float(index))
+
+    model = nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    diagnose.attach(tmp_path / "run")
+    try:
+        for _ in range(10):
+            dataset = Windows(0.1)
+            loader = DataLoader(dataset, batch_size=8)
+            for rows in loader:
+                loss = model(rows).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    finally:
+        run = diagnose.detach()
+    assert run.input.epoch_start_gap_ns is not None and run.input.epoch_start_gap_ns > 8 * MS
+    assert first(run).rule == "epoch-boundary-stall"
+    assert not [finding for finding in run.findings if finding.rule == "slow-batch-building"]
 
 
 @pytest.mark.parametrize(

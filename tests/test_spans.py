@@ -54,16 +54,21 @@ def test_of_very_many_epochs_the_first_beginnings_stand_for_all():
     assert late.epoch_starts == 0, "where none is known none is told"
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_epochs_of_one_batch_wait_for_their_workers_to_start(persistent):
+@pytest.mark.parametrize(
+    ("persistent", "asks", "waits_ns"),
+    [(False, 3, (5e7, 0.0)), (True, 3, (0.0, 5e7)), (True, 2, (5e7, 0.0))],
+)
+def test_epochs_of_one_batch_wait_for_their_workers_to_start(persistent, asks, waits_ns):
+    """Each asks for its iterator, its batch, and in vain for another, unless it is left before."""
     log = short_epochs()
     log.steps[:, COLUMNS.index(Phase.DATA_WAIT.value)] = 50_000_000
     (loader,) = log.meta["facts"]["loaders"]
     starts = [[step, step, 1] for step in range(len(log.steps))]
     loader.update(num_workers=4, persistent_workers=persistent, epochs=len(starts), starts=starts)
+    log.meta["counters"]["batches"] = asks * len(starts)
     stats = input_stats(log, 0)
     assert stats.epoch_starts == len(starts)
-    assert (stats.epoch_start_ns, stats.steady_wait_ns) == ((0.0, 5e7) if persistent else (5e7, 0.0))
+    assert (stats.epoch_start_ns, stats.steady_wait_ns) == waits_ns
 
 
 def test_they_are_found_where_steps_are_left_out():

@@ -10,8 +10,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +26,7 @@ import diagnose
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, WorkerStats
 from diagnose.hooks import _worker_reports
-from diagnose.hooks._worker_readings import MAX_PIECES, bytes_of, pieces_of
+from diagnose.hooks._worker_readings import MAX_PIECES, bytes_of, checksum, pieces_of
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
 from tests.fakes import measured
@@ -338,6 +341,68 @@ def test_samples_that_come_out_the_same_each_epoch_are_told_from_random_ones(tmp
         train(loader, 0.1 if persistent else 0.0)  # a persistent worker's last half second is not sent
     workers = workers_of(diagnose.detach())
     assert (workers.repeated, workers.varied) == ((0, 4) if random else (4, 0))
+
+
+class Picture:
+    """Like an image of Pillow's: its pixels are behind an attribute that nobody can look into."""
+
+    mode, size = "L", (2, 2)
+
+    def __init__(self, pixels: bytes) -> None:
+        self.pixels, self.im = pixels, object()
+
+    def tobytes(self) -> bytes:
+        return self.pixels
+
+
+class Node:
+    """Holds private attributes in slots, one of which may be missing."""
+
+    __slots__ = ("__rows", "missing", "owner")
+
+    def __init__(self, rows: torch.Tensor, owner: type = Picture) -> None:
+        self.__rows, self.owner = rows, owner
+
+
+class Store(dict[str, Any]):
+    """Like the storage of a graph, which points back to it."""
+
+
+@dataclass
+class Graph:
+    store: Store
+    path: Path = Path("a.txt")
+    kind: Any = float
+    log: Any = print
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: Graph(Store(x=torch.full((3,), value), name="a")),
+        lambda value: {"graph": (SimpleNamespace(x=value), 1)},
+        lambda value: (Picture(bytes([int(value)])), None),
+        lambda value: [Node(torch.tensor(value)), Path("a")],
+        lambda value: Path(f"{value}.png"),
+    ],
+)
+def test_a_sample_that_is_an_object_is_what_it_holds(make: Callable[[float], Any]):
+    assert checksum(make(1.0)) == checksum(make(1.0)) is not None
+    assert checksum(make(1.0)) != checksum(make(2.0))
+
+
+class Tagged(set[int]):
+    """Keeps members beside its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__([1])
+        self.tag = "a"
+
+
+@pytest.mark.parametrize("opaque", [object(), Tagged(), Random(1), SimpleNamespace(), torch.float32])
+def test_of_what_cannot_be_seen_whole_nobody_says_that_it_came_again(opaque: Any):
+    assert checksum(opaque) is None
+    assert checksum((torch.zeros(2), SimpleNamespace(x=opaque))) is None
 
 
 class Notes(Dataset[Any]):

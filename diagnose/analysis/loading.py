@@ -14,7 +14,7 @@ from diagnose.analysis.calls import call_at
 from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import whole_steps
-from diagnose.core.ledger import COLUMNS, COUNTS
+from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, SlowBatch, WorkerStats
 from diagnose.core.program import Loader
@@ -31,6 +31,9 @@ HALF = 2
 
 ROUNDING = 0.05
 """A run that is killed has asked for a few batches more than it has finished steps for."""
+
+LEFT = 0.75
+"""Beginnings of epochs for each batch that is asked for, from which on the loop takes one and leaves."""
 
 TAIL = 2.0
 """A batch that takes so many times the median is a slow one."""
@@ -58,6 +61,7 @@ class Waits:
         wait_ns: Nanoseconds in `next(loader)` and `iter(loader)`, shape `(steps,)`.
         step_ns: Nanoseconds of each step.
         compute_ns: Nanoseconds in forward, backward and optimizer.
+        gap_ns: Nanoseconds between hooked calls, in the code of the loop itself.
         epochs: Epochs that begin in these steps.
     """
 
@@ -65,6 +69,7 @@ class Waits:
     wait_ns: Vector
     step_ns: Vector
     compute_ns: Vector
+    gap_ns: Vector
     epochs: int
 
 
@@ -101,6 +106,9 @@ def _order(log: RankLog) -> list[int]:
     for number, report in _reports(log):
         busy = report["fetch_ns"] + report["collate_ns"]
         busy_ns[number] += busy / max(1, facts[number]["num_workers"])
+    for number, (_, wait_ns) in enumerate(_waits_by_loader(log) or ()):
+        if number < len(facts) and not facts[number].get("num_workers"):
+            busy_ns[number] = float(wait_ns)  # it makes its batches while it is waited for
     return sorted(range(len(facts)), key=lambda index: (-steps[index], -busy_ns[index]))
 
 
@@ -132,8 +140,10 @@ def input_stats(log: RankLog, warmup: int, waiting_ns: Vector | None = None) -> 
     stats = InputStats(
         fetch_ns=fetch_ns,
         collate_ns=collate_ns,
+        collate_cpu_share=_collate_cpu_share(log),
         workers=workers,
-        loaders_per_step=_loaders_per_step(log),
+        loaders_per_step=max(1, len(_together(log))),
+        main_wait_share=_main_wait_share(log),
         batches_per_step=batches_per_step or None,
         early_read_bytes=early_read,
         late_read_bytes=late_read,
@@ -143,7 +153,11 @@ def input_stats(log: RankLog, warmup: int, waiting_ns: Vector | None = None) -> 
     if not len(rows) or not batches_per_step:
         return stats
     epochs = round(waits.epochs * len(rows) / len(waits.wait_ns))
-    anew = any(fact.get("num_workers") and not fact.get("persistent_workers") for fact in _facts(log))
+    begins_anew = _begins_anew(log)
+    anew = any(
+        fact.get("num_workers") and (begins_anew or not fact.get("persistent_workers"))
+        for fact in _facts(log)
+    )
     stats = replace(_with_waits(stats, waits, anew=anew), epoch_starts=epochs)
     return _with_drawing(stats, log, epochs / len(rows))
 
@@ -183,28 +197,67 @@ def _batches_per_step(log: RankLog) -> float:
     epochs = sum(fact["epochs"] for fact in _facts(log))
     steps = max(1, whole_steps(log))
     most = asks / steps
-    whole = ceil((asks - 2 * epochs) / steps - ROUNDING)
+    beside = epochs if _begins_anew(log) else 2 * epochs
+    whole = ceil((asks - beside) / steps - ROUNDING)
     return float(whole) if 1 <= whole <= most else most
 
 
-def _loaders_per_step(log: RankLog) -> int:
-    """Returns how many loaders feed each step together: such begin in the same step, and go as far.
+def _begins_anew(log: RankLog) -> bool:
+    """Whether nearly each batch is the first of an epoch that has more: `next(iter(loader))` in every step.
 
-    One of which the script has only looked at a batch before it trained has made fewer.
+    An epoch of one batch asks a second time, in vain, unless it is left: it has no more than half as many
+    beginnings.
     """
-    facts, order = _facts(log), _order(log)
+    asks, epochs = log.meta.get("counters", {}).get("batches", 0), sum(f["epochs"] for f in _facts(log))
+    longer = all(
+        fact.get("dataset_length") is None or fact["dataset_length"] > (fact.get("batch_size") or 1)
+        for fact in _facts(log)
+    )
+    return longer and epochs > LEFT * (asks - epochs) > 0
+
+
+def _together(log: RankLog) -> list[int]:
+    """Returns the numbers of the loaders that feed each step together, the main one first: such begin in
+    the same step, and go as far.
+
+    One of which the script has only looked at a batch before it trained has made fewer, and was asked less.
+    """
+    facts, order, waits = _facts(log), _order(log), _waits_by_loader(log)
     made = [0] * len(facts)
     for number, report in _reports(log):
         made[number] += report["batches"]
-    together = 0
-    for number in order:
+    found = order[:1]
+    for number in order[1:]:
         fact, main = facts[number], facts[order[0]]
-        alike = all(fact[key] == main[key] for key in ("steps", "begun_at"))
-        has_made = bool(fact.get("num_workers")) >= bool(main.get("num_workers")) and (
-            HALF * made[number] >= made[order[0]]
-        )
-        together += alike and has_made
-    return max(1, together)
+        by_workers, like_main = bool(fact.get("num_workers")), bool(main.get("num_workers"))
+        if by_workers and like_main:
+            as_often = HALF * made[number] >= made[order[0]]
+        elif waits is not None:
+            as_often = HALF * waits[number][0] >= waits[order[0]][0]
+        else:
+            as_often = by_workers >= like_main
+        if as_often and all(fact[key] == main[key] for key in ("steps", "begun_at")):
+            found.append(number)
+    return found
+
+
+def _waits_by_loader(log: RankLog) -> list[tuple[int, int]] | None:
+    """Returns batches asked of each loader and nanoseconds waited for them, while there are several; `None`
+    where there is one, or nobody looked."""
+    waits = log.meta.get("facts", {}).get("waits")
+    return None if waits is None else [(asked, wait_ns) for asked, wait_ns in waits]
+
+
+def _main_wait_share(log: RankLog) -> float:
+    """Returns the part of the waits that is for loaders with workers, if the main one has any, or else for
+    those without; 1 where that is not known."""
+    waits, together, facts = _waits_by_loader(log), _together(log), _facts(log)
+    if waits is None or len(together) < 2:
+        return 1.0
+    total_ns = sum(waits[number][1] for number in together)
+    by_workers = bool(facts[together[0]].get("num_workers"))
+    like_main = [number for number in together if bool(facts[number].get("num_workers")) is by_workers]
+    return sum(waits[number][1] for number in like_main) / total_ns if total_ns else 1.0
 
 
 def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
@@ -225,16 +278,17 @@ def waits_of(log: RankLog, rows: npt.NDArray[np.int64], warmup: int) -> Waits:
         wait_ns=rows[:, COLUMNS.index(Phase.DATA_WAIT.value)].astype(float),
         step_ns=rows[:, len(COUNTS) :].sum(axis=1).astype(float),
         compute_ns=rows[:, COMPUTE].sum(axis=1).astype(float),
+        gap_ns=rows[:, len(COUNTS) + FIRST_GAP :].sum(axis=1).astype(float),
         epochs=len(within(first for _, first in starts)),
     )
 
 
 def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
-    """Adds what the waits show; `anew` tells that each epoch starts its own workers."""
+    """Adds what the waits show; `anew` tells that each epoch starts its own workers, or fills them anew."""
     count = len(waits.wait_ns)
     steady = np.ones(count, dtype=bool)
     steady[waits.starts] = False
-    if not steady.any() and anew:  # each step waits for workers that have just been started
+    if not steady.any() and anew:  # each step waits for workers that have just been started, or emptied
         return replace(stats, epoch_start_ns=float(waits.wait_ns.mean()), steady_wait_ns=0.0)
     if not steady.any():
         steady[:] = True
@@ -249,6 +303,8 @@ def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
         stats,
         epoch_start_ns=_beyond(waits.wait_ns, steady) / count,
         epoch_start_compute_ns=_beyond(waits.compute_ns, steady) / count,
+        epoch_start_gap_ns=_beyond(waits.gap_ns, steady) / count,
+        steady_gap_ns=float(waits.gap_ns[steady].mean()),
         steady_wait_ns=mean_wait,
         burst_ns=float((usual_waits[far] - usual).sum()) / len(usual_waits),
         burst_share=float(far.mean()),
@@ -277,6 +333,14 @@ def _on_training_thread(
     return wait_ns * (1 - collating), wait_ns * collating
 
 
+def _collate_cpu_share(log: RankLog) -> float | None:
+    """Returns the part of its collating that the training thread was on a CPU."""
+    counters = log.meta.get("counters", {})
+    if not counters.get("collates") or "collate_cpu_ns" not in counters:
+        return None
+    return float(min(1.0, counters["collate_cpu_ns"] / max(1, counters["collate_ns"])))
+
+
 # -- workers
 
 
@@ -294,7 +358,8 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
     batches = max(1.0, total("batches"))
     busy_ns = total("fetch_ns") + total("collate_ns")
     counters = log.meta.get("counters", {})
-    asked = counters.get("asked", 0) if _loaders_per_step(log) == 1 else 0  # of all loaders together
+    with_workers = [number for number in _together(log) if _facts(log)[number].get("num_workers")]
+    asked = counters.get("asked", 0) if len(with_workers) < 2 else 0  # of all loaders together
     repeated, varied = sightings(reports)
     delays = [report.get("delay_ns") for report in reports]
     helped = [report.get("helper_cpu_ns") for report in reports if report["batches"]]

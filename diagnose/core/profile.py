@@ -268,15 +268,21 @@ class InputStats:
     Attributes:
         fetch_ns: Time per batch in `dataset[...]` on the training thread; `None` when workers do it.
         collate_ns: Likewise in `collate_fn`.
+        collate_cpu_share: Part of it, 0 to 1, that the training thread was on a CPU; `None` where that is
+            not known.
         workers: The worker processes of the loader that fed most steps, if there were any.
         batches_per_step: Training batches asked of loaders per step.
         loaders_per_step: Loaders that feed each step together: `zip(labelled, unlabelled)`.
+        main_wait_share: Part of the waits for batches, 0 to 1, that is for those of them that have workers
+            as the first has, or none as it; 1 where all are alike, or nobody looked.
         epoch_starts: Epochs that began within the measured steps.
         epoch_start_ns: Time per step (of all steps) that waits at the beginning of an epoch took beyond the
             usual wait.
         epoch_start_compute_ns: Likewise, what forward, backward and optimizer took beyond the usual in the
             steps that begin an epoch: after a fork, memory is copied when it is written first.
+        epoch_start_gap_ns: Likewise, what the code between hooked calls took beyond the usual.
         steady_wait_ns: Mean wait of a step that begins no epoch.
+        steady_gap_ns: Mean time of such a step between hooked calls, in the code of the loop itself.
         burst_ns: Part of `steady_wait_ns` above the usual wait, in steps that wait far longer than usual.
         burst_share: Part of the steps that do.
         burst_period: Steps between them, where they come regularly.
@@ -295,13 +301,17 @@ class InputStats:
 
     fetch_ns: float | None = None
     collate_ns: float | None = None
+    collate_cpu_share: float | None = None
     workers: WorkerStats | None = None
     loaders_per_step: int = 1
+    main_wait_share: float = 1.0
     batches_per_step: float | None = None
     epoch_starts: int = 0
     epoch_start_ns: float | None = None
     epoch_start_compute_ns: float | None = None
+    epoch_start_gap_ns: float | None = None
     steady_wait_ns: float | None = None
+    steady_gap_ns: float | None = None
     burst_ns: float | None = None
     burst_share: float | None = None
     burst_period: int | None = None

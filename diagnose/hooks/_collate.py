@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import thread_time_ns
 from typing import Any
 
 from diagnose.hooks._recorder import Recorder
@@ -12,7 +13,8 @@ class CollateClock:
     """Puts itself in the place of one fetcher's `collate_fn` for one batch at a time.
 
     Args:
-        recorder: Its `counters` get what collating took, and the whole wait for those batches.
+        recorder: Its `counters` get what collating took, what of it on a CPU, and the whole wait for those
+            batches.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -53,7 +55,7 @@ class CollateClock:
 
         def collate(*args: Any, **kwargs: Any) -> Any:
             collate_fn = self._restore()
-            begun = recorder.clock()
+            begun, begun_cpu_ns = recorder.clock(), thread_time_ns()
             try:
                 batch = collate_fn(*args, **kwargs)
             except BaseException as error:
@@ -61,6 +63,7 @@ class CollateClock:
                 raise
             recorder.counters["collates"] += 1
             recorder.counters["collate_ns"] += recorder.clock() - begun
+            recorder.counters["collate_cpu_ns"] += thread_time_ns() - begun_cpu_ns
             return batch
 
         return collate

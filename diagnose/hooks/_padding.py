@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
+
+from diagnose.hooks._batch import MAX_DEPTH, first_tensor
 
 MAX_STRAY_SHARE = 0.02
 """A padding token is hardly ever found between others."""
@@ -17,6 +21,17 @@ MULTIPLE = 8
 
 MAX_ELEMENTS = 1 << 20
 """A larger batch would take long to look at."""
+
+MIN_COLUMNS = 8
+"""Of fewer columns each may be a sequence, or a feature of a table, which is no sequence."""
+
+MIN_ROWS, MIN_LENGTH = 2, 4
+
+WIDE = (torch.int32, torch.int64)
+"""What token ids and lengths are kept in; smaller integers of three axes are images."""
+
+MAX_PARTS = 32
+"""Lengths come beside the first few parts of a batch."""
 
 
 class Padding(NamedTuple):
@@ -34,25 +49,129 @@ class Padding(NamedTuple):
     tokens: int
 
 
+def padding_in(batch: Any) -> Padding | None:
+    """Returns how much of a batch, or of what a model is called with, is padding: its first tensor counts.
+
+    Args:
+        batch: A tensor, or nested sequences and mappings of tensors.
+
+    Returns:
+        `None` where the tensor holds no token ids in host memory, and nothing beside it says how long its
+        sequences are.
+    """
+    tensor = first_tensor(batch)
+    if tensor is None:
+        return None
+    padding = padding_of(tensor)
+    if padding is not None or not tensor.is_cpu:
+        return padding
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    with torch.no_grad():
+        told = (padding_after(tensor, lengths) for lengths in _lengths(batch, tensor.shape))
+        return next((each for each in told if each is not None), None)
+
+
 def padding_of(ids: torch.Tensor) -> Padding | None:
     """Returns how much of a batch is padding.
 
     Padding is a run of one value at the end, or at the beginning, of rows of integers of shape `(B, T)`;
-    the runs differ in length from row to row, or reach over a tenth of them all.
+    the runs differ in length from row to row, or reach over a tenth of them all. Where rows have none,
+    columns may: `(T, B)`. Documents of sentences, and choices, are rows too: `(B, S, T)`.
 
     Returns:
         `None` for what is not a batch of token ids in host memory.
     """
-    if ids.is_floating_point() or ids.dim() != 2 or ids.dtype is torch.bool or ids.device.type != "cpu":
+    if ids.is_floating_point() or ids.dtype is torch.bool or ids.device.type != "cpu":
         return None
-    rows, length = ids.shape
-    if rows < 2 or length < 4 or ids.numel() > MAX_ELEMENTS:
+    by_column = ids.dim() == 2 and ids.shape[0] >= MIN_LENGTH and ids.shape[1] >= MIN_COLUMNS
+    if ids.dim() == 3 and ids.dtype in WIDE and ids.numel() <= MAX_ELEMENTS:
+        ids = ids.flatten(0, 1)
+    if ids.dim() != 2 or ids.numel() > MAX_ELEMENTS:
         return None
+    by_row = ids.shape[0] >= MIN_ROWS and ids.shape[1] >= MIN_LENGTH
+    if not by_row and not by_column:
+        return None
+    found = Padding(0, 0, ids.numel())
     with torch.no_grad():
-        return max(_runs(ids), _runs(ids.flip(1)))
+        if by_row:
+            found = max(_runs(ids), _runs(ids.flip(1)))
+        if by_column and not found.padding:
+            columns = ids.t()
+            found = max(_runs(each, some=True) for each in (columns, columns.flip(1)))
+    return found
 
 
-def _runs(ids: torch.Tensor) -> Padding:
+def padding_after(tensor: torch.Tensor, lengths: torch.Tensor) -> Padding | None:
+    """Returns how much of a batch of sequences is padding, if these are their lengths.
+
+    They are where along one axis of the tensor one value fills up each sequence, from its length on and not
+    before: the numbers of classes do not.
+
+    Args:
+        tensor: Sequences of numbers of any type, of shape `(B, T, ...)`, `(T, B, ...)`, or with features
+            before their time.
+        lengths: Whole numbers, of shape `(B,)`.
+    """
+    count = len(lengths)
+    if count < MIN_ROWS or not 2 <= tensor.dim() <= 4:
+        return None
+    least, most = int(lengths.min()), int(lengths.max())
+    if least < 1:
+        return None
+    for of_sample in (0, 1):
+        for of_time in range(tensor.dim()):
+            if of_time != of_sample and tensor.shape[of_sample] == count:
+                rows = tensor.movedim((of_sample, of_time), (0, 1))
+                length = rows.shape[1]
+                if length >= max(MIN_LENGTH, most) and _fill_up(rows, lengths):
+                    spare = length - most
+                    overlong = 0 if spare < MULTIPLE and length % MULTIPLE == 0 else spare * count
+                    return Padding(count * length - int(lengths.sum()), overlong, count * length)
+    return None
+
+
+def _fill_up(rows: torch.Tensor, lengths: torch.Tensor) -> bool:
+    """Whether one value, and nothing else, stands in rows of shape `(B, T, ...)` from these lengths on."""
+    every = -(-rows.numel() // MAX_ELEMENTS)
+    places = torch.arange(0, rows.shape[1], every, device="cpu")
+    filling = rows[:, ::every][places >= lengths[:, None]]
+    if not filling.numel():
+        return False
+    value = filling.flatten()[0]
+    if not bool((filling == value).all()):
+        return False
+    filled = (lengths < rows.shape[1]).nonzero().flatten()
+    before = rows[filled, lengths[filled] - 1] == value
+    return float(before.reshape(len(filled), -1).all(1).float().mean()) <= MIN_PADDED_ROWS
+
+
+def _lengths(batch: Any, shape: torch.Size, depth: int = MAX_DEPTH) -> Iterator[torch.Tensor]:
+    """Yields what may be the lengths of sequences of such a shape, in nested sequences and mappings: whole
+    numbers, one for each of them."""
+    parts: Iterable[Any] = ()
+    if isinstance(batch, torch.Tensor):
+        if batch.dim() == 1 and len(batch) in shape[:2] and batch.dtype in WIDE and batch.is_cpu:
+            yield batch
+    elif isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, (tuple, list)):
+        if len(batch) in shape[:2] and all(type(each) is int and 0 < each <= max(shape) for each in batch):
+            yield torch.tensor(batch, dtype=torch.int64, device="cpu")
+        else:
+            parts = batch
+    if depth:
+        for part in islice(parts, MAX_PARTS):
+            yield from _lengths(part, shape, depth - 1)
+
+
+def _runs(ids: torch.Tensor, *, some: bool = False) -> Padding:
+    """Returns what the runs at the ends of rows are.
+
+    Args:
+        ids: Token ids of shape `(B, T)`.
+        some: Whether each row has some token that is none: columns of one value are no sequences.
+    """
     last = ids[:, -1]
     value = last.mode().values
     equal = ids == value
@@ -62,6 +181,8 @@ def _runs(ids: torch.Tensor) -> Padding:
     padded_rows = float((run >= 2).float().mean())
     rest = ids.numel() - padding
     if padded_rows < MIN_PADDED_ROWS or (rest and stray > MAX_STRAY_SHARE * rest):
+        return Padding(0, 0, ids.numel())
+    if some and int(run.max()) == ids.shape[1]:
         return Padding(0, 0, ids.numel())
     spare = int(run.min())
     overlong = spare * len(ids)

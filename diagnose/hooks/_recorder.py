@@ -59,6 +59,7 @@ COUNTERS = (
     "asked_aside",
     "collates",
     "collate_ns",
+    "collate_cpu_ns",
     "collated_wait_ns",
     "asked",
     "ready",
@@ -69,10 +70,10 @@ COUNTERS = (
     "collected_waiting_ns",
 )
 """Totals of the input pipeline: training batches asked for, and those that another thread asks for ahead of
-the loop; batches whose collating was timed, the time it took and the whole wait for them; batches asked of
-workers, and finished ones that were waiting then; batches drawn for workers by the sampler, the time that
-took, and that at the beginnings of epochs; time in the garbage collector, and of it what interrupted a wait
-for a batch."""
+the loop; batches whose collating was timed, the time it took, what of it on a CPU, and the whole wait for
+them; batches asked of workers, and finished ones that were waiting then; batches drawn for workers by the
+sampler, the time that took, and that at the beginnings of epochs; time in the garbage collector, and of it
+what interrupted a wait for a batch."""
 
 NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""
@@ -135,7 +136,7 @@ class Recorder:
             the steps that are looked at.
         stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
             autograd's: those of a GPU's tensors do, in a hook of a parameter.
-        fed: Iterators that the loop began for training.
+        fed: Iterators that the loop began for training, each with the number of its loader among the facts.
         epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
@@ -246,7 +247,7 @@ class Recorder:
         self.samples = 0
         self.tokens = 0
         self.epochs_ended = 0
-        self.fed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.fed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.backward_passes = 0
         self.passes_stepped = 0
         self.rounds = 0

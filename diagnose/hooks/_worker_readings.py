@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import log2
 from pathlib import Path
+from struct import calcsize
 from time import perf_counter_ns, process_time_ns, thread_time_ns
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 PER_OCTAVE = 4
@@ -30,6 +32,9 @@ MAX_PART_BYTES = 1 << 20
 """So much of each part of a watched sample is compared."""
 
 MAX_DEPTH = 4
+
+POINTER = calcsize("P")
+"""Bytes that an attribute takes of an object with slots, and its `__dict__` of another."""
 
 MAX_PIECES = 1000
 """A batch of so many is not counted further."""
@@ -149,24 +154,57 @@ class Sightings:
 
 
 def checksum(sample: Any, depth: int = MAX_DEPTH) -> int | None:
-    """Returns a checksum of the tensors, arrays, texts and numbers in a sample; `None` if it holds anything
-    else."""
+    """Returns a checksum of the tensors, arrays, images, texts and numbers in a sample, or in attributes of
+    objects in it; `None` if it holds anything else."""
     if isinstance(sample, (str, int, float, bool, type(None))):
         return zlib.crc32(repr(sample).encode())
     if isinstance(sample, bytes):
         return zlib.crc32(sample[:MAX_PART_BYTES])
+    if isinstance(sample, (type, FunctionType, BuiltinFunctionType)):
+        return zlib.crc32(sample.__qualname__.encode())
+    if isinstance(sample, os.PathLike):
+        return zlib.crc32(repr(os.fspath(sample)).encode())
     if isinstance(sample, Mapping):
         sample = list(sample.values())
-    if isinstance(sample, Sequence):
-        if not depth:
-            return None
-        sums = [checksum(part, depth - 1) for part in sample]
-        return None if None in sums else zlib.crc32(repr(sums).encode())
-    if hasattr(sample, "detach") and hasattr(sample, "numpy"):
+    elif hasattr(sample, "detach") and hasattr(sample, "numpy"):
         sample = sample.detach().numpy()
-    if hasattr(sample, "tobytes") and hasattr(sample, "dtype"):
+    if hasattr(sample, "tobytes") and (hasattr(sample, "dtype") or hasattr(sample, "mode")):
         return zlib.crc32(sample.tobytes()[:MAX_PART_BYTES])
-    return None
+    if not isinstance(sample, Sequence):
+        sample = _attributes(sample)
+        if not sample:
+            return None
+    if not depth:
+        return None
+    sums = [checksum(part, depth - 1) for part in sample]
+    return None if None in sums else zlib.crc32(repr(sums).encode())
+
+
+def _attributes(part: Any) -> list[Any]:
+    """Returns what an object keeps under names; nothing of one that keeps more than that, as types written
+    in C do: those are larger than their attributes are. Runs no code of the object's."""
+    kind = type(part)
+    slots = [name for each in kind.__mro__ for name in _slots(each)]
+    named = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    if kind.__itemsize__ or kind.__basicsize__ > object.__basicsize__ + POINTER * named:
+        return []
+    held = list(object.__getattribute__(part, "__dict__").values()) if kind.__dictoffset__ else []
+    for name in slots:
+        with contextlib.suppress(AttributeError):  # nothing is there yet
+            held.append(object.__getattribute__(part, name))
+    return held
+
+
+def _slots(kind: type) -> list[str]:
+    """Returns the names of a class's own slots that hold attributes, as attributes are named."""
+    slots = vars(kind).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else slots
+    owner = kind.__name__.lstrip("_")
+    return [
+        f"_{owner}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in names
+        if name not in ("__dict__", "__weakref__")
+    ]
 
 
 class CpuDelay:

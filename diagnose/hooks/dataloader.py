@@ -57,13 +57,14 @@ class DataLoaderHook(Hook):
         latest: Any = nothing
         doubted: Any = nothing  # whose last batch was taken for evaluation as the ones before it were
         loaded = (0, 0)
+        asked_ns = 0  # when the batch under way was asked for, where that is looked at
         plain = False  # whether the size of the first tensor is all that this iterator's batches tell
         calls = 0
         clock, log = recorder.clock, recorder.log.append
         collating = CollateClock(recorder)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            nonlocal latest, doubted
+            nonlocal asked_ns, latest, doubted
             batches = args[0]
             if recorder.current == DATA_WAIT:
                 return -1
@@ -91,6 +92,7 @@ class DataLoaderHook(Hook):
                 recorder.site("next")
             if recorder.curious or not calls % COLLATE_EVERY:
                 collating.begin(batches)
+            asked_ns = clock()
             return TRAINING
 
         def asked_aside(batches: Any) -> None:
@@ -98,8 +100,16 @@ class DataLoaderHook(Hook):
                 recorder.counters["asked_aside"] += 1
 
         def after(args: tuple[Any, ...], batch: Any) -> None:
-            nonlocal loaded, plain
+            nonlocal asked_ns, loaded, plain
             collating.end()
+            index = recorder.fed.get(args[0]) if asked_ns and "waits" in recorder.facts else None
+            if getattr(args[0], "_num_yielded", 0) == 1:  # an epoch begins, and maybe its workers
+                index = None
+            if index is not None:
+                waits = recorder.facts["waits"][index]
+                waits[0] += 1
+                waits[1] += clock() - asked_ns
+            asked_ns = 0
             asked = getattr(getattr(args[0], "_index_sampler", None), "batch_size", None) or 0
             loaded = batch_size(batch, asked)
             plain = tells_samples_first(batch, asked)

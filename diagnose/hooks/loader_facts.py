@@ -79,11 +79,11 @@ class LoaderFactsHook(Hook):
             index = NOT_TRAINING
             if begun_ns:
                 index = facts.begins(args[0], recorder.clock() - begun_ns)
-                recorder.fed.add(batches)
+                recorder.fed[batches] = index
                 for begins in list(recorder.on_iterator):
                     recorder.guarded(begins, args[0], batches)
             else:
-                recorder.fed.discard(batches)  # persistent workers keep the iterator
+                recorder.fed.pop(batches, None)  # persistent workers keep the iterator
             for process in getattr(batches, "_workers", ()):
                 inbox.loaders[process.pid] = index
 
@@ -153,6 +153,8 @@ class LoaderFacts:
             fact["starts_end"] = steps
         fact["begun_at"] = self._begun_at = steps
         recorder.facts["loaders"] = loaders
+        if len(loaders) > 1:  # batches asked of each from now on, and nanoseconds waited for them
+            recorder.facts.setdefault("waits", [[0, 0] for _ in range(MAX_LOADERS)])
         return index
 
     def _index(self, loader: Any, loaders: list[dict[str, Any]]) -> int:

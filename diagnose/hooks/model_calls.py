@@ -16,7 +16,7 @@ import torch
 from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
 from diagnose.hooks._frames import resolve, user_frame
-from diagnose.hooks._padding import Padding, padding_of
+from diagnose.hooks._padding import Padding, padding_in
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -161,7 +161,7 @@ class _Look:
         is_model = id(module) in self._models
         tensor = first_tensor((*args, kwargs))
         if is_model and has_grad:
-            self._note_batch(module, tensor)
+            self._note_batch(module, tensor, (*args, kwargs))
         part = self._part_of(module)
         if not part.parameters:
             return
@@ -177,8 +177,7 @@ class _Look:
 
     def note_loaded(self, batch: Any) -> None:
         """A loader gave a batch: on a device nothing is asked of what the model gets of it."""
-        tensor = first_tensor(batch)
-        padding = padding_of(tensor) if tensor is not None else None
+        padding = padding_in(batch)
         if padding is not None:
             self._loaded.append(padding)
 
@@ -187,13 +186,13 @@ class _Look:
         first = next(module.parameters(), None)
         return first is not None and id(first) not in self._trained
 
-    def _note_batch(self, module: Any, tensor: torch.Tensor | None) -> None:
+    def _note_batch(self, module: Any, tensor: torch.Tensor | None, given: Any) -> None:
         """A model is trained on this."""
         self._autocast = _autocast_dtype(next(module.parameters()).device.type)
         if tensor is None or not tensor.dim():
             return
         self._batch_size = len(tensor)
-        padding = padding_of(tensor)
+        padding = padding_in(given)
         if padding is not None:
             self._padding.append(padding)
 

@@ -32,6 +32,11 @@ SATURATED = 0.75
 STARVED_BATCHES = 1.0
 """With fewer finished batches than this waiting, on average, the loop meets an empty queue."""
 
+TOGETHER = 0.75
+"""Workers that began together and take equally long finish together: the loop waits for all of them in one
+step, and finds what the others made in the next ones, `(n - 1) / 2` batches of `n` workers on average. So
+many more may be waiting there. Workers that keep up fill the queue, with more than a batch for each."""
+
 ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
 """While these last nobody takes training batches, and what workers prepare for it is bounded: they hide
 nothing there."""
@@ -112,10 +117,11 @@ class Supply:
     def behind(self) -> bool:
         """Whether the loop waits because all workers are busy."""
         ready = self.workers.ready_batches
+        together = (self.loader.num_workers - 1) / 2
         return (
             self.wait_share >= MIN_SHARE
             and self.load >= SATURATED
-            and (ready is None or ready < STARVED_BATCHES)
+            and (ready is None or ready < max(STARVED_BATCHES, together + TOGETHER))
         )
 
     @property
@@ -194,19 +200,20 @@ def supply_of(profile: Profile) -> Supply | None:
         return None
     batches = (stats.batches_per_step or 1.0) / stats.loaders_per_step
     making = workers.fetch_ns + workers.collate_ns
-    compute_ns = computing_ns(profile)
+    wait_ns = stats.steady_wait_ns * stats.main_wait_share
+    compute_ns = computing_ns(profile) + stats.steady_wait_ns - wait_ns  # other loaders are waited for, too
     return Supply(
         loader=loader,
         workers=workers,
         step_ns=profile.step_time_ns,
-        wait_ns=stats.steady_wait_ns,
+        wait_ns=wait_ns,
         compute_ns=compute_ns,
         batches=batches,
         busy_ns=(making + workers.send_ns) * batches,
         delay_share=workers.delay_share or 0.0,
         worker_cpu_ns=(making * workers.cpu_share + (workers.helper_ns or 0.0) + workers.send_ns) * batches,
         delayed_ns=making * (workers.delay_share or 0.0) * batches,
-        own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + stats.steady_wait_ns),
+        own_cpu_ns=(profile.host.process_cpus or 0.0) * (compute_ns + wait_ns),
         cpus=profile.own_cpus,
     )
 
@@ -252,9 +259,28 @@ def computing_ns(profile: Profile) -> float:
     )
 
 
+def begins_anew(profile: Profile, loader: Loader) -> bool:
+    """Whether each batch is the first of an epoch that has more: `next(iter(loader))` in every step."""
+    if loader.dataset_length is not None and loader.dataset_length <= (loader.batch_size or 1):
+        return False
+    taken = (profile.input.batches_per_step or 1.0) / profile.input.loaders_per_step * profile.steps.count
+    return loader.epochs > LEFT * taken
+
+
 def main_loader(profile: Profile) -> Loader | None:
     """Returns the loader that fed most steps."""
     return profile.program.loaders[0] if profile.program.loaders else None
+
+
+LEFT = 0.75
+"""Epochs begun for each batch taken, from which on the loop takes one batch of each and leaves it: where an
+epoch has two batches it is a half."""
+
+KEEP_ITERATOR = (
+    "Keep the iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, and a new one when"
+    " it ends"
+)
+"""What to do about `next(iter(loader))` in every step."""
 
 
 DIVIDE = (

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import InputStats, Profile
 from diagnose.core.units import format_duration, format_share
+from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named
-from diagnose.rules._supply import WELL_FED, drawn_at_starts_ns, draws_at_starts, fed_by, main_loader
+from diagnose.rules._supply import (
+    KEEP_ITERATOR,
+    WELL_FED,
+    begins_anew,
+    drawn_at_starts_ns,
+    draws_at_starts,
+    fed_by,
+    main_loader,
+)
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_batch_building import SERIAL, between_epochs
 
 MIN_SHARE = 0.02
 """Of the mean step; below it nobody would notice."""
@@ -21,19 +33,35 @@ READ_WHOLE = re.compile(r"\blist\(\s*[\w.]*(loader|dl)\w*\s*\)", re.IGNORECASE)
 MIN_EPOCHS = 2
 """Beginnings to have seen: a single one may have been slow for another reason."""
 
+EMPTIED = (
+    "Now each step begins an epoch: the workers finish what they were asked for, all of it is thrown away,"
+    " and the loop waits for a first batch."
+)
+
+MADE: dict[str, Any] = {
+    "epoch_starts": 20,
+    "epoch_start_ns": 0.0,
+    "epoch_start_gap_ns": 12e6,
+    "steady_wait_ns": 1e6,
+    "steady_gap_ns": 0.5e6,
+}
+WINDOWS = replace(at("dataset = Windows(files)", 0.13, phase=Phase.DATA_WAIT), between=0.13)
+
 
 class EpochBoundaryStall(Rule):
     """
     ## What it means
     The first batch of each epoch comes much later than the others, although no workers are started for
     it, or their start is the smaller part: the sampler draws or sorts its order, the dataset opens its
-    files anew, or workers that were idle have to fill their queues again.
+    files anew, or workers that were idle have to fill their queues again. Or the loop itself makes the
+    epoch ready: it shuffles files, cuts windows, builds a dataset anew.
 
     ## What to do
     Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
     files once. If the workers only have to fill up, begin the next iteration before the epoch's last
     steps. Where a line reads the whole loader without training on it, such as `len(list(loader))`, let it
-    not: `len(loader)` counts its batches.
+    not: `len(loader)` counts its batches. And `next(iter(loader))` in each step begins an epoch in each:
+    keep the iterator.
 
     ## When it is wrong
     Epochs of a few steps in a test run, which a real run does not have.
@@ -63,8 +91,17 @@ class EpochBoundaryStall(Rule):
                 "steady_wait_ns": 2e6,
             },
         ),
+            data_wait_ms=60,
+            fetch_ms=20,
+            loader={"epochs": 501},
+            stats={"epoch_starts": 500, "epoch_start_ns": 60e6, "steady_wait_ns": 0.0},
+        ),
+        fed_by(data_wait_ms=15, fetch_ms=20, stats=MADE, where=(WINDOWS,)),
+        profile(data_wait_ms=15, program=SERIAL, input=InputStats(**MADE), where=(WINDOWS,)),
     )
     silent_on = (
+        fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "epoch_start_gap_ns": 0.0}, where=(WINDOWS,)),
+        fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "steady_gap_ns": 14e6}, where=(WINDOWS,)),
         WELL_FED,
         fed_by(
             data_wait_ms=12,
@@ -76,23 +113,42 @@ class EpochBoundaryStall(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        loader = main_loader(profile)
-        return loader is not None and (
-            loader.persistent_workers or not loader.num_workers or draws_at_starts(profile)
-        )
+        return main_loader(profile) is not None
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         stats, loader = profile.input, main_loader(profile)
         assert loader is not None and stats.epoch_start_ns is not None
-        draws = draws_at_starts(profile)
-        own_ns = drawn_at_starts_ns(profile) if draws else stats.epoch_start_ns
-        lost_ns = min(own_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        making_ns, making = between_epochs(profile)
+        draws, wait_ns = draws_at_starts(profile), stats.epoch_start_ns
+        if draws:
+            wait_ns = drawn_at_starts_ns(profile)
+        elif loader.num_workers and not loader.persistent_workers:
+            wait_ns = 0.0  # what workers that are started take is another rule's
+        lost_ns = min(wait_ns + making_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
-        read = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)
-        per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
+        seen = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)
+        why = f"iter(loader) alone took {format_duration(loader.construct_ns)};"
+        why += f" the sampler is a {loader.sampler or 'custom one'}."
+        fix = "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper."
+        if seen:
+            why = f"Most of it passes in {named(seen)}, which reads the loader without training on it."
+            fix = "Do not read the whole loader there: len(loader) counts its batches."
+        elif making_ns > wait_ns:
+            seen = max(making, key=lambda line: line.share)
+            why = f"Most of it passes in the loop itself, before the loader is asked: {named(seen)}."
+            fix = "Do what is the same for each epoch once before the first, and what is not in workers."
+        elif draws:
+            why = "The training thread draws the order of the samples, for"
+            why += f" {format_share(wait_ns / stats.epoch_start_ns)} of that."
+            fix = (
+                "Let the sampler draw the order of an epoch faster, or several epochs' at once: keep what"
+                " is the same in each, and index arrays instead of looping in Python."
+            )
+        elif loader.num_workers and begins_anew(profile, loader):
+            fix = f"{KEEP_ITERATOR}. {EMPTIED}"
         return Finding(
             rule=self.name,
             summary=(
@@ -105,26 +161,11 @@ class EpochBoundaryStall(Rule):
             assumption="an epoch begins as fast as it goes on",
             evidence=(
                 f"{stats.epoch_starts} epochs began; each made the loop wait"
-                f" {format_duration(per_epoch)} longer than usual.",
-                f"Most of it passes in {named(read)}, which reads the loader without training on it."
-                if read
-                else f"iter(loader) alone took {format_duration(loader.construct_ns)};"
-                f" the sampler is a {loader.sampler or 'custom one'}.",
-                *(
-                    [
-                        "The training thread draws the order of the samples, for"
-                        f" {format_share(lost_ns / stats.epoch_start_ns)} of that."
-                    ]
-                    if draws
-                    else []
-                ),
+                f" {format_duration(lost_ns * profile.steps.measured / stats.epoch_starts)} longer than"
+                " usual.",
+                why,
             ),
-            fix="Do not read the whole loader there: len(loader) counts its batches."
-            if read
-            else "Let the sampler draw the order of an epoch faster, or several epochs' at once: keep what"
-            " is the same in each, and index arrays instead of looping in Python."
-            if draws
-            else "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper.",
-            file=read.file if read else loader.file,
-            line=read.line if read else loader.line,
+            fix=fix,
+            file=seen.file if seen else loader.file,
+            line=seen.line if seen else loader.line,
         )

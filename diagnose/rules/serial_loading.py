@@ -17,7 +17,9 @@ from diagnose.rules._supply import (
     DIVIDE,
     HANDOVER_NS,
     HEADROOM,
+    KEEP_ITERATOR,
     MIN_HANDOVERS,
+    begins_anew,
     computing_ns,
     main_loader,
     with_loader_arguments,
@@ -52,9 +54,8 @@ WHOLE_BATCHES = (
     " process can use"
 )
 KEEP = (
-    "Keep the iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, and a new one when"
-    " it ends. Now each step begins an epoch, and workers would be started or filled anew for each: they"
-    " help only then"
+    f"{KEEP_ITERATOR}. Now each step begins an epoch, and workers would be started or filled anew for each:"
+    " they help only then"
 )
 
 ONE_WORKER = Program(loaders=(Loader(num_workers=1, batch_size=32),))
@@ -119,12 +120,13 @@ class SerialLoading(Rule):
         loader, wait_ns = main_loader(profile), profile.input.steady_wait_ns
         step_ns = profile.step_time_ns
         assert loader is not None and wait_ns is not None
-        wait_ns = min(wait_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        other_ns = (1 - profile.input.main_wait_share) * wait_ns  # for loaders that have workers
+        wait_ns = min(wait_ns - other_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
         handover_ns = HANDOVER_NS * (profile.input.batches_per_step or 1.0)
         loading_ns = wait_ns - handover_ns
         if loading_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:
             return None
-        compute_ns = computing_ns(profile)
+        compute_ns = computing_ns(profile) + other_ns
         training_ns = compute_ns + wait_ns
         workers = _workers_for(profile, wait_ns, compute_ns)
         host, cpus = profile.host, profile.own_cpus
@@ -154,7 +156,7 @@ class SerialLoading(Rule):
             advice = WHOLE_BATCHES
         elif loader.moves_batches:
             advice = MOVE_LATER
-        elif _begins_anew(profile, loader):
+        elif begins_anew(profile, loader):
             advice = KEEP
         alone = bool(advice in (WHOLE_BATCHES, MOVE_LATER, KEEP) or loader.iterable)
         parts: tuple[str, ...] = ()
@@ -198,14 +200,6 @@ class SerialLoading(Rule):
             },
             fix_won_ns=by_all_ns if cpus and by_all_ns < LEAST * lost_ns else None,
         )
-
-
-def _begins_anew(profile: Profile, loader: Loader) -> bool:
-    """Whether each batch is the first of an epoch that has more: `next(iter(loader))` in every step."""
-    if loader.dataset_length is not None and loader.dataset_length <= (loader.batch_size or 1):
-        return False
-    taken = (profile.input.batches_per_step or 1.0) / profile.input.loaders_per_step * profile.steps.count
-    return 2 * loader.epochs > taken
 
 
 def _workers_for(profile: Profile, load_ns: float, compute_ns: float) -> int:

@@ -24,6 +24,9 @@ MIN_SHARE = 0.05
 MUCH_SHARE = 0.15
 """From here on it is much, whatever the lines do."""
 
+MOST_SHARE = 0.5
+"""Of the step. A model takes longer to learn from a batch than it takes to draw one anew, noise and all."""
+
 PYTHON_PART = 0.5
 """Python code, not tensor operations, makes the batch where its lines take this part of the time."""
 
@@ -50,6 +53,9 @@ DUSTED = replace(at("images = dust(images)", 0.18, "python-loop", phase=Phase.DA
 SERIAL = Program(loaders=(Loader(num_workers=0),))
 FED = at("for batch in loader:", 0.38, phase=Phase.DATA_WAIT)
 DRAWN = at("rows += rng.choice(pool, 4).tolist()", 0.19, phase=Phase.DATA_WAIT)
+SAMPLED = replace(
+    at("rows = frame.sample(64)", 0.28, phase=Phase.DATA_WAIT), via="pandas/core/generic.py:61 sample"
+)
 
 
 class SlowBatchBuilding(Rule):
@@ -68,6 +74,8 @@ class SlowBatchBuilding(Rule):
     ## When it is wrong
     Data that depends on what the model has just done. The steps of a game are known for what they are, and
     `slow-rollout`'s, where the code says so: `obs, reward, done, info = env.step(action)`.
+    A batch that is drawn anew each time by a few tensor operations, such as noise for a generator: where it
+    takes no longer than to take one over from a worker (2 ms) and the model takes longer, it is not named.
     """
 
     explains = ("python-overhead",)
@@ -86,8 +94,20 @@ class SlowBatchBuilding(Rule):
             where=(FED, DRAWN),
         ),
         profile(data_wait_ms=20, program=SERIAL, input=InputStats(steady_wait_ns=2e6), where=(DUSTED,)),
+        profile(
+            step_ms=4,
+            data_wait_ms=1.2,
+            where=(at("ids = [code[c] for c in text]", 0.28, "python-loop", phase=Phase.DATA_WAIT),),
+        ),
+        profile(step_ms=4, data_wait_ms=1.2, where=(SAMPLED,)),
+        profile(step_ms=3, data_wait_ms=1.8, where=(at("x = whiten(x)", 0.58, phase=Phase.DATA_WAIT),)),
     )
     silent_on = (
+        profile(
+            step_ms=4,
+            data_wait_ms=1.2,
+            where=(at("xt = a[t] * x0 + b[t] * torch.randn_like(x0)", 0.28, phase=Phase.DATA_WAIT),),
+        ),
         profile(data_wait_ms=10, where=(at("x = data[i : i + 32]", 0.1, phase=Phase.DATA_WAIT),)),
         profile(
             data_wait_ms=4,
@@ -115,13 +135,7 @@ class SlowBatchBuilding(Rule):
         """See `Rule.check`."""
         loaders = profile.program.loaders
         is_fed, has_workers = bool(loaders), all(loader.num_workers for loader in loaders)
-        lines = [
-            line
-            for line in profile.where
-            if line.phase is Phase.DATA_WAIT
-            and not (line.in_worker or is_rollout(line) or (is_fed and _takes_batch(line)))
-            and "wait" not in line.idiom
-        ]
+        lines = [line for line in _making(profile) if not (is_fed and _takes_batch(line))]
         if not has_workers:  # the dataset's lines run on the training thread too
             lines = sorted(
                 (_own_part(line) for line in lines if line.between), key=lambda line: -line.share
@@ -130,16 +144,20 @@ class SlowBatchBuilding(Rule):
         wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
         wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
         if is_fed:
-            wait_ns = min(wait_ns - _fed_ns(profile), seen * profile.step_time_ns)
+            wait_ns -= _fed_ns(profile) + between_epochs(profile)[0]
+            wait_ns = min(wait_ns, seen * profile.step_time_ns)
         drawing_ns = profile.input.drawing_ns or 0.0 if is_fed and has_workers else 0.0
         draws = drawing_ns > wait_ns
         wait_ns = max(wait_ns, drawing_ns)
         share = wait_ns / profile.step_time_ns
-        if not has_workers and wait_ns < MIN_HANDOVERS * HANDOVER_NS:
-            return None  # a worker's batch takes as long to be handed over
         if share < MIN_SHARE or sum(line.num_samples for line in lines) < MIN_SAMPLES or not seen:
             return None
         in_python = sum(line.share for line in lines if PYTHON & set(line.idiom)) / seen
+        in_packages = sum(line.share for line in lines if line.via or PYTHON & set(line.idiom)) / seen
+        # Tensor operations alone: fresh noise, an index. A worker's batch takes as long to be handed over.
+        by_torch = not is_fed and in_packages < PYTHON_PART and share < MOST_SHARE
+        if (by_torch or not has_workers) and wait_ns < MIN_HANDOVERS * HANDOVER_NS:
+            return None
         if share < MUCH_SHARE and in_python < PYTHON_PART:
             return None
         shown: list[SourceLine] = [line for line in lines if line.share >= NO_PART * seen][:MAX_LINES]
@@ -181,6 +199,33 @@ class SlowBatchBuilding(Rule):
             file=lines[0].file,
             line=lines[0].line,
         )
+
+
+def _making(profile: Profile) -> list[SourceLine]:
+    """Returns the lines that serve to make batches and neither wait nor step an environment."""
+    return [
+        line
+        for line in profile.where
+        if line.phase is Phase.DATA_WAIT
+        and not (line.in_worker or is_rollout(line))
+        and "wait" not in line.idiom
+    ]
+
+
+def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
+    """Returns how long the loop itself makes an epoch ready, per step and at least, and in which lines.
+
+    A usual step spends its time between hooked calls on something else, or on its batch: what these lines
+    take beyond all of that passes in the steps that begin an epoch, which are so much longer there.
+    """
+    stats = profile.input
+    lines = tuple(_own_part(line) for line in _making(profile) if line.between)
+    if stats.epoch_start_gap_ns is None or stats.steady_gap_ns is None or not profile.program.loaders:
+        return 0.0, ()
+    if sum(line.num_samples for line in lines) < MIN_SAMPLES:
+        return 0.0, ()
+    seen_ns = sum(line.share for line in lines) * profile.step_time_ns
+    return max(0.0, min(stats.epoch_start_gap_ns, seen_ns - stats.steady_gap_ns)), lines
 
 
 def _own_part(line: SourceLine) -> SourceLine:

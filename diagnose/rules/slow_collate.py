@@ -38,8 +38,16 @@ takes longer, someone else's can be quicker. The user's function is the user's t
 MOST = 1.2
 """Python that runs between two steps also empties the caches that they use."""
 
+WAITING = 0.5
+"""A function that is on a CPU for less than this part of the time that it wants none waits for storage or a
+network: to work on whole batches makes it no faster."""
+
+SOME = 0.01
+"""Of the time, to divide by: who has no CPU for nearly all of it may compute or not."""
+
 NO_WORKER = Program(loaders=(Loader(num_workers=0, collate="pad", file="/home/me/train.py", line=31),))
 OF_TORCH = Program(loaders=(Loader(num_workers=0, collate=TORCHS_OWN, file="/home/me/train.py", line=31),))
+FETCHED = InputStats(fetch_ns=5e6, collate_ns=35e6, collate_cpu_share=0.1, steady_wait_ns=40e6)
 QUICK = InputStats(fetch_ns=1e5, collate_ns=3e5, steady_wait_ns=4e5, batches_per_step=1.0)
 HALF = InputStats(fetch_ns=7e5, collate_ns=6e5, steady_wait_ns=13e5, batches_per_step=1.0)
 
@@ -55,7 +63,8 @@ class SlowCollate(Rule):
     prepare in the dataset what does not depend on the other samples of the batch.
 
     ## When it is wrong
-    A dataset that only hands out references, with a collate function that does all the loading.
+    A dataset that only hands out references, with a collate function that does all the loading. Where that
+    waits for storage or a network most of its time it is not named, but the fault of the loader is.
     """
 
     explains = ("serial-loading", "slow-storage", "slow-transform", "too-few-workers", "worker-transfer")
@@ -72,6 +81,8 @@ class SlowCollate(Rule):
     )
     silent_on = (
         WELL_FED,
+        profile(data_wait_ms=40, program=NO_WORKER, input=FETCHED),
+        fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1, workers={"cpu_share": 0.1}),
         profile(
             data_wait_ms=40,
             program=NO_WORKER,
@@ -93,6 +104,7 @@ class SlowCollate(Rule):
         loader = main_loader(profile)
         assert loader is not None
         stats, crowded = profile.input, 0.0
+        computing: float | None = None
         if loader.num_workers:
             supply = supply_of(profile)
             crowded = crowded_ns(profile, supply) if supply is not None and supply.needs_cpu else 0.0
@@ -101,6 +113,9 @@ class SlowCollate(Rule):
             fetch_ns, collate_ns = supply.workers.fetch_ns, supply.workers.collate_ns
             lost_ns = crowded or supply.won_ns(busy_ns=supply.busy_ns - collate_ns * supply.batches)
             who = "a worker"
+            # Were all of the workers' CPU time spent in it, this part of it would compute.
+            on_cpu = supply.workers.cpu_share / max(SOME, 1 - supply.delay_share)
+            computing = on_cpu * (fetch_ns + collate_ns) / max(1.0, collate_ns)
         elif stats.fetch_ns is not None and stats.collate_ns is not None:
             fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
             lost_ns = min(
@@ -108,7 +123,12 @@ class SlowCollate(Rule):
                 profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0),
             )
             who = "the training thread"
+            if stats.collate_cpu_share is not None and collate_ns >= MIN_COLLATE_NS:  # else it is chance
+                wanting = profile.host.runnable_share or 0.0
+                computing = stats.collate_cpu_share / max(SOME, 1 - wanting)
         else:
+            return None
+        if computing is not None and computing < WAITING:
             return None
         share = collate_ns / max(1.0, fetch_ns + collate_ns)
         name = loader.collate or "collate_fn"

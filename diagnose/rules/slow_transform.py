@@ -46,6 +46,7 @@ class SlowTransform(Rule):
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=40, fetch_ms=380, num_workers=4, cpus=4),
+        fed_by(data_wait_ms=40, fetch_ms=780, num_workers=8, cpus=8, workers={"ready_batches": 3.5}),
         fed_by(data_wait_ms=10, fetch_ms=110, **CROWDED),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.3, "helper_ns": 150e6}),
     )

@@ -31,6 +31,7 @@ class TooFewWorkers(Rule):
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
         fed_by(data_wait_ms=20, fetch_ms=195, workers={"cpu_share": 0.05}),
+        fed_by(data_wait_ms=50, fetch_ms=390, num_workers=4, workers={"ready_batches": 1.5}),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": True}),
     )
     silent_on = (
@@ -42,6 +43,7 @@ class TooFewWorkers(Rule):
             host=HostStats(cpus=64, process_cpus=1.0, quota_cpus=2.0),
         ),
         fed_by(data_wait_ms=50, fetch_ms=20, workers={"ready_batches": 3.0}),
+        fed_by(data_wait_ms=50, fetch_ms=390, num_workers=4, workers={"ready_batches": 4.5}),
         fed_by(
             data_wait_ms=50,
             fetch_ms=100,

@@ -7,8 +7,10 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._supply import (
+    KEEP_ITERATOR,
     WELL_FED,
     applicable,
+    begins_anew,
     drawn_at_starts_ns,
     draws_at_starts,
     fed_by,
@@ -116,6 +118,11 @@ class WorkerStartup(Rule):
         lost = {Phase.DATA_WAIT: lost_ns, **_spread(profile, slower_ns)}
         total_ns = sum(lost.values())
         loader = supply.loader
+        fix, alone = "Keep the workers from epoch to epoch.", False
+        if loader.made_anew:
+            fix, alone = BUILD_ONCE, True
+        elif begins_anew(profile, loader):
+            fix, alone = f"{KEEP_ITERATOR}: workers that are kept would be emptied in each step.", True
         return Finding(
             rule=self.name,
             summary=(
@@ -137,13 +144,11 @@ class WorkerStartup(Rule):
                 ),
                 *_slower(slower_ns / per_step if slower_ns > MIN_SHARE * total_ns else 0.0),
             ),
-            fix=BUILD_ONCE if loader.made_anew else "Keep the workers from epoch to epoch.",
-            code=""
-            if loader.made_anew
-            else with_loader_arguments(profile, loader, persistent_workers=True),
+            fix=fix,
+            code="" if alone else with_loader_arguments(profile, loader, persistent_workers=True),
             file=loader.file,
             line=loader.line,
-            actions=() if loader.made_anew else applicable(self.actions, loader),
+            actions=() if alone else applicable(self.actions, loader),
         )
 
 
