@@ -166,3 +166,61 @@ def test_a_line_tells_what_passed_between_calls_and_what_in_a_model_below_it(tmp
     assert sum(line.share for line in outside) == pytest.approx(0.5)
     assert sum(line.between for line in outside) == pytest.approx(0.3)
     assert [line.model_share for line in lines] == pytest.approx([0.5] * len(lines))
+
+
+NAMED_AROUND = """\
+    class Runner:
+        def compute_metrics(self, x, y):
+            out = self.net(x)
+            return {"loss": crit(out, y), "hits": out.argmax(1)}
+
+        def perceptual_metrics(self, out, y):
+            near = self.judge(out, y)
+            return near.mean()
+
+        def step_and_log(self, found):
+            found["loss"].backward()
+            self.optimizer.step()
+
+        def go(self):
+            for x, y in self.loader:
+                found = self.compute_metrics(x, y)
+                near = self.perceptual_metrics(x, y)
+                self.step_and_log(found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("slot", "parts", "idiom"),
+    [
+        ("forward", ("out = self.net", "= self.compute_metrics"), ()),
+        ("optimizer", ("optimizer.step", "self.step_and_log(found)"), ()),
+        ("forward", ("near = self.judge", "= self.perceptual_metrics"), (METRIC,)),
+    ],
+)
+def test_the_time_of_a_model_or_an_optimizer_is_not_that_of_what_their_caller_is_called(
+    tmp_path, slot, parts, idiom
+):
+    path = tmp_path / "train.py"
+    path.write_text(dedent(NAMED_AROUND), encoding="utf-8")
+    file, rows = str(path), dedent(NAMED_AROUND).splitlines()
+
+    def frame(part: str) -> tuple[str, int, str]:
+        line = 1 + next(at for at, row in enumerate(rows) if part in row)
+        within = [row.split("def ")[1].split("(")[0] for row in rows[: line - 1] if "def " in row]
+        return file, line, f"Runner.{within[-1]}"
+
+    around = {
+        "forward": ("out = self.net", "= self.compute_metrics"),
+        "backward": ('found["loss"].back', "self.step_and_log(found)"),
+        slot: parts,
+    }
+    sites = [("out = self.net", "forward"), ("near = self.judge", "further"), ('["loss"].back', "backward")]
+    log = log_of(
+        steps_of(60, **dict.fromkeys(around, 20)),
+        samples=[(1, SLOT_OF[name], (NOBODY, *map(frame, at)), 30) for name, at in around.items()],
+        sites=[(kind, *frame(part), 9) for part, kind in [*sites, ("optimizer.step", "optimizer")]],
+        meta={"samples": 30 * len(around)},
+    )
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources(), log.samples), Sources())
+    assert [line.idiom for line in lines if line.line == frame(parts[0])[1]] == [idiom]

@@ -157,3 +157,52 @@ def test_results_are_found_in_the_object_that_a_method_put_them_into(line, calle
     )
     found = roles.results([(FILE, line, "note"), (FILE, caller, "<module>")])
     assert found is not None and Results(sources).reach(*found) is reached
+
+
+HANDED_OVER = """
+class Loop:
+    def run(self):
+        for self.x, self.y in self.loader:
+            self.out = self.net(self.x)
+            self.loss = distance(self.out, self.y)
+            self.loss.backward()
+            self.optimizer.step()
+            for each in self.callbacks:
+                each.on_step(self)  # hands itself over
+            self.bus.fire("end", loop=self)  # by name
+
+class Table:
+    def on_step(self, loop):
+        for g in loop.out.argmax(1).tolist():  # of the results
+            self.cells[g] += 1
+        self.curve = sorted(loop.loss)  # of the loss
+
+class Bus:
+    def fire(self, name, loop):
+        for each in self.listeners:
+            getattr(each, name)(loop)  # further on
+"""
+
+
+@pytest.mark.parametrize(
+    ("frames", "reached"),
+    [
+        ((("# of the results", "Table.on_step"), ("# hands itself over", "Loop.run")), True),
+        ((("# of the loss", "Table.on_step"), ("# hands itself over", "Loop.run")), False),
+        ((("# of the results", "Table.on_step"), ("# further on", "Bus.fire"), ("# by name", "Loop.run")),
+         True),
+        ((("# of the loss", "Table.on_step"), ("# further on", "Bus.fire"), ("# by name", "Loop.run")),
+         False),
+    ],
+)  # fmt: skip
+def test_results_are_followed_in_an_object_that_is_given_to_a_function(frames, reached):
+    rows = HANDED_OVER.splitlines()
+
+    def at(part: str) -> int:
+        return 1 + next(n for n, row in enumerate(rows) if part in row)
+
+    sources = Sources({FILE: HANDED_OVER})
+    sites = [("next", "for self.x"), ("forward", "self.net("), ("backward", "self.loss.back")]
+    roles = Roles([(kind, FILE, at(part), "run", 1) for kind, part in sites], sources)
+    found = roles.results([(FILE, at(part), function) for part, function in frames])
+    assert found is not None and Results(sources).reach(*found) is reached

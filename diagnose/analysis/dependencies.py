@@ -8,11 +8,21 @@ is neither, scores them: see `scores`. How values flow is told by `parts`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diagnose.analysis.parts import SETTINGS, Part, of_weights
-from diagnose.analysis.statements import callee, grow, header_lines, names, nodes_of, reads, writes
+from diagnose.analysis.returned import Item, items_of, lines_of, wanted_items
+from diagnose.analysis.statements import (
+    callee,
+    expressions,
+    grow,
+    header_lines,
+    names,
+    nodes_of,
+    reads,
+    writes,
+)
 from diagnose.core.phases import Phase
 
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
@@ -31,12 +41,20 @@ class Links:
         loss: Likewise, a loss.
         losses: What of them is the loss that `backward` is called on.
         results: What its object has of a model's results, when it returns.
+        asked: Of what its callers make a loss among the things that it returns, by place or key.
+        fed: Likewise, a batch.
+        backs: Likewise, on which of them `backward` is called.
+        scored: Which of them hold results of models.
     """
 
     batch: dict[str, set[str]] = field(default_factory=dict)
     loss: dict[str, set[str]] = field(default_factory=dict)
     losses: dict[str, set[str]] = field(default_factory=dict)
     results: dict[str, set[str]] = field(default_factory=dict)
+    asked: dict[str, set[str]] = field(default_factory=dict)
+    fed: dict[str, set[str]] = field(default_factory=dict)
+    backs: dict[str, set[str]] = field(default_factory=dict)
+    scored: dict[str, set[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -50,6 +68,9 @@ class Found:
             `h = h.detach()`.
         batch: What of its object and its parameters the batch is made of.
         loss: Likewise, the loss.
+        for_loss: The statements of the loss, and the names of which they need the values.
+        for_batch: Likewise, those of the batch.
+        hands_on: Whether it begins a backward pass, or leaves for others what one is made of.
     """
 
     roles: dict[int, Phase] = field(default_factory=dict)
@@ -57,6 +78,9 @@ class Found:
     carried: set[int] = field(default_factory=set)
     batch: set[str] = field(default_factory=set)
     loss: set[str] = field(default_factory=set)
+    for_loss: list[tuple[ast.stmt, set[str]]] = field(default_factory=list)
+    for_batch: list[tuple[ast.stmt, set[str]]] = field(default_factory=list)
+    hands_on: bool = False
 
 
 class Dependencies:
@@ -76,8 +100,8 @@ class Dependencies:
     def found(self) -> Found:
         """Returns what the statements are for.
 
-        A function without a backward hands its loss to who called it, so there the way back begins at
-        `return`, and at what it puts aside of what a model computed, its gradients with it.
+        A function without a backward hands its loss to who called it, so there the way back begins at what
+        it returns, and at what it puts aside of what a model computed, its gradients with it.
         """
         part, links, found = self._part, self._links, Found()
         if part.feeds:
@@ -86,17 +110,52 @@ class Dependencies:
             found.roles.update((line, Phase.DATA_WAIT) for s in yields for line in header_lines(s))
             return found
         computed = {id(s): part.writes[id(s)] for s in part.models}
-        passes, derived = list(part.passes), part.spread(computed, self._acts)
-        if not passes:
-            passes = [s for s in part.statements if id(s) not in part.hooked and self._hands_on(s, derived)]
-            found.roles.update((line, Phase.FORWARD) for s in passes for line in header_lines(s))
-            passes += [s for s in part.calls if isinstance(s, ast.Return)]
-        self._walk_loss([(s, part.wanted(s, links.loss)) for s in passes], found, derived)
-        self._walk_further([(s, part.wanted(s, links.loss)) for s in part.further], found, derived)
+        derived = part.spread(computed, self._acts)
+        starts = [(s, part.wanted(s, links.loss)) for s in part.passes] or self._handed_on(derived, found)
+        found.hands_on = bool(starts)
+        self._walk_loss(starts, found, derived)
+        further = [each for s in part.further for each in self._needs(s, derived)]
+        self._walk_further(further, found, derived)
         # The batch last, so that a statement that feeds both, such as `x, y = get_batch()`, is data.
-        starts = [(s, self._arguments(s, links)) for s in part.calls]
-        self._walk_batch([*starts, *((s, part.reads[id(s)]) for s in part.asks)], found)
+        calls = [(s, self._arguments(s, links)) for s in part.calls]
+        self._walk_batch([*calls, *((s, part.reads[id(s)]) for s in part.asks)], found)
         return found
+
+    def _handed_on(self, derived: Mapping[int, set[str]], found: Found) -> list[tuple[ast.stmt, set[str]]]:
+        """Returns what a function hands to others for a loss, and what that is made of."""
+        part = self._part
+        starts: list[tuple[ast.stmt, set[str]]] = []
+        for statement in part.statements:
+            if isinstance(statement, ast.Return):
+                if id(statement) in part.hooked and statement not in part.calls:
+                    continue
+                starts += self._needs(statement, derived)
+                items = items_of(part, statement)
+                lines = lines_of(items, self._chosen(items, derived))
+            elif id(statement) not in part.hooked and self._puts_aside(statement, derived):
+                starts.append((statement, part.wanted(statement, self._links.loss)))
+                lines = set(header_lines(statement))
+            else:
+                continue
+            if id(statement) not in part.hooked:
+                found.roles.update((line, Phase.FORWARD) for line in lines)
+        return starts
+
+    def _needs(
+        self, statement: ast.stmt, derived: Mapping[int, set[str]]
+    ) -> list[tuple[ast.stmt, set[str]]]:
+        """Returns what a statement needs, for itself and what it calls; of one that returns, only for what
+        is wanted of that."""
+        part, needs = self._part, self._links.loss
+        if not isinstance(statement, ast.Return):
+            return [(statement, part.wanted(statement, needs))]
+        chosen = self._chosen(items_of(part, statement), derived)
+        return [(item.at, part.with_needs(item.reads, ast.Expr(item.value), needs)) for item in chosen]
+
+    def _chosen(self, items: list[Item], derived: Mapping[int, set[str]]) -> list[Item]:
+        links, name = self._links, self._part.name
+        computed = set().union(*derived.values())
+        return wanted_items(self._part, items, links.asked.get(name, ()), links.fed.get(name, ()), computed)
 
     def _walk_loss(
         self, starts: list[tuple[ast.stmt, set[str]]], found: Found, derived: Mapping[int, set[str]]
@@ -104,6 +163,7 @@ class Dependencies:
         part = self._part
         steps, wanted = part.walk(starts)
         found.loss |= part.from_outside(wanted)
+        found.for_loss += starts
         weights: set[str] = set()
         for statement in part.statements:
             if isinstance(statement, ast.For) and of_weights(statement):
@@ -125,6 +185,7 @@ class Dependencies:
                 batch |= writes(statement) if is_data else set()
             if not is_data:
                 computed |= writes(statement)
+            found.for_loss.append((statement, part.reads[id(statement)]))
             self._serves(statement, Phase.DATA_WAIT if is_data else Phase.FORWARD, wanted, found)
 
     def _walk_further(
@@ -133,7 +194,9 @@ class Dependencies:
         part = self._part
         steps, wanted = part.walk(starts)
         found.loss |= part.from_outside(wanted)
+        found.for_loss += starts
         for statement in (s for s in part.statements if id(s) in steps):
+            found.for_loss.append((statement, part.reads[id(statement)]))
             is_data = part.calls and id(statement) not in derived
             self._serves(statement, Phase.DATA_WAIT if is_data else Phase.FORWARD, wanted, found)
 
@@ -153,10 +216,12 @@ class Dependencies:
                         found.carried.add(id(writer))
         steps, wanted = part.walk(starts, refused)
         found.batch |= part.from_outside(wanted)
+        found.for_batch += starts
         computed = {id(s): part.writes[id(s)] for s in part.models}
         passing = part.spread(computed, self._acts, same_turn=True)
         acting = self._acts.union(part.walk([(s, part.reads[id(s)]) for s in part.acts])[0])
         for statement in (s for s in part.statements if id(s) in steps):
+            found.for_batch.append((statement, part.reads[id(statement)]))
             is_pass = steps[id(statement)] and id(statement) in passing and id(statement) not in acting
             is_pass = is_pass and not self._is_before(statement)
             self._serves(statement, Phase.FORWARD if is_pass else Phase.DATA_WAIT, wanted, found)
@@ -170,14 +235,14 @@ class Dependencies:
                     by_name = found.inside.setdefault(line, {})
                     by_name[name] = by_name.get(name, set()) | (put & wanted)
 
-    def _hands_on(self, statement: ast.stmt, derived: Mapping[int, set[str]]) -> bool:
-        """Whether a statement returns a loss, or puts aside what a model computed, with its gradients:
+    def _puts_aside(self, statement: ast.stmt, derived: Mapping[int, set[str]]) -> bool:
+        """Whether a statement puts aside what a model computed, with its gradients:
         `self.log_probs.append(m.log_prob(action))`."""
-        if isinstance(statement, ast.Return):
-            return not names(nodes_of(statement)) & {"item", "tolist", "numpy"}
         if not any("." in name for name in writes(statement)) or id(statement) not in derived:
             return False
-        return not names(nodes_of(statement)) & DETACHES
+        if names(nodes_of(statement)) & DETACHES:
+            return False
+        return any(self._part.has_gradients(each) for each in _put(statement))
 
     def _arguments(self, call: ast.stmt, links: Links) -> set[str]:
         """Returns what the statement of a model call is given, without what it returns of other models
@@ -214,6 +279,14 @@ class Dependencies:
                 self._learns.append(loops[-1])
         around = part.blocks.loops(statement)
         return bool(self._learns) and not any(loop in around for loop in self._learns)
+
+
+def _put(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yields what a statement puts somewhere; not what says where."""
+    if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        yield from () if statement.value is None else (statement.value,)
+    else:
+        yield from expressions(statement)
 
 
 def own_code(part: Part, found: Found) -> dict[int, set[str]]:

@@ -143,6 +143,7 @@ class Idioms:
         *,
         waits: bool = True,
         called: bool = False,
+        own: int | None = None,
     ) -> tuple[str, ...]:
         """Returns the idioms of a stack: those of its innermost line, then what the functions are called.
 
@@ -153,6 +154,8 @@ class Idioms:
             waits: Whether reading a tensor's value waits for a device. Else it costs next to nothing, and
                 counts only where a statement does nothing else.
             called: Whether the time is that of a module which the line calls, not of what else it does.
+            own: How many of the innermost frames are of the model or optimizer that took the time. What
+                functions further out are called says nothing of it.
         """
         if not stack:
             return ()
@@ -170,7 +173,7 @@ class Idioms:
             found.insert(0, METRIC)
         if (BARS.match(via) or LOGGING_PACKAGES.match(via)) and LOG not in found:
             found.insert(0, LOG)
-        named = self._named(stack, NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
+        named = self._named(stack[:own], NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
         if named in (METRIC, LOG) and self._raises(*stack[0][:2]):
             named = ""
         if named == METRIC and within.model and any(words(name) & LOSS_WORDS for _, _, name in stack):

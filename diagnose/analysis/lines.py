@@ -96,7 +96,8 @@ def source_lines(
         if stack:
             phase = HOOKED[slot] if slot < FIRST_GAP else roles.phase(stack, slot)
             called = slot == FORWARD and roles.calls_model(stack[0])
-            idiom = idioms.of(stack, named(library), phase, waits=waits, called=called)
+            own = roles.within_call(stack, slot)
+            idiom = idioms.of(stack, named(library), phase, waits=waits, called=called, own=own)
             if slot >= FIRST_GAP and ROLLOUT not in idiom and roles.acts(stack):
                 idiom = (ENVIRONMENT,)
             if phase is Phase.OTHER and _says_how(idiom, waits=waits) and _scores(stack, roles, results):

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from diagnose.analysis.blocks import Blocks
 from diagnose.analysis.effects import WEIGHTS, Effects, Function, methods_called, rebased
+from diagnose.analysis.gradients import Gradients
 from diagnose.analysis.rollouts import CHOOSES, steps_environment, takes_action, told_to_step
 from diagnose.analysis.statements import (
     Scope,
@@ -122,6 +123,15 @@ class Part:
     def _taken(self) -> dict[str, set[str]]:
         return _taken(self.function, self.statements)
 
+    @cached_property
+    def _gradients(self) -> Gradients:
+        return Gradients(self.effects.functions)
+
+    @cached_property
+    def _with_gradients(self) -> set[str]:
+        computed = set().union(*(self.writes[id(s)] for s in self.models))
+        return self._gradients.names(self.statements, computed)
+
     @property
     def _definition(self) -> Function | None:
         return None if isinstance(self.function, ast.Module) else self.function
@@ -143,19 +153,9 @@ class Part:
     def lines_of(self, wanted: Collection[str]) -> set[int]:
         """Returns the lines that assign certain names, and those that these depend on."""
         ends = [s for s in self.statements if self.writes[id(s)] & set(wanted)]
-        return self._lines([(s, self.reads[id(s)]) for s in ends])
+        return self.lines_for([(s, self.reads[id(s)]) for s in ends])
 
-    def lines_returned(self) -> set[int]:
-        """Returns the lines that what the function returns depends on; of several results, the first."""
-        starts: list[tuple[ast.stmt, set[str]]] = []
-        for statement in self.statements:
-            if isinstance(statement, ast.Return) and statement.value is not None:
-                several = isinstance(statement.value, ast.Tuple) and statement.value.elts
-                first = several[0] if several else statement.value
-                starts.append((statement, reads(ast.Expr(first))))
-        return self._lines(starts)
-
-    def _lines(self, starts: list[tuple[ast.stmt, set[str]]]) -> set[int]:
+    def lines_for(self, starts: list[tuple[ast.stmt, set[str]]]) -> set[int]:
         """Returns the lines of statements and of all that they depend on, conditions too."""
         while True:
             found, _ = self.walk(starts)
@@ -173,11 +173,20 @@ class Part:
 
     def wanted(self, statement: ast.stmt, needs: Mapping[str, set[str]]) -> set[str]:
         """Returns the names of which a statement needs the values, also for the functions that it calls."""
-        wanted = set(self.reads[id(statement)])
-        wanted = wanted.union(*(self._taken.get(name, ()) for name in wanted))
+        return self.with_needs(self.reads[id(statement)], statement, needs)
+
+    def with_needs(
+        self, wanted: Collection[str], statement: ast.stmt, needs: Mapping[str, set[str]]
+    ) -> set[str]:
+        """Returns names, and those that the functions of which a statement makes use need in turn."""
+        wanted = set(wanted).union(*(self._taken.get(name, ()) for name in wanted))
         for name, base in methods_called(statement):
             wanted |= rebased(needs.get(name, ()), base)
         return wanted
+
+    def has_gradients(self, expression: ast.expr) -> bool:
+        """Whether an expression may have gradients of what models have computed."""
+        return self._gradients.pass_through(expression, self._with_gradients)
 
     def from_outside(self, wanted: set[str]) -> set[str]:
         """Returns what of these names is an attribute of the function's object, or a parameter."""

@@ -111,12 +111,10 @@ def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:
     own = taken[:1] == ["self"]
     received: set[str] = set()
     for position, value in enumerate(call.args, start=own):
-        if reads(ast.Expr(value)) & held:
-            rest = taken[position:] if isinstance(value, ast.Starred) else taken[position : position + 1]
-            received.update(rest or ([spec.vararg.arg] if spec.vararg else []))
+        rest = taken[position:] if isinstance(value, ast.Starred) else taken[position : position + 1]
+        received |= _held_as(value, rest or ([spec.vararg.arg] if spec.vararg else []), held)
     for keyword in call.keywords:
-        if reads(ast.Expr(keyword.value)) & held:
-            received.add(keyword.arg or (spec.kwarg.arg if spec.kwarg else ""))
+        received |= _held_as(keyword.value, [keyword.arg or (spec.kwarg.arg if spec.kwarg else "")], held)
     base = callee(call)[1]
     if own and base:
         inside = (name.removeprefix(base) for name in held if name.startswith(f"{base}."))
@@ -125,3 +123,13 @@ def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:
         used = set().union(*(reads(statement) for statement in statements_of(function)))
         received.update(name for name in used if name.startswith("self."))
     return received
+
+
+def _held_as(value: ast.expr, parameters: Iterable[str], held: set[str]) -> set[str]:
+    """Returns which parameters hold results by what a call gives them; of an object that it gives, with
+    results in its attributes, these: `loop.out`, of `self.out` in a call with `self`."""
+    if reads(ast.Expr(value)) & held:
+        return set(parameters)
+    given = ast.unparse(value) if isinstance(value, (ast.Name, ast.Attribute)) else ""
+    inside = {name.removeprefix(given) for name in held if given and name.startswith(f"{given}.")}
+    return {f"{parameter}{name}" for parameter in parameters for name in inside}

@@ -11,9 +11,10 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from diagnose.analysis.dependencies import Dependencies, Links, own_code
+from diagnose.analysis.dependencies import Dependencies, Found, Links, own_code
 from diagnose.analysis.effects import Effects, Function
 from diagnose.analysis.parts import Anchors, Part, parts_of
+from diagnose.analysis.returned import first_items, items_of
 from diagnose.analysis.scores import Scores, links_of
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import callee, header_lines, names, nodes_of, writes
@@ -29,6 +30,9 @@ Sample = tuple[int, int, Sequence[Frame], int]
 """First step, slot and place, a package's frame and then the user's, nanoseconds, as the store has them."""
 
 KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
+CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
+"""Kinds of the calls in which the time of a slot passes."""
+
 AFTER_FORWARD = SLOT_OF["gap_after_forward"]
 
 PHASE_OF_KIND = {
@@ -85,7 +89,8 @@ class Roles:
             for file, tree in trees.items()
             for part in parts_of(file, tree, by_file[file], through, effects)
         ]
-        links = links_of(parts)
+        self._links = links = links_of(parts)
+        self._scoring: set[str] = set()
         for part in parts:
             self._read(part, links, straight, through, effects)
 
@@ -128,6 +133,21 @@ class Roles:
         """Whether a model was called straight from the statement on a frame's line."""
         return not self._kinds.get(frame[:2], set()).isdisjoint(("forward", "further"))
 
+    def within_call(self, stack: Sequence[Frame], slot: int) -> int:
+        """Returns how many of a stack's innermost frames are of what a hook has measured: of a model that
+        was called, or an optimizer's step. What the functions further out are called says nothing of that,
+        unless they call the model only to score.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+            slot: In which it was sampled.
+        """
+        kinds = CALLED_IN.get(slot, set())
+        for depth, frame in enumerate(stack):
+            if self._kinds.get(frame[:2], set()) & kinds:
+                return len(stack) if frame[2].rpartition(".")[2] in self._scoring else depth
+        return len(stack)
+
     def helper(self, stack: Sequence[Frame]) -> tuple[str, str] | None:
         """Returns file and name of the function in which a stack left the loop; `None` if it did not.
 
@@ -160,7 +180,14 @@ class Roles:
         function = max(around, key=lambda each: each.lineno)
         if (file, function.lineno) not in self._lines_returned:
             part = Part(file, function, Anchors(), self._effects)
-            self._lines_returned[file, function.lineno] = part.lines_returned()
+            asked = self._links.asked.get(function.name, ())
+            starts = [
+                (item.at, set(item.reads))
+                for statement in part.statements
+                if isinstance(statement, ast.Return)
+                for item in first_items(items_of(part, statement), asked)
+            ]
+            self._lines_returned[file, function.lineno] = part.lines_for(starts)
         return self._lines_returned[file, function.lineno]
 
     def acts(self, stack: Sequence[Frame]) -> bool:
@@ -187,6 +214,13 @@ class Roles:
         depth = self._depth(stack)
         found = self._results.get(stack[depth][:2]) if depth is not None else None
         return None if depth is None or found is None else (stack[: depth + 1], *found)
+
+    def _only_scores(self, part: Part, found: Found) -> bool:
+        """Whether a function calls models for nothing that a loss or a batch is made of."""
+        if part.passes or part.feeds or any("." in name for s in part.models for name in writes(s)):
+            return False
+        asked, fed = self._links.asked.get(part.name), self._links.fed.get(part.name)
+        return not found.hands_on if asked is None else not asked and not fed
 
     def _depth(self, stack: Sequence[Frame]) -> int | None:
         """Returns the place of the innermost frame that is the loop's own."""
@@ -215,6 +249,8 @@ class Roles:
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
             return
         found = Dependencies(part, links).found()
+        if self._only_scores(part, found):
+            self._scoring.add(part.name)
         scores = Scores(part, found, links)
         results, made_of = scores.results(), scores.made_of()
         for statement in part.statements:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from diagnose.analysis.dependencies import Dependencies, Found, Links
 from diagnose.analysis.effects import methods_called, rebased
 from diagnose.analysis.parts import Part
+from diagnose.analysis.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
 from diagnose.analysis.statements import (
     callee,
     expressions,
@@ -49,14 +50,7 @@ class Scores:
         """Returns by line the names that hold there what models have computed, or what is made of it, but
         for the loss."""
         part = self._part
-        held: dict[int, set[str]] = {}
-        for statement in part.models:
-            own = set() if statement in part.passes else writes(statement)
-            held[id(statement)] = (own | self._left_by(statement)) - self.losses
-        aside = {id(s) for s in part.statements if s.lineno in self._found.roles}
-        aside |= self._found.carried | part.hooked
-        aside |= part.walk([(s, part.reads[id(s)]) for s in part.models])[0].keys()  # another model's
-        held = part.spread(held, aside)
+        held, aside = self._held()
         return {
             line: {
                 name
@@ -68,6 +62,59 @@ class Scores:
             if id(statement) not in aside and not isinstance(statement, (ast.Raise, ast.Assert))
             for line in header_lines(statement)
         }
+
+    def _held(self) -> tuple[dict[int, set[str]], set[int]]:
+        """Returns the names to which statements give results of models, and the statements that work on
+        results, but score nothing."""
+        part = self._part
+        held: dict[int, set[str]] = {}
+        for statement in part.models:
+            own = writes(statement) if statement not in part.passes else self._given_back(statement)
+            held[id(statement)] = (own | self._left_by(statement)) - self.losses
+        aside = {id(s) for s in part.statements if s.lineno in self._found.roles}
+        aside |= self._found.carried | part.hooked
+        aside |= part.walk([(s, part.reads[id(s)]) for s in part.models])[0].keys()  # another model's
+        return part.spread(held, aside), aside
+
+    def returned(self) -> set[str]:
+        """Returns by place or key which of the things that the function returns hold results of models, but
+        for the loss."""
+        part = self._part
+        held, _ = self._held()
+        return {
+            item.key
+            for statement in part.statements
+            if isinstance(statement, ast.Return)
+            for item in items_of(part, statement)
+            if any(
+                part.blocks.reaches(source, name, item.at)
+                for source in part.statements
+                for name in held.get(id(source), set()) & item.reads
+            )
+        }
+
+    def asked_back(self, models: Collection[str]) -> dict[str, set[str]]:
+        """Returns by the names of functions which of the things that they return to this one are losses.
+
+        Args:
+            models: Functions that call models.
+        """
+        part = self._part
+        if not self.losses:
+            return {}
+        returns = [s for s in part.statements if isinstance(s, ast.Return)]
+        ends = [*(part.passes or returns), *(s for s in self._sums() if writes(s) & self.losses)]
+        return asked_of(part, [(s, self.losses) for s in ends], models)
+
+    def asked_for_batches(self, models: Collection[str]) -> dict[str, set[str]]:
+        """Likewise, which of them are for batches, or for what those are made of."""
+        part, kept = self._part, self.made_of()
+        given_on = [
+            (s, part.reads[id(s)])
+            for s in part.statements
+            if any(callee(node)[1] in kept for node in nodes_of(s) if isinstance(node, ast.Call))
+        ]
+        return asked_of(part, [*self._found.for_batch, *given_on], models)
 
     def results_in_object(self) -> set[str]:
         """Returns the attributes that hold results of models when the function returns."""
@@ -90,17 +137,42 @@ class Scores:
         return used - set().union(*(writes(s) for s in (*makes, *part.calls) if self._in_each_step(s)))
 
     def _losses(self) -> set[str]:
-        part, roles = self._part, self._found.roles
-        returns = (s for s in part.statements if isinstance(s, ast.Return) and not _is_tuple(s))
-        ends = part.passes or list(returns)
-        losses = set().union(*(part.wanted(s, self._links.losses) for s in ends))
-        sums = [s for s in part.statements if (id(s) in part.hooked or s.lineno in roles) and _adds_up(s)]
+        part, links = self._part, self._links
+        if part.passes:
+            losses = set().union(*(part.wanted(s, links.losses) for s in part.passes))
+        else:
+            items = [
+                item
+                for s in part.statements
+                if isinstance(s, ast.Return)
+                for item in lost_items(items_of(part, s), links.backs.get(part.name))
+            ]
+            losses = set().union(
+                *(part.with_needs(_summed(item), ast.Expr(item.value), links.losses) for item in items)
+            )
+        sums = self._sums()
         grew = True
         while grew:
             more = set().union(*(_terms(s) for s in sums if writes(s) & losses)) - losses
             grew = bool(more)
             losses |= more
         return losses
+
+    def _sums(self) -> list[ast.stmt]:
+        """Returns the statements that add up terms of a loss."""
+        part, roles = self._part, self._found.roles
+        return [s for s in part.statements if (id(s) in part.hooked or s.lineno in roles) and _adds_up(s)]
+
+    def _given_back(self, statement: ast.stmt) -> set[str]:
+        """Returns the results that functions return which train by themselves."""
+        back: set[str] = set()
+        for name, key, targets in given(self._part, statement):
+            scored = self._links.scored.get(name, set())
+            if key in scored:
+                back |= targets
+            elif key == WHOLE:
+                back.update(f"{target}[{each}]" for target in targets for each in scored)
+        return back
 
     def _left_by(self, statement: ast.stmt) -> set[str]:
         """Returns the results that a method leaves in its object."""
@@ -119,6 +191,7 @@ class Scores:
 def links_of(parts: Sequence[Part]) -> Links:
     """Returns what the functions of the loop leave for each other."""
     links = Links()
+    models = {part.name for part in parts if part.models}
     for _ in range(CHAIN):
         after = Links()
         for part in parts:
@@ -129,18 +202,18 @@ def links_of(parts: Sequence[Part]) -> Links:
                 "loss": found.loss,
                 "losses": {name for name in scores.losses if name.startswith("self.")},
                 "results": scores.results_in_object(),
+                "scored": scores.returned(),
             }
             for kind, told in passed.items():
                 by_name: dict[str, set[str]] = getattr(after, kind)
                 by_name[part.name] = by_name.get(part.name, set()) | told
+            merged(after.asked, asked_of(part, found.for_loss, models))
+            merged(after.fed, scores.asked_for_batches(models))
+            merged(after.backs, scores.asked_back(models))
         if after == links:
             break
         links = after
     return links
-
-
-def _is_tuple(statement: ast.Return) -> bool:
-    return isinstance(statement.value, ast.Tuple)
 
 
 def _terms(statement: ast.stmt) -> set[str]:
@@ -158,6 +231,25 @@ def _terms(statement: ast.stmt) -> set[str]:
         else:
             pending += ast.iter_child_nodes(node)
     return terms
+
+
+def _summed(item: Item) -> set[str]:
+    """Returns what an item reads by itself, or only adds up, not what it gives to other functions."""
+    if isinstance(item.value, ast.Name):
+        entries = {name for name in item.reads if "[" in name}
+        return set(item.reads) if f"{item.value.id}[*]" in entries else entries
+    found: set[str] = set()
+    pending: list[ast.AST] = [item.value]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            found |= reads(ast.Expr(node))
+        elif not isinstance(node, ast.Call):
+            pending += ast.iter_child_nodes(node)
+        elif callee(node)[0] in ARITHMETIC:
+            pending += node.args
+            pending += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    return found
 
 
 def _adds_up(statement: ast.stmt) -> bool:

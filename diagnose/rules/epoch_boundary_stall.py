@@ -91,6 +91,7 @@ class EpochBoundaryStall(Rule):
                 "steady_wait_ns": 2e6,
             },
         ),
+        fed_by(
             data_wait_ms=60,
             fetch_ms=20,
             loader={"epochs": 501},
