@@ -77,7 +77,7 @@ class AnomalyMode(Rule):
         around = 1.0  # that part of the step
         if graph is not None and graph.searches_nan:
             phases = tuple(SHARES) if graph.keeps_stacks else (Phase.BACKWARD,)
-            around = sum(profile.share(phase) or 0.0 for phase in phases)
+            around = sum(profile.share(phase) or 0.0 for phase in phases) or 1.0
         if share < max(MIN_READINGS, MIN_PART * around):
             return None
         if graph is not None and graph.num_nodes and not graph.truncated:
@@ -100,11 +100,12 @@ class AnomalyMode(Rule):
             for phase, ns in wanted.items()
         }
         total = sum(lost.values())
+        slowed = "forward and backward" if Phase.FORWARD in lost else "the backward pass"
         if not total:
             return None
         return Finding(
             rule=self.name,
-            summary="Torch's anomaly detection is on, and slows forward and backward down",
+            summary=f"Torch's anomaly detection is on, and slows {slowed} down",
             lost_ns=lost,
             low_ns=bounds[0] * total,
             high_ns=bounds[1] * total,
