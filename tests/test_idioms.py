@@ -347,11 +347,11 @@ def test_what_an_imported_package_gives_is_no_tensor_unless_it_is_torchs(
             UPDATE,
         ),
         (
-            "for p, v in zip(params, vs):\n    g = p.grad\n    v.mul_(d).addcmul_(g, g, value=1 - d)  # here",
+            "for p, v in zip(params, vs):\n    g = p.grad\n    v.mul_(d).addcmul_(g, g)  # here",
             UPDATE,
         ),
         (
-            "for p, q in zip(params, old):\n    p -= lr * p.grad\n    q.mul_(d).add_(p, alpha=1 - d)  # here",
+            "for p, q in zip(params, old):\n    p -= lr * p.grad\n    q.mul_(d).add_(p)  # here",
             EMA,
         ),
         ("for p in model.parameters():\n    most += p.grad.abs().max()  # here", PYTHON_LOOP),

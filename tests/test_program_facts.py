@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -315,7 +317,9 @@ def test_a_function_that_computes_its_forward_again_is_a_checkpoint(function: An
         assert facts["regions"]["backward_ns"] == pytest.approx(3 * facts["regions"]["forward_ns"])
 
 
-@pytest.mark.parametrize(("around_forward", "around_backward"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("around_forward", "around_backward"), [(False, False), (False, True), (True, True)]
+)
 def test_anomaly_detection_is_told_by_what_it_is_around(around_forward: bool, around_backward: bool):
     recorder = Recorder()
     weight = nn.Parameter(torch.ones(8, 4))

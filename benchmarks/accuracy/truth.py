@@ -35,8 +35,8 @@ LONGER = 3
 """The judged run takes so many times the steps, but for the warm-up."""
 
 MAY_GROW = frozenset({"checkpoint-stall"})
-"""Labels of faults that are often larger in a longer run, as what is saved is what was gathered so far. Their
-truth takes as many steps as the judged run; that of the others is as long in a third of them."""
+"""Labels of faults that are often larger in a longer run, as what is saved is what was gathered so far.
+Their truth takes as many steps as the judged run; that of the others is as long in a third of them."""
 
 MEDIAN_ERROR = 1.86
 """Standard error of a median, from the median absolute deviation and the root of the number of values."""

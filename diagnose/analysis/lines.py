@@ -186,7 +186,7 @@ def _purpose(parts: Mapping[tuple[str, ...], float], *, waits: bool) -> str:
 def _saving(
     purposes: Mapping[LineKey, Mapping[tuple[str, ...], float]], sources: Sources
 ) -> dict[Helper, set[int] | None]:
-    """Returns file and name of the functions that are there to save the state, and the lines that serve that.
+    """Returns file and name of the functions that are there to save the state, and which lines serve that.
 
     What most of a function's time saves, all of it serves: `None`. A function that is only named for it may
     do something else in each call, and save now and then.

@@ -440,8 +440,8 @@ def _keyword(call: ast.Call, name: str) -> object:
 
 
 def _in_side_loop(place: Place, within: Within) -> bool:
-    """Whether a loop goes around the statement that trains nothing. In an optimizer's step one over its groups
-    is none: a group is many tensors."""
+    """Whether a loop goes around the statement that trains nothing. In an optimizer's step one over its
+    groups is none: a group is many tensors."""
     loops = [loop for loop in place.loops if not within.stepping or not _goes_over_groups(loop)]
     return any(
         not any(

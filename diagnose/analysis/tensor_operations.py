@@ -24,7 +24,7 @@ AT_ONCE = ("_foreach_", "_fused_")
 def operations_by_statement(function: Function | None) -> dict[int, int]:
     """Returns how many operations on tensors each statement does, by its identity.
 
-    A tensor is what such a method is called on, what has a gradient, and what is computed of one. So numbers
+    A tensor is what such a method is called on, what has a gradient, and what is computed of one. Numbers
     may be computed beside: `rate = lr / (1 - beta**t)` is no operation.
     """
     if function is None or isinstance(function, ast.Lambda):

@@ -61,10 +61,11 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _beside_gradients(place: Place, *, in_pairs: bool) -> bool:
-    """Whether a statement is a part of an update: its loop reads gradients, `m.mul_(beta).add_(p.grad)` before
-    `p.add_(m, alpha=-lr)`. Of two weights the one that is changed must be the one with the gradient."""
+    """Whether a statement is a part of an update, as its loop reads gradients: `p.add_(m, alpha=-lr)` after
+    `m.mul_(beta).add_(p.grad)`. Of two weights it must change the one with the gradient."""
     turns = [node for loop in place.loops[:1] for node in ast.walk(loop)]
-    own = {ast.unparse(node.value) for node in turns if isinstance(node, ast.Attribute) and node.attr == "grad"}
+    read = [node for node in turns if isinstance(node, ast.Attribute) and node.attr == "grad"]
+    own = {ast.unparse(node.value) for node in read}
     changed = _changed(place.statement)
     root = changed[0] if changed else None
     while isinstance(root, (ast.Call, ast.Attribute)):

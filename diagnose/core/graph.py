@@ -58,8 +58,8 @@ class Graph:
         num_unreached_tensors: Parameters that an optimizer updates and this pass does not reach.
         recomputed_share: Part of the operations that save nothing and are computed again in the backward
             pass (activation checkpointing).
-        num_checkpoints: Checkpointed regions of the older, reentrant kind, and nodes of the script's own that
-            compute a part of the forward again; what is inside is not in the graph.
+        num_checkpoints: Checkpointed regions of the older, reentrant kind, and nodes of the script's own
+            that compute a part of the forward again; what is inside is not in the graph.
         regions: These, each as one operation.
         inside_bytes: Bytes of the results that are computed again inside these regions.
         wasted_share: Part of the nodes, created between two passes, that no backward pass went through: of

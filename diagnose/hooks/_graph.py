@@ -21,8 +21,8 @@ SMALL_FLOPS = 2e6
 """An operation below both computes for less time than it takes to be dispatched."""
 
 SLOW_NS = 50_000
-"""A node that takes longer in the backward pass computes, and is not only dispatched, however few numbers it
-gives: the factors of many small matrices, say."""
+"""A node that takes longer in the backward pass computes, and is not only dispatched, however few numbers
+it gives: the factors of many small matrices, say."""
 
 LEAF_SEQUENCE = 2**63
 """Leaves have a sequence number above this: they are no operation's."""
@@ -44,8 +44,8 @@ POINTWISE = frozenset(POINTWISE_NAMES.split())
 REGION = "CheckpointFunctionBackward"
 """A checkpointed region of the older, reentrant kind."""
 MAX_INNER = 4
-"""Backward passes inside of one node that computes its forward again; a solver that goes step by step, as the
-adjoint of a differential equation does, has more."""
+"""Backward passes inside of one node that computes its forward again; a solver that goes step by step, as
+the adjoint of a differential equation does, has more."""
 
 FUSED_ATTENTION = "ScaledDotProduct"
 ATTENTION_HOPS = 10

@@ -90,7 +90,7 @@ class AutogradGraphHook(Hook):
         def on_inner(args: tuple[Any, ...]) -> None:
             """A part of the forward was computed again, inside of a node: now it is a graph.
 
-            That node is a checkpointed region of the reentrant kind, or one of a function of the script's own.
+            That node is a checkpointed region of the reentrant kind, or a function of the script's own.
             """
             nonlocal regions, inside_bytes, inside_ns
             begun_ns = recorder.clock()
@@ -98,7 +98,7 @@ class AutogradGraphHook(Hook):
             index = node_clock.running
             own = kept[index] if index is not None and kept[index].name != REGION else None
             if own is not None:
-                # Else it goes through what the forward pass has left, as the solver of an implicit layer does.
+                # Else it goes through what the forward pass has left, as an implicit layer does.
                 if not own.name.endswith("Backward") or not roots or roots[0]._sequence_nr() < last_root:
                     return
                 own.num_inner += 1

@@ -14,8 +14,8 @@ from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
 MIN_PART = 0.5
-"""The part of the readings that find it on, of those that could: where it is on around the backward pass only,
-those in there. One that is switched on for a few steps is a search for a NaN."""
+"""The part of the readings that find it on, of those that could: where it is on around the backward pass
+only, those in there. One that is switched on for a few steps is a search for a NaN."""
 
 MIN_READINGS = 0.15
 """Fewer of all readings may be chance."""

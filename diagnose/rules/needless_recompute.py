@@ -38,7 +38,7 @@ def checkpointed(share: float, **changes: object) -> Program:
 
 
 def timed(share: float) -> dict[str, Work]:
-    """A part of the forward inside of regions, each of which takes three times as long in the backward pass."""
+    """A part of the forward is inside of regions, which take three times as long in the backward pass."""
     total = Work(num_ops=200, flops=1e9, num_bytes=1e9, backward_ns=60e6, forward_ns=30e6)
     return {"total": total, "regions": Work(num_ops=1, backward_ns=90e6 * share, forward_ns=30e6 * share)}
 
@@ -120,14 +120,14 @@ class NeedlessRecompute(Rule):
                 f"{format_bytes(free)} of {format_bytes(total)} are free; keeping the results takes about"
                 f" {format_bytes(kept_bytes)}.",
             ),
-            fix="Call the layers directly instead of through torch.utils.checkpoint, or through a function that"
-            " computes them again in its backward().",
+            fix="Call the layers directly instead of through torch.utils.checkpoint, or through a function"
+            " that computes them again in its backward().",
         )
 
 
 def inside_share(graph: Graph) -> float:
-    """Returns the part of the forward inside of regions that are one node of the graph: by the time that these
-    took, else by the bytes of their results."""
+    """Returns the part of the forward inside of regions that are one node of the graph: by the time that
+    these took, else by the bytes of their results."""
     if not graph.num_checkpoints:
         return 0.0
     if graph.regions.forward_ns and graph.total.forward_ns:

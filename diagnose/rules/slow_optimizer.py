@@ -61,7 +61,7 @@ MIN_OPERATIONS = 5
 memory at least twice as often as one kernel of them all does, whatever the size of the tensors."""
 
 SAVED_OF_PASSES = (0.1, 0.5, 0.85)
-"""Of such lines: less than `SAVED_AT_ANY_SIZE`, as it takes a compiler, or torch's own class, to save it."""
+"""Of such lines: less than `SAVED_AT_ANY_SIZE`, as it takes a compiler, or a class of torch's."""
 
 LOW, HIGH = 0.6, 1.15
 """The measured savings scatter by this much with the size of the tensors and the number of cores."""
@@ -112,10 +112,11 @@ def one(
 OWN = one(kind="Mine", implementation="", can_fuse=False)
 LARGE_OWN = one(kind="Mine", num_elements=80_000_000, implementation="", can_fuse=False)
 OWN_LINE = at("velocity.mul_(beta).add_(p.grad)", 0.2, "python-loop", phase=Phase.OPTIMIZER)
-LION = tuple(
-    replace(OWN_LINE, text=text, num_operations=num)
-    for text, num in (("u = m.mul(b).add(p.grad, alpha=1 - b)", 2), ("p.mul_(d).add_(u.sign_(), alpha=-lr)", 3))
+LION = (
+    replace(OWN_LINE, text="u = m.mul(b).add(p.grad, alpha=1 - b)", num_operations=2),
+    replace(OWN_LINE, text="p.mul_(d).add_(u.sign_(), alpha=-lr)", num_operations=3),
 )
+ONE_EACH = Program(optimizers=one(num_tensors=1, num_elements=1_000).optimizers * 60)
 UPDATING = at("p -= lr * p.grad", 0.1, UPDATE)
 
 
@@ -129,8 +130,8 @@ class SlowOptimizer(Rule):
     ## What to do
     Give the optimizer `fused=True`: one call updates all tensors. Where torch has no fused
     implementation, `foreach=True`. An optimizer of the script's own that goes over small tensors in Python
-    can call `torch._foreach_mul_` and the like, or have its step compiled; over large ones, where it has many
-    operations on each, only the latter helps. So can a loop over the weights that stands beside an optimizer.
+    can call `torch._foreach_mul_` and the like, or have its step compiled; over large ones, where it has
+    many operations on each, only the latter helps. So can a loop over the weights beside an optimizer.
     Nothing is said of what neither can take: sparse gradients, 16-bit parameters of SGD on a CPU.
 
     ## When it is wrong
@@ -148,7 +149,7 @@ class SlowOptimizer(Rule):
         profile(optimizer_ms=30, program=LARGE_OWN, where=LION),
         profile(other_ms=12, program=one(implementation="fused"), where=(UPDATING,)),
         profile(other_ms=12, where=(UPDATING,)),
-        profile(optimizer_ms=30, program=Program(optimizers=one(num_tensors=1, num_elements=1_000).optimizers * 60)),
+        profile(optimizer_ms=30, program=ONE_EACH),
     )
     silent_on = (
         profile(optimizer_ms=30, program=one(implementation="fused")),
@@ -172,7 +173,7 @@ class SlowOptimizer(Rule):
         ),
         profile(optimizer_ms=30, program=OWN),
         profile(optimizer_ms=30, program=LARGE_OWN, where=(replace(OWN_LINE, num_operations=2),)),
-        profile(other_ms=12, program=one(implementation="fused"), where=(at("x += f(p)", 0.1, "python-loop"),)),
+        profile(other_ms=12, program=one(implementation="fused"), where=(at("x", 0.1, "python-loop"),)),
         profile(
             optimizer_ms=30,
             program=Program(optimizers=one("SGD", num_tensors=1, num_elements=100).optimizers * 4),
@@ -306,8 +307,8 @@ def _is_small(optimizer: Optimizer) -> bool:
 
 
 def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, float]]:
-    """Returns the lines in which an optimizer of the script's own goes over tensors, and what can be saved of
-    them; none where that is too little."""
+    """Returns the lines in which an optimizer of the script's own goes over tensors, and what can be saved
+    of them; no lines where that is too little."""
     own = _own(profile.program)
     lines = [
         line
@@ -323,7 +324,7 @@ def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, f
 
 
 def _updating(profile: Profile) -> list[SourceLine]:
-    """Returns the lines that update weights beside any optimizer's step: in the loop, or in a hook of it."""
+    """Returns the lines that update weights beside an optimizer's step: in the loop, or in a hook of it."""
     return [
         line
         for line in profile.where
@@ -333,7 +334,7 @@ def _updating(profile: Profile) -> list[SourceLine]:
 
 
 def _of_kind(optimizer: Optimizer, among: list[Optimizer]) -> Optimizer:
-    """Returns an optimizer with the tensors of all that are like it: some loops have one for each tensor."""
+    """Returns an optimizer with the tensors of all that are like it: some have one for each tensor."""
     alike = [
         each
         for each in among
@@ -375,7 +376,7 @@ def _slow(program: Program) -> list[Optimizer]:
     return [
         optimizer
         for optimizer in loops
-        if (alike := _of_kind(optimizer, loops)).num_tensors >= MIN_TENSORS or _saved_at_least(alike, on_gpu)
+        if (kind := _of_kind(optimizer, loops)).num_tensors >= MIN_TENSORS or _saved_at_least(kind, on_gpu)
     ]
 
 
