@@ -34,9 +34,9 @@ def operations_by_statement(function: Function | None) -> dict[int, int]:
     grew = True
     while grew:
         before = len(held)
-        for statement in statements:
-            if isinstance(statement, ast.Assign) and _holds(statement.value, held):
-                held.update(map(ast.unparse, statement.targets))
+        for target, value in (pair for statement in statements for pair in _assigned(statement)):
+            if _holds(value, held):
+                held.add(ast.unparse(target))
         grew = len(held) > before
     return {id(statement): _count(statement, held) for statement in statements}
 
@@ -51,6 +51,18 @@ def _count(statement: ast.stmt, held: set[str]) -> int:
     operators = [node for node in nodes if isinstance(node, ast.BinOp) and _holds(node, held)]
     added = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) in held
     return sum(map(_is_elementwise, nodes)) + len(operators) + added
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields what is assigned, and what to that, one by one."""
+    if not isinstance(statement, ast.Assign):
+        return
+    value = statement.value
+    for target in statement.targets:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            yield from zip(target.elts, value.elts, strict=False)
+        else:
+            yield target, value
 
 
 def _told(nodes: Iterable[ast.AST]) -> Iterator[str]:
