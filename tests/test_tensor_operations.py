@@ -40,6 +40,15 @@ def step(self):
         p.add_(buf, alpha=-lr * (1 - mu ** self.count))
 """
 
+MUON = """\
+def orthogonal(g):
+    x = g / g.norm()
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4 * x + (b * a + c * a @ a) @ x
+    return x
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "counts"),
@@ -47,6 +56,7 @@ def step(self):
         pytest.param(LION, {4: 0, 5: 2, 6: 3, 7: 2}, id="methods"),
         pytest.param(ADAM, {4: 0, 5: 3, 6: 0, 7: 0, 8: 2}, id="operators, and numbers beside"),
         pytest.param(SGD, {4: 2, 5: 1}, id="few"),
+        pytest.param(MUON, {2: 2, 4: 0, 5: 0}, id="products"),
     ],
 )
 def test_operations_on_tensors_are_counted_and_those_on_numbers_are_not(text, counts):

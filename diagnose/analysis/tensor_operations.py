@@ -17,12 +17,15 @@ ELEMENTWISE = frozenset(ELEMENTWISE_NAMES.split())
 NUMBERS = frozenset({"item", "float", "int", "len", "numel", "size", "dim", "get"})
 """What is not a tensor of what it is asked of."""
 
+PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "einsum", "tensordot"})
+"""Beside one of these the memory is not what takes the time."""
+
 AT_ONCE = ("_foreach_", "_fused_")
 """Begins the names of torch's functions that take a list of tensors."""
 
 
 def operations_by_statement(function: Function | None) -> dict[int, int]:
-    """Returns how many operations on tensors each statement does, by its identity.
+    """Returns how many elementwise operations on tensors each statement does, by its identity.
 
     A tensor is what such a method is called on, what has a gradient, and what is computed of one. Numbers
     may be computed beside: `rate = lr / (1 - beta**t)` is no operation.
@@ -48,9 +51,21 @@ def is_at_once(nodes: Iterable[ast.AST]) -> bool:
 
 def _count(statement: ast.stmt, held: set[str]) -> int:
     nodes = nodes_of(statement)
+    if any(map(_is_product, nodes)):
+        return 0
     operators = [node for node in nodes if isinstance(node, ast.BinOp) and _holds(node, held)]
     added = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) in held
     return sum(map(_is_elementwise, nodes)) + len(operators) + added
+
+
+def _is_product(node: ast.AST) -> bool:
+    """Whether matrices are multiplied, or factored."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult)
+    if not isinstance(node, ast.Call):
+        return False
+    name, base = callee(node)
+    return name in PRODUCTS or base.endswith("linalg")
 
 
 def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:

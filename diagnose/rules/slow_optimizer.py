@@ -319,7 +319,7 @@ def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, f
     if any(map(_is_small, own)):
         return lines, SAVED_OF_OWN
     if own and sum(line.num_operations for line in lines) >= MIN_OPERATIONS:
-        return lines, SAVED_OF_PASSES
+        return [line for line in lines if line.num_operations], SAVED_OF_PASSES
     return [], SAVED_OF_OWN
 
 
