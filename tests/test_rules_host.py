@@ -477,9 +477,7 @@ def test_a_loop_over_the_weights_beside_a_slow_optimizer_is_told_with_it():
 
 
 def test_optimizers_of_one_tensor_each_are_to_become_one():
-    (example,) = (
-        each for each in RULES["slow-optimizer"].fires_on if len(each.program.optimizers) > 1
-    )
+    (example,) = (each for each in RULES["slow-optimizer"].fires_on if len(each.program.optimizers) > 1)
     made = tuple(replace(each, file="/home/me/train.py", line=7) for each in example.program.optimizers)
     found = found_in(replace(example, program=replace(example.program, optimizers=made)))["slow-optimizer"]
     assert found.summary == "AdamW updates 60 tensors one by one."

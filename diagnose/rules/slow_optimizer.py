@@ -240,8 +240,7 @@ class SlowOptimizer(Rule):
                 f" loop over"
                 " them.",
             ),
-            fix=fix
-            + (f", and likewise what is made at {' and '.join(others)}." if others else "."),
+            fix=fix + (f", and likewise what is made at {' and '.join(others)}." if others else "."),
             code='TrainingArguments(..., optim="adamw_torch_fused")'
             if not worst.call and under_trainer(profile) and (worst.kind, option) == ("AdamW", "fused")
             else with_arguments(worst.call, f"torch.optim.{worst.kind}", **{option: True}),
