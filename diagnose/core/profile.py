@@ -140,6 +140,7 @@ class SourceLine:
         every: The condition with a remainder under which it runs, `step % 10 == 0`; empty for none.
         off_cpu: Part of its time, 0 to 1, in which the thread used no CPU: it waited, for whatever it was.
             `None` where that is not known.
+        num_operations: In an optimizer's phase, about how many operations on whole tensors it does.
         trains: Whether it leaves training to a package, in which backward passes and steps were seen.
     """
 
@@ -158,6 +159,7 @@ class SourceLine:
     idiom: tuple[str, ...] = ()
     every: str = ""
     off_cpu: float | None = None
+    num_operations: int = 0
     trains: bool = False
 
 
