@@ -112,5 +112,5 @@ def test_an_order_that_torch_draws_takes_no_time_worth_the_name(tmp_path):
     found = profile_of(tmp_path / "run", epochs=3, batch_size=4, shuffle=True, persistent_workers=True)
     stats = found.input
     assert stats.drawing_ns is not None and stats.epoch_drawing_ns is not None
-    assert stats.drawing_ns < 0.2 * MS
-    assert stats.epoch_drawing_ns < 0.2 * MS
+    assert stats.drawing_ns < 1 * MS
+    assert stats.epoch_drawing_ns < 1 * MS

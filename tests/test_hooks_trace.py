@@ -361,7 +361,7 @@ MISSING = {
     "optimizer-rest": ("torch.optim.Optimizer", "zero_grad"),
     "loader-facts": ("torch.utils.data.dataloader.DataLoader", "__iter__"),
     "queue-depth": ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter"),
-    "drawn-order": ("torch.utils.data.dataloader._BaseDataLoaderIter", "_next_index"),
+    "drawn-order": ("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", "_try_put_index"),
 }
 
 

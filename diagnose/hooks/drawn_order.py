@@ -19,6 +19,7 @@ class DrawnOrderHook(Hook):
     """Times the sampler of a loader with workers, for training: it runs on the training thread, within
     `iter(loader)` and `next(loader)`, whoever fetches the samples.
 
+    That includes putting a batch's indices into the worker's queue, some 20 us.
     What an epoch's beginning draws, the first batches that the workers are given included, is kept apart
     from what comes with each later batch.
     """
@@ -64,7 +65,7 @@ class DrawnOrderHook(Hook):
             replaced(_MultiProcessingDataLoaderIter, "_reset", wrap_reset),
             replaced(
                 _MultiProcessingDataLoaderIter,
-                "_next_index",
+                "_try_put_index",
                 lambda original: timed(original, recorder, drawn),
             ),
         ):
