@@ -13,7 +13,7 @@ import numpy.typing as npt
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.results import Results
-from diagnose.analysis.roles import Roles
+from diagnose.analysis.roles import Roles, schedules_of
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     CHAIN,
@@ -80,7 +80,7 @@ def source_lines(
     sampled: dict[int, float] = defaultdict(float)
     weights: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
-    idioms = Idioms(sources)
+    idioms = Idioms(sources, schedules_of(log.sites))
     results = Results(sources)
     waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
