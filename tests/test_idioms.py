@@ -212,6 +212,18 @@ def test_a_line_whose_time_is_a_packages_training_does_nothing_else() -> None:
         ("book = open(path, 'a')", (LOG,)),
         ("book = open(path, 'r+')", (LOG,)),
         ("book = open(path, mode=mode)", (LOG,)),
+        ("book = path.open('a')", (LOG,)),
+        ("book = path.open()", ()),
+        ("book = path.open('rb')", ()),
+        ("book = gzip.open(path, 'at')", (LOG,)),
+        ("book = h5py.File(path, 'a')", (LOG,)),
+        ("picture = Image.open('a.png')", ()),
+        ("Image.fromarray(rows).save(folder / f'{step}.png')", (LOG,)),
+        ("canvas.export(os.path.join(folder, f'{step}.svg'))", (LOG,)),
+        ("engine.keep(f'{folder}/{step}.pt')", (SAVE,)),
+        ("os.remove(folder / f'{step}.png')", ()),
+        ("book.add(f'{part}.loss', value)", ()),
+        ("joblib.dump(state, path)", (SAVE,)),
         ("p.join()", (WAIT,)),
         ("runner.join(timeout=3)", (WAIT,)),
         ("np.savez_compressed(path, rows)", (SAVE,)),
@@ -368,7 +380,52 @@ def test_what_an_imported_package_gives_is_no_tensor_unless_it_is_torchs(
         ("for a, b in zip(kept.parameters(), m.parameters()):\n    a.copy_(b)  # here", PYTHON_LOOP),
         ("for a, b in zip(target.parameters(), m.parameters()):\n    a.copy_(b)  # here", EMA),
         ("for a, b in zip(old.parameters(), m.parameters()):\n    a.data = b.data  # here", PYTHON_LOOP),
-        ("for a, b in zip(old.parameters(), m.parameters()):\n    a.data = d * b.data  # here", EMA),
+        (
+            "for a, b in zip(old.parameters(), m.parameters()):\n    a.data = d * b.data  # here",
+            PYTHON_LOOP,
+        ),
+        (
+            "for a, b in zip(old.parameters(), ps):\n    a.data = d * a.data + e * b.data  # here",
+            EMA,
+        ),
+        (
+            "for a, b in zip(old.parameters(), ps):\n    a.mul_(d)\n    a.add_(b, alpha=e)  # here",
+            EMA,
+        ),
+        (
+            "for a, b in zip(old.parameters(), ps):\n    a.data *= d  # here\n    a.data += b.data * e",
+            EMA,
+        ),
+        ("for p, m in zip(model.parameters(), masks):\n    p.data.mul_(m)  # here", PYTHON_LOOP),
+        ("for p, m in zip(model.parameters(), masks):\n    p.data *= m  # here", PYTHON_LOOP),
+        ("for p, e in zip(model.parameters(), noise):\n    p.data.add_(e)  # here", PYTHON_LOOP),
+        ("for p, q in zip(model.parameters(), old):\n    far += (p - q).norm() ** 2  # here", PYTHON_LOOP),
+        (
+            "for p, q in zip(model.parameters(), target):\n    far += (p - q).norm() ** 2  # here",
+            PYTHON_LOOP,
+        ),
+        (
+            "for p, q in zip(model.parameters(), target):\n    far = far + (p - q).norm()  # here",
+            PYTHON_LOOP,
+        ),
+        ("for p in model.parameters():\n    p.grad.data *= clip_coef  # here", CLIP),
+        ("for p in model.parameters():\n    p.grad = p.grad * clip_coef  # here", CLIP),
+        ("for p in model.parameters():\n    p.grad = torch.clamp(p.grad, -1.0, 1.0)  # here", CLIP),
+        ("for p in model.parameters():\n    p.grad.data = p.grad.data.clamp(-c, c)  # here", CLIP),
+        ("for p in model.parameters():\n    g = p.grad\n    total += g.pow(2).sum()  # here", CLIP),
+        ("for p in model.parameters():\n    g = p.grad\n    p.data.add_(g, alpha=-lr)  # here", UPDATE),
+        ("for p in model.parameters():\n    torch.nn.utils.clip_grad_norm_(p, 1.0)  # here", CLIP),
+        ("for p in model.parameters():\n    p.grad = p.grad * mask  # here", PYTHON_LOOP),
+        ("for p in model.parameters():\n    p.grad /= num_steps  # here", PYTHON_LOOP),
+        (
+            "for p in model.parameters():\n    p.grad = p.grad + max_norm * torch.randn_like(p)  # here",
+            PYTHON_LOOP,
+        ),
+        (
+            "for p in model.parameters():\n    v[p] = b * v[p] + (1 - b) * p.grad.pow(2)  # here",
+            UPDATE,
+        ),
+        ("for c in cs:\n    protos[c] = m * protos[c] + (1 - m) * means[c]  # here", PYTHON_LOOP),
         ("for i, (a, b) in enumerate(zip(params, old)):\n    kept[i] = a + 1  # here", PYTHON_LOOP),
         ("for n, p in zip(names, state_dict()):\n    state[n] = p.clone()  # here", PYTHON_LOOP),
         ("for g, lr in zip(optimizer.param_groups, rates):\n    g['lr'] = lr  # here", SCHEDULE),
@@ -584,3 +641,155 @@ def test_a_helper_that_a_module_calls_for_each_slice_serves_the_loop(call, taken
     assert found.of(stack, phase=Phase.FORWARD, called=True) == ()
     layer = [(FILE, 2, "Whiten.forward"), *stack[1:]]
     assert found.of(layer, phase=Phase.FORWARD) == ()
+
+
+RATES = """
+def rate_at(step):
+    return sum(shape(step, i) for i in range(9))  # inside
+
+for step, x in enumerate(data):
+    lr = {}  # made
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss.backward()
+    optimizer.step()
+    print(step, {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "told", "idiom"),
+    [
+        ("rate_at(step)", "lr", SCHEDULE),
+        ("base * rate_at(step)", "lr", SCHEDULE),
+        ("rate_at(step) if decays else base", "lr", SCHEDULE),
+        ("rate_at(step)", "optimizer.step(lr)", PYTHON_LOOP),
+    ],
+)
+def test_what_makes_a_rate_that_is_only_set_is_a_schedule(made: str, told: str, idiom: str):
+    text = RATES.format(made, told)
+    stack = [(FILE, 3, "rate_at"), (FILE, 6, "<module>")]
+    assert Idioms(Sources({FILE: text})).of(stack) == (idiom,)
+    assert (SCHEDULE in Idioms(Sources({FILE: text})).of(stack[1:])) is (idiom == SCHEDULE)
+
+
+def test_what_the_loop_needs_besides_is_no_rate():
+    text = RATES.format("base / loss", "loss").replace(
+        "loss.backward()", "loss = f(x)  # here\n    loss.backward()"
+    )
+    assert of_marked(text) == ()
+
+
+WARMUP = """
+def factor(step):
+    return sum(shape(step, i) for i in range(9))
+
+for x in data:
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "schedules", "idioms"),
+    [
+        ("warmup.step()", True, (SCHEDULE,)),
+        ("warmup.step()", False, (HOOK,)),
+        ("optimizer.step(); warmup.step()", True, (HOOK,)),
+        ("trainer.fit(x)", True, ()),
+    ],
+)
+def test_a_schedule_is_told_by_where_it_was_stepped_whatever_it_is_called(
+    line: str, schedules: bool, idioms: tuple[str, ...]
+):
+    text = WARMUP.format(line)
+    found = Idioms(Sources({FILE: text}), {(FILE, 6)} if schedules else ())
+    stack = [(FILE, 3, "factor"), (FILE, 6, "fit")]
+    assert set(found.of(stack, phase=Phase.OPTIMIZER)) - {PYTHON_LOOP} == set(idioms)
+    assert (SCHEDULE in found.of(stack[1:], phase=Phase.OPTIMIZER)) is (idioms == (SCHEDULE,))
+
+
+@pytest.mark.parametrize(
+    ("imports", "call", "idioms"),
+    [
+        ("import pickle as pkl", "pkl.dump(state, book)", (SAVE,)),
+        ("from pickle import dump", "dump(state, book)", (SAVE,)),
+        ("from mine import dump", "dump(state, book)", ()),
+        ("import numpy as onp", "onp.savez(path, rows)", (SAVE,)),
+        ("from gc import collect", "collect()", (COLLECT,)),
+    ],
+)
+def test_what_a_file_imports_is_known_by_any_name(imports: str, call: str, idioms: tuple[str, ...]):
+    assert of_marked(f"{imports}\n{call}  # here") == idioms
+
+
+DURABLE = """
+with open(new, "wb") as book:  # opens
+    torch.save(state, book)
+    book.flush()  # flushes
+    os.fsync(book.fileno())  # waits
+buffer = BytesIO()
+torch.save(state, buffer)
+packed = zlib.compress(buffer.getvalue())  # packs
+path.write_bytes(packed)  # writes
+notes.write(text)  # notes
+with open("notes", "a") as notes:  # appends
+    notes.write(text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "idiom"),
+    [
+        ("opens", SAVE),
+        ("flushes", SAVE),
+        ("waits", SAVE),
+        ("packs", SAVE),
+        ("writes", SAVE),
+        ("notes", LOG),
+        ("appends", LOG),
+    ],
+)
+def test_what_is_done_to_a_file_that_state_is_saved_to_is_saving(mark: str, idiom: str):
+    assert of_marked(DURABLE.replace(f"# {mark}", "# here")) == (idiom,)
+
+
+PREDICTIONS = """
+def row_of(p):
+    return ",".join(f"{{v:.6f}}" for v in p)  # helper
+
+with open("predictions", "w") as fh:
+    for x, y in loader:
+        out = model(x)
+        rows = [f"{{i}},{{row_of(p)}}" for i, p in enumerate(out.tolist())]  # rows
+        lines = []
+        for p in out.tolist():  # head
+            line = row_of(p)  # line
+            lines.append(line)
+        text = {}  # text
+        fh.write("\\n".join(rows) + "\\n".join(lines))
+        fh.write({})
+        loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "made", "written", "logs"),
+    [
+        ("rows", "''", "text", True),
+        ("head", "''", "text", True),
+        ("line", "''", "text", True),
+        ("text", "render(out)", "text", True),
+        ("text", "assess(out, y)", "f'{text}'", False),
+        ("text", "assess(out, y)", "text); print(text); total += text; len(''", False),
+    ],
+)
+def test_text_that_is_made_to_be_written_is_logging(mark: str, made: str, written: str, logs: bool):
+    text = PREDICTIONS.format(made, written)
+    assert (LOG in of_marked(text.replace(f"# {mark}", "# here"))) is logs
+
+
+def test_a_helper_that_formats_what_is_written_is_logging():
+    text = PREDICTIONS.format("''", "text")
+    for line, idiom in {8: LOG, 11: LOG, 7: PYTHON_LOOP}.items():
+        stack = [(FILE, 3, "row_of"), (FILE, line, "<module>")]
+        assert Idioms(Sources({FILE: text})).of(stack) == (idiom,)

@@ -177,7 +177,7 @@ PAIRS = "for a, b in zip(old.parameters(), new.parameters()):\n        "
         ("ModelEMA.update", "own = model.state_dict()\n    d = self.d(n)  # here", EMA),
         ("Trainer._average", PAIRS + "a.lerp_(b, w)  # here", EMA),
         ("Trainer._after", "self.model_ema.update(self.model)  # here", EMA),
-        ("soft_update", PAIRS + "a.data.copy_(tau * b)  # here", EMA),
+        ("soft_update", PAIRS + "a.data.copy_(tau * b + keep * a)  # here", EMA),
         ("Trainer._score", "hits = (out.argmax(1) == labels).float().mean()  # here", METRIC),
         ("compute_accuracy", "_, best = out.topk(5)  # here", METRIC),
         ("Trainer._score", "hits = accuracy(out, labels)  # here", METRIC),
@@ -241,12 +241,16 @@ def test_a_batch_function_is_not_named_by_what_it_computes():
         ("packed = pack_padded_sequence(x, lengths.cpu())", ()),
         ("indices = linear_sum_assignment(costs.cpu())", ()),
         ("rows = [render(row.tolist()) for row in out]", (PYTHON_LOOP,)),
+        ("for p in ps:\n    if not torch.isfinite(p.grad).all():", (PYTHON_LOOP,)),
+        ("for p in ps:\n    assert not torch.isnan(p).any(), p", (PYTHON_LOOP,)),
+        ("for p in ps:\n    losses.append(p.item())", (SYNC,)),
+        ("for x in xs:\n    loss.backward()\n    if torch.isnan(loss):", (SYNC,)),
     ],
 )
 def test_on_a_cpu_reading_a_value_is_blamed_only_for_a_statement_that_does_nothing_else(
     statement, on_a_cpu
 ):
-    text = f"{statement}  # here"
+    text = f"{statement}  # here" + ("\n        pass" if statement.endswith(":") else "")
     assert SYNC in of_marked(text)
     assert of_marked(text, waits=False) == on_a_cpu
 

@@ -12,7 +12,7 @@ from test_profile import NOBODY, SLOT_OF, log_of, steps_of
 from diagnose.analysis.lines import source_lines
 from diagnose.analysis.roles import Roles
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import LOG, METRIC, PYTHON_LOOP, SAVE, SYNC
+from diagnose.analysis.statement_idioms import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 
@@ -91,7 +91,7 @@ def test_a_helper_that_mostly_computes_is_not_there_for_the_file_it_writes(idiom
 def test_what_a_function_writes_that_saves_the_state_is_the_state(idioms):
     found = idioms((16, "keep", 10), (18, "keep", 60), (19, "keep", 20), (20, "keep", 10))
     assert found == {16: (SAVE,), 18: (SAVE,), 19: (SAVE,), 20: (LOG,)}
-    assert idioms((18, "keep", 60), (20, "keep", 10))[18] == (LOG,), "nothing was seen to be saved"
+    assert idioms((18, "keep", 60), (20, "keep", 10))[18] == (SAVE,), "it was pickled"
 
 
 KEEPS = """\
@@ -263,3 +263,22 @@ def test_the_time_of_a_model_or_an_optimizer_is_not_that_of_what_their_caller_is
     )
     lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources(), log.samples), Sources())
     assert [line.idiom for line in lines if line.line == frame(parts[0])[1]] == [idiom]
+
+
+def test_where_a_schedule_was_stepped_its_time_is_that_whatever_it_is_called(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("loss.backward()\noptimizer.step()\nwarmup.step()\n", encoding="utf-8")
+    file = str(path)
+    log = log_of(
+        steps_of(60, optimizer=50),
+        samples=[(1, SLOT_OF["optimizer"], (NOBODY, (file, line, "<module>")), 30) for line in (2, 3)],
+        sites=[
+            ("backward", file, 1, "<module>", 9),
+            ("optimizer", file, 2, "<module>", 9),
+            ("schedule", file, 2, "<module>", 9),
+            ("schedule", file, 3, "<module>", 9),
+        ],
+        meta={"samples": 60},
+    )
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    assert {line.line: line.idiom for line in lines} == {2: (), 3: (SCHEDULE,)}

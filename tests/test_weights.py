@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 from test_idioms import of_marked
 
-from diagnose.analysis.statement_idioms import CLIP, EMA, PYTHON_LOOP, UPDATE
+from diagnose.analysis.statement_idioms import CLIP, EMA, PYTHON_LOOP, UPDATE, WHOLE
 from diagnose.analysis.weights import Weights
 
 
@@ -81,3 +81,83 @@ blend({}, {}, 0.99)
 )
 def test_a_loop_over_what_holds_weights_goes_over_weights(text: str, idiom: str):
     assert of_marked(text) == (idiom,)
+
+
+NORMS = """
+total = 0.0
+for p in net.parameters():
+    total += p.grad.norm().item() ** 2
+n = total ** 0.5
+k = rate / n
+for p in net.parameters():
+    p.grad *= {}  # here
+"""
+
+
+@pytest.mark.parametrize(("factor", "idiom"), [("k", CLIP), ("rate", PYTHON_LOOP)])
+def test_what_a_gradient_is_scaled_by_is_followed_back_to_norms(factor: str, idiom: str):
+    assert of_marked(NORMS.format(factor)) == (idiom,)
+
+
+HOOKED = """
+def limit(g):
+    return {}  # here
+
+for p in net.parameters():
+    p.register_hook(limit)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "idioms"),
+    [
+        (HOOKED.format("torch.clamp(g, -1, 1)"), (CLIP,)),
+        (HOOKED.format("g / (g.norm() + 1e-6)"), (CLIP,)),
+        (HOOKED.format("g * mask"), ()),
+        (HOOKED.replace("net.parameters()", "outputs").format("torch.clamp(g, -1, 1)"), ()),
+        ("for p in net.parameters():\n    p.register_hook(lambda g: g.clamp(-1, 1))  # here", (CLIP,)),
+        ("for p in net.parameters():\n    p.register_hook(lambda g: g * mask)  # here", (PYTHON_LOOP,)),
+        ("x.register_hook(lambda g: g.clamp(-1, 1))  # here", ()),
+    ],
+)
+def test_a_hook_of_each_weight_goes_over_the_gradients(text: str, idioms: tuple[str, ...]):
+    assert of_marked(text) == idioms
+
+
+@pytest.mark.parametrize(
+    ("over", "idioms"),
+    [
+        ("net.parameters()", (CLIP,)),
+        ("list(net.parameters())", (CLIP,)),
+        ("(actor.parameters(), critic.parameters())", (PYTHON_LOOP,)),
+        ("[group['params'] for group in optimizer.param_groups]", (PYTHON_LOOP,)),
+        ("group['params']", (CLIP,)),
+    ],
+)
+def test_torch_clips_lists_of_weights_at_once(over: str, idioms: tuple[str, ...]):
+    assert of_marked(f"for w in {over}:\n    clip_grad_norm_(w, 1.0)  # here") == idioms
+
+
+LISTS = """
+now = list(net.parameters())
+kept = [p.detach().clone() for p in now]
+gs = [p.grad for p in now]
+{}  # here
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "idioms"),
+    [
+        ("torch._foreach_lerp_(kept, now, 0.1)", (EMA, WHOLE)),
+        ("torch._foreach_add_(kept, now, alpha=0.1)", (EMA, WHOLE)),
+        ("torch._foreach_mul_(ema_weights, 0.9)", (EMA, WHOLE)),
+        ("torch._foreach_add_(now, gs, alpha=-lr)", (UPDATE, WHOLE)),
+        ("torch._foreach_mul_(gs, coef)", (CLIP, WHOLE)),
+        ("torch._foreach_mul_(rows, 0.9)", ()),
+        ("average.update_parameters(net)", (EMA,)),
+        ("average = AveragedModel(net, multi_avg_fn=f)\naverage.update_parameters(net)", (EMA, WHOLE)),
+    ],
+)
+def test_what_is_done_in_one_call_for_all_is_no_loop(call: str, idioms: tuple[str, ...]):
+    assert of_marked(LISTS.format(call)) == idioms

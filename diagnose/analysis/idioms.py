@@ -6,9 +6,12 @@ import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 from diagnose.analysis.attention import attention_lines
+from diagnose.analysis.files import aliases_of, saved_in
+from diagnose.analysis.flows import makes_only
 from diagnose.analysis.roles import Frame
 from diagnose.analysis.rollouts import (
     ENVIRONMENT_PACKAGES,
@@ -20,6 +23,7 @@ from diagnose.analysis.rollouts import (
     steps_environment,
     takes_action,
 )
+from diagnose.analysis.schedules import rates_of
 from diagnose.analysis.slices import takes_slices
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
@@ -42,6 +46,7 @@ from diagnose.analysis.statement_idioms import (
     waited_for,
 )
 from diagnose.analysis.statements import (
+    Assignment,
     Function,
     Place,
     by_line,
@@ -56,8 +61,9 @@ from diagnose.analysis.statements import (
 )
 from diagnose.analysis.tensor_operations import is_at_once, operations_by_statement
 from diagnose.analysis.tensor_values import without_tensors
+from diagnose.analysis.texts import formats, texts_of
 from diagnose.analysis.weight_idioms import CLIP, EMA
-from diagnose.analysis.weights import Weights
+from diagnose.analysis.weights import Weights, averaged_at_once
 from diagnose.core.phases import Phase
 
 MATH_NAMES = """
@@ -126,10 +132,12 @@ class Idioms:
 
     Args:
         sources: Text of each file; a file without text has no idioms.
+        schedules: Files and lines from which learning-rate schedules of torch's are stepped.
     """
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, schedules: Collection[tuple[str, int]] = ()) -> None:
         self._sources = sources
+        self._scheduled = frozenset(schedules)
         self._files: dict[str, dict[int, list[Place]]] = {}
         self._functions: dict[str, dict[str, list[Function]]] = {}
         self._attention: dict[str, set[int]] = {}
@@ -188,8 +196,10 @@ class Idioms:
             found = [PYTHON_LOOP, SLICES]
         if within.stepping and not found and self._is_turn(stack, within):
             found = [PYTHON_LOOP]
-        if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack[1:]):
+        if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack):
             found = [SCHEDULE]
+        if phase is Phase.OTHER and set(found) <= {PYTHON_LOOP} and self._formats(stack):
+            found = [LOG]
         if phase is Phase.OPTIMIZER and self._is_hook(stack):
             found.append(HOOK)
         return (*found, acting) if acting else tuple(found)
@@ -245,6 +255,8 @@ class Idioms:
         for depth, (file, line, _) in enumerate(stack):
             if not any(_calls_step(place.statement) for place in self._places(file, line)):
                 continue
+            if self._steps_schedule(file, line):
+                return False
             inner = {function.rpartition(".")[2] for _, _, function in stack[:depth]}
             return depth > 0 and not inner & {"step", "closure"}
         return False
@@ -260,15 +272,40 @@ class Idioms:
             for place in self._places(file, line)
         )
 
-    def _schedules(self, callers: Sequence[Frame]) -> bool:
-        """Whether a learning-rate schedule is stepped by a caller: what it was given to call serves it."""
-        for file, line, function in callers:
-            if SCHEDULE in self.of_line(file, line):
-                nodes = [node for place in self._places(file, line) for node in nodes_of(place.statement)]
-                return sum(isinstance(node, ast.Call) for node in nodes) == 1  # none whose result it gets
-            if words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
+    def _schedules(self, stack: Sequence[Frame]) -> bool:
+        """Whether a stack steps a learning-rate schedule, or is in what a line calls for one."""
+        for depth, (file, line, function) in enumerate(stack):
+            calls = self._calls(file, line)
+            if self._steps_schedule(file, line):
+                return not depth or len(calls) == 1
+            if depth and SCHEDULE in self.of_line(file, line):
+                # What a rate is made with is all for that; what a schedule is given may have other uses.
+                made = all(isinstance(place.statement, Assignment) for place in self._places(file, line))
+                return made or len(calls) == 1
+            if depth and words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
                 return False  # the loop, or a part of it, inside of something that is stepped
         return False
+
+    def _formats(self, stack: Sequence[Frame]) -> bool:
+        """Whether a line makes text for a caller that makes text, which is written to a file."""
+        if not any(formats(place.statement) for place in self._places(*stack[0][:2])):
+            return False
+        for file, line, function in stack[1:]:
+            if any(makes_only(place.statement, place.texts) for place in self._places(file, line)):
+                return True
+            if words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
+                return False
+        return False
+
+    def _steps_schedule(self, file: str, line: int) -> bool:
+        """Whether a schedule of torch's was stepped from a line, and nothing else is."""
+        if (file, line) not in self._scheduled:
+            return False
+        return sum(callee(call)[0] == "step" for call in self._calls(file, line)) == 1
+
+    def _calls(self, file: str, line: int) -> list[ast.Call]:
+        nodes = (node for place in self._places(file, line) for node in nodes_of(place.statement))
+        return [node for node in nodes if isinstance(node, ast.Call)]
 
     def of_line(self, file: str, line: int, within: Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""
@@ -416,21 +453,34 @@ class Idioms:
 
 
 def _read(tree: ast.Module) -> dict[int, list[Place]]:
-    weights = Weights(tree)
-    imported, waits = without_tensors(tree), waited_for(tree)
-    return {
-        line: [
-            replace(
-                place,
-                weights=weights.of(place.function),
-                gradients=weights.of(place.function, "gradients"),
-                imported=imported,
-                waited_for=waits,
-            )
-            for place in places
-        ]
-        for line, places in by_line(tree).items()
-    }
+    weights, aliases = Weights(tree), aliases_of(tree)
+    at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
+
+    @cache
+    def flows(function: Function | None) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        if isinstance(function, ast.Lambda):
+            return frozenset(), frozenset(), frozenset()
+        scope = function or tree
+        return rates_of(scope), saved_in(scope, aliases), texts_of(scope)
+
+    def known(place: Place) -> Place:
+        rates, saved, texts = flows(place.function)
+        return replace(
+            place,
+            weights=weights.of(place.function),
+            gradients=weights.of(place.function, "gradients"),
+            norms=weights.norms(place.function),
+            hooked=weights.hooked(place.function),
+            rates=rates,
+            saved=saved,
+            texts=texts,
+            aliases=aliases,
+            at_once=at_once,
+            imported=imported,
+            waited_for=waits,
+        )
+
+    return {line: [known(place) for place in places] for line, places in by_line(tree).items()}
 
 
 def _functions(tree: ast.Module) -> dict[str, list[Function]]:

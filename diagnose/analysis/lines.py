@@ -14,7 +14,7 @@ from diagnose.analysis.blocks import lines_beside
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.results import Results
-from diagnose.analysis.roles import Roles
+from diagnose.analysis.roles import Roles, schedules_of
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     CHAIN,
@@ -81,7 +81,7 @@ def source_lines(
     sampled: dict[int, float] = defaultdict(float)
     weights: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
-    idioms = Idioms(sources)
+    idioms = Idioms(sources, schedules_of(log.sites))
     results = Results(sources)
     waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))

@@ -25,9 +25,13 @@ from diagnose.core.places import decoded
 Frame = tuple[str, int, str]
 """File, line, function."""
 Site = tuple[str, str, int, str, int]
-"""Kind, file, line, function, calls. The kind: `next`, `forward`, `further`, `backward` or `optimizer`."""
+"""Kind, file, line, function, calls. The kind: `next`, `forward`, `further`, `backward`, `optimizer` or
+`schedule`."""
 Sample = tuple[int, int, Sequence[Frame], int]
 """First step, slot and place, a package's frame and then the user's, nanoseconds, as the store has them."""
+
+SCHEDULE_SITE = "schedule"
+"""A learning-rate schedule of torch's is stepped there, which says nothing of phases."""
 
 KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
@@ -298,8 +302,17 @@ def _files(samples: Iterable[Sample]) -> set[str]:
 def _by_place(sites: Iterable[Site]) -> dict[tuple[str, int], set[str]]:
     kinds: dict[tuple[str, int], set[str]] = {}
     for kind, file, line, _, _ in sites:
-        kinds.setdefault((file, line), set()).add(kind)
+        if kind != SCHEDULE_SITE:
+            kinds.setdefault((file, line), set()).add(kind)
     return {place: _one_call(found) for place, found in kinds.items()}
+
+
+def schedules_of(sites: Iterable[Site]) -> set[tuple[str, int]]:
+    """Returns file and line from which schedules are stepped, and nothing else that trains."""
+    kinds: dict[tuple[str, int], set[str]] = {}
+    for kind, file, line, _, _ in sites:
+        kinds.setdefault((file, line), set()).add(kind)
+    return {place for place, found in kinds.items() if found == {SCHEDULE_SITE}}
 
 
 def _one_call(kinds: set[str]) -> set[str]:

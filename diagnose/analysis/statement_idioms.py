@@ -8,11 +8,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from diagnose.analysis.files import SAVERS, STATE_FILES, WRITERS, file_written, opens_to_write, origin
+from diagnose.analysis.flows import makes_only
+from diagnose.analysis.schedules import sets_rate
 from diagnose.analysis.slices import is_chain, is_side_loop, takes_slices
-from diagnose.analysis.statements import Loop, Place, callee, names, nodes_of, words
+from diagnose.analysis.statements import (
+    Assignment,
+    Loop,
+    Place,
+    callee,
+    names,
+    nodes_of,
+    reads,
+    words,
+    writes,
+)
 from diagnose.analysis.tensor_operations import is_at_once
 from diagnose.analysis.tensor_values import PREDICATES, asks_tensor, may_be_tensor
-from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE, of_weights
+from diagnose.analysis.texts import FILES
+from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE, WHOLE, clips_one, of_lists, of_weights
 
 SYNC = "sync"
 """Brings a value of a tensor to Python, for which the host waits for the device."""
@@ -62,7 +76,7 @@ LOG_METHODS = {
 }
 ALSO_OF_MEMORIES = {"write", "flush"}
 """Methods that models with a memory have, too."""
-FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "stderr", "csv", "stream"}
+
 
 LEVELS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 LOGGERS = re.compile(
@@ -81,17 +95,6 @@ BOOKKEEPING = {
 WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
 DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
 NETWORK = {"requests", "httpx", "urllib", "session"}
-SAVERS = {
-    ("torch", "save"),
-    ("pickle", "dump"),
-    ("pickle", "dumps"),
-    ("np", "save"),
-    ("np", "savez"),
-    ("np", "savez_compressed"),
-    ("numpy", "save"),
-    ("numpy", "savez"),
-    ("numpy", "savez_compressed"),
-}
 SAVES = {"save_pretrained", "save_checkpoint"}
 """Methods that save what they are called on, of packages: a script's own is told by what it does."""
 SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
@@ -144,8 +147,6 @@ NO_SCORES = {"topk", "error", "define_metric"}
 """The largest values of a tensor are no score, and `log.error` no error of a prediction."""
 LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
 """Beside one of these, `metric` is what is learned."""
-RATES = {"lr", "weight_decay", "momentum"}
-"""What a schedule sets in an optimizer's groups of parameters."""
 NO_SCHEDULES = {"sampler", "sampling", "noise", "diffusion"}
 """What else is scheduled: the noise of a diffusion, or which of its steps are trained on."""
 
@@ -214,16 +215,24 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
         found.add(METRIC)
     if isinstance(place.statement, (ast.If, ast.While, ast.Assert)) and asks_tensor(place.statement.test):
         found.add(SYNC)
+    if not found - {SYNC} and _makes_text(place):
+        found.add(LOG)
+    if not found and _makes_saved(place):
+        found.add(SAVE)
     if isinstance(place.statement, ast.Raise):
         found.discard(METRIC)
     if not within.stepping:
-        if _sets_rate(place):
+        works = any(isinstance(node, (ast.Call, ast.comprehension)) for node in nodes)
+        if sets_rate(place.statement, place.loops) or (works and makes_only(place.statement, place.rates)):
             found.add(SCHEDULE)
         found.update(of_weights(place, nodes))
+        for node in nodes:
+            found.update(of_lists(node, place) if isinstance(node, ast.Call) else ())
     if isinstance(place.statement, (ast.For, ast.AsyncFor)):
         for inner in place.statement.body:
             inside = replace(place, statement=inner, loops=(place.statement, *place.loops))
-            found.update(idiom for idiom in _idioms(inside, within) if idiom in (CLIP, EMA, UPDATE))
+            turn = set(_idioms(inside, within))
+            found |= turn & {CLIP, EMA, UPDATE} if WHOLE not in turn else set()
     if isinstance(
         place.statement, (ast.With, ast.AsyncWith)
     ):  # whose end writes what its body has to write
@@ -232,14 +241,17 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
             found.add(LOG)
     if within.loss:
         found.discard(CLIP)  # of norms that the loss punishes
+    if not found & {CLIP, EMA, UPDATE}:
+        found.discard(WHOLE)
     if within.module:
         found.discard(METRIC)
-    if not within.waits and not _only_reads(nodes):
+    of_each = bool(in_comprehension) or _of_turns(place, nodes)
+    if not within.waits and not _only_reads(nodes, of_each=of_each):
         found.discard(SYNC)
-    for idiom in (LOG, CLIP, EMA, UPDATE, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
+    for idiom in (LOG, CLIP, EMA, UPDATE, WHOLE, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
         if idiom in found:
             yield idiom
-    if not found and (in_comprehension or _in_side_loop(place, within)) and not is_at_once(nodes):
+    if not found and (in_comprehension or _side_loops(place, within)) and not is_at_once(nodes):
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes):
             yield SLICES
@@ -251,7 +263,16 @@ def _of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: 
     """Yields what one call does; in a comprehension a cast is of Python's numbers."""
     name, base = callee(call)
     owner = base.rpartition(".")[2] or base
+    source = origin(call, place.aliases)
     unused = isinstance(place.statement, ast.Expr) and place.statement.value is call
+    method = base not in ("", "self")  # a function of the script's own is told by its lines
+    saves = (
+        source in SAVERS
+        or name in ("copyfile", "copytree", "copy2")
+        or (name in SAVES and method)
+        or (name == "save_file" and ("safetensors" in base or (not base and name in place.imported)))
+    )
+    written = file_written(call) if unused and method and not saves else ""
     reads = (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call, name)
     if reads and not (unused and name in ("cpu", "to")):  # `model.cpu()` moves a module
         yield SYNC
@@ -262,35 +283,35 @@ def _of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: 
         yield WAIT
     elif (
         name in LOG_FUNCTIONS
-        or (not base and (name == "urlopen" or (name == "open" and _opens_to_write(call))))
+        or (not base and name == "urlopen")
+        or opens_to_write(call)
         or (unused and _tells_logger(name, base) and not _of_a_memory(name, owner, within))
         or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
         or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
         or (base and name in LEVELS - {"log"} and call.args and _is_text(call.args[0]))
-        or (owner in DUMPERS and name in ("dump", "dumps"))
+        or (source[0] in DUMPERS and name in ("dump", "dumps"))
         or (owner in NETWORK and name in ("get", "post", "put", "request"))
         or _writes_table(call, name)
+        or (written and written not in STATE_FILES)
     ):
-        yield LOG
+        yield SAVE if name in WRITERS and _of_saved(call, place) else LOG
     if name in SYNCHRONIZERS:
         yield SYNCHRONIZE
-    if (owner, name) == ("gc", "collect"):
+    if source == ("gc", "collect"):
         yield COLLECT
-    if name in WAITERS or (owner == "subprocess" and name in ("run", "call")):
+    if name in WAITERS or source in (("subprocess", "run"), ("subprocess", "call")):
         yield WAIT
-    if (owner, name) in SAVERS or name in ("copyfile", "copytree", "copy2"):
+    if saves or written in STATE_FILES:
         yield SAVE
-    if (name in SAVES and base not in ("", "self")) or (
-        name == "save_file" and ("safetensors" in base or (not base and name in place.imported))
-    ):
-        yield SAVE
-    if name.startswith("clip_grad") and _keyword(call, "foreach") is False:
+    if clips_one(call, place) or (name.startswith("clip_grad") and _keyword(call, "foreach") is False):
         yield CLIP
     averages = words(name) & {"update", "step"} and "ema" in words(name) | words(owner)
     if (name == "update_parameters" and len(call.args) + len(call.keywords) == 1) or (
         averages and not within.model
     ):
         yield EMA
+        if name == "update_parameters" and owner in place.at_once:
+            yield WHOLE
     if _steps_schedule(name, base, owner):
         yield SCHEDULE
     of_owner = name in ("update", "compute", "add") and not _is_logger(base)
@@ -300,6 +321,30 @@ def _of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: 
     scores = METRIC_WORDS - ALSO_OF_MODELS if within.loss else METRIC_WORDS
     if called & scores and name not in NO_SCORES and not called & LEARNING_WORDS:
         yield METRIC
+
+
+def _of_saved(call: ast.Call, place: Place) -> bool:
+    """Whether a call is of a file that state is saved to, or of what will be written to one."""
+    made = {name.rpartition(".")[2] for name in writes(place.statement)}
+    return bool((names(ast.walk(call)) | made) & place.saved)
+
+
+def _makes_saved(place: Place) -> bool:
+    """Whether a statement makes what is saved of what a saver has made: `packed = compress(state)`."""
+    if not place.saved or not isinstance(place.statement, Assignment):
+        return False
+    made, used = (
+        {name.partition("[")[0].rpartition(".")[2] for name in found}
+        for found in (writes(place.statement), reads(place.statement))
+    )
+    return bool(made) and made <= place.saved and bool(used & place.saved)
+
+
+def _makes_text(place: Place) -> bool:
+    """Whether a statement makes text that is written to a file, or goes over what that is made of."""
+    if isinstance(place.statement, (ast.For, ast.AsyncFor)):
+        return all(makes_only(each, place.texts) for each in place.statement.body)
+    return makes_only(place.statement, place.texts)
 
 
 def waited_for(tree: ast.Module) -> frozenset[str]:
@@ -371,15 +416,6 @@ def _tells_logger(name: str, base: str) -> bool:
     return bool(PACKAGES_OF_LOGGERS.search(owner[0]))
 
 
-def _opens_to_write(call: ast.Call) -> bool:
-    """Whether `open` is given a mode, and it is none for reading only."""
-    modes = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-    if not modes:
-        return False
-    mode = modes[0].value if isinstance(modes[0], ast.Constant) else None
-    return not isinstance(mode, str) or bool(set(mode) & set("wax+"))
-
-
 def _steps_schedule(name: str, base: str, owner: str) -> bool:
     """Whether a call steps a learning-rate schedule: `scheduler.step()`, `self.sched.update_lr()`."""
     if "sched" not in base.lower() or words(owner) & NO_SCHEDULES:
@@ -389,35 +425,20 @@ def _steps_schedule(name: str, base: str, owner: str) -> bool:
     return name.startswith(("step", "update_"))
 
 
-def _sets_rate(place: Place) -> bool:
-    """Whether a statement sets the rate of an optimizer's group of parameters: `group["lr"] = rate`."""
-    statement = place.statement
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    if isinstance(statement, ast.AugAssign):
-        targets = [statement.target]
-    groups = {
-        name
-        for loop in place.loops
-        if not isinstance(loop, ast.While) and "param_groups" in names(ast.walk(loop.iter))
-        for name in names(ast.walk(loop.target))
-    }
-    return any(
-        isinstance(target, ast.Subscript)
-        and isinstance(target.slice, ast.Constant)
-        and target.slice.value in RATES
-        and bool(names(ast.walk(target.value)) & {*groups, "param_groups"})
-        for target in targets
-    )
-
-
 def _of_a_memory(name: str, owner: str, within: Within) -> bool:
     """Whether `memory.write(key, value)` is a part of a model: nothing says that this is a file."""
     return within.model and name in ALSO_OF_MEMORIES and not words(owner) & FILES
 
 
-def _only_reads(nodes: Sequence[ast.AST]) -> bool:
-    """Whether bringing values to Python is all that a statement does."""
-    cheap = SYNC_METHODS | CASTS | PREDICATES | CHEAP
+def _only_reads(nodes: Sequence[ast.AST], *, of_each: bool) -> bool:
+    """Whether bringing values to Python is all that a statement does.
+
+    Args:
+        nodes: What its own expressions are made of.
+        of_each: It does so for each of many things. Then to find out whether a tensor is finite takes
+            longer than to read the answer.
+    """
+    cheap = SYNC_METHODS | CASTS | CHEAP | (set() if of_each else PREDICATES)
     return all(
         callee(node)[0] in cheap or _to_cpu(node, callee(node)[0])
         for node in nodes
@@ -439,12 +460,20 @@ def _keyword(call: ast.Call, name: str) -> object:
     return None
 
 
-def _in_side_loop(place: Place, within: Within) -> bool:
-    """Whether a loop goes around the statement that trains nothing. In an optimizer's step one over its
-    groups is none: a group is many tensors."""
-    loops = [loop for loop in place.loops if not within.stepping or not _goes_over_groups(loop)]
-    return any(is_side_loop(loop) for loop in loops)
+def _side_loops(place: Place, within: Within | None = None) -> list[Loop]:
+    """Returns the loops around the statement that train nothing. In an optimizer's step one over its groups
+    is none: a group is many tensors."""
+    stepping = within is not None and within.stepping
+    return [
+        loop for loop in place.loops if is_side_loop(loop) and not (stepping and _goes_over_groups(loop))
+    ]
 
 
 def _goes_over_groups(loop: Loop) -> bool:
     return not isinstance(loop, ast.While) and "param_groups" in names(ast.walk(loop.iter))
+
+
+def _of_turns(place: Place, nodes: Sequence[ast.AST]) -> bool:
+    """Whether a statement has to do with what a loop that trains nothing goes over."""
+    turns = (loop.target for loop in _side_loops(place) if not isinstance(loop, ast.While))
+    return bool(names(node for turn in turns for node in ast.walk(turn)) & names(nodes))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 Loop = ast.For | ast.AsyncFor | ast.While
+Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
 APPENDS = {"append", "extend", "appendleft"}
 """Methods that put something into a list."""
 
@@ -30,6 +31,13 @@ class Place:
         every: The innermost condition there with a remainder in it: `step % 10 == 0`.
         weights: Names that hold a model's weights there.
         gradients: Names that hold their gradients.
+        norms: Names that are made of norms of gradients there.
+        hooked: The parameter of that function, if a hook of each weight calls it.
+        rates: Names there whose values become a learning rate, and nothing else.
+        at_once: Names of the file that hold an average which is updated in one call for all tensors.
+        saved: Names there of files that state is saved to, and of what is made for them.
+        texts: Names there of text that is made to be written to a file.
+        aliases: What the names stand for that the file imports.
         waited_for: Names of the file that hold queues, threads and processes.
         imported: Names of the file that hold no tensors and give none: of packages, and `self.rng`.
     """
@@ -40,6 +48,13 @@ class Place:
     every: ast.expr | None = None
     weights: frozenset[str] = frozenset()
     gradients: frozenset[str] = frozenset()
+    norms: frozenset[str] = frozenset()
+    hooked: frozenset[str] = frozenset()
+    rates: frozenset[str] = frozenset()
+    at_once: frozenset[str] = frozenset()
+    saved: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     imported: frozenset[str] = frozenset()
     waited_for: frozenset[str] = frozenset()
 

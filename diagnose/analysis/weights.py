@@ -10,19 +10,33 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from diagnose.analysis.statements import callee, names
+from diagnose.analysis.statements import callee, grow, names, nodes_of, statements_of, words_of, writes
 
 ASKED = {"parameters", "named_parameters", "state_dict"}
 """Methods of a model that give its weights."""
 
+OVER_WEIGHTS = {*ASKED, "params", "grads", "param_groups"}
+"""What a loop over weights or gradients goes over, by name."""
+
+GRADIENTS = {"grad", "grads", "gradients"}
+MEASURES = {"square", "pow", "sum"}
+"""What is made of a gradient, besides its norm, by which it is clipped."""
+
+HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
+"""Methods of a weight that are given a function, which a backward pass calls with the gradient, or with the
+weight."""
+
 PASS_ON = {
     *("list", "tuple", "dict", "sorted", "zip", "enumerate", "filter", "reversed", "iter", "set", "chain"),
-    *("deepcopy", "copy", "items", "values", "from_iterable"),
+    *("deepcopy", "copy", "items", "values", "from_iterable", "OrderedDict"),
 }
 """What they are given, or called on, they hold."""
 
 KEEPS = {"detach", "clone", "to", "cpu", "float", "double", "requires_grad_", "deepcopy", "copy"}
 """What of a weight is still a weight."""
+
+RESHAPES = {"view", "reshape", "flatten", "ravel"}
+"""What of a gradient is still one, besides."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = Function | None
@@ -40,6 +54,9 @@ class Weights:
 
     def __init__(self, tree: ast.Module) -> None:
         self._held: dict[tuple[Scope, Kind], set[str]] = {}
+        self._tree = tree
+        self._hooked: dict[Function, str] = {}
+        self._norms: dict[ast.AST | None, frozenset[str]] = {}
         found = list(_scoped(tree, None))
         functions = {
             inside if function.name == "__init__" else function.name: function
@@ -57,6 +74,7 @@ class Weights:
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                     self._keep(targets, self._kind(node.value, scope), scope)
             grew = self._count() > before
+        self._find_hooks(functions)
 
     def of(self, function: ast.AST | None, kind: Kind = "weights") -> frozenset[str]:
         """Returns the names and attributes that hold weights, or gradients, in a function.
@@ -67,6 +85,33 @@ class Weights:
         """
         own = self._held.get((function, kind), ()) if isinstance(function, Function) else ()
         return frozenset(self._held.get((None, kind), set()).union(own))
+
+    def hooked(self, function: ast.AST | None) -> frozenset[str]:
+        """Returns the parameter of a function that a hook of each weight calls; nothing for any other."""
+        found = self._hooked.get(function) if isinstance(function, Function) else None
+        return frozenset((found,) if found else ())
+
+    def norms(self, function: ast.AST | None) -> frozenset[str]:
+        """Returns the names that are made of norms of gradients in a function.
+
+        Args:
+            function: `None` is the module.
+        """
+        if function not in self._norms:
+            inside: Function | ast.Module | None = self._tree if function is None else None
+            inside = function if isinstance(function, Function) else inside
+            statements = list(statements_of(inside)) if inside is not None else []
+            held: set[str] = set()
+            for statement in statements:
+                nodes = nodes_of(statement)
+                used = names(nodes)
+                called = {callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
+                measures = called & MEASURES or "norm" in words_of(called)
+                if measures and (words_of(used) & GRADIENTS or used & self.of(function, "gradients")):
+                    held |= writes(statement)
+            grow(held, statements)
+            self._norms[function] = frozenset(held)
+        return self._norms[function]
 
     def _count(self) -> int:
         return sum(map(len, self._held.values()))
@@ -93,8 +138,31 @@ class Weights:
             if kind:
                 self._held.setdefault((function, kind), set()).add(name)
 
+    def _find_hooks(self, functions: dict[str, Function]) -> None:
+        """Finds the functions that hooks of all weights call: `for p in weights: p.register_hook(clip)`."""
+        weights = set().union(*(held for (_, kind), held in self._held.items() if kind == "weights"))
+        for loop in ast.walk(self._tree):
+            if not isinstance(loop, (ast.For, ast.AsyncFor)):
+                continue
+            if not names(ast.walk(loop.iter)) & (OVER_WEIGHTS | weights):
+                continue
+            for call in (node for node in ast.walk(loop) if isinstance(node, ast.Call)):
+                name, base = callee(call)
+                if name not in HOOKS or not call.args or base not in names(ast.walk(loop.target)):
+                    continue
+                given = next(iter(names([call.args[0]])), "")
+                function = functions.get(given)
+                taken = function.args.args if function is not None else []
+                taken = taken[1:] if taken and taken[0].arg in ("self", "cls") else taken
+                if function is not None and taken:
+                    self._hooked[function] = taken[0].arg
+                    if name == "register_hook":
+                        self._held.setdefault((function, "gradients"), set()).add(taken[0].arg)
+
     def _kind(self, value: ast.expr, scope: Scope) -> Kind | None:
         """Returns what an expression holds; `None` of what was counted or made of weights."""
+        if isinstance(value, ast.Attribute) and value.attr in ("grad", "data"):
+            return "gradients" if value.attr == "grad" else self._kind(value.value, scope)
         if isinstance(value, (ast.Name, ast.Attribute)):
             name = value.id if isinstance(value, ast.Name) else value.attr
             within = scope if isinstance(value, ast.Name) else None
@@ -117,6 +185,10 @@ class Weights:
         name = callee(value)[0]
         if name in ASKED:
             return "weights"
+        if name in KEEPS | RESHAPES and isinstance(value.func, ast.Attribute):
+            kind = self._kind(value.func.value, scope)
+            if kind == "gradients":  # a copy of one weight is not what a loop goes over
+                return kind
         if name not in PASS_ON:
             return None
         base = [value.func.value] if isinstance(value.func, ast.Attribute) else []
@@ -124,6 +196,18 @@ class Weights:
 
     def _first(self, values: Iterable[ast.expr], scope: Scope) -> Kind | None:
         return next(filter(None, (self._kind(each, scope) for each in values)), None)
+
+
+def averaged_at_once(tree: ast.Module) -> frozenset[str]:
+    """Returns the names and attributes of a file that hold an average which torch updates in one call for
+    all tensors: `AveragedModel(net, multi_avg_fn=...)`."""
+    return frozenset(
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if any(keyword.arg == "multi_avg_fn" for keyword in node.value.keywords)
+        for name in names(node.targets)
+    )
 
 
 def _defined(node: ast.AST, inside: str = "") -> Iterator[tuple[Function, str]]:

@@ -501,7 +501,7 @@ class Recorder:
         """Remembers which line of the user's code made this call.
 
         Args:
-            kind: `next`, `forward`, `further`, `backward` or `optimizer`.
+            kind: `next`, `forward`, `further`, `backward`, `optimizer` or `schedule`.
         """
         frame = user_frame(sys._getframe(1))
         if frame is not None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from diagnose.core.ledger import SLOT_OF
+from diagnose.core.ledger import FIRST_GAP, SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, charged, replaced, replaced_in
+from diagnose.hooks.base import Hook, charged, replaced, replaced_in, spanned
 
 OPTIMIZER = SLOT_OF["optimizer"]
 
@@ -23,7 +23,8 @@ CLIPPING = (
 
 
 class OptimizerRestHook(Hook):
-    """Charges `zero_grad`, `clip_grad_*` and every scheduler's `step` to `optimizer`.
+    """Charges `zero_grad`, `clip_grad_*` and every scheduler's `step` to `optimizer`, and remembers from
+    which lines schedules are stepped.
 
     Torch has no process-wide hooks for these. A script that imported `clip_grad_norm_` by name before a
     late `attach()` keeps the original; under `diagnose run` the hook is there first.
@@ -41,6 +42,16 @@ class OptimizerRestHook(Hook):
         def wrap(original: Any) -> Any:
             return charged(original, recorder, OPTIMIZER)
 
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+            if recorder.current < FIRST_GAP:
+                return -1
+            if recorder.curious:
+                recorder.site("schedule")
+            return OPTIMIZER
+
+        def wrap_schedule(original: Any) -> Any:
+            return spanned(original, recorder, before)
+
         schedulers = [
             value
             for value in vars(lr_scheduler).values()
@@ -52,7 +63,7 @@ class OptimizerRestHook(Hook):
             stack.enter_context(replaced(torch.optim.Optimizer, "zero_grad", wrap))
             stack.enter_context(replaced(torch.nn.Module, "zero_grad", wrap))
             for scheduler in schedulers:
-                stack.enter_context(replaced(scheduler, "step", wrap))
+                stack.enter_context(replaced(scheduler, "step", wrap_schedule))
             for name in CLIPPING:
                 owners = [owner for owner in (clip_grad, torch.nn.utils) if hasattr(owner, name)]
                 stack.enter_context(replaced_in(owners, name, wrap))

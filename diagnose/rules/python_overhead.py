@@ -24,9 +24,9 @@ LINE_SHARE = 0.01
 """A line of the loop that takes less of the step is not counted, nor a function that it calls: that much is
 what a loop is made of."""
 
-OTHERS_NAMES = "log sync synchronize collect wait save clip ema update metric schedule environment"
+OTHERS_NAMES = "log sync synchronize collect wait save clip ema update metric schedule environment whole"
 OTHERS = frozenset(OTHERS_NAMES.split())
-"""Idioms that rules of their own look after."""
+"""Idioms that rules of their own look after, and `whole`: what is done in one call already is no loop."""
 
 TRAINS = re.compile(
     r"\.backward\(|\.zero_grad\(|\bnext\(|(opt|optim|optimi[sz]er|sched\w*|scaler|engine|accelerator)s?\.step\(",
@@ -89,6 +89,7 @@ class PythonOverhead(Rule):
         profile(other_ms=12, where=(at("self.optimizer.step()", 0.1),)),
         profile(optimizer_ms=30, where=(at("p.mul_(self.rate)", 0.1, phase=Phase.OPTIMIZER),)),
         profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
+        profile(other_ms=12, where=(at("torch._foreach_add_(params, grads)", 0.1, "update", "whole"),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), trains=True),)),
     )

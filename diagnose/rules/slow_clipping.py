@@ -30,7 +30,7 @@ class SlowClipping(LineRule):
 
     explains = (STRAGGLER,)
     idiom = "clip"
-    beside = ("log",)
+    beside = ("log", "whole")
     least = LEAST
     what = "Clipping gradients, or taking their norms, one by one"
     assumption = "a call for all tensors at once costs little beside the loop"
@@ -50,6 +50,7 @@ class SlowClipping(LineRule):
         profile(),
         profile(other_ms=12, where=(at("p.grad.clamp_(-1, 1)", 0.01, "clip"),)),
         profile(other_ms=12, where=(at("average.mul_(decay)", 0.1, "ema"),)),
+        profile(other_ms=12, where=(at("torch._foreach_mul_(grads, coef)", 0.1, "clip", "whole"),)),
     )
 
     def cure(self, line: SourceLine) -> tuple[str, str]:

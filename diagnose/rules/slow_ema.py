@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from diagnose.core.profile import SourceLine
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import STRAGGLER, LineRule, at
 
 CALLS = ("update_parameters(", ".update(", "_foreach_")
+
+AT_ONCE = "whole"
+AT_ONCE_SHARE = 0.05
+"""One call for all tensors is what this rule asks for, and costs what averaging costs. Only from here on is
+it worth to average less often."""
 
 LEAST = 0.3
 """One call for all tensors still has to read and write them."""
@@ -39,12 +44,20 @@ class SlowEma(LineRule):
     fires_on = (
         profile(other_ms=12, where=(at("average.mul_(decay).add_(p)", 0.1, "ema"),)),
         profile(other_ms=12, where=(at("update_ema()", 0.03, "ema"),)),
+        profile(other_ms=12, where=(at("torch._foreach_lerp_(kept, now, r)", 0.06, "ema", "whole"),)),
     )
     silent_on = (
         profile(),
         profile(other_ms=12, where=(at("average.mul_(decay).add_(p)", 0.01, "ema"),)),
         profile(other_ms=12, where=(at("p.grad.mul_(scale)", 0.1, "clip"),)),
+        profile(other_ms=12, where=(at("torch._foreach_lerp_(kept, now, r)", 0.04, "ema", "whole"),)),
     )
+
+    def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
+        """See `LineRule.lines`."""
+        lines = super().lines(profile)
+        at_once = sum(line.share for line in lines if AT_ONCE in line.idiom)
+        return tuple(line for line in lines if AT_ONCE not in line.idiom or at_once >= AT_ONCE_SHARE)
 
     def cure(self, line: SourceLine) -> tuple[str, str]:
         """See `LineRule.cure`. A call may do all tensors at once already, as `AveragedModel` does,

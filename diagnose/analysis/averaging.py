@@ -1,0 +1,146 @@
+"""Whether a statement, in a loop over weights, averages them."""
+
+from __future__ import annotations
+
+import ast
+
+from diagnose.analysis.statements import Place, callee, names, nodes_of, words, words_of
+from diagnose.analysis.weight_loops import WRITES, changed, data_of, in_pairs, key, turns
+
+IN_PLACE = {*WRITES, "mul", "lerp"}
+AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}
+
+SCALE, ADD = "scale", "add"
+OF_METHOD = {"mul_": SCALE, "div_": SCALE, "add_": ADD, "sub_": ADD}
+"""What methods do to what they are called on."""
+
+
+def averages(place: Place, nodes: list[ast.AST], gone_over: set[str], *, pairs: bool = True) -> bool:
+    """Whether a statement averages one weight after the other.
+
+    Args:
+        place: It.
+        nodes: What its own expressions are made of.
+        gone_over: The names in what the loops around and in it go over.
+        pairs: Whether it does if it computes one of a turn's weights from the other.
+    """
+    used = names(nodes)
+    decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}
+    told = words_of(used - decays_weights) & AVERAGED_WORDS
+    assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign)) and not _sums_up(place)
+    return bool(
+        blends_in(place.statement, nodes)
+        or (told and (used & IN_PLACE or assigns))
+        or (pairs and _scales_and_adds(place))
+        or (pairs and in_pairs(place, nodes) and _copies_average(place, used, gone_over))
+    )
+
+
+def blends_in(statement: ast.stmt, nodes: list[ast.AST]) -> bool:
+    """Whether a statement goes a part of the way from one value to another."""
+    if any(map(_blends, nodes)):
+        return True
+    change = changed(statement)
+    if change is None:
+        return False
+    target, op, by = change
+    for node in (node for value in by for node in ast.walk(value)):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+            continue
+        old = node.right if isinstance(op, ast.Add) else node.left  # `a += r * (b - a)`
+        if isinstance(op, (ast.Add, ast.Sub)) and key(old) == key(target):
+            return True
+    return False
+
+
+def _blends(node: ast.AST) -> bool:
+    """Whether an expression goes a part of the way from one value to another: `a * (1 - r) + b * r`."""
+    if isinstance(node, ast.Call):
+        return callee(node)[0] in ("lerp", "lerp_")
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return False
+    sides = (node.left, node.right)
+    return all(isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mult) for side in sides) and any(
+        isinstance(part, ast.BinOp)
+        and isinstance(part.op, ast.Sub)
+        and isinstance(part.left, ast.Constant)
+        and part.left.value == 1
+        for side in sides
+        for part in ast.walk(side)
+    )
+
+
+def _sums_up(place: Place) -> bool:
+    """Whether a statement adds to one name, turn by turn, that is none of a turn's: a distance of all
+    weights, `far += (p - target).norm()`."""
+    statement = place.statement
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.target, ast.Name) and statement.target.id not in turns(place)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if not isinstance(target, ast.Name) or target.id in turns(place):
+        return False
+    return bool(_change(statement)[1])
+
+
+def _scales_and_adds(place: Place) -> bool:
+    """Whether what a statement changes is both scaled and added to, with two weights of a turn:
+    `a.mul_(d).add_(b)`, or that in two statements.
+
+    What is scaled alone is masked. What is added to alone is a sum, or gets noise.
+    """
+    target, does = _change(place.statement)
+    rebinds = isinstance(place.statement, ast.Assign) and isinstance(place.statement.targets[0], ast.Name)
+    if not does or rebinds:
+        return False
+    inside = [node for loop in place.loops[:1] for node in ast.walk(loop) if isinstance(node, ast.stmt)]
+    both = [each for each in inside if _change(each)[0] == target] or [place.statement]
+    does = set().union(*(_change(each)[1] for each in both))
+    return does == {SCALE, ADD} and in_pairs(place, [node for each in both for node in nodes_of(each)])
+
+
+def _change(statement: ast.stmt) -> tuple[str, set[str]]:
+    """Returns what a statement changes, and whether it scales it, adds to it, or does both."""
+    does: set[str] = set()
+    target: ast.expr
+    if isinstance(statement, ast.AugAssign):
+        target = statement.target
+        does = {_of_operator(statement.op)}
+    elif isinstance(statement, ast.Assign):
+        target = statement.targets[0]
+        does = _made_by(statement.value, key(target))
+    elif isinstance(statement, ast.Expr):
+        target = statement.value
+        while isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+            method, args, target = target.func.attr, target.args, data_of(target.func.value)
+            does.add(OF_METHOD.get(method, ""))
+            if method == "copy_" and args:
+                does |= _made_by(args[0], key(target))
+    else:
+        return "", set()
+    return key(target), does - {""}
+
+
+def _made_by(value: ast.expr, old: str) -> set[str]:
+    """Returns whether an expression is made of what `key` calls `old` by scaling it, adding to it, or both;
+    an empty text for neither, and nothing where it is made of something else."""
+    if key(value) == old:
+        return {""}
+    if not isinstance(value, ast.BinOp):
+        return set()
+    found = _made_by(value.left, old) | _made_by(value.right, old)
+    return found | {_of_operator(value.op)} if found else found
+
+
+def _of_operator(operator: ast.operator) -> str:
+    if isinstance(operator, (ast.Mult, ast.Div)):
+        return SCALE
+    return ADD if isinstance(operator, (ast.Add, ast.Sub)) else ""
+
+
+def _copies_average(place: Place, used: set[str], gone_over: set[str]) -> bool:
+    """Whether a statement copies, or assigns, and a name says that this is to average."""
+    assigned = place.statement.targets if isinstance(place.statement, ast.Assign) else []
+    if "copy_" not in used and not any(isinstance(target, ast.Attribute) for target in assigned):
+        return False
+    named = {place.function.name} if isinstance(place.function, ast.FunctionDef) else set()
+    return bool(words_of(used | gone_over | named) & AVERAGED_WORDS)

@@ -1,0 +1,118 @@
+"""Which calls write files, and which names of a function are on their way into a checkpoint."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from diagnose.analysis.statements import (
+    APPENDS,
+    Scope,
+    callee,
+    grow,
+    nodes_of,
+    statements_of,
+    words,
+    writes,
+)
+
+SAVERS: Mapping[tuple[str, str], int | None] = {
+    ("torch", "save"): 1,
+    **{(package, "dump"): 1 for package in ("pickle", "joblib", "dill", "cloudpickle")},
+    **{(package, "dumps"): None for package in ("pickle", "dill", "cloudpickle")},
+    **{("numpy", name): 0 for name in ("save", "savez", "savez_compressed")},
+}
+"""Package and name of what saves state, and which of its arguments is the file; `None` where it returns
+what will be written."""
+
+WRITERS = {"open", "write", "writelines", "write_text", "write_bytes", "flush", "fsync", "fdatasync"}
+"""What else is done to a file that is saved to."""
+
+MODE = re.compile(r"[rwaxbt+]+(:\w*)?")
+FILE_NAME = re.compile(r"\.(\w{2,5}?)(\.(gz|xz|zip|zst))?$")
+STATE_FILES = {"pt", "pth", "ckpt", "safetensors"}
+"""Endings of files that hold a model's state."""
+
+NO_WRITERS = {"load", "read", "remove", "unlink", "exists", "open", *APPENDS, "add", "insert", "register"}
+"""Words of methods that are given a path and write no file."""
+
+
+def aliases_of(tree: ast.Module) -> dict[str, str]:
+    """Returns what the names stand for that a file imports: `pkl`, for `pickle`."""
+    found = {"np": "numpy"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update((alias.asname, alias.name) for alias in node.names if alias.asname)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.update((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
+    return found
+
+
+def origin(call: ast.Call, aliases: Mapping[str, str]) -> tuple[str, str]:
+    """Returns module, or object, and name of what is called, whatever the file calls them."""
+    name, base = callee(call)
+    if not base:
+        base, _, name = aliases.get(name, name).rpartition(".")
+    head, dot, rest = base.partition(".")
+    return f"{aliases.get(head, head)}{dot}{rest}".rpartition(".")[2], name
+
+
+def opens_to_write(call: ast.Call) -> bool:
+    """Whether a file is opened in a mode that is none for reading only: `path.open("a")`."""
+    name, base = callee(call)
+    if name != "open" and not (base and name == "File"):
+        return False
+    modes = [*(call.args if base else call.args[1:2])]
+    modes += [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
+    for mode in modes:
+        text = mode.value if isinstance(mode, ast.Constant) else None
+        if not isinstance(text, str):
+            if not base:
+                return True
+        elif MODE.fullmatch(text) and set(text.partition(":")[0]) & set("wax+"):
+            return True
+    return False
+
+
+def file_written(call: ast.Call) -> str:
+    """Returns the ending of the file whose path is given to a call; empty if none is written."""
+    if words(callee(call)[0]) & NO_WRITERS:
+        return ""
+    values = (*call.args, *(keyword.value for keyword in call.keywords))
+    return next(filter(None, map(_ending, values)), "")
+
+
+def _ending(path: ast.expr) -> str:
+    """Returns the ending of a path that is put together there: `png`, of `folder / f"{step}.png"`."""
+    if isinstance(path, ast.Call) and callee(path)[0] in ("str", "fspath", "Path") and path.args:
+        return _ending(path.args[0])
+    text, is_path = path, False
+    if isinstance(path, ast.BinOp) and isinstance(path.op, ast.Div):
+        text, is_path = path.right, True
+    elif isinstance(path, ast.Call) and callee(path)[0] == "join" and len(path.args) > 1:
+        text, is_path = path.args[-1], True
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    named = FILE_NAME.search(texts[-1]) if texts and isinstance(parts[-1], ast.Constant) else None
+    return named[1] if named and (is_path or any("/" in each for each in texts)) else ""
+
+
+def saved_in(function: Scope, aliases: Mapping[str, str]) -> frozenset[str]:
+    """Returns the names, without what they are attributes of, of the files that state is saved to in a
+    function, and of what a saver has made for one."""
+    held: set[str] = set()
+    statements = list(statements_of(function))
+    for statement in statements:
+        for call in (node for node in nodes_of(statement) if isinstance(node, ast.Call)):
+            place = origin(call, aliases)
+            if place not in SAVERS:
+                continue
+            at = SAVERS[place]
+            if at is None:
+                held |= writes(statement)
+            elif len(call.args) > at and isinstance(call.args[at], (ast.Name, ast.Attribute)):
+                held.add(ast.unparse(call.args[at]))
+    if held:
+        grow(held, statements)
+    return frozenset(name.partition("[")[0].rpartition(".")[2] for name in held)

@@ -1,0 +1,59 @@
+"""Which names of a function are made for one purpose alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+
+from diagnose.analysis.statements import callee, nodes_of, reads, writes
+
+TRAINS = {"backward", "step"}
+
+
+def made_for(statements: Sequence[ast.stmt], serves: Callable[[ast.stmt, str], bool]) -> frozenset[str]:
+    """Returns the names whose values serve a purpose and none besides, but to be told or compared.
+
+    Args:
+        statements: Those of a function.
+        serves: Whether a statement, which reads a name, uses it for that purpose.
+    """
+    readers: dict[str, list[ast.stmt]] = {}
+    for statement in statements:
+        for name in reads(statement):
+            if name.isidentifier():
+                readers.setdefault(name, []).append(statement)
+    found: set[str] = set()
+    grew = True
+    while grew:
+        more = {name for name, users in readers.items() if _only_serves(name, users, found, serves)}
+        grew = bool(more - found)
+        found |= more
+    return frozenset(found)
+
+
+def _only_serves(
+    name: str, users: Iterable[ast.stmt], found: set[str], serves: Callable[[ast.stmt, str], bool]
+) -> bool:
+    needed = False
+    for user in users:
+        if serves(user, name) or makes_only(user, found - {name}):
+            needed = True
+        elif not makes_only(user, {*found, name}) and not _tells(user):
+            return False
+    return needed
+
+
+def makes_only(statement: ast.stmt, wanted: Iterable[str]) -> bool:
+    """Whether a statement assigns, or adds something to, such names and nothing else."""
+    if isinstance(statement, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)):
+        return False
+    made = writes(statement)
+    return bool(made) and made <= set(wanted)
+
+
+def _tells(statement: ast.stmt) -> bool:
+    """Whether a statement makes nothing of what it reads: it prints it, or asks whether it is reached."""
+    if isinstance(statement, (ast.If, ast.While, ast.Assert)):
+        return True
+    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
+    return isinstance(statement, ast.Expr) and not any(callee(call)[0] in TRAINS for call in calls)
