@@ -144,14 +144,17 @@ def test_bounds_shrink_with_what_others_have_explained():
 
 
 def test_a_second_fault_is_no_shadow_of_the_one_that_explains_a_part_of_it():
-    run = profile(step_ms=100, data_wait_ms=40)
+    run = profile(step_ms=100, backward_ms=40)
     explains = {"growth": ("lines",)}
-    both = ranked([finding("growth", data_wait=18), finding("lines", data_wait=30)], explains, run)
+    both = ranked([finding("growth", backward=18), finding("lines", backward=30)], explains, run)
     assert losses(both) == {"growth": 18, "lines": 12}
-    small = ranked([finding("growth", data_wait=11), finding("lines", data_wait=18)], explains, run)
+    small = ranked([finding("growth", backward=11), finding("lines", backward=18)], explains, run)
     assert losses(small) == {"growth": 11}, "7 ms are what the two are wrong by"
-    twice = [finding("first", data_wait=32), finding("same", data_wait=20)]
+    twice = [finding("first", backward=32), finding("same", backward=20)]
     assert losses(ranked(twice, {}, run)) == {"first": 32}, "two rules that blame the same time"
+    run = profile(step_ms=100, data_wait_ms=40)
+    waits = ranked([finding("growth", data_wait=18), finding("lines", data_wait=30)], explains, run)
+    assert losses(waits) == {"growth": 18}, "a loader's wait has one name"
 
 
 SAVES = {Phase.OTHER: 14.0, Phase.FORWARD: 26.0, Phase.BACKWARD: 60.0}

@@ -34,7 +34,8 @@ EXPLAINED_SHARE = 0.5
 
 OTHER_FAULT_SHARE, OTHER_FAULT_PART = 0.08, 1 / 3
 """Unless it keeps this share of the step, and this part of its time, beside those that explain it: that is
-more than they are wrong by, and a second fault, as where some lines grow and others just take long."""
+more than they are wrong by, and a second fault, as where some lines grow and others just take long. Not of
+its input: what a loader waits for has one cure."""
 
 LIMIT_WEIGHT = 0.5
 """What is mended by a line comes before what takes another design, unless that costs twice as much."""
@@ -226,7 +227,7 @@ def ranked(
         part = rest / finding.lost_ns_per_step
         if rest < WORTH_SHARE * profile.step_time_ns:
             continue
-        beside = any(explained[finding.rule, phase] for phase in finding.lost_ns)
+        beside = not _supplies(finding) and any(explained[finding.rule, phase] for phase in finding.lost_ns)
         enough = beside and rest >= OTHER_FAULT_SHARE * profile.step_time_ns
         if part < (OTHER_FAULT_PART if enough else EXPLAINED_SHARE):
             continue
