@@ -13,7 +13,7 @@ from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Model, Optimizer, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import MIN_SAMPLES, at, bounds, lost_of, named, share_of, under_trainer
+from diagnose.rules._lines import MIN_SAMPLES, at, bounds, lost_of, named, share_of, under_trainer, updating
 from diagnose.rules.base import Rule
 
 MIN_TENSORS = 20
@@ -66,8 +66,7 @@ SAVED_OF_PASSES = (0.1, 0.5, 0.85)
 LOW, HIGH = 0.6, 1.15
 """The measured savings scatter by this much with the size of the tensors and the number of cores."""
 
-UPDATE = "update"
-OVER_TENSORS = {"python-loop", UPDATE}
+OVER_TENSORS = {"python-loop", "update"}
 """Idioms of lines that do the same to one tensor after the other."""
 
 IN_ONE_CALL = (
@@ -117,7 +116,7 @@ LION = (
     replace(OWN_LINE, text="p.mul_(d).add_(u.sign_(), alpha=-lr)", num_operations=3),
 )
 ONE_EACH = Program(optimizers=one(num_tensors=1, num_elements=1_000).optimizers * 60)
-UPDATING = at("p -= lr * p.grad", 0.1, UPDATE)
+UPDATING = at("p -= lr * p.grad", 0.1, "update")
 
 
 class SlowOptimizer(Rule):
@@ -191,7 +190,7 @@ class SlowOptimizer(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return bool(_slow(profile.program) or _own(profile.program) or _updating(profile))
+        return bool(_slow(profile.program) or _own(profile.program) or updating(profile))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
@@ -252,7 +251,7 @@ class SlowOptimizer(Rule):
     def _of_own(self, profile: Profile) -> Finding | None:
         """Of an optimizer, or a loop over the weights, that the script has written itself."""
         stepping, saved = _stepping(profile)
-        lines = tuple(sorted((*stepping, *_updating(profile)), key=lambda line: -line.share))
+        lines = tuple(sorted((*stepping, *updating(profile)), key=lambda line: -line.share))
         share = share_of(lines)
         if share < MIN_OWN_SHARE:
             return None
@@ -320,16 +319,6 @@ def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, f
     if own and sum(line.num_operations for line in lines) >= MIN_OPERATIONS:
         return [line for line in lines if line.num_operations], SAVED_OF_PASSES
     return [], SAVED_OF_OWN
-
-
-def _updating(profile: Profile) -> list[SourceLine]:
-    """Returns the lines that update weights beside an optimizer's step: in the loop, or in a hook of it."""
-    return [
-        line
-        for line in profile.where
-        if UPDATE in line.idiom and not line.in_worker
-        if line.phase is Phase.OTHER or "hook" in line.idiom
-    ]
 
 
 def _of_kind(optimizer: Optimizer, among: list[Optimizer]) -> Optimizer:
