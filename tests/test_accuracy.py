@@ -227,6 +227,27 @@ def test_a_size_is_found_from_what_a_unit_adds(accuracy, monkeypatch, beside):
     assert bench.answer(cell).true_share == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(("label", "share"), [("checkpoint-stall", 0.5), ("slow-collate", 0.25)])
+def test_what_is_saved_may_grow_so_its_truth_is_of_as_many_steps_as_are_judged(
+    accuracy, monkeypatch, label, share
+):
+    """A step saves what was gathered so far: 10 ms, and 10 ms in the mean of a run three times as long."""
+    script = next(s for s in accuracy.scripts.scripts("tuning") if s.path.stem == "shapes_cnn")
+    fault = accuracy.scripts.Fault(label=label, option="--gathered")
+
+    def step_ms(arguments):
+        saved_ms = 10.0 if "--steps" in arguments else 10 / 3
+        return 10 + (saved_ms if "--gathered" in arguments else 0.0)
+
+    def run(_, script, arguments):
+        return accuracy.server.Job(step_ms=step_ms(arguments), findings=(), abstained=(), status="ok")
+
+    monkeypatch.setattr(accuracy.truth.Bench, "run", run)
+    monkeypatch.setattr(accuracy.truth, "in_turn", lambda _, off, on: (step_ms(off), step_ms(on)))
+    cell = accuracy.truth.Cell(script=script, kind="single", faults=(fault,))
+    assert accuracy.truth.Bench().answer(cell).true_share == pytest.approx(share)
+
+
 @pytest.mark.parametrize("wanted", [0.05, 0.2, 0.4])
 @pytest.mark.parametrize(
     ("added", "first", "limits"),

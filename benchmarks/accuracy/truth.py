@@ -34,6 +34,10 @@ SHARP = 0.05
 LONGER = 3
 """The judged run takes so many times the steps, but for the warm-up."""
 
+MAY_GROW = frozenset({"checkpoint-stall"})
+"""Labels of faults that are often larger in a longer run, as what is saved is what was gathered so far.
+Their truth takes as many steps as the judged run; that of the others is as long in a third of them."""
+
 MEDIAN_ERROR = 1.86
 """Standard error of a median, from the median absolute deviation and the root of the number of values."""
 
@@ -221,12 +225,13 @@ class Bench:
         return (on_ms - off_ms) / on_ms
 
     def _in_turn(self, cell: Cell, off: tuple[str, ...], on: tuple[str, ...]) -> Answer:
+        longer = cell.longer if any(fault.label in MAY_GROW for fault in cell.faults) else ()
         judged: list[Job] = []
         shares: list[float] = []
         while len(shares) < self.launches * (1 + self.repeat):
             if len(judged) < self.launches:
                 judged.append(self.run(cell.script, (*on, *cell.longer)))
-            shares.append(self.share_in_turn(cell.script, off, on))
+            shares.append(self.share_in_turn(cell.script, (*off, *longer), (*on, *longer)))
             answer = Answer(
                 cell=cell,
                 job=judged[0],
