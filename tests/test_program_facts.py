@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,6 +122,45 @@ def test_attention_that_is_written_out_is_found_and_the_fused_one_is_not():
     assert graph(scores(q, k).softmax(-1).sum())["num_attentions"] == 0, "no product behind it"
 
 
+def exp_by_sum(s: torch.Tensor) -> torch.Tensor:
+    w = (s - s.amax(-1, keepdim=True)).exp()
+    return w / (w.sum(-1, keepdim=True) + 1e-6)
+
+
+def of_logarithms(s: torch.Tensor) -> torch.Tensor:
+    return (s - s.logsumexp(-1, keepdim=True)).exp()
+
+
+def by_log_softmax(s: torch.Tensor) -> torch.Tensor:
+    return F.log_softmax(s, -1).exp()
+
+
+@pytest.mark.parametrize("weights", [exp_by_sum, of_logarithms, by_log_softmax])
+def test_a_softmax_that_is_written_out_is_one(weights: Callable[[torch.Tensor], torch.Tensor]):
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    facts = graph((weights(scores(q, k)) @ v).sum())
+    assert (facts["num_attentions"], facts["attention_keys"]) == (1, k.shape[-2])
+    assert facts["attention_products"]["num_ops"] == 2
+    assert not facts["attention_drops"]
+    assert graph(weights(scores(q, k)).sum())["num_attentions"] == 0, "no product behind it"
+
+
+def test_exponentials_that_are_not_divided_by_their_sum_are_no_attention():
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    w = (q @ k.transpose(-1, -2)).exp()
+    assert graph((w @ v).sum())["num_attentions"] == 0
+    assert graph((w @ v).sum() + w.sum(-1).log().sum())["num_attentions"] == 0
+
+
+def test_products_of_attention_that_are_summed_up_number_by_number_are_products():
+    q, k, v = (torch.randn(2, 16, 8, requires_grad=True) for _ in range(3))
+    w = (q[:, :, None] * k[:, None]).sum(-1).softmax(-1)
+    facts = graph((w[..., None] * v[:, None]).sum(2).sum())
+    assert facts["num_attentions"] == 1
+    assert not facts["attention_drops"]
+    assert graph((w * torch.rand(16)).sum())["num_attentions"] == 0, "weights that are only scaled"
+
+
 def test_what_is_done_to_the_weights_of_attention_is_told():
     q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
     assert graph((F.dropout(scores(q, k).softmax(-1), 0.1) @ v).sum())["attention_drops"]
@@ -225,6 +266,79 @@ def test_what_is_inside_of_reentrant_checkpoints_is_added_up_while_they_are_comp
         # Two regions of two results, of 32 float32 each; an inner region is a node of an outer one as well.
         assert facts["inside_bytes"] == 2 * (3 if nested else 2) * 128
         assert recorder.on_inner_backward is None
+
+
+class Again(torch.autograd.Function):
+    """Keeps its input alone, and computes the rest again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.tanh(torch.tanh(x))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            torch.autograd.backward(torch.tanh(torch.tanh(x)), grad)
+        assert x.grad is not None
+        return x.grad
+
+
+class Implicit(torch.autograd.Function):
+    """Keeps the graph of its last step, and goes through that in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            ctx.given = x.detach().requires_grad_()
+            ctx.result = torch.tanh(ctx.given)
+        return ctx.result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (given,) = torch.autograd.grad(ctx.result, ctx.given, grad)
+        return given
+
+
+@pytest.mark.parametrize(("function", "regions"), [(Again, 2), (Implicit, 0)])
+def test_a_function_that_computes_its_forward_again_is_a_checkpoint(function: Any, regions: int):
+    recorder = Recorder()
+    weight = nn.Parameter(torch.ones(8, 4))
+    with AutogradGraphHook().install(recorder), BackwardHook().install(recorder):
+        for _ in range(16):
+            function.apply(function.apply(weight * 2)).sum().backward()
+        facts = recorder.facts["graph"]
+    assert facts["num_checkpoints"] == facts["regions"]["num_ops"] == regions
+    if regions:
+        assert facts["inside_bytes"] == regions * 2 * 128
+        assert 0 < facts["regions"]["forward_ns"] < facts["total"]["forward_ns"]
+        assert facts["regions"]["backward_ns"] == pytest.approx(3 * facts["regions"]["forward_ns"])
+
+
+@pytest.mark.parametrize(
+    ("around_forward", "around_backward"), [(False, False), (False, True), (True, True)]
+)
+def test_anomaly_detection_is_told_by_what_it_is_around(around_forward: bool, around_backward: bool):
+    recorder = Recorder()
+    weight = nn.Parameter(torch.ones(8, 4))
+    with AutogradGraphHook().install(recorder), BackwardHook().install(recorder):
+        for _ in range(12):
+            with torch.autograd.set_detect_anomaly(around_forward):
+                loss = (weight * 2).sum()
+            with torch.autograd.set_detect_anomaly(around_backward):
+                loss.backward()
+    facts = recorder.facts["graph"]
+    assert (facts["keeps_stacks"], facts["searches_nan"]) == (around_forward, around_backward)
+
+
+def test_a_slow_operation_in_float64_counts_however_few_numbers_it_gives():
+    x = torch.randn(64, 8, 8, dtype=torch.float64, requires_grad=True)
+    nodes, truncated = walk(torch.linalg.cholesky(x @ x.mT + 9 * torch.eye(8)).sum().grad_fn)
+    assert summarize(nodes, truncated, ())["double"]["num_ops"] == 0
+    next(node for node in nodes if "Cholesky" in node.name).backward_ns = 2_000_000
+    assert summarize(nodes, truncated, ())["double"]["num_ops"] == 1
 
 
 # -- calls

@@ -58,13 +58,16 @@ class Graph:
         num_unreached_tensors: Parameters that an optimizer updates and this pass does not reach.
         recomputed_share: Part of the operations that save nothing and are computed again in the backward
             pass (activation checkpointing).
-        num_checkpoints: Checkpointed regions of the older, reentrant kind; what is inside is not in the
-            graph.
+        num_checkpoints: Checkpointed regions of the older, reentrant kind, and nodes of the script's own
+            that compute a part of the forward again; what is inside is not in the graph.
+        regions: These, each as one operation.
         inside_bytes: Bytes of the results that are computed again inside these regions.
         wasted_share: Part of the nodes, created between two passes, that no backward pass went through: of
             a forward whose result was thrown away.
         second_order: Whether a gradient is differentiated once more, as for a gradient penalty.
         has_dropout: Whether there is dropout.
+        keeps_stacks: Whether the forward pass kept a stack for each node, as anomaly detection does.
+        searches_nan: Whether that was on around the backward pass.
     """
 
     num_nodes: int
@@ -90,10 +93,13 @@ class Graph:
     num_unreached_tensors: int = 0
     recomputed_share: float = 0.0
     num_checkpoints: int = 0
+    regions: Work = Work()
     inside_bytes: float | None = None
     wasted_share: float | None = None
     second_order: bool = False
     has_dropout: bool = False
+    keeps_stacks: bool = False
+    searches_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Nothing that the graph saved is unpacked, and no node is kept.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import prod, sqrt
 from time import perf_counter_ns
@@ -19,6 +19,10 @@ MAX_TIME_NS = 100_000_000
 SMALL_ELEMENTS = 16_384
 SMALL_FLOPS = 2e6
 """An operation below both computes for less time than it takes to be dispatched."""
+
+SLOW_NS = 50_000
+"""A node that takes longer in the backward pass computes, and is not only dispatched, however few numbers
+it gives: the factors of many small matrices, say."""
 
 LEAF_SEQUENCE = 2**63
 """Leaves have a sequence number above this: they are no operation's."""
@@ -39,10 +43,16 @@ POINTWISE_NAMES = """
 POINTWISE = frozenset(POINTWISE_NAMES.split())
 REGION = "CheckpointFunctionBackward"
 """A checkpointed region of the older, reentrant kind."""
+MAX_INNER = 4
+"""Backward passes inside of one node that computes its forward again; a solver that goes step by step, as
+the adjoint of a differential equation does, has more."""
 
 FUSED_ATTENTION = "ScaledDotProduct"
 ATTENTION_HOPS = 10
 """Operations between a softmax and its two products: scale, mask, dropout, and the views of `matmul`."""
+SOFTMAXES = ("Softmax", "SafeSoftmax")
+NORMALIZER_HOPS = 4
+"""Operations between an exponential, its sum and the division by that: a mask, a small number, views."""
 
 
 @dataclass(slots=True)
@@ -63,11 +73,17 @@ class Node:
     wanted: bool = False
     second: bool = False
     backward_ns: int | None = None
+    num_inner: int = 0
 
     @property
     def numel(self) -> int:
         """Elements of the operation's first result."""
         return prod(self.shape)
+
+    @property
+    def is_region(self) -> bool:
+        """Whether it computes a part of the forward again before it goes back through that."""
+        return self.name == REGION or 0 < self.num_inner <= MAX_INNER
 
     @property
     def is_op(self) -> bool:
@@ -106,6 +122,8 @@ class Node:
             products = 2.0  # one for each operand's gradient
         elif self.name.startswith(FUSED_ATTENTION):
             products = 2.5  # five for two: the scores are computed again
+        elif self.is_region:
+            products = 3.0  # what is inside of it once more, and its backward
         return (self.backward_ns or 0) / products
 
     @property
@@ -226,9 +244,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "total": work_of(nodes),
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
         "small_ops": _work(small),
-        "double": _work(
-            [op for op in ops if op.double and (op.numel > SMALL_ELEMENTS or op.flops > SMALL_FLOPS)]
-        ),
+        "double": _work([op for op in ops if op.double and _computes(op)]),
         "small_depth": longest_chain(nodes, {id(op) for op in small}),
         "product_bytes": max(products, key=lambda op: op.flops).item_bytes if products else None,
         "product_rows": most_rows(ops),
@@ -244,7 +260,8 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if knows else 0,
         "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if knows else 0,
         "recomputed_share": sum(op.cost for op in saving if op.recomputed) / whole if whole else 0.0,
-        "num_checkpoints": sum(node.name == REGION for node in nodes),
+        "num_checkpoints": sum(node.is_region for node in nodes),
+        "regions": _work([node for node in nodes if node.is_region]),
         "second_order": any(node.second for node in nodes),
         "has_dropout": any("Dropout" in node.name for node in nodes),
     }
@@ -340,6 +357,12 @@ def _behind_views(op: Node) -> list[Node]:
     return found
 
 
+def _computes(op: Node) -> bool:
+    """Whether an operation takes longer than it takes to be dispatched."""
+    by_size = op.numel > SMALL_ELEMENTS or op.flops > SMALL_FLOPS
+    return by_size or (op.backward_ns or 0) > SLOW_NS
+
+
 def _is_unaligned(op: Node) -> bool:
     return bool(op.shape[-1] % 8 or round(op.inner) % 8)
 
@@ -362,7 +385,7 @@ def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[int]]:
     found: dict[int, Node] = {}
     keys: list[int] = []
     for softmax in ops:
-        if softmax.name not in ("Softmax", "SafeSoftmax") or len(softmax.shape) < 3:
+        if len(softmax.shape) < 3 or not (softmax.name in SOFTMAXES or _is_normalized(softmax)):
             continue
         below = _until_product(softmax, up=False)
         above = _until_product(softmax, up=True)
@@ -377,28 +400,77 @@ def dropped_weights(ops: list[Node]) -> list[Node]:
     product with a mask."""
     found: list[Node] = []
     for softmax in ops:
-        is_wide = softmax.name in ("Softmax", "SafeSoftmax") and len(softmax.shape) > 2
+        is_wide = softmax.name in SOFTMAXES and len(softmax.shape) > 2
         if is_wide and _until_product(softmax, up=False):
-            found += _until_product(softmax, up=True)
+            found += [op for op in _until_product(softmax, up=True) if op.numel == softmax.numel]
     return [op for op in found if op.is_op and op.name not in MATMULS]
+
+
+def _is_normalized(exp: Node) -> bool:
+    """Whether an exponential is a softmax that is written out: divided by its sums over the keys, or of a
+    difference to the logarithm of these."""
+    if exp.name != "Exp":
+        return False
+    for before in exp.inputs:
+        if before.name == "LogSoftmax":
+            return True
+        if before.name == "Sub" and any(node.name == "Logsumexp" for node in _behind_views(before)):
+            return True
+    sums = [
+        user
+        for node in _following(exp, lambda node: node.numel == exp.numel)
+        for user in node.users
+        if user.name == "Sum" and user.numel * exp.shape[-1] == exp.numel
+    ]
+    return any(
+        user.name == "Div"
+        for each in sums
+        for node in _following(each, lambda node: node.name != "Div")
+        for user in node.users
+    )
+
+
+def _following(begin: Node, passes: Callable[[Node], bool]) -> list[Node]:
+    """Returns a node and those that few operations make of it, as long as each of them passes."""
+    found, edge = [begin], [begin]
+    for _ in range(NORMALIZER_HOPS):
+        edge = [user for node in edge for user in node.users if user not in found and passes(user)]
+        found += edge
+    return found
 
 
 def _until_product(softmax: Node, *, up: bool) -> list[Node]:
     """The operations on the scores on one side of the softmax, with the product; empty without one."""
     passed: list[Node] = []
     edge = [softmax]
-    product: Node | None = None
+    product: list[Node] = []
     for _ in range(ATTENTION_HOPS):
         following: list[Node] = []
         for node in edge:
             for neighbour in node.users if up else node.inputs:
-                is_product = neighbour.name in ("Bmm", "Baddbmm")
-                if is_product and (up or neighbour.numel == softmax.numel):
-                    product = neighbour
-                elif neighbour.numel == softmax.numel and not neighbour.leaf and not is_product:
+                found = _product(neighbour, softmax, up=up)
+                product = found or product
+                if neighbour.numel == softmax.numel and not neighbour.leaf and not found:
                     following.append(neighbour)
         passed += [node for node in following if node not in passed]
-        if product is not None:
-            return [*passed, product]
+        if product:
+            return [*passed, *product]
         edge = following
     return []
+
+
+def _product(node: Node, softmax: Node, *, up: bool) -> list[Node]:
+    """Returns the operations of a product of batches that begins at a node on one side of the softmax: one,
+    or the sums of what is multiplied number by number."""
+    if node.name in ("Bmm", "Baddbmm"):
+        return [node] if up or node.numel == softmax.numel else []
+    if up and node.name == "Mul" and node.numel > softmax.numel:
+        return [node, *(user for user in node.users if user.name == "Sum")] if _is_summed(node) else []
+    if not up and node.name == "Sum" and node.numel == softmax.numel:
+        factors = [each for each in node.inputs if each.name == "Mul" and each.numel > node.numel]
+        return [*factors, node] if factors else []
+    return []
+
+
+def _is_summed(node: Node) -> bool:
+    return any(user.name == "Sum" and user.numel < node.numel for user in node.users)

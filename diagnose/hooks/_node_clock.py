@@ -47,6 +47,13 @@ class NodeClock:
         self._handles.clear()
         self._begun = []
 
+    @property
+    def running(self) -> int | None:
+        """The node that runs, by its place in the sequence; `None` where there is no clock on it."""
+        if not self._begun or get_ident() != self._thread or self._begun[-1][0] == END:
+            return None
+        return self._begun[-1][0]
+
     def times_ns(self) -> dict[int, int]:
         """Returns what each node of the last pass took, by its place in the sequence; empty unless the pass
         came to its end, and went through no node twice."""

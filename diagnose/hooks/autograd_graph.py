@@ -15,6 +15,9 @@ from diagnose.hooks.base import Hook
 FIRST_PASS, LAST_PASS = 9, 14
 """Backward passes that are looked at: the first ones may differ from those that follow."""
 
+STACK = "traceback_"
+"""What torch's anomaly detection keeps of a node under."""
+
 
 class AutogradGraphHook(Hook):
     """Walks the graph of about the tenth backward pass, before it runs, and then takes no more part.
@@ -28,10 +31,12 @@ class AutogradGraphHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
+        from torch import is_anomaly_enabled
+
         passes = 0
         last_step = -1
         used: set[int] = set()
-        first_root = 0
+        first_root = last_root = 0
         had_grads: list[bool] = []
         largest: dict[str, Any] = {}
         kept: list[Node] = []
@@ -40,7 +45,7 @@ class AutogradGraphHook(Hook):
         inside_bytes = inside_ns = 0.0
 
         def on_backward(args: tuple[Any, ...]) -> None:
-            nonlocal passes, last_step, first_root, largest, regions, inside_bytes, inside_ns
+            nonlocal passes, last_step, first_root, last_root, largest, regions, inside_bytes, inside_ns
             recorder.on_inner_backward = None
             if chained is not None:
                 chained(args)
@@ -67,8 +72,11 @@ class AutogradGraphHook(Hook):
             if len(nodes) > largest.get("num_nodes", 0):
                 largest = summarize(nodes, truncated, wanted())
                 kept[:] = nodes
+                largest["keeps_stacks"] = STACK in getattr(roots[0], "metadata", ())
+                largest["searches_nan"] = is_anomaly_enabled()
+                last_root = roots[0]._sequence_nr()
                 regions, inside_bytes, inside_ns = largest["num_checkpoints"], 0.0, 0.0
-                recorder.on_inner_backward = on_inner if regions else None
+                recorder.on_inner_backward = on_inner
             if not truncated and can_be_timed(losses) and is_alike(nodes, kept):
                 node_clock.watch(passed)
             created = roots[0]._sequence_nr() - first_root
@@ -80,19 +88,32 @@ class AutogradGraphHook(Hook):
             recorder.facts["zeroes_grads"] = len(had_grads) > 3 and all(had_grads[1:])
 
         def on_inner(args: tuple[Any, ...]) -> None:
-            """A checkpointed region of the reentrant kind was computed again: now its inside is a graph."""
+            """A part of the forward was computed again, inside of a node: now it is a graph.
+
+            That node is a checkpointed region of the reentrant kind, or a function of the script's own.
+            """
             nonlocal regions, inside_bytes, inside_ns
             begun_ns = recorder.clock()
             roots = [tensor.grad_fn for tensor in tensors_of(args) if tensor.grad_fn]
+            index = node_clock.running
+            own = kept[index] if index is not None and kept[index].name != REGION else None
+            if own is not None:
+                # Else it goes through what the forward pass has left, as an implicit layer does.
+                if not own.name.endswith("Backward") or not roots or roots[0]._sequence_nr() < last_root:
+                    return
+                own.num_inner += 1
+            elif not regions:
+                return
             nodes, truncated = walk(roots[0]) if roots else ([], False)
             inside_bytes += sum(node.num_bytes for node in nodes if node.is_op)
-            regions += sum(node.name == REGION for node in nodes) - 1
+            regions += sum(node.name == REGION for node in nodes) - (own is None)
             inside_ns += recorder.clock() - begun_ns
-            if not regions and not truncated:
+            if truncated or inside_ns > MAX_TIME_NS:
+                largest.pop("inside_bytes", None)
+                recorder.on_inner_backward = None
+            elif not regions:
                 largest["inside_bytes"] = inside_bytes
                 recorder.facts["graph"] = dict(largest)
-            if not regions or truncated or inside_ns > MAX_TIME_NS:
-                recorder.on_inner_backward = None
 
         def wanted() -> set[int]:
             return {id(parameter) for parameter in _parameters(recorder)}

@@ -13,9 +13,12 @@ from diagnose.rules._cpus import stretch_of
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
 
-MIN_READINGS = 0.5
-"""The part of the readings that find it on. One that is switched on for a few steps is a search for a
-NaN."""
+MIN_PART = 0.5
+"""The part of the readings that find it on, of those that could: where it is on around the backward pass
+only, those in there. One that is switched on for a few steps is a search for a NaN."""
+
+MIN_READINGS = 0.15
+"""Fewer of all readings may be chance."""
 
 BYTE_NS = 0.45
 """CPU time per byte of the results in which NaN is looked for, measured likewise on one thread."""
@@ -33,13 +36,16 @@ BOUNDS = (0.4, 1.5)
 GUESS_BOUNDS = (0.1, 1.2)
 
 ON = HostStats(anomaly_share=1.0)
+IN_BACKWARD = Program(graph=Graph(num_nodes=400, searches_nan=True))
+IN_BOTH = Program(graph=Graph(num_nodes=400, searches_nan=True, keeps_stacks=True))
 
 
 class AnomalyMode(Rule):
     """
     ## What it means
     `torch.autograd.set_detect_anomaly(True)`, or its context manager, is on. For each operation torch keeps
-    a formatted stack of Python, and searches each gradient for NaN.
+    a formatted stack of Python, and searches each gradient for NaN. Around the backward pass alone it only
+    searches.
 
     ## What to do
     Switch it off. To find where a NaN comes from, switch it on for the steps before it only.
@@ -53,20 +59,33 @@ class AnomalyMode(Rule):
     fires_on = (
         profile(host=ON),
         profile(host=ON, program=Program(graph=Graph(num_nodes=400))),
+        profile(host=HostStats(anomaly_share=0.45), program=IN_BACKWARD),
     )
-    silent_on = (profile(), profile(host=HostStats(anomaly_share=0.1)))
+    silent_on = (
+        profile(),
+        profile(host=HostStats(anomaly_share=0.1)),
+        profile(host=HostStats(anomaly_share=0.45)),
+        profile(host=HostStats(anomaly_share=0.2), program=IN_BACKWARD),
+        profile(host=HostStats(anomaly_share=0.35), program=IN_BOTH),
+    )
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         share = profile.host.anomaly_share
         assert share is not None
-        if share < MIN_READINGS:
-            return None
         graph = profile.program.graph
+        around = 1.0  # that part of the step
+        if graph is not None and graph.searches_nan:
+            phases = tuple(SHARES) if graph.keeps_stacks else (Phase.BACKWARD,)
+            around = sum(profile.share(phase) or 0.0 for phase in phases) or 1.0
+        if share < max(MIN_READINGS, MIN_PART * around):
+            return None
         if graph is not None and graph.num_nodes and not graph.truncated:
             costs = {Phase.FORWARD: FORWARD_NS, Phase.BACKWARD: BACKWARD_NS}
-            stretch = stretch_of(profile) * profile.steps.passes
+            stretch = stretch_of(profile) * profile.steps.passes * min(1.0, share / around)
             wanted = {phase: stretch * ns * graph.num_nodes for phase, ns in costs.items()}
+            if graph.searches_nan and not graph.keeps_stacks:
+                del wanted[Phase.FORWARD]
             wanted[Phase.BACKWARD] += stretch * BYTE_NS * graph.total.num_bytes
             bounds, basis = (
                 BOUNDS,
@@ -81,11 +100,12 @@ class AnomalyMode(Rule):
             for phase, ns in wanted.items()
         }
         total = sum(lost.values())
+        slowed = "forward and backward" if Phase.FORWARD in lost else "the backward pass"
         if not total:
             return None
         return Finding(
             rule=self.name,
-            summary="Torch's anomaly detection is on, and slows forward and backward down",
+            summary=f"Torch's anomaly detection is on, and slows {slowed} down",
             lost_ns=lost,
             low_ns=bounds[0] * total,
             high_ns=bounds[1] * total,

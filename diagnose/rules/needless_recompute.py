@@ -20,9 +20,6 @@ KEEP_FREE = 0.3
 KEPT_PER_RESULT = 2.0
 """Bytes kept for the backward pass per byte of results: inputs, masks and copies come on top."""
 
-REENTRANT_SHARE = 0.85
-"""Part of the forward inside checkpointed regions of the older kind, whose inside is not seen."""
-
 AGAIN = 0.25
 """Of a device's time in a model that is computed twice: the forward is half of its backward, and there are
 two of it. The host's phases do not tell, because the host runs ahead."""
@@ -35,8 +32,15 @@ GIB = 2**30
 
 def checkpointed(share: float, **changes: object) -> Program:
     total = Work(num_ops=200, flops=1e9, num_bytes=1e9)
-    graph = Graph(num_nodes=400, total=total, recomputed_share=share, **changes)  # type: ignore[arg-type]
+    facts = {"total": total, "recomputed_share": share, **changes}
+    graph = Graph(num_nodes=400, **facts)  # type: ignore[arg-type]
     return Program(graph=graph, memory=Memory(rss_bytes=4 * GIB, total_bytes=32 * GIB))
+
+
+def timed(share: float) -> dict[str, Work]:
+    """A part of the forward is inside of regions, which take three times as long in the backward pass."""
+    total = Work(num_ops=200, flops=1e9, num_bytes=1e9, backward_ns=60e6, forward_ns=30e6)
+    return {"total": total, "regions": Work(num_ops=1, backward_ns=90e6 * share, forward_ns=30e6 * share)}
 
 
 def on_device(share: float) -> Program:
@@ -50,7 +54,8 @@ class NeedlessRecompute(Rule):
     """
     ## What it means
     Activation checkpointing throws the results of the forward pass away and computes them once more in the
-    backward pass. That saves memory, and this run has memory to spare.
+    backward pass. That saves memory, and this run has memory to spare. A function of the script's own whose
+    `backward` computes the forward again does the same.
 
     ## What to do
     Take the checkpointing off, or checkpoint fewer layers.
@@ -65,12 +70,14 @@ class NeedlessRecompute(Rule):
         profile(program=checkpointed(1.0)),
         profile(program=checkpointed(0.3)),
         profile(program=checkpointed(0, num_checkpoints=12, inside_bytes=2e9)),
+        profile(program=checkpointed(0, num_checkpoints=1, inside_bytes=1e8, **timed(0.1))),
         profile(device=card(peak_bytes=20 * GIB), program=on_device(1.0)),
     )
     silent_on = (
         profile(program=checkpointed(0)),
         profile(program=FULL),
         profile(program=checkpointed(0, num_checkpoints=12)),
+        profile(program=checkpointed(0, num_checkpoints=1, inside_bytes=1e8, **timed(0.03))),
         profile(program=checkpointed(0, num_checkpoints=32, inside_bytes=16e9)),
         profile(device=card(peak_bytes=60 * GIB), program=on_device(1.0)),
         profile(device=card(peak_bytes=20 * GIB, busy_share=None), program=on_device(1.0)),
@@ -91,7 +98,7 @@ class NeedlessRecompute(Rule):
         kept_bytes = KEPT_PER_RESULT * (graph.total.num_bytes + (graph.inside_bytes or 0.0))
         if free - kept_bytes < KEEP_FREE * total:
             return None
-        share = max(graph.recomputed_share, REENTRANT_SHARE if graph.num_checkpoints else 0.0)
+        share = max(graph.recomputed_share, inside_share(graph))
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
         lost_ns = min(share * profile.phase_time_ns.get(Phase.FORWARD, 0.0), 0.7 * backward_ns)
         if profile.run.device != "cpu":
@@ -113,5 +120,17 @@ class NeedlessRecompute(Rule):
                 f"{format_bytes(free)} of {format_bytes(total)} are free; keeping the results takes about"
                 f" {format_bytes(kept_bytes)}.",
             ),
-            fix="Call the layers directly instead of through torch.utils.checkpoint.",
+            fix="Call the layers directly instead of through torch.utils.checkpoint, or through a function"
+            " that computes them again in its backward().",
         )
+
+
+def inside_share(graph: Graph) -> float:
+    """Returns the part of the forward inside of regions that are one node of the graph: by the time that
+    these took, else by the bytes of their results."""
+    if not graph.num_checkpoints:
+        return 0.0
+    if graph.regions.forward_ns and graph.total.forward_ns:
+        return min(1.0, graph.regions.forward_ns / graph.total.forward_ns)
+    inside = graph.inside_bytes or 0.0
+    return inside / (inside + graph.total.num_bytes) if inside else 0.0
