@@ -94,6 +94,45 @@ def test_what_a_function_writes_that_saves_the_state_is_the_state(idioms):
     assert idioms((18, "keep", 60), (20, "keep", 10))[18] == (LOG,), "nothing was seen to be saved"
 
 
+KEEPS = """\
+def keep_hard(windows, losses, step):
+    ranked = [windows[i] for i in losses]
+    if step % 50:
+        return
+    text = encoded(ranked)
+    torch.save(text, "hard.pt")
+
+for step, x in enumerate(data):
+    loss = model(x)
+    loss.backward()
+    keep_hard(x, loss, step)
+"""
+IN_A_BRANCH = KEEPS.replace("if step % 50:\n        return\n", "if step % 50 == 0:\n")
+IN_A_BRANCH = IN_A_BRANCH.replace("    text =", "        text =").replace("    torch.", "        torch.")
+
+
+@pytest.mark.parametrize("text", [KEEPS, IN_A_BRANCH])
+def test_what_a_function_does_in_each_call_does_not_serve_a_save_now_and_then(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(text, encoding="utf-8")
+    file = str(path)
+    last = len(text.splitlines())
+    save = next(number for number, line in enumerate(text.splitlines(), 1) if "torch.save" in line)
+    slot = SLOT_OF["gap_after_backward"]
+    samples = [
+        (1, slot, (NOBODY, (file, line, "keep_hard"), (file, last, "<module>")), weight)
+        for line, weight in ((2, 60), (save - 1, 20), (save, 20))
+    ]
+    log = log_of(
+        steps_of(60, backward=50, gap_after_backward=50),
+        samples=samples,
+        sites=[("forward", file, last - 2, "<module>", 9), ("backward", file, last - 1, "<module>", 9)],
+        meta={"samples": 100},
+    )
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    assert {line.line for line in lines if SAVE in line.idiom} == {save - 1, save}
+
+
 def test_a_callback_that_saves_now_and_then_is_not_there_to_save(idioms):
     assert idioms((12, "judge", 60), (16, "judge", 5))[12] == (PYTHON_LOOP,)
 

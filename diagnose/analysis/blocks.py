@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from diagnose.analysis.statements import Loop, Scope, rebinds
+from diagnose.analysis.statements import Loop, Scope, functions_of, header_lines, innermost_of, rebinds
 
 Block = tuple[int, str]
 """Statement and field of what runs or does not run as a whole: `(id(branch), "orelse")`."""
@@ -117,3 +117,48 @@ class Blocks:
                 for each in value:
                     if isinstance(each, (ast.ExceptHandler, ast.match_case)):
                         self._read(each.body, (*within, (id(each), "body")), turns)
+
+
+def lines_beside(tree: ast.Module, wanted: Collection[int]) -> set[int]:
+    """Returns the lines that run whenever certain lines of their function do, and never without these: not
+    what stands before `if step % 100: return`, or around a branch that they are in."""
+    functions = list(functions_of(tree))
+    found: set[int] = set()
+    for index in {innermost_of(functions, line) for line in wanted}:
+        found |= _beside(functions[index].body, wanted)[1]
+    return found
+
+
+def _beside(body: Sequence[ast.stmt], wanted: Collection[int]) -> tuple[bool, set[int]]:
+    """Returns whether a block surely comes to a wanted line, and the lines that run with these."""
+    begin, comes = 0, False
+    lines: set[int] = set()
+    for index, statement in enumerate(body):
+        if not comes and _may_leave(statement):
+            begin = index + 1
+        inner = [_beside(block, wanted) for block in _blocks_of(statement)]
+        lines = lines.union(*(found for _, found in inner))
+        sure = all if isinstance(statement, (ast.If, ast.Match)) else any
+        both = not isinstance(statement, ast.If) or bool(statement.orelse)
+        comes = comes or bool(set(header_lines(statement)) & set(wanted))
+        comes = comes or (bool(inner) and both and sure(each for each, _ in inner))
+    if comes:
+        for statement in body[begin:]:
+            lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+    return comes, lines
+
+
+def _blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        if block := getattr(statement, name, None):
+            yield block
+    for case in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield case.body
+
+
+def _may_leave(statement: ast.stmt) -> bool:
+    """Whether a branch ends the function, or the turn of the loop."""
+    leaves = (ast.Return, ast.Continue, ast.Break)
+    return isinstance(statement, ast.If) and any(isinstance(node, leaves) for node in ast.walk(statement))

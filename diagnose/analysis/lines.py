@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.blocks import lines_beside
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.results import Results
@@ -116,12 +117,12 @@ def source_lines(
                 libraries[phase, stack[0]][library] += weight_ns
     trainers = {frame for _, frame in libraries if all((phase, frame) in libraries for phase in TRAINED)}
     of_helper = {helper: _purpose(parts, waits=waits) for helper, parts in helpers.items()}
-    saves = _saving(
-        {key: p for key, p in purposes.items() if key[0] is Phase.CHECKPOINT or key in helper_of}
-    )
+    parts = {key: p for key, p in purposes.items() if key[0] is Phase.CHECKPOINT or key in helper_of}
+    saves = _saving(parts, sources)
     for key in helper_of:
         file, line, function = key[1]
-        if (file, function) in saves and not REPORTS.search(sources.line(file, line)):
+        beside = saves.get((file, function), ())
+        if (beside is None or line in beside) and not REPORTS.search(sources.line(file, line)):
             purposes[key] = _served(purposes[key])
     num_samples = log.meta.get("samples") or 1
     one_sample_ns = sum(weight for _, _, _, weight in log.samples) / num_samples or 1.0
@@ -181,20 +182,31 @@ def _purpose(parts: Mapping[tuple[str, ...], float], *, waits: bool) -> str:
     return purpose if most and not (waits and purpose == PYTHON_LOOP) else ""
 
 
-def _saving(purposes: Mapping[LineKey, Mapping[tuple[str, ...], float]]) -> set[Helper]:
-    """Returns file and name of the functions that are there to save the state: by most of their time, or by
-    their names."""
+def _saving(
+    purposes: Mapping[LineKey, Mapping[tuple[str, ...], float]], sources: Sources
+) -> dict[Helper, set[int] | None]:
+    """Returns file and name of the functions that are there to save the state, and which lines serve that.
+
+    What most of a function's time saves, all of it serves: `None`. A function that is only named for it may
+    do something else in each call, and save now and then.
+    """
     saving: dict[Helper, float] = defaultdict(float)
     whole: dict[Helper, float] = defaultdict(float)
-    for (phase, (file, _, function)), parts in purposes.items():
+    lines: dict[Helper, set[int]] = defaultdict(set)
+    for (phase, (file, line, function)), parts in purposes.items():
         for idiom, weight_ns in parts.items():
             whole[file, function] += weight_ns
-            saving[file, function] += weight_ns * (phase is Phase.CHECKPOINT or SAVE in idiom)
-    return {
-        place
-        for place, weight_ns in saving.items()
-        if weight_ns > MOST * whole[place] or (weight_ns and words(place[1].rpartition(".")[2]) & SAVING)
-    }
+            if phase is Phase.CHECKPOINT or SAVE in idiom:
+                saving[file, function] += weight_ns
+                lines[file, function].add(line)
+    found: dict[Helper, set[int] | None] = {}
+    for place, weight_ns in saving.items():
+        tree = sources.tree(place[0])
+        if weight_ns > MOST * whole[place]:
+            found[place] = None
+        elif words(place[1].rpartition(".")[2]) & SAVING and tree is not None:
+            found[place] = lines_beside(tree, lines[place])
+    return found
 
 
 def _served(parts: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
