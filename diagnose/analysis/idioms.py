@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.roles import Frame
@@ -52,6 +53,7 @@ from diagnose.analysis.statements import (
     words_of,
     writes,
 )
+from diagnose.analysis.tensor_operations import is_at_once, operations_by_statement
 from diagnose.analysis.tensor_values import without_tensors
 from diagnose.analysis.weight_idioms import CLIP, EMA
 from diagnose.analysis.weights import Weights
@@ -133,6 +135,7 @@ class Idioms:
         self._known: dict[tuple[str, int, Within], tuple[str, ...]] = {}
         self._environments: dict[tuple[str, int], tuple[bool, bool]] = {}
         self._words: dict[Function, set[str]] = {}
+        self._operations: dict[Function | None, dict[int, int]] = {}
 
     def of(
         self,
@@ -177,6 +180,8 @@ class Idioms:
         if named and (phase not in NAMELESS or (phase is Phase.FORWARD and named == METRIC)):
             # Reading a value or looping is how a thing is done; the name says what it is done for.
             found = [*dict.fromkeys([named, *(idiom for idiom in found if idiom != PYTHON_LOOP)])]
+        if within.stepping and not found and self._is_turn(stack, within):
+            found = [PYTHON_LOOP]
         if phase in BESIDE_THE_MODEL and set(found) <= {PYTHON_LOOP} and self._schedules(stack[1:]):
             found = [SCHEDULE]
         if phase is Phase.OPTIMIZER and self._is_hook(stack):
@@ -191,6 +196,26 @@ class Idioms:
                 if place.every is not None:
                     return ast.unparse(place.every)
         return ""
+
+    def operations(self, file: str, line: int) -> int:
+        """Returns how many operations on whole tensors the statements on a line do."""
+        count = 0
+        for place in self._places(file, line):
+            if place.function not in self._operations:
+                self._operations[place.function] = operations_by_statement(place.function)
+            count += self._operations[place.function].get(id(place.statement), 0)
+        return count
+
+    def _is_turn(self, stack: Sequence[Frame], within: Within) -> bool:
+        """Whether a function that an optimizer's step calls does one turn of a loop over tensors there."""
+        if any(is_at_once(nodes_of(place.statement)) for place in self._places(*stack[0][:2])):
+            return False
+        for (_, _, inner), (file, line, _) in pairwise(stack):
+            if inner.rpartition(".")[2] == "step":
+                return False
+            if PYTHON_LOOP in self.of_line(file, line, within):
+                return True
+        return False
 
     def _is_hook(self, stack: Sequence[Frame]) -> bool:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by

@@ -145,6 +145,7 @@ def source_lines(
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
             every=every[phase, (file, line, function)],
+            num_operations=idioms.operations(file, line) if phase is Phase.OPTIMIZER else 0,
             idiom=()
             if (file, line, function) in trainers
             else _as_part(

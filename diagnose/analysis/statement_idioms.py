@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from diagnose.analysis.slices import is_chain, takes_slices
-from diagnose.analysis.statements import Place, callee, names, nodes_of, words
+from diagnose.analysis.statements import Loop, Place, callee, names, nodes_of, words
+from diagnose.analysis.tensor_operations import is_at_once
 from diagnose.analysis.tensor_values import PREDICATES, asks_tensor, may_be_tensor
 from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE, of_weights
 
@@ -174,8 +175,18 @@ def of_places(places: Sequence[Place], within: Within) -> tuple[str, ...]:
     """Returns what all statements of a line do: the sampler does not tell which of them took the time."""
     found = [tuple(_idioms(place, within)) for place in places]
     if len(found) > 1:
-        found = [each for each, place in zip(found, places, strict=True) if each or _takes_time(place)]
+        found = [
+            each
+            for each, place in zip(found, places, strict=True)
+            if (each and not _drops(place)) or _takes_time(place)
+        ]
     return tuple(idiom for idiom in found[0] if all(idiom in each for each in found)) if found else ()
+
+
+def _drops(place: Place) -> bool:
+    """Whether a statement only forgets a value: `p.grad = None`."""
+    statement = place.statement
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
 
 
 def _takes_time(place: Place) -> bool:
@@ -228,7 +239,7 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
     for idiom in (LOG, CLIP, EMA, UPDATE, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
         if idiom in found:
             yield idiom
-    if not found and (in_comprehension or _in_side_loop(place)):
+    if not found and (in_comprehension or _in_side_loop(place, within)) and not is_at_once(nodes):
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes):
             yield SLICES
@@ -428,12 +439,18 @@ def _keyword(call: ast.Call, name: str) -> object:
     return None
 
 
-def _in_side_loop(place: Place) -> bool:
-    """Whether a loop goes around the statement that trains nothing."""
+def _in_side_loop(place: Place, within: Within) -> bool:
+    """Whether a loop goes around the statement that trains nothing. In an optimizer's step one over its
+    groups is none: a group is many tensors."""
+    loops = [loop for loop in place.loops if not within.stepping or not _goes_over_groups(loop)]
     return any(
         not any(
             isinstance(node, ast.Call) and callee(node)[0] in ("backward", "step", "train_step")
             for node in ast.walk(loop)
         )
-        for loop in place.loops
+        for loop in loops
     )
+
+
+def _goes_over_groups(loop: Loop) -> bool:
+    return not isinstance(loop, ast.While) and "param_groups" in names(ast.walk(loop.iter))

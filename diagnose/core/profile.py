@@ -138,6 +138,7 @@ class SourceLine:
         idiom: What the line is there for, the most telling first: the names of `analysis.idioms`, such as
             `log` and `sync` for `print(loss.item())`. Empty when its source does not say.
         every: The condition with a remainder under which it runs, `step % 10 == 0`; empty for none.
+        num_operations: In an optimizer's phase, about how many operations on whole tensors it does.
         trains: Whether it leaves training to a package, in which backward passes and steps were seen.
     """
 
@@ -155,6 +156,7 @@ class SourceLine:
     via: str = ""
     idiom: tuple[str, ...] = ()
     every: str = ""
+    num_operations: int = 0
     trains: bool = False
 
 

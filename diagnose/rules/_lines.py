@@ -41,6 +41,17 @@ def doing(profile: Profile, idiom: str, *, beside: Collection[str] = ()) -> tupl
     return loop_lines(profile, lambda line: idiom in line.idiom and not set(beside) & set(line.idiom))
 
 
+def updating(profile: Profile) -> tuple[SourceLine, ...]:
+    """Returns the lines that update weights one by one beside an optimizer's step: in the loop, or in what
+    hooks onto the step."""
+    return tuple(
+        line
+        for line in profile.where
+        if "update" in line.idiom and "whole" not in line.idiom and not line.in_worker
+        if line.phase is Phase.OTHER or "hook" in line.idiom
+    )
+
+
 def waiting_share(profile: Profile) -> float:
     """Returns the part of the time in which lines of the script, none of a worker's, sleep or wait."""
     return sum(line.share for line in profile.where if "wait" in line.idiom and not line.in_worker)

@@ -9,11 +9,11 @@ from pathlib import Path
 from diagnose.analysis.calls import with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Model, Optimizer, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import MIN_SAMPLES, at, bounds, lost_of, named, share_of, under_trainer
+from diagnose.rules._lines import MIN_SAMPLES, at, bounds, lost_of, named, share_of, under_trainer, updating
 from diagnose.rules.base import Rule
 
 MIN_TENSORS = 20
@@ -56,11 +56,30 @@ MIN_OWN_SHARE = 0.03
 SAVED_OF_OWN = (0.1, 0.4, 0.9)
 """Of the lines that go over the tensors in Python: what calls for all tensors save, and a compiled step."""
 
+MIN_OPERATIONS = 5
+"""So many operations on each tensor, as an Adam or a Lion has and SGD with momentum has not, go through the
+memory at least twice as often as one kernel of them all does, whatever the size of the tensors."""
+
+SAVED_OF_PASSES = (0.1, 0.5, 0.85)
+"""Of such lines: less than `SAVED_AT_ANY_SIZE`, as it takes a compiler, or a class of torch's."""
+
 LOW, HIGH = 0.6, 1.15
 """The measured savings scatter by this much with the size of the tensors and the number of cores."""
 
 OVER_TENSORS = {"python-loop", "update"}
 """Idioms of lines that do the same to one tensor after the other."""
+
+IN_ONE_CALL = (
+    "Update all tensors in one call, torch._foreach_add_(params, grads, alpha=-lr), or leave it to"
+    " torch.optim.SGD(..., fused=True)."
+)
+COMPILED = (
+    "Update all tensors in one call, as torch._foreach_mul_ and torch._foreach_add_ do, or let"
+    " torch.compile make a kernel of the loop."
+)
+
+MANY_OPTIMIZERS = 4
+"""So many made by one line are one optimizer for each tensor."""
 
 MAX_LINES = 4
 
@@ -90,7 +109,14 @@ def one(
 
 
 OWN = one(kind="Mine", implementation="", can_fuse=False)
+LARGE_OWN = one(kind="Mine", num_elements=80_000_000, implementation="", can_fuse=False)
 OWN_LINE = at("velocity.mul_(beta).add_(p.grad)", 0.2, "python-loop", phase=Phase.OPTIMIZER)
+LION = (
+    replace(OWN_LINE, text="u = m.mul(b).add(p.grad, alpha=1 - b)", num_operations=2),
+    replace(OWN_LINE, text="p.mul_(d).add_(u.sign_(), alpha=-lr)", num_operations=3),
+)
+ONE_EACH = Program(optimizers=one(num_tensors=1, num_elements=1_000).optimizers * 60)
+UPDATING = at("p -= lr * p.grad", 0.1, "update")
 
 
 class SlowOptimizer(Rule):
@@ -103,8 +129,9 @@ class SlowOptimizer(Rule):
     ## What to do
     Give the optimizer `fused=True`: one call updates all tensors. Where torch has no fused
     implementation, `foreach=True`. An optimizer of the script's own that goes over small tensors in Python
-    can call `torch._foreach_mul_` and the like, or have its step compiled. Nothing is said of what neither
-    can take: sparse gradients, 16-bit parameters of SGD on a CPU.
+    can call `torch._foreach_mul_` and the like, or have its step compiled; over large ones, where it has
+    many operations on each, only the latter helps. So can a loop over the weights beside an optimizer.
+    Nothing is said of what neither can take: sparse gradients, 16-bit parameters of SGD on a CPU.
 
     ## When it is wrong
     The results of both differ in the last bit. Code that reads or changes the optimizer's state between
@@ -118,6 +145,10 @@ class SlowOptimizer(Rule):
         profile(optimizer_ms=8, program=one(kind="SGD")),
         profile(optimizer_ms=30, program=one(num_tensors=4, num_elements=8_000_000)),
         profile(optimizer_ms=30, program=OWN, where=(OWN_LINE,)),
+        profile(optimizer_ms=30, program=LARGE_OWN, where=LION),
+        profile(other_ms=12, program=one(implementation="fused"), where=(UPDATING,)),
+        profile(other_ms=12, where=(UPDATING,)),
+        profile(optimizer_ms=30, program=ONE_EACH),
     )
     silent_on = (
         profile(optimizer_ms=30, program=one(implementation="fused")),
@@ -140,10 +171,11 @@ class SlowOptimizer(Rule):
             ),
         ),
         profile(optimizer_ms=30, program=OWN),
+        profile(optimizer_ms=30, program=LARGE_OWN, where=(replace(OWN_LINE, num_operations=2),)),
+        profile(other_ms=12, program=one(implementation="fused"), where=(at("x", 0.1, "python-loop"),)),
         profile(
             optimizer_ms=30,
-            program=one(kind="Mine", num_elements=80_000_000, implementation="", can_fuse=False),
-            where=(OWN_LINE,),
+            program=Program(optimizers=one("SGD", num_tensors=1, num_elements=100).optimizers * 4),
         ),
         profile(optimizer_ms=30, program=one(kind="SGD", can_fuse=False)),
         profile(
@@ -158,15 +190,20 @@ class SlowOptimizer(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return bool(_slow(profile.program) or _own(profile.program))
+        return bool(_slow(profile.program) or _own(profile.program) or updating(profile))
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        found = [each for each in (self._of_torch(profile), self._of_own(profile)) if each is not None]
+        return _together(*found) if len(found) > 1 else next(iter(found), None)
+
+    def _of_torch(self, profile: Profile) -> Finding | None:
+        """Of torch's optimizers."""
         if not _slow(profile.program):
-            return self._of_own(profile)
+            return None
         whole = sum(optimizer.num_tensors for optimizer in profile.program.optimizers)
         slow, on_gpu = _slow(profile.program), _on_gpu(profile.program)
-        worst = max(slow, key=lambda optimizer: optimizer.num_tensors)
+        worst = max((_of_kind(each, slow) for each in slow), key=lambda optimizer: optimizer.num_tensors)
         if not worst.can_fuse and not (worst.can_group and on_gpu):
             return None  # on a CPU `foreach` saves little
         saved = _saved(worst, on_gpu)
@@ -176,7 +213,15 @@ class SlowOptimizer(Rule):
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
         option = "fused" if worst.can_fuse else "foreach"
-        others = [f"{Path(each.file).name}:{each.line}" for each in slow if each is not worst and each.file]
+        places = [(each.file, each.line) for each in slow if each.file]
+        others = [
+            f"{Path(file).name}:{line}"
+            for file, line in dict.fromkeys(places)
+            if (file, line) != (worst.file, worst.line)
+        ]
+        fix = f"Give {worst.kind} {option}=True"
+        if places.count((worst.file, worst.line)) >= MANY_OPTIMIZERS:
+            fix = f"Make one {worst.kind} of all these tensors, with {option}=True"
         return Finding(
             rule=self.name,
             summary=f"{worst.kind} updates {worst.num_tensors} tensors one by one.",
@@ -194,8 +239,7 @@ class SlowOptimizer(Rule):
                 f" loop over"
                 " them.",
             ),
-            fix=f"Give {worst.kind} {option}=True"
-            + (f", and likewise what is made at {' and '.join(others)}." if others else "."),
+            fix=fix + (f", and likewise what is made at {' and '.join(others)}." if others else "."),
             code='TrainingArguments(..., optim="adamw_torch_fused")'
             if not worst.call and under_trainer(profile) and (worst.kind, option) == ("AdamW", "fused")
             else with_arguments(worst.call, f"torch.optim.{worst.kind}", **{option: True}),
@@ -205,22 +249,22 @@ class SlowOptimizer(Rule):
         )
 
     def _of_own(self, profile: Profile) -> Finding | None:
-        """Of an optimizer that the script has written itself."""
-        lines = tuple(
-            line
-            for line in profile.where
-            if line.phase is Phase.OPTIMIZER and not line.in_worker and OVER_TENSORS & set(line.idiom)
-        )
+        """Of an optimizer, or a loop over the weights, that the script has written itself."""
+        stepping, saved = _stepping(profile)
+        lines = tuple(sorted((*stepping, *updating(profile)), key=lambda line: -line.share))
         share = share_of(lines)
         if share < MIN_OWN_SHARE:
             return None
-        worst = max(_own(profile.program), key=lambda optimizer: optimizer.num_tensors)
-        low, expected, high = SAVED_OF_OWN
+        summary = "The loop updates the weights one by one, in Python."
+        if stepping:
+            worst = max(_own(profile.program), key=lambda optimizer: optimizer.num_tensors)
+            summary = f"{worst.kind} updates {worst.num_tensors} tensors one by one, in Python."
+        low, expected, high = saved
         lost = lost_of(profile, lines)
         least, most = bounds(lost, lines)
         return Finding(
             rule=self.name,
-            summary=f"{worst.kind} updates {worst.num_tensors} tensors one by one, in Python.",
+            summary=summary,
             lost_ns={phase: expected * ns for phase, ns in lost.items()},
             low_ns=low * least,
             high_ns=high * most,
@@ -230,9 +274,8 @@ class SlowOptimizer(Rule):
                 f" {line.num_samples} samples."
                 for line in lines[:MAX_LINES]
             ),
-            fix="Update all tensors in one call, as torch._foreach_mul_ and torch._foreach_add_ do, or let"
-            " torch.compile make a kernel of the loop.",
-            code="step = torch.compile(optimizer.step)",
+            fix=COMPILED if stepping else IN_ONE_CALL,
+            code="step = torch.compile(optimizer.step)" if stepping else "",
             file=lines[0].file,
             line=lines[0].line,
         )
@@ -249,14 +292,65 @@ def stepping_share(profile: Profile) -> float:
 
 
 def _own(program: Program) -> list[Optimizer]:
-    """Returns the optimizers of the script's own whose many tensors are small."""
-    return [
-        optimizer
-        for optimizer in program.optimizers
-        if not optimizer.implementation
-        and optimizer.num_tensors >= MIN_TENSORS
-        and optimizer.num_elements <= MAX_OWN_ELEMENTS * optimizer.num_tensors
+    """Returns the optimizers of the script's own whose many tensors are small, or have many elements."""
+    own = [optimizer for optimizer in program.optimizers if not optimizer.implementation]
+    all_own = [_of_kind(optimizer, own) for optimizer in own]
+    return [each for each in all_own if _is_small(each) or each.num_elements >= MIN_ELEMENTS]
+
+
+def _is_small(optimizer: Optimizer) -> bool:
+    """Whether it has many tensors, which are small."""
+    mean = MAX_OWN_ELEMENTS * optimizer.num_tensors
+    return optimizer.num_tensors >= MIN_TENSORS and optimizer.num_elements <= mean
+
+
+def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, float]]:
+    """Returns the lines in which an optimizer of the script's own goes over tensors, and what can be saved
+    of them; no lines where that is too little."""
+    own = _own(profile.program)
+    lines = [
+        line
+        for line in profile.where
+        if line.phase is Phase.OPTIMIZER and not line.in_worker and OVER_TENSORS & set(line.idiom)
+        if "hook" not in line.idiom
     ]
+    if any(map(_is_small, own)):
+        return lines, SAVED_OF_OWN
+    if own and sum(line.num_operations for line in lines) >= MIN_OPERATIONS:
+        return [line for line in lines if line.num_operations], SAVED_OF_PASSES
+    return [], SAVED_OF_OWN
+
+
+def _of_kind(optimizer: Optimizer, among: list[Optimizer]) -> Optimizer:
+    """Returns an optimizer with the tensors of all that are like it: some have one for each tensor."""
+    alike = [
+        each
+        for each in among
+        if (each.kind, each.implementation, each.can_fuse, each.can_group)
+        == (optimizer.kind, optimizer.implementation, optimizer.can_fuse, optimizer.can_group)
+    ]
+    return replace(
+        optimizer,
+        num_tensors=sum(each.num_tensors for each in alike),
+        num_elements=sum(each.num_elements for each in alike),
+    )
+
+
+def _together(*findings: Finding) -> Finding:
+    """Returns one finding of what was found of torch's optimizers and of the script's own code."""
+    first, second = sorted(findings, key=lambda finding: -finding.lost_ns_per_step)
+    phases = {**first.lost_ns, **second.lost_ns}
+    return replace(
+        first,
+        summary=f"{first.summary} {second.summary}",
+        lost_ns={phase: first.lost_ns.get(phase, 0.0) + second.lost_ns.get(phase, 0.0) for phase in phases},
+        low_ns=first.low_ns + second.low_ns,
+        high_ns=first.high_ns + second.high_ns,
+        assumption=f"{first.assumption}; {second.assumption}",
+        evidence=(*first.evidence, *second.evidence),
+        fix=f"{first.fix} {second.fix}",
+        actions=first.actions or second.actions,
+    )
 
 
 def _on_gpu(program: Program) -> bool:
@@ -266,11 +360,11 @@ def _on_gpu(program: Program) -> bool:
 def _slow(program: Program) -> list[Optimizer]:
     """Returns the optimizers that would be faster with one call for all tensors."""
     on_gpu = _on_gpu(program)
+    loops = [optimizer for optimizer in program.optimizers if optimizer.implementation == "for-loop"]
     return [
         optimizer
-        for optimizer in program.optimizers
-        if optimizer.implementation == "for-loop"
-        and (optimizer.num_tensors >= MIN_TENSORS or _saved_at_least(optimizer, on_gpu))
+        for optimizer in loops
+        if (kind := _of_kind(optimizer, loops)).num_tensors >= MIN_TENSORS or _saved_at_least(kind, on_gpu)
     ]
 
 

@@ -10,6 +10,7 @@ from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._compute import shares_of
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, updating
 from diagnose.rules.base import Rule
 
 LOW, HIGH = 0.6, 1.3
@@ -83,6 +84,7 @@ class UnusedGradients(Rule):
     silent_on = (
         profile(program=unwanted(0, 0)),
         profile(program=unwanted(0.01, 2)),
+        profile(other_ms=12, program=unwanted(0.9), where=(at("p -= lr * p.grad", 0.1, "update"),)),
         profile(program=dropped(0, 0)),
         profile(program=dropped(0.01, num_ops=0)),
     )
@@ -90,7 +92,7 @@ class UnusedGradients(Rule):
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
         graph, dropped = profile.program.graph, profile.program.dropped
-        never_used = bool(graph and graph.num_unwanted_tensors)
+        never_used = bool(graph and graph.num_unwanted_tensors) and not updating(profile)
         return profile.program.fsdp is None and (never_used or bool(dropped and dropped.num_tensors))
 
     def check(self, profile: Profile) -> Finding | None:
@@ -101,7 +103,8 @@ class UnusedGradients(Rule):
         def share_of(seen: Graph | Dropped) -> float:
             return shares_of(seen.unwanted, seen)[Phase.BACKWARD]
 
-        seen = max((graph, dropped or graph), key=share_of)
+        never_used = None if updating(profile) else graph  # else the script may update them itself
+        seen = max((each for each in (never_used, dropped) if each is not None), key=share_of)
         share = share_of(seen)
         num_tensors = seen.num_tensors if isinstance(seen, Dropped) else seen.num_unwanted_tensors
         backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)

@@ -1,0 +1,117 @@
+"""How many operations on whole tensors the statements of a function do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from diagnose.analysis.statements import Function, callee, in_place, nodes_of, statements_of
+
+ELEMENTWISE_NAMES = """
+    abs add addcdiv addcmul clamp clamp_max clamp_min clip copysign div exp lerp log maximum minimum mul
+    neg norm pow reciprocal rsqrt sgn sigmoid sign sqrt square sub tanh where
+"""
+ELEMENTWISE = frozenset(ELEMENTWISE_NAMES.split())
+"""Methods, and functions of torch, that go through all of a tensor. So do those that change it in place."""
+
+NUMBERS = frozenset({"item", "float", "int", "len", "numel", "size", "dim", "get"})
+"""What is not a tensor of what it is asked of."""
+
+PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "einsum", "tensordot"})
+"""Beside one of these the memory is not what takes the time."""
+
+AT_ONCE = ("_foreach_", "_fused_")
+"""Begins the names of torch's functions that take a list of tensors."""
+
+
+def operations_by_statement(function: Function | None) -> dict[int, int]:
+    """Returns how many elementwise operations on tensors each statement does, by its identity.
+
+    A tensor is what such a method is called on, what has a gradient, and what is computed of one. Numbers
+    may be computed beside: `rate = lr / (1 - beta**t)` is no operation.
+    """
+    if function is None or isinstance(function, ast.Lambda):
+        return {}
+    statements = list(statements_of(function))
+    held = {text for statement in statements for text in _told(nodes_of(statement))}
+    grew = True
+    while grew:
+        before = len(held)
+        for target, value in (pair for statement in statements for pair in _assigned(statement)):
+            if _holds(value, held):
+                held.add(ast.unparse(target))
+        grew = len(held) > before
+    return {id(statement): _count(statement, held) for statement in statements}
+
+
+def is_at_once(nodes: Iterable[ast.AST]) -> bool:
+    """Whether torch is given all tensors in one call."""
+    return any(isinstance(node, ast.Call) and callee(node)[0].startswith(AT_ONCE) for node in nodes)
+
+
+def _count(statement: ast.stmt, held: set[str]) -> int:
+    nodes = nodes_of(statement)
+    if any(map(_is_product, nodes)):
+        return 0
+    operators = [node for node in nodes if isinstance(node, ast.BinOp) and _holds(node, held)]
+    added = isinstance(statement, ast.AugAssign) and ast.unparse(statement.target) in held
+    return sum(map(_is_elementwise, nodes)) + len(operators) + added
+
+
+def _is_product(node: ast.AST) -> bool:
+    """Whether matrices are multiplied, or factored."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult)
+    if not isinstance(node, ast.Call):
+        return False
+    name, base = callee(node)
+    return name in PRODUCTS or base.endswith("linalg")
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields what is assigned, and what to that, one by one."""
+    if not isinstance(statement, ast.Assign):
+        return
+    value = statement.value
+    for target in statement.targets:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            yield from zip(target.elts, value.elts, strict=False)
+        else:
+            yield target, value
+
+
+def _told(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yields what is a tensor by what is done to it."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            yield ast.unparse(node)
+            yield ast.unparse(node.value)
+        if not _is_elementwise(node):
+            continue
+        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        of_torch = ast.unparse(node.func.value) == "torch"
+        for value in node.args if of_torch else [node.func.value]:
+            if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)):
+                yield ast.unparse(value)
+
+
+def _is_elementwise(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, base = callee(node)
+    return base not in ("math", "np", "numpy") and (name in ELEMENTWISE or in_place(name))
+
+
+def _holds(value: ast.expr, held: set[str]) -> bool:
+    """Whether a tensor is in an expression, but for one that is only asked for a number."""
+    pending: list[ast.AST] = [value]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and ast.unparse(node) in held:
+            return True
+        if isinstance(node, ast.Subscript):
+            if not isinstance(node.slice, ast.Constant):  # else an entry of what is kept: `state["step"]`
+                pending.append(node.value)
+        elif not isinstance(node, ast.Call) or callee(node)[0] not in NUMBERS:
+            pending += ast.iter_child_nodes(node)
+    return False
