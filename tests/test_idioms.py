@@ -341,6 +341,19 @@ def test_what_an_imported_package_gives_is_no_tensor_unless_it_is_torchs(
         ("for p in model.parameters():\n    p.data = p.data - lr * p.grad  # here", UPDATE),
         ("for p, g in zip(params, grads):\n    p -= lr * g  # here", UPDATE),
         ("for p in model.parameters():  # here\n    p -= lr * p.grad", UPDATE),
+        ("for p in model.parameters():\n    p -= lr * p.grad; p.grad = None  # here", UPDATE),
+        (
+            "for p, m in zip(params, ms):\n    m.mul_(d).add_(p.grad)\n    p.add_(m, alpha=-lr)  # here",
+            UPDATE,
+        ),
+        (
+            "for p, v in zip(params, vs):\n    g = p.grad\n    v.mul_(d).addcmul_(g, g)  # here",
+            UPDATE,
+        ),
+        (
+            "for p, q in zip(params, old):\n    p -= lr * p.grad\n    q.mul_(d).add_(p)  # here",
+            EMA,
+        ),
         ("for p in model.parameters():\n    most += p.grad.abs().max()  # here", PYTHON_LOOP),
         ("for n, p in model.named_parameters():\n    kept[n] = p.grad.clone()  # here", PYTHON_LOOP),
         (

@@ -16,6 +16,7 @@ UPDATE = "update"
 """Updates weights by their gradients, tensor by tensor."""
 
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
+CHANGES = (WRITES - {"copy_"}) | {"addcdiv_", "addcmul_"}
 IN_PLACE = {*WRITES, "mul", "lerp"}
 GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}
 GRADIENTS = {"grad", "grads", "gradients"}
@@ -50,12 +51,26 @@ def of_weights(place: Place, nodes: list[ast.AST]) -> Iterator[str]:
     decays_weights = {name for name in used if {"weight", "decay"} <= words(name)}
     told = words_of(used - decays_weights) & AVERAGED_WORDS
     assigns = isinstance(place.statement, (ast.Assign, ast.AugAssign))
-    if (
-        _blends_in(place.statement, nodes)
-        or (told and (used & IN_PLACE or assigns))
-        or (_in_pairs(place, nodes) and _averages_in_place(place, nodes, gone_over))
-    ):
+    in_pairs = _in_pairs(place, nodes)
+    if _blends_in(place.statement, nodes) or (told and (used & IN_PLACE or assigns)):
         yield EMA
+    elif _updates(place, nodes) and _beside_gradients(place, in_pairs=in_pairs):
+        yield UPDATE
+    elif in_pairs and _averages_in_place(place, nodes, gone_over):
+        yield EMA
+
+
+def _beside_gradients(place: Place, *, in_pairs: bool) -> bool:
+    """Whether a statement is a part of an update, as its loop reads gradients: `p.add_(m, alpha=-lr)` after
+    `m.mul_(beta).add_(p.grad)`. Of two weights it must change the one with the gradient."""
+    turns = [node for loop in place.loops[:1] for node in ast.walk(loop)]
+    read = [node for node in turns if isinstance(node, ast.Attribute) and node.attr == "grad"]
+    own = {ast.unparse(node.value) for node in read}
+    changed = _changed(place.statement)
+    root = changed[0] if changed else None
+    while isinstance(root, (ast.Call, ast.Attribute)):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    return bool(own) and (not in_pairs or (root is not None and ast.unparse(root) in own))
 
 
 def _changed(statement: ast.stmt) -> tuple[ast.expr, ast.operator | None, list[ast.expr]] | None:
@@ -106,7 +121,7 @@ def _updates(place: Place, nodes: list[ast.AST]) -> bool:
         changed = [target for target in statement.targets if not isinstance(target, ast.Name)]
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
-        if isinstance(function, ast.Attribute) and function.attr in WRITES - {"copy_"}:
+        if isinstance(function, ast.Attribute) and function.attr in CHANGES:
             changed = [function.value]
     turns = _turns(place)
     return any(
