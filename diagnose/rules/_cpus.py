@@ -19,8 +19,8 @@ MIN_HEAVY = 0.25
 """The part of the forward pass that has to be such operations."""
 
 USUAL_HEAVY = 0.9
-"""The part of forward and backward that such operations are in a model of large products, as those were of which
-`DIVISIBLE` was measured: a guess, no reading of them was kept."""
+"""The part of forward and backward that such operations are in a model of large products, as those were of
+which `DIVISIBLE` was measured: a guess, no reading of them was kept."""
 
 DIVISIBLE = {Phase.FORWARD: 0.75, Phase.BACKWARD: 0.8, Phase.OPTIMIZER: 0.35}
 """The part of a phase that threads divide where operations are heavy, measured likewise: the optimizer is
