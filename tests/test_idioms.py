@@ -416,6 +416,8 @@ def test_what_an_imported_package_gives_is_no_tensor_unless_it_is_torchs(
         ("for p in model.parameters():\n    g = p.grad\n    p.data.add_(g, alpha=-lr)  # here", UPDATE),
         ("for p in model.parameters():\n    torch.nn.utils.clip_grad_norm_(p, 1.0)  # here", CLIP),
         ("for p in model.parameters():\n    p.grad = p.grad * mask  # here", PYTHON_LOOP),
+        ("for p, g in zip(params, grads):\n    n = g.norm()\n    g.mul_(far / n)  # here", CLIP),
+        ("for p, g in zip(params, grads):\n    n = g.norm()\n    p.mul_(far / n)  # here", UPDATE),
         ("for p in model.parameters():\n    p.grad /= num_steps  # here", PYTHON_LOOP),
         (
             "for p in model.parameters():\n    p.grad = p.grad + max_norm * torch.randn_like(p)  # here",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from diagnose.analysis.averaging import AVERAGED_WORDS, averages, blends_in
 from diagnose.analysis.statements import Place, callee, key_of, names, words, words_of
 from diagnose.analysis.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
-from diagnose.analysis.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON
+from diagnose.analysis.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON, turns_of
 
 CLIP = "clip"
 """Norms or scales gradients tensor by tensor."""
@@ -174,15 +174,15 @@ def _new_gradients(place: Place) -> Iterator[ast.expr]:
 
 def _is_gradient(node: ast.expr, place: Place) -> bool:
     """Whether an expression is the gradient of one weight: `p.grad.data`, or the turn of a loop over
-    gradients alone."""
+    gradients."""
     node = data_of(node)
     if isinstance(node, ast.Attribute):
         return node.attr == "grad"
     if not isinstance(node, ast.Name):
         return False
-    loop = place.loops[0] if place.loops else None
-    if isinstance(loop, (ast.For, ast.AsyncFor)) and names([loop.target]) == {node.id}:
-        return bool(names(ast.walk(loop.iter)) & (GRADIENTS | place.gradients))
+    for turn, source in turns_of(place.loops[0]) if place.loops else ():
+        if isinstance(turn, ast.Name) and turn.id == node.id:
+            return bool(names(ast.walk(source)) & (GRADIENTS | place.gradients))
     return node.id in _aliases(place)
 
 

@@ -10,7 +10,16 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from diagnose.analysis.statements import callee, grow, names, nodes_of, statements_of, words_of, writes
+from diagnose.analysis.statements import (
+    Loop,
+    callee,
+    grow,
+    names,
+    nodes_of,
+    statements_of,
+    words_of,
+    writes,
+)
 
 ASKED = {"parameters", "named_parameters", "state_dict"}
 """Methods of a model that give its weights."""
@@ -102,12 +111,21 @@ class Weights:
             inside = function if isinstance(function, Function) else inside
             statements = list(statements_of(inside)) if inside is not None else []
             held: set[str] = set()
+            gradients = self.of(function, "gradients")
+            turns = {
+                name
+                for loop in statements
+                if isinstance(loop, (ast.For, ast.AsyncFor))
+                for turn, source in turns_of(loop)
+                if names(ast.walk(source)) & (GRADIENTS | gradients)
+                for name in names([turn])
+            }
             for statement in statements:
                 nodes = nodes_of(statement)
                 used = names(nodes)
                 called = {callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
                 measures = called & MEASURES or "norm" in words_of(called)
-                if measures and (words_of(used) & GRADIENTS or used & self.of(function, "gradients")):
+                if measures and (words_of(used) & GRADIENTS or used & (gradients | turns)):
                     held |= writes(statement)
             grow(held, statements)
             self._norms[function] = frozenset(held)
@@ -196,6 +214,17 @@ class Weights:
 
     def _first(self, values: Iterable[ast.expr], scope: Scope) -> Kind | None:
         return next(filter(None, (self._kind(each, scope) for each in values)), None)
+
+
+def turns_of(loop: Loop) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields the variables of a loop and what each goes over; of a `zip` one by one."""
+    if isinstance(loop, ast.While):
+        return
+    zipped = isinstance(loop.iter, ast.Call) and callee(loop.iter) == ("zip", "")
+    if zipped and isinstance(loop.iter, ast.Call) and isinstance(loop.target, ast.Tuple):
+        yield from zip(loop.target.elts, loop.iter.args, strict=False)
+    else:
+        yield loop.target, loop.iter
 
 
 def averaged_at_once(tree: ast.Module) -> frozenset[str]:

@@ -11,14 +11,15 @@ LEAST = 0.3
 """One call for all tensors still has to read each gradient, and write it."""
 
 
+VALUE_CALLS = ("clamp(", "clamp_(", ".clip(", "clip_(", "clip_grad_value_(")
 BY_VALUE = "Replace the loop by clip_grad_value_ with foreach=True."
 
 
 class SlowClipping(LineRule):
     """
     ## What it means
-    A Python loop between backward and the optimizer takes the norm of each gradient, or scales it:
-    several small operations per tensor, and a wait for each value that it reads.
+    A Python loop between backward and the optimizer, or a hook of each weight, takes the norm of each
+    gradient, or scales it: several small operations per tensor, and a wait for each value that it reads.
 
     ## What to do
     Use `torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)`: one call for all tensors,
@@ -55,7 +56,7 @@ class SlowClipping(LineRule):
 
     def cure(self, line: SourceLine) -> tuple[str, str]:
         """See `LineRule.cure`. Clipping by value is another thing than by norm."""
-        if "clamp_(" in line.text or "clip_(" in line.text:
+        if any(call in line.text for call in VALUE_CALLS):
             return (
                 BY_VALUE,
                 "torch.nn.utils.clip_grad_value_(model.parameters(), 1.0, foreach=True)  # your limit",

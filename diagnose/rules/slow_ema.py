@@ -21,7 +21,7 @@ class SlowEma(LineRule):
     """
     ## What it means
     A moving average of the weights is updated in each step: in a Python loop, by one or more small
-    operations per tensor, or in a call.
+    operations per tensor, or in a call. One call for all tensors is said only from 5 % of the step on.
 
     ## What to do
     Update all tensors in one call, or once every few steps with the decay raised to that power.
