@@ -312,7 +312,7 @@ def _stepping(profile: Profile) -> tuple[list[SourceLine], tuple[float, float, f
         line
         for line in profile.where
         if line.phase is Phase.OPTIMIZER and not line.in_worker and OVER_TENSORS & set(line.idiom)
-        if "hook" not in line.idiom
+        if not {"hook", "whole"} & set(line.idiom)
     ]
     if any(map(_is_small, own)):
         return lines, SAVED_OF_OWN
