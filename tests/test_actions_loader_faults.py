@@ -267,11 +267,17 @@ def kills_a_worker(pool: Pool) -> None:
     os.kill(pool.workers._workers[0].pid, signal.SIGKILL)
 
 
+def kills_a_worker_that_holds_a_lock(pool: Pool) -> None:
+    """As one may that is killed while it looks whether it is to end."""
+    pool.workers._workers_done_event._cond.acquire()
+    kills_a_worker(pool)
+
+
 def finds_a_difference(pool: Pool) -> None:
     pool.compared(False)
 
 
-@pytest.mark.parametrize("happens", [kills_a_worker, finds_a_difference])
+@pytest.mark.parametrize("happens", [kills_a_worker, kills_a_worker_that_holds_a_lock, finds_a_difference])
 def test_workers_that_are_given_up_under_a_deeper_queue_cost_no_batch(
     happens: Callable[[Pool], None],
 ) -> None:

@@ -41,6 +41,12 @@ def test_a_line_that_uses_no_cpu_waits_whatever_it_calls():
     assert line.idiom == ("wait",)
 
 
+def test_a_thread_that_computes_for_less_time_than_a_line_waits_does_not_hold_it_up():
+    host = replace(QUIET, python_threads=(PythonThread(name="server", cpus=0.08),))
+    (line,) = with_waits([LINE], log_of(0.95), host)
+    assert line.idiom == ("wait",)
+
+
 @pytest.mark.parametrize(
     ("changes", "off_cpu", "host", "device"),
     [
@@ -48,7 +54,7 @@ def test_a_line_that_uses_no_cpu_waits_whatever_it_calls():
         ({}, 0.95, QUIET, "cuda"),
         ({}, 0.95, HostStats(), "cpu"),
         ({}, 0.95, replace(QUIET, runnable_share=0.4), "cpu"),
-        ({}, 0.95, replace(QUIET, python_threads=(PythonThread(name="t", cpus=0.5),)), "cpu"),
+        ({}, 0.95, replace(QUIET, python_threads=(PythonThread(name="t", cpus=0.2),)), "cpu"),
         ({"idiom": ("log",)}, 0.95, QUIET, "cpu"),
         ({"between": 0.1}, 0.95, QUIET, "cpu"),
         ({"phase": Phase.DATA_WAIT}, 0.95, replace(QUIET, read_bytes_per_s=1e7), "cpu"),

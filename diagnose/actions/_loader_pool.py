@@ -31,6 +31,8 @@ PATIENCE = 20.0
 LEAST_PATIENCE_S = 30.0
 """Workers that make nothing for so many times what a batch takes, and for so long, hang."""
 
+LOCK_S = 5.0
+"""A worker that holds a lock for so long is dead: it takes it for a look at a flag."""
 
 PROOF_SHARE = 0.005
 """Making a batch a second time, to compare it, may take this part of the time between two comparisons."""
@@ -203,6 +205,29 @@ class Workers(_MultiProcessingDataLoaderIter):
         if waited_s > self.patience_s:
             raise Broken(f"the workers made no batch for {waited_s:.0f} s")
         return super()._try_get_data(POLL_S)  # type: ignore[no-untyped-call]
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:
+        # torch looks at a flag here whose lock a worker that was killed may have taken with it.
+        if not shutdown:
+            raise Broken("a worker has died")
+        super()._mark_worker_as_unavailable(worker_id, shutdown)  # type: ignore[no-untyped-call]
+
+    def _shutdown_workers(self) -> None:
+        if not self._shutdown and "_workers_done_event" in vars(self):
+            lock = self._workers_done_event._cond
+            if not lock.acquire(True, LOCK_S):
+                self._kill()
+                return
+            lock.release()
+        super()._shutdown_workers()  # type: ignore[no-untyped-call]
+
+    def _kill(self) -> None:
+        self._shutdown = True
+        for worker in self._workers:
+            worker.kill()
+        for queue in (*self._index_queues, self._worker_result_queue):
+            queue.cancel_join_thread()
+            queue.close()
 
 
 def beside_training(end_workers: Callable[[], None]) -> None:

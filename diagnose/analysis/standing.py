@@ -25,8 +25,9 @@ MAX_RUNNABLE = 0.2
 """Where the thread stands in line for a CPU for more of its time, a line without one need not wait for
 anything else."""
 
-MAX_HELD = 0.05
-"""CPUs that other Python threads use at most: else a line may wait for the interpreter lock."""
+LEAST_OF_ITS_OWN = 0.5
+"""Part of a line's time that it waits at least besides what it can have waited for the interpreter lock: no
+longer than other Python threads of the process computed."""
 
 MAX_READ_BYTES_PER_S = 1e6
 """Bytes from the disk at most: else a line that makes a batch waits for those."""
@@ -47,20 +48,31 @@ def with_waits(lines: Iterable[SourceLine], log: RankLog, host: HostStats) -> li
     if log.meta.get("device", "cpu") != "cpu" or host.runnable_share is None:
         return known
     held = sum(thread.cpus for thread in host.python_threads)
-    if host.runnable_share > MAX_RUNNABLE or held > MAX_HELD:
+    if host.runnable_share > MAX_RUNNABLE:
         return known
     reads = host.read_bytes_per_s is None or host.read_bytes_per_s > MAX_READ_BYTES_PER_S
     phases = (Phase.OTHER,) if reads else (Phase.OTHER, Phase.DATA_WAIT)
     return [
-        replace(line, idiom=(WAIT,)) if line.phase in phases and _waits(line) else line for line in known
+        replace(line, idiom=(WAIT,)) if line.phase in phases and _waits(line, held) else line
+        for line in known
     ]
 
 
-def _waits(line: SourceLine) -> bool:
-    """Whether a line of the loop's own stands still, and its source says nothing of what it is for."""
+def _waits(line: SourceLine, held: float) -> bool:
+    """Whether a line of the loop's own stands still, and its source says nothing of what it is for.
+
+    Args:
+        line: It.
+        held: CPUs that other Python threads of the process use.
+    """
     own = line.between > line.share / 2 and not line.trains and not is_training(line.via)
+    off_cpu = line.off_cpu or 0.0
+    unlocked = line.share * off_cpu - held
     return (
-        own and not set(line.idiom) - {PYTHON_LOOP} and line.off_cpu is not None and line.off_cpu >= STANDS
+        own
+        and not set(line.idiom) - {PYTHON_LOOP}
+        and off_cpu >= STANDS
+        and unlocked >= LEAST_OF_ITS_OWN * line.share
     )
 
 
