@@ -21,7 +21,7 @@ def play_games(amount, rng):
     strengths = rng.standard_normal((amount, 2)).clip(-2.5, 3.5)
     lengths = rng.normal(64, 6, amount).clip(46, 82).astype(int)
     games = []
-    for strength, length in zip(strengths, lengths):
+    for strength, length in zip(strengths, lengths, strict=False):
         skill = strength[np.arange(length) % 2]
         squares = (32 + 5 * skill + 13 * rng.standard_normal(length)).clip(0, SQUARES - 1).astype(int)
         moves = 1 + rng.integers(0, PIECES, length) * SQUARES + squares
@@ -174,7 +174,7 @@ if __name__ == "__main__":
                 scores = (running.detach().flatten(0, 1)[: args.opinions] * SPREAD + MEAN).tolist()
                 for number, score in enumerate(scores):
                     game, ply = divmod(number, width)
-                    for player, rating in zip(("white", "black"), score):
+                    for player, rating in zip(("white", "black"), score, strict=False):
                         note(opinions, f"{step}\t{game}\t{ply}\t{player}\t{rating:.0f}")
 
             if step % 50 == 0:

@@ -68,7 +68,7 @@ def main():
     sgd = torch.optim.SGD(machine.parameters(), lr=0.01, momentum=0.5, weight_decay=1e-4, fused=True)
     chains = train[torch.randperm(len(train))[:256]].clone()
 
-    for step, rows in zip(range(args.steps), draws(len(train), 256)):  # the training loop
+    for step, rows in zip(range(args.steps), draws(len(train), 256), strict=False):  # the training loop
         batch = train[rows]
         chains = machine.dream(chains, sweeps=5)
         machine.set_gradients(batch, chains)

@@ -129,7 +129,7 @@ class Swatches(Dataset):
 
 
 def collate(samples):
-    images, kinds, broken, clicks = zip(*samples)
+    images, kinds, broken, clicks = zip(*samples, strict=False)
     attention = torch.zeros(len(samples), CELLS, CELLS)
     for number, points in enumerate(clicks):
         for row, column in points:

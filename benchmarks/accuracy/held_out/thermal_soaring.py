@@ -80,7 +80,9 @@ class Lookahead:
 
     def __init__(self, env, rays, distances=(120.0, 240.0, 360.0, 480.0)):
         self.env, self.rays, self.distances = env, rays, distances
-        self.thermals = list(zip(env.centres.tolist(), env.strength.tolist(), env.breadth.tolist()))
+        self.thermals = list(
+            zip(env.centres.tolist(), env.strength.tolist(), env.breadth.tolist(), strict=False)
+        )
 
     def step(self, actions):
         seen, reward, landed = self.env.step(actions)
@@ -155,7 +157,7 @@ class Memory:
         if not self.trace:
             return
         times, gliders = where
-        for time, glider, share in zip(times.tolist(), gliders.tolist(), fresh.tolist()):
+        for time, glider, share in zip(times.tolist(), gliders.tolist(), fresh.tolist(), strict=False):
             for back in range(1, self.trace + 1):
                 share *= 0.97
                 earlier = (time - back) % self.length
