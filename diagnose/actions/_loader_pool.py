@@ -210,16 +210,16 @@ class Workers(_MultiProcessingDataLoaderIter):
         # torch looks at a flag here whose lock a worker that was killed may have taken with it.
         if not shutdown:
             raise Broken("a worker has died")
-        super()._mark_worker_as_unavailable(worker_id, shutdown)  # type: ignore[no-untyped-call]
+        super()._mark_worker_as_unavailable(worker_id, shutdown)
 
     def _shutdown_workers(self) -> None:
         if not self._shutdown and "_workers_done_event" in vars(self):
-            lock = self._workers_done_event._cond
+            lock = self._workers_done_event._cond  # type: ignore[attr-defined]
             if not lock.acquire(True, LOCK_S):
                 self._kill()
                 return
             lock.release()
-        super()._shutdown_workers()  # type: ignore[no-untyped-call]
+        super()._shutdown_workers()
 
     def _kill(self) -> None:
         self._shutdown = True

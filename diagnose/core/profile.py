@@ -139,7 +139,7 @@ class SourceLine:
             `log` and `sync` for `print(loss.item())`. Empty when its source does not say.
         every: The condition with a remainder under which it runs, `step % 10 == 0`; empty for none.
         off_cpu: Part of its time, 0 to 1, in which the thread used no CPU: it waited, for whatever it was.
-            `None` where that is not known.
+            `None` where it was not sampled twice in a row there.
         num_operations: In an optimizer's phase, about how many operations on whole tensors it does.
         trains: Whether it leaves training to a package, in which backward passes and steps were seen.
     """

@@ -93,8 +93,8 @@ class Sampler:
         count: Number of samples so far.
         set_eval_frame: Dynamo's switch, once it is imported; returns the callback that it replaces.
         missing: Why there are no samples, in words; empty when there are.
-        stood: Stack, nanoseconds and those of them in which the thread used no CPU, of samples that nobody
-            has read. The flusher takes them.
+        stood: Stack, nanoseconds since the sample before, and those in which the thread used no CPU, where
+            it stood at the same place then, in the same step. The flusher takes them.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -109,6 +109,7 @@ class Sampler:
         self._charged_ns = 0
         self._taken_ns = 0
         self._cpu_ns = 0
+        self._place: tuple[tuple[int, ...], int] = ((), 0)
         self.stood: deque[tuple[tuple[int, ...], int, int]] = deque(maxlen=MOST_STOOD)
         self._previous_handler: Any = None
         self._libc: Any = None
@@ -228,4 +229,6 @@ class Sampler:
         now, cpu_ns = monotonic_ns(), thread_time_ns()
         passed_ns, used_ns = now - self._taken_ns, cpu_ns - self._cpu_ns
         self._taken_ns, self._cpu_ns = now, cpu_ns
-        self.stood.append((key[1:], passed_ns, max(0, passed_ns - used_ns)))
+        before, self._place = self._place, (key, recorder.steps)
+        if before == self._place:  # else some of it passed elsewhere
+            self.stood.append((key[1:], passed_ns, max(0, passed_ns - used_ns)))

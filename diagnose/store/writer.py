@@ -116,8 +116,8 @@ class Writer:
                 self._db.execute(more, (weight, row))
 
     def add_standing(self, frames: Frames, passed_ns: int, off_cpu_ns: int) -> None:
-        """Adds a sampled stack of the training thread: the time since the sample before it, and how much
-        of that the thread used no CPU."""
+        """Adds a stack that the training thread was twice sampled in: the time in between, and how much of
+        that the thread used no CPU."""
         self._db.execute(
             "INSERT INTO standing VALUES (?, ?, ?) ON CONFLICT (stack) DO UPDATE SET "
             "passed_ns = passed_ns + excluded.passed_ns, off_cpu_ns = off_cpu_ns + excluded.off_cpu_ns",
