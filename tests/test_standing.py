@@ -68,11 +68,20 @@ def test_a_line_with_another_reason_to_stand_still_keeps_its_idiom(changes, off_
 
 
 SCRIPT = """
-import os, select, time
+import os, select, threading, time
 import torch
 
+asked, answered = os.pipe(), os.pipe()
+
+def serve():
+    while request := os.read(asked[0], 8):
+        time.sleep(float(request))
+        os.write(answered[1], b"!")
+
+threading.Thread(target=serve, daemon=True).start()
+
 def look_up(seconds):
-    select.select([], [], [], seconds)
+    {}
 
 def count(seconds):
     end = time.perf_counter() + seconds
@@ -92,13 +101,23 @@ for step in range(120):
 
 
 @pytest.mark.alone
-def test_a_wait_that_has_no_name_is_a_blocking_call(tmp_path):
-    script = write(tmp_path / "train.py", SCRIPT)
+@pytest.mark.parametrize(
+    ("wait", "line"),
+    [
+        ("select.select([], [], [], seconds)", "select.select([], [], [], seconds)"),
+        (
+            "os.write(asked[1], str(seconds).encode())\n    os.read(answered[0], 1)",
+            "os.read(answered[0], 1)",
+        ),
+    ],
+)
+def test_a_wait_that_has_no_name_is_a_blocking_call(tmp_path, wait, line):
+    script = write(tmp_path / "train.py", SCRIPT.format(wait))
     ended = run(*DIAGNOSE, script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     found = load_profile(only_run(tmp_path))
     by_text = {line.text: line for line in found.where}
-    waits = by_text["select.select([], [], [], seconds)"]
+    waits = by_text[line]
     assert waits.off_cpu is not None and waits.off_cpu > 0.85
     assert waits.idiom == ("wait",)
     computes = [line for line in found.where if line.function == "count"]

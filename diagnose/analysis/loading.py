@@ -362,7 +362,7 @@ def worker_stats(log: RankLog) -> WorkerStats | None:
     asked = counters.get("asked", 0) if len(with_workers) < 2 else 0  # of all loaders together
     repeated, varied = sightings(reports)
     delays = [report.get("delay_ns") for report in reports]
-    helped = [report.get("helper_cpu_ns") for report in reports if report["batches"]]
+    helped = [report.get("helper_cpu_ns") for report in reports if report.get("batches")]
     return WorkerStats(
         num_workers=len(reports),
         at_once=len({report.get("worker") for report in reports}),

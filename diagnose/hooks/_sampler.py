@@ -94,7 +94,8 @@ class Sampler:
         set_eval_frame: Dynamo's switch, once it is imported; returns the callback that it replaces.
         missing: Why there are no samples, in words; empty when there are.
         stood: Stack, nanoseconds since the sample before, and those in which the thread used no CPU, where
-            it stood at the same place then, in the same step. The flusher takes them.
+            it stood at the same place then, in the same step; or in a call that outlasted several ticks,
+            from the first of them on. The flusher takes them.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -230,5 +231,7 @@ class Sampler:
         passed_ns, used_ns = now - self._taken_ns, cpu_ns - self._cpu_ns
         self._taken_ns, self._cpu_ns = now, cpu_ns
         before, self._place = self._place, (key, recorder.steps)
-        if before == self._place:  # else some of it passed elsewhere
+        if before != self._place:  # some of it passed elsewhere, less than an interval
+            passed_ns, used_ns = passed_ns - self._interval_ns, max(0, used_ns - self._interval_ns)
+        if before == self._place or ticks > 1:
             self.stood.append((key[1:], passed_ns, max(0, passed_ns - used_ns)))
