@@ -51,6 +51,8 @@ COPIED = (
     " torch._foreach_lerp_ averages them."
 )
 
+COMPUTES = (Phase.FORWARD, Phase.BACKWARD)
+
 STEPS = at("optimizer.step()", 0.4, phase=Phase.OPTIMIZER)
 
 
@@ -65,7 +67,8 @@ class PythonOverhead(Rule):
     another process.
 
     ## When it is wrong
-    Code that computes something of the training itself in tensor operations, outside a module.
+    Code that computes something of the training itself in tensor operations, outside a module. Nothing is
+    said where no model is called and no backward pass run: such a loop trains by its own code.
     """
 
     of_host = True
@@ -82,6 +85,7 @@ class PythonOverhead(Rule):
     silent_on = (
         profile(other_ms=2.9),
         profile(other_ms=12, where=(at("print(step)", 0.1, "log"),)),
+        profile(other_ms=90, optimizer_ms=10, where=(at("v = torch.bernoulli(p)", 0.8, "python-loop"),)),
         profile(other_ms=12, where=(at("p -= lr * p.grad", 0.1, "update"),)),
         profile(other_ms=4, where=(*(at(f"a{i} = b{i}", 0.004) for i in range(10)), STEPS)),
         profile(other_ms=12, where=(at("loss.backward()", 0.1),)),
@@ -96,6 +100,8 @@ class PythonOverhead(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        if not any(profile.phase_time_ns.get(phase) for phase in COMPUTES):
+            return None  # gradients that are made by hand: the loop's own code is the training
         lines = counted(loop_lines(profile, is_own_code), profile.where)
         share = share_of(lines)
         if share < MIN_SHARE:
