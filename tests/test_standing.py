@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diagnose.analysis.profile import load_profile
-from diagnose.analysis.standing import with_waits
+from diagnose.analysis.standing import MAX_RUNNABLE, with_waits
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
@@ -90,13 +90,17 @@ def count(seconds):
 
 model = torch.nn.Linear(64, 64)
 opt = torch.optim.SGD(model.parameters(), 0.1)
+waited = 0.0
 for step in range(120):
     loss = model(torch.ones(64, 64)).square().mean()
     opt.zero_grad()
     loss.backward()
     opt.step()
+    begun = time.perf_counter()
     look_up(0.015)
+    waited += time.perf_counter() - begun
     count(0.015)
+print("waited", 1e3 * waited / 120)
 """
 
 
@@ -116,6 +120,8 @@ def test_a_wait_that_has_no_name_is_a_blocking_call(tmp_path, wait, line):
     ended = run(*DIAGNOSE, script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     found = load_profile(only_run(tmp_path))
+    if (found.host.runnable_share or 0.0) > MAX_RUNNABLE:
+        pytest.skip("CPUs are short: no line is said to wait")
     by_text = {line.text: line for line in found.where}
     waits = by_text[line]
     assert waits.off_cpu is not None and waits.off_cpu > 0.85
@@ -124,4 +130,5 @@ def test_a_wait_that_has_no_name_is_a_blocking_call(tmp_path, wait, line):
     assert computes and all("wait" not in line.idiom for line in computes)
     finding = BlockingCall().check(found)
     assert finding is not None
-    assert sum(finding.lost_ns.values()) / 1e6 == pytest.approx(16, abs=4)  # milliseconds
+    waited_ms = float(ended.stdout.partition("waited")[2].split()[0])
+    assert sum(finding.lost_ns.values()) / 1e6 == pytest.approx(waited_ms, rel=0.25)

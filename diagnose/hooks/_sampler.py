@@ -170,6 +170,15 @@ class Sampler:
         wanted = samples_per_step * sample_ns / COST_PER_STEP_NS
         return min(max(wanted, SPARSE), float(MAX_STRETCH))
 
+    def take_stood(self) -> list[tuple[tuple[int, ...], int, int]]:
+        """Returns what `stood` has, each stack once. For the flusher's thread."""
+        sums: dict[tuple[int, ...], tuple[int, int]] = {}
+        for _ in range(len(self.stood)):
+            stack, ns, off_ns = self.stood.popleft()
+            before = sums.get(stack, (0, 0))
+            sums[stack] = (before[0] + ns, before[1] + off_ns)
+        return [(stack, *both) for stack, both in sums.items()]
+
     def stop(self) -> None:
         """Stops sampling and puts the signal's handler back. Call it in the main thread."""
         if self._timer is None:

@@ -173,8 +173,7 @@ class Flusher:
         taken = [placed.popleft() for _ in range(len(placed))]
         for step, samples in groupby(taken, key=itemgetter(0)):
             writer.add_samples(step, [(code, _worker.frames(stack), ns) for _, code, stack, ns in samples])
-        stood = self._sampler.stood
-        for stack, ns, off_ns in [stood.popleft() for _ in range(len(stood))]:
+        for stack, ns, off_ns in self._sampler.take_stood():
             writer.add_standing(_worker.frames(stack), ns, off_ns)
         writer.add_events([recorder.events.popleft() for _ in range(len(recorder.events))])
         if last or len(recorder.sites) != self._sites:
