@@ -42,7 +42,7 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             tell()
-    print(json.dumps(told))
+    print(json.dumps(told), flush=True)
     torch.distributed.destroy_process_group()
 
 
