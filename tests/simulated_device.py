@@ -43,6 +43,7 @@ class SimulatedDevice:
 
     Attributes:
         launch_ns: What a launch takes on the host.
+        wait_ns: What telling a stream to wait for another takes there.
         latency_ns: Until the device sees it.
         event_ns: What an event takes in its stream.
         record_ns: What recording one takes on the host.
@@ -56,6 +57,7 @@ class SimulatedDevice:
     """
 
     launch_ns: int = 4 * US
+    wait_ns: int = 4 * US
     latency_ns: int = 5 * US
     event_ns: int = 500
     record_ns: int = 1_500
@@ -114,7 +116,7 @@ class SimulatedDevice:
 
     def wait_stream(self, waits: Stream, waited_for: Stream) -> None:
         """What comes later in one stream waits for what is in another now."""
-        self.now_ns += self.launch_ns
+        self.now_ns += self.wait_ns
         begin_ns = max(waits.free_ns, self.now_ns + self.latency_ns)
         waits.free_ns = max(begin_ns, waited_for.free_ns)
         self._note(waits, begin_ns, waits.free_ns)

@@ -52,7 +52,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.hooks._recorder import Recorder
-from diagnose.launch import deep_window, deep_window_under_way
+from diagnose.launch import deep_window, deep_window_profiler, deep_window_under_way
 from diagnose.launch.deep_window_count import Counting
 from diagnose.launch.deep_window_file import pack
 from diagnose.launch.deep_window_profiler import Profiler
@@ -643,6 +643,39 @@ def test_products_without_a_formula_are_named_and_give_no_utilisation(
     found = deep_window_of(kept(tmp_path, GEMM, unknown="aten::_cudnn_rnn"))
     assert found is not None and found.mfu is None and roofline(found) is None
     assert found.why_not_counted == "the steps call aten::_cudnn_rnn, whose products cannot be counted"
+
+
+def test_a_trace_of_a_job_on_a_device_that_has_no_kernel_is_not_read_as_one_of_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Rates(device="a card", copy_bytes_per_s=1e9, flops_per_s=1e9)
+    monkeypatch.setattr("diagnose.analysis.deep_window.read_rates", lambda device, dtype: known)
+    on_cpu = kept(tmp_path, ran("cpu_op", "aten::mm"))
+    facts = {**on_cpu.meta["facts"], "accelerator": "cuda"}
+    for log, is_told in ((on_cpu, True), (replace(on_cpu, meta={**on_cpu.meta, "facts": facts}), False)):
+        found = deep_window_of(log)
+        assert found is not None
+        section = DeepWindowSection().blocks(replace(profile(), deep_window=found))
+        assert ("It has no kernel, though the model is on a device" in section[0].text) is not is_told
+        tables = [block.caption for block in section if isinstance(block, Table)]
+        assert any("Operations on the CPU" in caption for caption in tables) is is_told
+        assert (found.mfu is not None) is (roofline(found) is not None) is is_told
+
+
+def test_no_window_is_taken_by_a_torch_that_cannot_record_the_devices_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    activities = {torch.profiler.ProfilerActivity.CPU}
+    asked = []
+    monkeypatch.setattr(
+        torch._C._autograd, "_supported_activities", lambda: asked.append(None) or activities
+    )
+    assert not deep_window_profiler.why_not(), "on a CPU it needs none"
+    assert not asked, "the answer asks the driver how many devices there are, which the script may do first"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "records no kernels" in deep_window_profiler.why_not()
+    activities.add(torch.profiler.ProfilerActivity.CUDA)
+    assert not deep_window_profiler.why_not()
 
 
 def test_the_report_names_the_line_that_waits() -> None:

@@ -344,6 +344,23 @@ def test_a_clock_does_not_begin_while_a_graph_is_captured(monkeypatch: pytest.Mo
         assert recorder.device is not None
 
 
+def test_on_a_build_for_rocm_no_clock_begins_and_one_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    device = SimulatedDevice()
+    monkeypatch.setattr(device_clock, "device_of", lambda modules: device)
+    recorder = Recorder()
+    with HOOKS["device-clock"].install(recorder):
+        (look,) = recorder.cared
+        look()
+        look()
+    assert recorder.device is None
+    assert not device.recorded
+    assert list(recorder.notes) == [device_clock.NOT_READ]
+
+
 def test_on_a_build_with_cuda_a_model_on_the_cpu_starts_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     clock = FakeClock()

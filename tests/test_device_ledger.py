@@ -212,6 +212,39 @@ def test_a_wait_for_a_copy_in_another_stream_is_charged_to_where_the_loop_waits_
         assert row.times["forward"] == near(MS)
 
 
+@pytest.mark.parametrize("slot", ["copy", "communication"])
+def test_a_wait_that_the_host_is_done_with_at_once_is_charged_to_where_it_is_called(slot: str) -> None:
+    """The collective's `Work.wait()` tells the main stream to wait, in less time than a launch takes."""
+    loop = Loop(SimulatedDevice(wait_ns=1 * US, record_ns=1 * US))
+    for _ in range(8):
+        loop.batch()
+        loop.phase(FORWARD, ("launch", MS))
+        loop.phase(BACKWARD, ("launch_aside", 5 * MS), ("launch", MS))
+        loop.phase(SLOT_OF[slot], ("wait_for_aside", 0))
+        loop.optimizer(("launch", MS), ("wait", 0))
+    for row in loop.finish()[2:]:
+        assert not row.holes
+        assert row.times[slot] == near(3 * MS)
+        assert row.times["optimizer"] == near(MS)
+
+
+@pytest.mark.parametrize("slot, more", [("forward", 0), ("communication", 1), ("copy", 1)])
+def test_only_what_may_be_a_wait_and_nothing_else_has_an_event_however_short_it_is(
+    slot: str, more: int
+) -> None:
+    recorded = []
+    for times in (0, 1):
+        loop = Loop(SimulatedDevice(record_ns=1 * US))
+        for _ in range(8):
+            loop.batch()
+            loop.phase(BACKWARD, ("launch", MS))
+            for _ in range(times):
+                loop.phase(SLOT_OF[slot])
+            loop.optimizer(("launch", MS), ("wait", 0))
+        recorded.append(loop.device.recorded)
+    assert recorded[1] - recorded[0] == more * 7, "it is followed from the first step's end on"
+
+
 # -- any schedule
 
 PHASES = (COPY, FORWARD, BACKWARD, REST)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import time
+import weakref
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401 - before any test, which would be charged with what torch does as it is imported
+import torch  # before any test, which would be charged with what torch does as it is imported
 
 from benchmarks import overhead
+from tests.fakes import FakeClock, measured
 
 GPU = Path(__file__).parents[1] / "benchmarks" / "gpu"
 
@@ -30,6 +35,23 @@ def test_the_shell_script_parses_and_refuses_a_part_that_it_does_not_have(tmp_pa
     )
     assert done.returncode == 2
     assert "no part optimisers" in done.stderr
+
+
+def test_both_calls_of_the_shell_script_fit_into_the_time_a_card_is_held_for() -> None:
+    held_s, start_s = 900, 90
+    script = (GPU / "run.sh").read_text(encoding="utf-8")
+
+    def number(pattern: str) -> int:
+        [found] = re.findall(pattern, script)
+        return int(found)
+
+    total_s = number(r"TOTAL_S:-\$\(\((\d+) \* SLOWER\)\)")
+    [rest] = re.findall(r'^REST="(.*)"$', script, re.MULTILINE)
+    limits = {name: number(rf"&& part {name} (\d+)") for name in rest.split()}
+    assert 2 * (total_s + start_s) <= held_s
+    assert sum(limits.values()) <= total_s
+    ledger_s = number(r"--seconds \$\(\((\d+) \* SLOWER\)\)")
+    assert ledger_s + 15 <= limits["device-ledger"], "what is begun may take longer than it was thought to"
 
 
 INTERPRETER = """#!/usr/bin/env bash
@@ -361,7 +383,7 @@ def ledger_of(folder: Path, patch: pytest.MonkeyPatch, *, cost_us: float, second
 
     patch.setattr(benchmark, "run", run)
     patch.setattr(benchmark.time, "monotonic", lambda: now)
-    arguments = ["--rounds", "1", "--seconds", str(seconds), "--jobs", "text", "table"]
+    arguments = ["--seconds", str(seconds), "--jobs", "text", "table"]
     patch.setattr(sys, "argv", ["device_ledger.py", "--out", str(folder), *arguments])
     return benchmark.main(), json.loads((folder / "device_ledger.json").read_text())["jobs"]
 
@@ -372,13 +394,81 @@ def test_what_the_devices_clock_costs_is_judged_by_three_rounds_and_not_by_one(
     code, jobs = ledger_of(tmp_path, monkeypatch, cost_us=80, seconds=30)
     assert code == 0
     assert [jobs[name]["passed"]["cheap"] for name in jobs] == [None, None]
-    assert "80 (80 to 80), not judged | 2.0 | 0 |" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "| text | 1.00% (forward) | 100% | 1080 | 80 (80 to 80), not judged | 2.0 | 0 |" in told
+    assert "| table | 1.00% (forward) | 100% | - | - | - | 0 |" in told, "a trace of each comes first"
 
     code, jobs = ledger_of(tmp_path, monkeypatch, cost_us=80, seconds=60)
     assert code == 1, "the first had time for as many rounds as it takes"
     assert [jobs[name]["passed"]["cheap"] for name in jobs] == [False, None]
     told = capsys.readouterr().out
     assert told.endswith("1 of 2 jobs pass; not text; what the clock costs is not judged in table\n")
+
+
+def test_a_job_that_there_is_no_time_for_is_named_and_is_no_failure(tmp_path, monkeypatch, capsys):
+    code, jobs = ledger_of(tmp_path, monkeypatch, cost_us=0, seconds=10)
+    assert code == 0
+    assert list(jobs) == ["text"]
+    told = capsys.readouterr().out
+    assert told.endswith(
+        "1 of 2 jobs pass; no time for table; what the clock costs is not judged in text\n"
+    )
+
+
+def test_the_arm_without_the_devices_clock_differs_in_that_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(GPU))
+    job = importlib.import_module("device_ledger_job")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    with measured(FakeClock()) as recorder:
+        before = list(recorder.cared)
+        looks = job.without_clock(recorder.cared)
+        assert [look.__module__ for look in looks] == ["diagnose.hooks.device_clock"]
+        assert recorder.cared == [look for look in before if look not in looks] != []
+        recorder.cared += looks  # each hook takes out what it put in
+
+
+def test_gradients_that_move_take_their_second_place_in_their_own_turn_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(GPU))
+    contenders, case = (
+        importlib.import_module(name) for name in ("optimizer_contenders", "optimizer_case")
+    )
+    monkeypatch.setattr(contenders, "kernels_under", lambda optimizer, **swapped: nullcontext())
+    params = [torch.zeros(3, requires_grad=True)]
+    work = contenders.Work(params=params, grads=[torch.ones(3)], kept=[], max_norm=1.0, dry_run=True)
+    case.point(work)
+    pipeline = contenders.ours(contenders.adamw(), clips=False, moving=True)(work)
+    places, second = [], None
+    with pipeline.turn():
+        for _ in range(3):
+            pipeline.step()
+            pipeline.after()
+            places.append(params[0].grad.data_ptr())
+            second = second or weakref.ref(params[0].grad)
+    assert places[0] == places[2] != places[1] == work.grads[0].data_ptr()
+    case.point(work)  # which begins the next turn
+    assert second() is None
+
+
+def test_every_case_in_fp32_fits_a_card_of_80_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that takes part lives at once: lists as large as the parameters, two of moments for each. One
+    more is the second place of gradients, or what torch's default step computes in."""
+    monkeypatch.syspath_prepend(str(GPU))
+    optimizers, rows, case, shapes = (
+        importlib.import_module(name)
+        for name in ("optimizers", "optimizer_rows", "optimizer_case", "optimizer_shapes")
+    )
+    by_letter = {row.letter: row for row in rows.ROWS}
+    for name in optimizers.CASES:
+        letter, _, shape = name.partition("/")
+        row, compiled = by_letter[letter], shape.endswith("/compiled")
+        elements = sum(map(math.prod, shapes.SHAPES[shape.removesuffix("/compiled")]))
+        num_contenders = sum(case.takes_part(each, with_compiled=compiled) for each in row.contenders)
+        keeps = row.clip_share is not None or row.loss_scale != 1
+        lists = 2 + keeps + 2 * num_contenders + 1
+        if row.dtype == torch.float32:
+            assert lists * 4 * elements <= 76 * 2**30, name
 
 
 def test_the_table_of_what_measuring_costs_ends_badly_where_a_run_failed(monkeypatch, capsys):

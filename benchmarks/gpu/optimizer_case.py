@@ -70,13 +70,7 @@ def run_case(
         RuntimeError: If the device is of no more use to this process.
     """
     clock = bench.clock
-    taking_part = [
-        each
-        for each in row.contenders
-        if (
-            each.compiled or each.ours or each.name == "torch fused" if with_compiled else not each.compiled
-        )
-    ]
+    taking_part = [each for each in row.contenders if takes_part(each, with_compiled=with_compiled)]
     work = make_work(row, SHAPES[shape], clock, seed=1)
     elements = sum(math.prod(each) for each in SHAPES[shape])
     found = [
@@ -135,7 +129,8 @@ def patience_s(contender: Contender) -> float:
 
 
 def release(clock: Clock) -> None:
-    """Gives back what a contender held that failed: it may have failed for want of memory."""
+    """Gives back what contenders held that failed, maybe for want of memory, or whose case is over: some
+    libraries' optimizers are freed by the collector alone."""
     gc.collect()
     if clock.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -162,29 +162,39 @@ def ours(
 
     def build(work: Work) -> Pipeline:
         optimizer = make(work.params)
-        after: Callable[[], object] = work.refresh
-        if moving:
-            after = moved(work)
-        return Pipeline(
+        pipeline = Pipeline(
             step=script_step(optimizer, work, clips=clips),
             weights=work.params,
-            after=after,
+            after=work.refresh,
             turn=lambda: kernels_under(optimizer, **swapped),
         )
+        return moved(pipeline, work) if moving else pipeline
 
     return build
 
 
-def moved(work: Work) -> Callable[[], object]:
-    """Puts each gradient at one of two addresses in turn."""
-    places = [work.grads, [grad.clone() for grad in work.grads]]
+def moved(pipeline: Pipeline, work: Work) -> Pipeline:
+    """Has each gradient at one of two addresses in turn. The second is there for as long as it is the
+    pipeline's turn: the largest parameters leave no room for it beside what others take in theirs."""
+    swapped_in = pipeline.turn
+    places: list[list[Tensor]] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        places[:] = [work.grads, [grad.clone() for grad in work.grads]]
+        try:
+            with swapped_in():
+                yield
+        finally:
+            places.clear()
 
     def after() -> None:
         places.reverse()
         for param, grad in zip(work.params, places[0], strict=True):
             param.grad = grad
 
-    return after
+    pipeline.turn, pipeline.after = turn, after
+    return pipeline
 
 
 @contextmanager

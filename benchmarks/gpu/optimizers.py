@@ -140,7 +140,7 @@ def measure(
 ) -> None:
     """In the child: measures case after case, and writes a line for each thing that it begins or finds."""
     import torch
-    from optimizer_case import Bench, run_case
+    from optimizer_case import Bench, release, run_case
     from optimizer_clock import clock_for
     from optimizer_rows import ROWS
 
@@ -178,8 +178,7 @@ def measure(
                 with_compiled=with_compiled,
             )
             say(case=case, seconds=time.monotonic() - begun, **found)
-            if not dry_run:
-                torch.cuda.empty_cache()
+            release(clock)
 
 
 if __name__ == "__main__":

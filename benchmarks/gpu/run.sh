@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in two calls of less than 9 minutes each.
+# Everything that needs a GPU, in two calls of less than 6 minutes each: both, and two starts of a machine, fit
+# where a rented card is held for 15 minutes. The first is of what nothing but a GPU can show.
 #
+#   benchmarks/gpu/run.sh device-tests device-ledger tune overhead    what measuring says, and costs
 #   benchmarks/gpu/run.sh                                             the kernels: what is right, then the table
-#   benchmarks/gpu/run.sh device-tests device-ledger tune overhead    the rest: what measuring says, and costs
 #   benchmarks/gpu/run.sh tests optimizers                            only these parts
 #   DRY_RUN=1 benchmarks/gpu/run.sh                                   every part, on a CPU: nothing is timed
 #
 # Writes six files at most per call into $OUT (default ./out), as soon as there is something to write:
 # summary.md has a line per part, log.txt all that the parts printed. A part that fails, hangs or runs out of
 # time costs no other. Exit code 0 only if every part ran and none failed. Nothing is written elsewhere; two
-# calls need two folders, or the second's summary takes the place of the first's.
+# calls need two folders, or the second's summary takes the place of the first's. TOTAL_S is how many seconds a
+# call may take: whoever ends it from outside at another time should say so, else the last part has no line.
 #
 # PYTHON names the interpreter. Wheels and source packages in $WHEELS (default .wheels, which
 # benchmarks/gpu/competitors.py fills) are unpacked for this run alone: those that import take part in the table.
@@ -29,7 +31,7 @@ case $PYTHON in */*) PYTHON=$(absolute "$PYTHON") ;; esac
 DRY_RUN=${DRY_RUN:-}
 SLOWER=${DRY_RUN:+12}  # an emulated device takes its time
 SLOWER=${SLOWER:-1}
-TOTAL_S=${TOTAL_S:-$((525 * SLOWER))}
+TOTAL_S=${TOTAL_S:-$((350 * SLOWER))}
 KERNELS="environment check memcheck racecheck tests prepare optimizers end-to-end"
 REST="device-tests device-ledger tune overhead"
 WANTED=${*:-$KERNELS${DRY_RUN:+ $REST}}
@@ -158,7 +160,7 @@ kernel_tests() {
 
 # What is read from the device: times are compared, so one after the other, and with nothing beside them.
 device_tests() {
-    tests tests/gpu/test_gpu_device_ledger.py tests/gpu/test_gpu_deep_window.py tests/gpu/test_gpu_readings.py
+    tests tests/gpu/test_gpu_device_ledger.py tests/gpu/test_gpu_readings.py tests/gpu/test_gpu_deep_window.py
 }
 
 # Only looks whether a GPU is there before it does what follows.
@@ -221,9 +223,9 @@ state_of_gpu() {
 if wanted optimizers; then
     reserve=15
     wanted end-to-end && reserve=$((reserve + 60))
-    wanted device-tests && reserve=$((reserve + 90))
-    wanted device-ledger && reserve=$((reserve + 200))
-    wanted tune && reserve=$((reserve + 80))
+    wanted device-tests && reserve=$((reserve + 110))
+    wanted device-ledger && reserve=$((reserve + 90))
+    wanted tune && reserve=$((reserve + 60))
     wanted overhead && reserve=$((reserve + 60))
     room=$((TOTAL_S - SECONDS - reserve * SLOWER))
     if ((room < 60)); then room=60; fi
@@ -234,11 +236,11 @@ if wanted optimizers; then
     state_of_gpu "after optimizers"
 fi
 wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
-wanted device-tests && part device-tests 100 bash -c device_tests
-wanted device-ledger && part device-ledger 240 \
-    bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --rounds 1 --seconds 210"
-wanted tune && part tune 110 bash -c "tune $tuned"
-wanted overhead && part overhead 90 bash -c overhead
+wanted device-tests && part device-tests 120 bash -c device_tests
+wanted device-ledger && part device-ledger 95 \
+    bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --seconds $((75 * SLOWER))"
+wanted tune && part tune 70 bash -c "tune $tuned"
+wanted overhead && part overhead 65 bash -c overhead
 
 missed=0
 for name in $WANTED; do

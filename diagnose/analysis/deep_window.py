@@ -152,7 +152,7 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
         return None
     newest = found[-1].window
     counted = newest.counted
-    trace = _trace(log.path.parent / newest.trace_file, newest.wall_ns)
+    trace = _told(log, _trace(log.path.parent / newest.trace_file, newest.wall_ns))
     uncounted = _uncounted(trace, counted) if counted is not None else ""
     name = _settings(log).get("name") or log.meta.get("device_name") or "cpu"
     return replace(
@@ -162,6 +162,15 @@ def deep_window_of(log: RankLog) -> DeepWindow | None:
         counted=replace(counted, work=()) if counted is not None and uncounted else counted,
         why_not_counted=newest.why_not_counted or uncounted,
     )
+
+
+def _told(log: RankLog, trace: Trace) -> Trace:
+    """Returns what a trace says of the job: nothing where a model is on a device and no kernel was
+    recorded, as what the host did meanwhile is no measure of that."""
+    on_device = (log.meta.get("facts") or {}).get("accelerator")
+    if not on_device or trace.on_device or not trace.num_events:
+        return trace
+    return replace(trace, launched_share=0.0, classes=(), top=())
 
 
 def _uncounted(trace: Trace, counted: Counted) -> str:

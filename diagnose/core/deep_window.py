@@ -95,7 +95,8 @@ class Trace:
         num_kernels: Kernels, without copies and fills.
         num_launches: Calls that launched one; `None` where such calls were not recorded.
         num_graph_launches: Of these, calls that launched a whole graph.
-        launched_share: Part of the launches that something in the trace ran for; `None` where unknown.
+        launched_share: Part of the launches that something in the trace ran for; `None` where unknown, 0
+            where a model is on a device and the trace has no kernel.
         busy_ns: Time in which the device did something.
         compute_ns: Time in which a kernel ran that is no collective.
         communication_ns: Time in which a collective's kernel ran.

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from diagnose.core.ledger import COUNTS
+from diagnose.core.ledger import COUNTS, SLOT_OF
 from diagnose.hooks._device import Device, Event
-from diagnose.hooks._log import STEPPED, WIDTH, Log, Mark, Seen
+from diagnose.hooks._log import ARRIVED, COMMUNICATION, STEPPED, WIDTH, Log, Mark, Seen
 
 MAX_EVENTS = 16_384
 """Half a second, the time between two looks, of a step each millisecond; made as they are needed."""
@@ -27,7 +27,13 @@ one that nobody works through."""
 
 SHORTEST_NS = 4_000
 """Torch launches nothing in less: of two changes of the slot with less between them, the second needs no
-event of its own. Recording the first takes half of it."""
+event of its own, save after what is in `WAITS`. Recording the first takes half of it."""
+
+WAITS = frozenset(
+    code + stepped for code in (COMMUNICATION, ARRIVED, SLOT_OF["copy"]) for stepped in (0, STEPPED)
+)
+"""Codes of an entry after which all that happens may be that the stream is told to wait for another, in 1
+to 2 us. Without an event of its own, what the device waits there is charged to what follows."""
 
 LOOK_AHEAD = 64
 """Events on one stream are passed in order: if this one has been, so have all before it."""
@@ -104,6 +110,7 @@ class DeviceLedger:
         keep = self._host[0]
         stream = device.current_stream()
         last, last_ns, made = device.new_event(), begun_ns, 1
+        running = 0  # the code of the last entry that was no mark: any that is not in `WAITS`
         begin: Mark = (begun_ns, 0, 0, 0, NO_MODELS, False)
         record(last, stream)
         wait([begin, last])
@@ -111,18 +118,19 @@ class DeviceLedger:
             self._ends.append(begin)
 
         def append(entry: Entry) -> None:
-            nonlocal stream, last, last_ns, made
+            nonlocal stream, last, last_ns, made, running
             keep(entry)
             try:
                 event = NO_EVENT
                 # First what is allocated: that may start the collector, whose pause comes in here, too, and
                 # would put an event that is already chosen into two places.
                 waiting = [entry, NO_EVENT]
+                ended = running
                 if isinstance(entry, tuple):
                     now_ns = entry[0]
                 else:
-                    now_ns = entry // WIDTH
-                    if entry % WIDTH >= STEPPED:
+                    now_ns, running = entry // WIDTH, entry % WIDTH
+                    if running >= STEPPED:
                         # Optimizers step in the main stream; a batch may be asked for in that of copies.
                         current = device.current_stream()
                         if current != stream and not is_capturing():
@@ -130,7 +138,7 @@ class DeviceLedger:
                             wait(waiting)
                             stream, last = current, NO_EVENT
                             return
-                if last is not NO_EVENT and now_ns - last_ns < SHORTEST_NS:
+                if last is not NO_EVENT and now_ns - last_ns < SHORTEST_NS and ended not in WAITS:
                     event = last
                 elif is_capturing():
                     last = NO_EVENT

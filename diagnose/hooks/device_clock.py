@@ -13,13 +13,16 @@ from diagnose.hooks.base import Hook
 
 NAME = "device_clock"
 STOPPED = "The device's clock is not read any more"
+NOT_READ = "The device's clock is not read on builds of torch for ROCm: all steps are by the host's clock."
 
 
 class DeviceClockHook(Hook):
     """Records a CUDA event wherever the ledger changes its slot, once a model on a CUDA device has trained.
 
     Looks for one after each of the first steps. On a build of torch without CUDA nothing is installed, and
-    as long as no model is on a device nothing is added to what an event of the loop costs.
+    as long as no model is on a device nothing is added to what an event of the loop costs. On a build for
+    ROCm, which calls itself CUDA, a note says that it is not read: `CudaDevice.begin_reading` asks a driver
+    of CUDA's.
     """
 
     requires = "torch.cuda"
@@ -38,7 +41,10 @@ class DeviceClockHook(Hook):
             # An event recorded while a graph is captured is the graph's, and cannot be asked.
             if recorder.device is None and cuda_in_use() and not torch.cuda.is_current_stream_capturing():
                 device = device_of(alive(recorder.modules))
-                if device is not None:
+                if device is not None and torch.version.hip is not None:
+                    if NOT_READ not in recorder.notes:
+                        recorder.notes.append(NOT_READ)
+                elif device is not None:
                     ledgers.append(follow(recorder, device))
 
         def tell() -> None:

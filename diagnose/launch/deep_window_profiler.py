@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import ProfilerActivity
 from torch.autograd import profiler
 
 from diagnose.core.deep_window import OURS
@@ -35,9 +36,15 @@ def why_not() -> str:
         return "KINETO_USE_DAEMON or KINETO_LOG_LEVEL is set: somebody else uses torch's profiler"
     if not torch._C._autograd.kineto_available():
         return "this torch was built without Kineto"
+    if torch.cuda.is_initialized() and not _records_kernels():  # asking before would initialise it
+        return "this torch was built without CUPTI: it records no kernels"
     if _severity() is None:
         return "this torch's profiler prints on stderr, and nothing keeps it from that"
     return ""
+
+
+def _records_kernels() -> bool:
+    return ProfilerActivity.CUDA in torch._C._autograd._supported_activities()
 
 
 def _severity() -> Any:

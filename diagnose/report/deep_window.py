@@ -46,7 +46,12 @@ def taken(window: DeepWindow) -> str:
         price += " The trace cannot be read to its end."
     elif window.cut:
         price += " The end of the trace was left out: it had become too large."
-    if not window.trace.is_whole:
+    if not window.trace.is_whole and not window.trace.on_device:
+        price += (
+            " It has no kernel, though the model is on a device: the driver recorded none, as where another"
+            " tool records already. So nothing is said of the device."
+        )
+    elif not window.trace.is_whole:
         share = format_share(window.trace.launched_share or 0.0)
         price += (
             f" It has the kernels of {share} of the launches alone, as the others ended after it or were"

@@ -49,13 +49,15 @@ def test_the_driver_finds_the_device_that_torch_computes_on(device: Nvml, gpu: t
 
 
 def test_a_busy_device_is_read_as_busy_and_takes_power(device: Nvml, gpu: torch.device) -> None:
-    idle_w = device.read()["power_w"]
+    idle = device.read()
     busy_for(3, gpu)
     reading, constants = device.read(), device.constants()
     assert reading["busy_share"] > 0.8
-    assert reading["power_w"] > 1.2 * idle_w
     assert 0.3 < reading["sm_hz"] / constants["max_sm_hz"] <= 1
-    assert reading["pcie_generation"] <= constants["max_pcie_generation"]
+    if "power_w" in idle:  # what the driver of a card behind a hypervisor refuses is left out
+        assert reading["power_w"] > 1.2 * idle["power_w"]
+    if "pcie_generation" in reading and "max_pcie_generation" in constants:
+        assert reading["pcie_generation"] <= constants["max_pcie_generation"]
     assert reading.get("other_processes", 0) == 0, "nobody else may compute here for these tests to speak"
 
 
