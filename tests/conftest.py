@@ -34,6 +34,7 @@ MODULES = (
     "torch.distributed",
     "torch.distributed.checkpoint",
     "torch.distributed.distributed_c10d",
+    "torch.distributed.pipelining.schedules",
     "torch.nn.functional",
     "torch.nn.modules.module",
     "torch.nn.parallel.distributed",

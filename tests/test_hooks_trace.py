@@ -399,6 +399,7 @@ def test_every_replacing_hook_is_tried_without_one_of_its_names():
         "forward",
         "fsdp-waits",
         "optimizer-facts",
+        "pipeline-facts",
         "process-group",
     }
     assert replacing - by_public_names <= set(MISSING)

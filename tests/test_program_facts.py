@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from diagnose.analysis.program import program_of
+from diagnose.analysis.sources import Sources
+from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._graph import summarize, walk
 from diagnose.hooks._padding import padding_in, padding_of
 from diagnose.hooks._recorder import Recorder
@@ -25,6 +29,10 @@ from diagnose.hooks.model_facts import describe as describe_model
 from diagnose.hooks.optimizer import OptimizerHook
 from diagnose.hooks.optimizer_facts import OptimizerFactsHook, describe
 from diagnose.hooks.torch_settings import settings_now
+from diagnose.rules._engine import ask_one
+from diagnose.rules._examples import card, profile
+from diagnose.rules.optimizer_offload import OptimizerOffload
+from diagnose.store.reader import RankLog
 from tests.running import run, write
 
 
@@ -49,6 +57,58 @@ def test_an_optimizer_tells_what_it_runs_as(options: dict[str, bool], implementa
     assert (facts["num_tensors"], facts["num_elements"], facts["param_bytes"]) == (2, 16, 64)
     assert facts["state_bytes"] >= 2 * 64
     assert facts["can_fuse"]
+
+
+class Offloaded(torch.optim.Optimizer):
+    """An optimizer whose moments stay in host memory, wherever the parameters are."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param]["moment"] = torch.zeros(param.shape)
+
+
+@pytest.mark.parametrize(
+    ("device", "updates_copies", "host_bytes"),
+    [("meta", False, 64), ("meta", True, 64), ("cpu", False, 0), ("cpu", True, 0)],
+)
+def test_state_in_host_memory_is_told_where_the_model_is_on_a_device(device, updates_copies, host_bytes):
+    """Of tensors of `meta`, in place of a device."""
+    model = nn.Linear(3, 4, device=device)
+    copies = [nn.Parameter(torch.zeros(param.shape)) for param in model.parameters()]
+    optimizer = Offloaded(copies if updates_copies else model.parameters())
+    optimizer.step()
+    facts = describe(optimizer, [model])
+    assert (facts["state_bytes"], facts["host_state_bytes"]) == (64, host_bytes)
+
+
+def test_state_beside_its_parameters_and_step_counters_are_not_offloaded():
+    model = nn.Sequential(nn.Linear(3, 4, device="meta"), nn.Embedding(100, 4))  # whose table stays here
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    facts = describe(optimizer, [model])
+    assert facts["state_bytes"] > 2 * 4 * (16 + 400)
+    assert facts["host_state_bytes"] == 2 * 4, "the counters of two tensors on the device"
+
+
+def test_an_offloaded_optimizer_is_named_from_what_is_told_of_it():
+    model = nn.Linear(3, 4, device="meta")
+    for kind, named in ((Offloaded, True), (torch.optim.Adagrad, False)):
+        optimizer = kind(model.parameters())
+        optimizer.step()
+        facts = {
+            "models": [describe_model(model)],
+            "optimizers": [{**describe(optimizer, [model]), "file": "", "line": 0}],
+        }
+        steps = np.zeros((5, len(COLUMNS)), dtype=np.int64)
+        log = RankLog(path=Path("rank0.sqlite"), meta={"facts": facts}, steps=steps)
+        run_profile = profile(optimizer_ms=40, device=card(), program=program_of(log, 0, Sources()))
+        assert (ask_one(OptimizerOffload(), run_profile) is not None) == named
 
 
 @pytest.mark.parametrize("unfit", ["16-bit", "sparse", "derived", "differentiable"])

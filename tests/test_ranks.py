@@ -12,16 +12,21 @@ import pytest
 from diagnose.analysis.profile import load_profile
 from diagnose.analysis.program import fsdp_of
 from diagnose.analysis.rank_clocks import clock_offset, kept
+from diagnose.analysis.rank_summary import HOST, LAUNCHES, RankSummary, with_idleness
 from diagnose.core.ledger import COLUMNS
+from diagnose.core.parallel import Pipeline
 from diagnose.core.phases import Phase
 from diagnose.launch.place import doubt_about, place_of, rank_of
 from diagnose.rules import diagnosed
+from diagnose.rules._engine import ask_one, built_in
 from diagnose.rules.frequent_collectives import FrequentCollectives
 from diagnose.store.reader import RankLog
 from tests.running import DIAGNOSE, REPOSITORY, only_run, run, write
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 import ranks
+
+RULES = built_in()
 
 SPAWNED = """
 import sys
@@ -147,15 +152,114 @@ def test_what_sharded_parameters_are_waited_for_is_communication_and_none_of_the
     assert "frequent-collectives" not in {finding.rule for finding in profile.findings}
 
 
-@pytest.mark.parametrize(("on_cpu", "waits"), [(True, (100.0, 200.0)), (False, (None, None))])
+@pytest.mark.parametrize(("on_cpu", "waits"), [(True, (100.0, 50.0, 200.0)), (False, (None, None, None))])
 def test_what_sharded_parameters_are_waited_for_is_not_told_of_gpus(
-    on_cpu: bool, waits: tuple[float | None, float | None]
+    on_cpu: bool, waits: tuple[float | None, ...]
 ):
     """There the host only launches, and half of it in a thread of autograd's."""
-    fact = {"world_size": 2, "on_cpu": on_cpu, "gathered_ns": 300, "scattered_ns": 600}
+    fact = {
+        "world_size": 2,
+        "on_cpu": on_cpu,
+        "gathered_ns": 300,
+        "regathered_ns": 150,
+        "scattered_ns": 600,
+    }
     steps = np.zeros((3, len(COLUMNS)), dtype=np.int64)
     fsdp = fsdp_of(RankLog(path=Path(), meta={"facts": {"fsdp": fact}}, steps=steps))
-    assert fsdp is not None and (fsdp.gather_ns, fsdp.scatter_ns) == waits
+    assert fsdp is not None and (fsdp.gather_ns, fsdp.regather_ns, fsdp.scatter_ns) == waits
+
+
+SHARDED_TWICE = SHARDED.replace("(32, 32)", "(1024, 1024)").replace("(4, 32)", "(4, 1024)")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("reshards", [True, False])
+def test_what_the_backward_pass_gathers_anew_is_told_and_named_where_it_would_fit(
+    tmp_path: Path, reshards: bool
+):
+    text = SHARDED_TWICE
+    if not reshards:
+        text = text.replace("mesh=mesh)", "mesh=mesh, reshard_after_forward=False)")
+    ended = run(*DIAGNOSE, "--nproc-per-node", "2", write(tmp_path / "train.py", text), cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    profile = load_profile(only_run(tmp_path))
+    fsdp = profile.program.fsdp
+    assert fsdp is not None and fsdp.gather_ns and fsdp.regather_ns is not None
+    if reshards:
+        assert 0.2 * fsdp.gather_ns < fsdp.regather_ns < 0.8 * fsdp.gather_ns
+    else:
+        assert fsdp.regather_ns < 0.05 * fsdp.gather_ns, "calls that find all there"
+    assert (ask_one(RULES["oversharded"], profile) is not None) == reshards
+
+
+PIPELINED = """
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+rank = dist.get_rank()
+part = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(6)))
+stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+schedule = ScheduleGPipe(stage, int(sys.argv[1]), loss_fn=torch.nn.MSELoss())
+optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+rows = torch.randn(256, 768)
+for step in range(40):
+    optimizer.zero_grad()
+    schedule.step(rows) if rank == 0 else schedule.step(target=rows)
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.alone
+@pytest.mark.parametrize("num_microbatches", [2, 8])
+def test_stages_that_wait_for_micro_batches_are_named_until_there_are_enough(
+    tmp_path: Path, num_microbatches: int
+):
+    script = write(tmp_path / "train.py", PIPELINED)
+    ended = run(*DIAGNOSE, "--nproc-per-node", "2", script, num_microbatches, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    profile = load_profile(only_run(tmp_path))
+    pipeline = profile.program.pipeline
+    assert pipeline is not None and pipeline.idle_ns is not None
+    assert (pipeline.num_stages, pipeline.num_ranks) == (2, 2)
+    assert (pipeline.kind, pipeline.num_microbatches) == ("ScheduleGPipe", num_microbatches)
+    found = ask_one(RULES["pipeline-bubble"], profile)
+    if num_microbatches == 8:
+        assert found is None
+        return
+    assert pipeline.idle_ns > 0.15 * profile.step_time_ns, "a third, if nothing else took time"
+    assert found is not None and found.lost_ns_per_step < 0.34 * profile.step_time_ns
+    assert found.code == "ScheduleGPipe(stage, n_microbatches=8, loss_fn=torch.nn.MSELoss())"
+    made = next(line for line in PIPELINED.split("\n") if line.startswith("schedule ="))
+    assert found.line == 1 + PIPELINED.split("\n").index(made)
+
+
+def summary(rank: int, clock: str = HOST, exchanged_ns: float | None = 30.0) -> RankSummary:
+    times = {Phase.COMMUNICATION: 20.0 + rank}
+    return RankSummary(file="", rank=rank, phase_time_ns=times, exchanged_ns=exchanged_ns, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "idle_ns"),
+    [
+        ([summary(0), summary(1)], 20.0),
+        ([summary(0), summary(1, exchanged_ns=5.0)], 5.0),
+        ([summary(0)], None),
+        ([summary(0), summary(1, exchanged_ns=None)], None),
+        ([summary(0), summary(1, clock=LAUNCHES)], None),
+    ],
+)
+def test_what_stages_wait_is_what_the_least_waiting_rank_does_and_unknown_without_all_of_them(
+    ranks: list[RankSummary], idle_ns: float | None
+):
+    pipeline = Pipeline(kind="ScheduleGPipe", num_stages=2, num_ranks=2, num_microbatches=2)
+    told = with_idleness(pipeline, ranks)
+    assert told is not None and told.idle_ns == idle_ns
+    assert with_idleness(None, ranks) is None
 
 
 EXCHANGING = """

@@ -10,13 +10,22 @@ from diagnose.analysis.sources import Sources
 MAX_LENGTH = 300
 """A longer call is no line to paste; the fix then names the argument alone."""
 
+_SCHEDULE = (
+    *("n_microbatches", "loss_fn", "args_chunk_spec", "kwargs_chunk_spec", "output_merge_spec"),
+    "scale_grads",
+)
+
 BY_PLACE = {
     "DataLoader": (
         *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn"),
         *("pin_memory", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
-    )
+    ),
+    "ScheduleGPipe": ("stage", *_SCHEDULE),
+    "Schedule1F1B": ("stage", *_SCHEDULE),
+    "ScheduleInterleaved1F1B": ("stages", *_SCHEDULE, "backward_requires_autograd", "defer_pp_recv"),
 }
-"""Which argument stands at which place (torch/utils/data/dataloader.py, torch 2.13)."""
+"""Which argument stands at which place (torch/utils/data/dataloader.py and
+torch/distributed/pipelining/schedules.py, torch 2.13)."""
 
 
 def call_at(sources: Sources, file: str, line: int, name: str) -> str:

@@ -33,7 +33,13 @@ from diagnose.analysis.loading import input_stats, loaders_of
 from diagnose.analysis.opening import with_reading
 from diagnose.analysis.program import program_of, with_call
 from diagnose.analysis.rank_clocks import clock_offset
-from diagnose.analysis.rank_summary import Window, meet_in_all, of_first_group, why_incomparable
+from diagnose.analysis.rank_summary import (
+    Window,
+    meet_in_all,
+    of_first_group,
+    why_incomparable,
+    with_idleness,
+)
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
 from diagnose.analysis.roles import Roles
@@ -319,6 +325,7 @@ def composed(
                 ),
             ),
             loaders=loaders_of(main, sources),
+            pipeline=with_idleness(program.pipeline, ranks),
             imbalance=imbalance_of(across, numbered),
             meetings=meetings,
             gatherings=gatherings,

@@ -15,7 +15,7 @@ from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import rank_of, whole_steps
 from diagnose.core.graph import Compiler, Dropped, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
-from diagnose.core.parallel import Averaging, Ddp, Fsdp
+from diagnose.core.parallel import Averaging, Ddp, Fsdp, Pipeline
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
 from diagnose.store.reader import RankLog
 
@@ -24,6 +24,9 @@ FIRST_TIMED = 4
 
 MIN_READINGS = 12
 """Fewer readings of the memory, two a second, do not make a slope."""
+
+WAITED_IN_FSDP = {"gather_ns": "gathered_ns", "regather_ns": "regathered_ns", "scatter_ns": "scattered_ns"}
+"""Means of a step, and the sums of all steps that they are made of."""
 
 
 def program_of(log: RankLog, warmup: int, sources: Sources) -> Program:
@@ -54,6 +57,7 @@ def program_of(log: RankLog, warmup: int, sources: Sources) -> Program:
         memory=memory_of(log, warmup),
         fsdp=fsdp_of(log),
         averaging=averaging_of(log),
+        pipeline=pipeline_of(log, sources),
     )
 
 
@@ -85,11 +89,21 @@ def fsdp_of(log: RankLog) -> Fsdp | None:
         return None
     means = {
         ours: float(fact[total]) / steps
-        for ours, total in (("gather_ns", "gathered_ns"), ("scatter_ns", "scattered_ns"))
+        for ours, total in WAITED_IN_FSDP.items()
         if total in fact and fact.get("on_cpu")
     }
     fsdp: Fsdp = next(_made(Fsdp, [{**fact, **means}]))
     return fsdp
+
+
+def pipeline_of(log: RankLog, sources: Sources) -> Pipeline | None:
+    """Reads what one rank's schedule of a pipeline told; `None` without one."""
+    fact = _facts(log).get("pipeline")
+    if not fact:
+        return None
+    call = call_at(sources, fact["file"], fact["line"], fact["kind"])
+    pipeline: Pipeline = next(_made(Pipeline, [{**fact, "call": call}]))
+    return pipeline
 
 
 def exchanged_ns(log: RankLog) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from diagnose.analysis.across import Across
@@ -28,7 +28,7 @@ from diagnose.analysis.throughput import rate
 from diagnose.analysis.tuning import KINDS
 from diagnose.core.deep_window import KIND as DEEP
 from diagnose.core.host import HostStats
-from diagnose.core.parallel import Ddp
+from diagnose.core.parallel import Ddp, Pipeline
 from diagnose.core.phases import Phase
 from diagnose.core.program import Program
 from diagnose.store.reader import RankLog
@@ -211,6 +211,23 @@ def meet_in_all(ranks: Sequence[RankSummary], program: Program, *, by_meetings: 
         return by_meetings
     averaging = program.averaging
     return program.fsdp is not None or (averaging is not None and averaging.is_of_gradients)
+
+
+def with_idleness(pipeline: Pipeline | None, ranks: Sequence[RankSummary]) -> Pipeline | None:
+    """Returns a pipeline with what even the rank that waits least waits for its neighbours, on CPUs.
+
+    Args:
+        pipeline: What the first rank told of it.
+        ranks: All that were looked at.
+    """
+    if pipeline is None or len(ranks) < pipeline.num_ranks or any(rank.clock != HOST for rank in ranks):
+        return pipeline
+    waits_ns = [
+        min(rank.exchanged_ns, rank.phase_time_ns.get(Phase.COMMUNICATION, 0.0))
+        for rank in ranks
+        if rank.exchanged_ns is not None
+    ]
+    return replace(pipeline, idle_ns=min(waits_ns)) if len(waits_ns) == len(ranks) else pipeline
 
 
 def of_first_group(ranks: Sequence[RankSummary]) -> Sequence[RankSummary]:

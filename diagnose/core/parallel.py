@@ -88,47 +88,43 @@ class Fsdp:
         reshards: Whether parameters are given up after the forward and gathered again for the backward.
         gather_ns: Nanoseconds per step that the step waited for parameters to be gathered. It is not known
             of GPUs: there the host only launches, half of it in a thread of autograd's.
+        regather_ns: Part of `gather_ns` in the backward pass, for parameters that the forward had gathered.
         scatter_ns: Likewise, for gradients to be added up and scattered.
-        peak_bytes: Most memory ever held on a device.
-        unsharded_bytes: What the parameters would take if they stayed gathered.
-        total_bytes: Memory of the device.
+        unsharded_bytes: What the parameters would take on each rank if they stayed gathered.
     """
 
     world_size: int
     reshards: bool | None = None
     gather_ns: float | None = None
+    regather_ns: float | None = None
     scatter_ns: float | None = None
-    peak_bytes: int | None = None
     unsharded_bytes: int | None = None
-    total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A pipeline of stages. What was not measured is `None`.
+    """A pipeline of stages, as `torch.distributed.pipelining` runs it. What was not measured is `None`.
 
     Attributes:
+        kind: Name of the schedule's class.
         num_stages: Number of stages.
-        num_microbatches: Micro-batches in a step.
-        idle_ns: Nanoseconds per step that a stage had nothing to do, on average over the stages.
+        num_ranks: Ranks that share them; each has one stage or more.
+        num_microbatches: Micro-batches that a batch is divided into.
+        idle_ns: Nanoseconds per step that each rank waits for a neighbour at least; that of the rank that
+            waits least, whose stages set the pace. It is not known of GPUs: there the host only launches.
+        file: Where the schedule was made, absolute; empty when unknown.
+        line: Its line.
+        call: Text of the call that made it, on one line, as the script has it; empty when it was not found.
     """
 
+    kind: str
     num_stages: int
+    num_ranks: int
     num_microbatches: int
     idle_ns: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """How fast gradients travel from one rank. What was not measured is `None`.
-
-    Attributes:
-        rank: Whose link.
-        bytes_per_s: What a collective reached, per rank.
-    """
-
-    rank: int
-    bytes_per_s: float | None = None
+    file: str = ""
+    line: int = 0
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diagnose.core.graph import Compiler, Dropped, Graph
-from diagnose.core.parallel import Averaging, Ddp, Fsdp, Imbalance, Link, Meetings, Pipeline
+from diagnose.core.parallel import Averaging, Ddp, Fsdp, Imbalance, Meetings, Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,8 @@ class Optimizer:
         can_group: Likewise for `foreach`.
         param_bytes: Bytes of its parameters.
         state_bytes: Bytes of what it remembers between steps.
-        host_state_bytes: Part of `state_bytes` in host memory although the parameters are on a device.
+        host_state_bytes: Part of `state_bytes` in host memory although what is trained is on a device;
+            `None` when unknown.
         zeroes_grads: Whether the loop writes zeros into the gradients instead of dropping them.
         file: Where it was made, absolute; empty when unknown.
         line: Its line.
@@ -214,8 +215,7 @@ class Program:
         ddp: One per rank that trains with it, in order of rank.
         fsdp: Of the first rank.
         averaging: Of the first rank.
-        pipeline: Of all ranks together.
-        links: One per rank, in order of rank.
+        pipeline: Of the first rank, but for the waiting, which is of all.
         imbalance: Of all ranks together.
         meetings: Likewise; `None` where the ranks' waits for gradients were not measured in each step.
         gatherings: Likewise, of all that the ranks do together, other collectives included; `None` where
@@ -237,7 +237,6 @@ class Program:
     fsdp: Fsdp | None = None
     averaging: Averaging | None = None
     pipeline: Pipeline | None = None
-    links: tuple[Link, ...] = ()
     imbalance: Imbalance | None = None
     meetings: Meetings | None = None
     gatherings: Meetings | None = None

@@ -25,6 +25,7 @@ STACK = "traceback_"
 
 class AutogradGraphHook(Hook):
     """Walks the graph of about the tenth backward pass, before it runs, and then takes no more part.
+    What it tells are the facts of `core.graph.Graph`.
 
     A few passes more tell which nodes were created and never used, of a forward for nothing, and how long
     each node takes. Of these times the quickest counts: on a busy machine now this node waits and now that.

@@ -94,7 +94,7 @@ def describe() -> dict[str, Any]:
 
 
 def _breaks(told: Sequence[str], traced: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns the graph breaks, one per place.
+    """Returns the facts of `core.graph.GraphBreak`, one per place.
 
     Args:
         told: Dynamo's words, which name no place where it leaves a function out by its own rules.

@@ -30,23 +30,29 @@ class FsdpWaitsHook(Hook):
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
+        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
-        gathered_ns = scattered_ns = 0
+        gathered_ns = regathered_ns = scattered_ns = 0
+        in_backward = False  # where the group that is gathering is
         known: weakref.WeakSet[Any] = weakref.WeakSet()
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             return -1 if recorder.current == COMMUNICATION else COMMUNICATION
 
         def took(time_ns: int) -> None:
-            nonlocal gathered_ns
+            nonlocal gathered_ns, regathered_ns
             gathered_ns += time_ns
+            if in_backward:
+                regathered_ns += time_ns
 
         def sent(time_ns: int) -> None:
             nonlocal scattered_ns
             scattered_ns += time_ns
 
         def meet(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-            if args and args[0] not in known:
+            nonlocal in_backward
+            in_backward = args[0]._training_state is TrainingState.PRE_BACKWARD
+            if args[0] not in known:
                 known.add(args[0])
                 recorder.facts["fsdp"] = describe(list(known))
             return before(args, kwargs)
@@ -59,7 +65,9 @@ class FsdpWaitsHook(Hook):
 
         def tell() -> None:
             if "fsdp" in recorder.facts:
-                recorder.facts["fsdp"].update(gathered_ns=gathered_ns, scattered_ns=scattered_ns)
+                recorder.facts["fsdp"].update(
+                    gathered_ns=gathered_ns, regathered_ns=regathered_ns, scattered_ns=scattered_ns
+                )
 
         owners: list[tuple[Any, str, Callable[[Any], Any]]] = [
             *((groups.FSDPParamGroup, name, gathers) for name in GATHERS),

@@ -177,7 +177,7 @@ class LoaderFacts:
 
 
 def described(loader: Any, file: str, line: int) -> dict[str, Any]:
-    """Returns the facts of a loader; a subclass of the user's may lack any attribute."""
+    """Returns the facts of `core.program.Loader`; a subclass of the user's may lack any attribute."""
     from torch.utils.data import IterableDataset
 
     batch_size = getattr(loader, "batch_size", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,11 @@ def describe(optimizer: Any, models: Sequence[Any] = ()) -> dict[str, Any]:
     group = optimizer.param_groups[0]
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     state = [
-        value for entry in optimizer.state.values() if isinstance(entry, dict) for value in entry.values()
+        (param, value)
+        for param, entry in optimizer.state.items()
+        if isinstance(entry, dict)
+        for value in entry.values()
+        if isinstance(value, torch.Tensor)
     ]
     return {
         "kind": type(optimizer).__name__,
@@ -67,8 +71,27 @@ def describe(optimizer: Any, models: Sequence[Any] = ()) -> dict[str, Any]:
         "can_fuse": not why_not_fused(optimizer, models),
         "can_group": _can_group(optimizer, models),
         "param_bytes": sum(p.numel() * p.element_size() for p in params),
-        "state_bytes": sum(v.numel() * v.element_size() for v in state if isinstance(v, torch.Tensor)),
+        "state_bytes": _bytes(value for _, value in state),
+        "host_state_bytes": _host_state_bytes(state, params, models),
     }
+
+
+def _host_state_bytes(
+    state: Sequence[tuple[Any, Any]], params: Sequence[Any], models: Sequence[Any]
+) -> int:
+    """What lies in host memory although a device computes, but for what the models keep there themselves:
+    an optimizer may also update copies of their parameters."""
+    trained = [param for model in models for param in model.parameters()]
+    if all(param.device.type == "cpu" for param in (*params, *trained)):
+        return 0
+    kept_there = {id(param) for param in trained if param.device.type == "cpu"}
+    return _bytes(
+        value for param, value in state if value.device.type == "cpu" and id(param) not in kept_there
+    )
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _implementation(group: dict[str, Any], params: list[Any]) -> str:

@@ -31,6 +31,7 @@ ADAM = Optimizer(
 MODELS = (Model(kind="GPT", device="cuda", param_bytes=2 * 10**9),)
 OFFLOADING = Program(optimizers=(ADAM,), models=MODELS)
 KEEPING = Program(optimizers=(replace(ADAM, host_state_bytes=800),), models=MODELS)
+UNKNOWN = Program(optimizers=(replace(ADAM, host_state_bytes=None), ADAM), models=MODELS)
 
 
 class OptimizerOffload(DeviceRule):
@@ -44,8 +45,10 @@ class OptimizerOffload(DeviceRule):
     the state among the ranks takes a part of it.
 
     ## When it is wrong
-    A batch or a sequence that is still to grow. It reads where the state lies, and the peak of memory and
-    the bandwidth of the device; no run on a GPU has tried it yet.
+    A batch or a sequence that is still to grow. It reads once, after some steps, where the state lies,
+    also that of copies of the parameters which the model does not have; not where a wrapper such as
+    `fully_shard` keeps the parameters themselves in host memory. The time to be won goes by the bandwidth
+    of the device; no run on a GPU has tried it yet.
     """
 
     needs = ("program.optimizers", "headroom_bytes", "device.bandwidth_bytes_per_s")
@@ -57,6 +60,7 @@ class OptimizerOffload(DeviceRule):
         profile(optimizer_ms=40, device=card(), program=KEEPING),
         profile(optimizer_ms=40, device=card(peak_bytes=78 * GIB), program=OFFLOADING),
         profile(optimizer_ms=7, device=card(), program=OFFLOADING),
+        profile(optimizer_ms=40, device=card(), program=UNKNOWN),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -64,6 +68,8 @@ class OptimizerOffload(DeviceRule):
         free, rate = profile.headroom_bytes, profile.device.bandwidth_bytes_per_s
         assert free is not None and rate is not None
         optimizers = profile.program.optimizers
+        if any(optimizer.host_state_bytes is None for optimizer in optimizers):
+            return None  # a run of an older version
         state_bytes = sum(optimizer.state_bytes or 0 for optimizer in optimizers)
         away_bytes = sum(optimizer.host_state_bytes or 0 for optimizer in optimizers)
         if not state_bytes or away_bytes < OFFLOADED * state_bytes or away_bytes > free:

@@ -6,35 +6,42 @@ from diagnose.core.finding import Finding
 from diagnose.core.parallel import Fsdp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
-from diagnose.core.program import Program
+from diagnose.core.program import Memory, Program
+from diagnose.core.settings import Settings
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._examples import GIB, profile
+from diagnose.rules._ranks import meeting
 from diagnose.rules.base import Rule
 
 FITS = 0.85
 """Part of the memory that the gathered parameters and all else may take."""
 
-SAVED = 0.5
-"""Of the gathering: the backward pass then finds what the forward gathered."""
-
 MIN_SHARE = 0.03
+"""Of the step: what gathering costs differs by as much between one step and the next."""
 
-LOW, HIGH = 0.6, 2.0
-"""Gathering is hidden better in one pass than in the other; not sharding at all would save both."""
-
-GATHERING = (Phase.FORWARD, Phase.BACKWARD)
+LOW = 0.6
+"""What is not gathered anew is not awaited; but some of the wait was for a rank that is late."""
 
 
-def sharded(gather_ms: float, peak: int = 20, reshards: bool = True) -> Program:
+def sharded(
+    gather_ms: float, rss: int = 4, ranks: int = 2, reshards: bool = True, late_ms: float = 0
+) -> Profile:
+    """Ranks of a machine that gather twice for so long, and take so many GiB each of its 64; the first
+    waits so long for the other besides."""
     fsdp = Fsdp(
-        world_size=8,
+        world_size=ranks,
         reshards=reshards,
-        gather_ns=gather_ms * 1e6,
-        peak_bytes=peak * GIB,
-        unsharded_bytes=14 * GIB,
-        total_bytes=80 * GIB,
+        gather_ns=2 * gather_ms * 1e6,
+        regather_ns=gather_ms * 1e6,
+        unsharded_bytes=3 * GIB,
     )
-    return Program(fsdp=fsdp)
+    waits_ms = 2 * gather_ms + late_ms
+    program = Program(
+        fsdp=fsdp,
+        memory=Memory(rss_bytes=rss * GIB, total_bytes=64 * GIB),
+        gatherings=meeting(waits_ms, 2 * gather_ms, last=1, held_ms=late_ms),
+    )
+    return profile(communication_ms=waits_ms, program=program, settings=Settings(local_processes=ranks))
 
 
 class Oversharded(Rule):
@@ -44,25 +51,26 @@ class Oversharded(Rule):
     gathers them again for the backward pass. The step waits for that, and the memory saved is not needed.
 
     ## What to do
-    Keep the parameters after the forward pass: `fully_shard(layer, reshard_after_forward=False)`, or
-    `ShardingStrategy.SHARD_GRAD_OP` with the older class.
+    Keep the parameters after the forward pass: `fully_shard(layer, reshard_after_forward=False)`.
 
     ## When it is wrong
-    Longer sequences are still to come. What the step waits for gathering is measured of `fully_shard` on
-    CPUs alone: on GPUs the host only launches, and the rule abstains.
+    Longer sequences are still to come. It is measured of `fully_shard` on CPUs alone: on GPUs the host only
+    launches, and the rule abstains.
     """
 
     needs = (
-        "program.fsdp.gather_ns",
-        "program.fsdp.peak_bytes",
+        "program.fsdp.regather_ns",
         "program.fsdp.unsharded_bytes",
-        "program.fsdp.total_bytes",
+        "program.memory.rss_bytes",
+        "program.memory.total_bytes",
     )
-    fires_on = (profile(program=sharded(30)), profile(program=sharded(8, peak=50)))
+    fires_on = (sharded(30), sharded(8, rss=20))
     silent_on = (
-        profile(program=sharded(30, peak=70)),
-        profile(program=sharded(30, reshards=False)),
-        profile(program=sharded(3)),
+        sharded(30, rss=30),
+        sharded(30, ranks=8),
+        sharded(30, reshards=False),
+        sharded(2),
+        sharded(2, late_ms=60),
     )
 
     def applies(self, profile: Profile) -> bool:
@@ -71,32 +79,32 @@ class Oversharded(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        fsdp = profile.program.fsdp
-        assert fsdp is not None and fsdp.gather_ns is not None
-        peak, params, total = fsdp.peak_bytes, fsdp.unsharded_bytes, fsdp.total_bytes
-        assert peak is not None and params is not None and total is not None
-        if peak + params > FITS * total:
+        fsdp, memory, meetings = profile.program.fsdp, profile.program.memory, profile.program.gatherings
+        assert fsdp is not None and fsdp.regather_ns is not None
+        held, params, total = memory.rss_bytes, fsdp.unsharded_bytes, memory.total_bytes
+        assert held is not None and params is not None and total is not None
+        ranks = profile.settings.local_processes
+        if ranks * (held + params) > FITS * total:
             return None
-        seen = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0) >= fsdp.gather_ns
-        gathering = (Phase.COMMUNICATION,) if seen else GATHERING
-        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in gathering}
-        there_ns = sum(times.values())
-        waited_ns = min(fsdp.gather_ns, there_ns)
-        lost_ns = SAVED * waited_ns
-        if lost_ns < MIN_SHARE * profile.step_time_ns:
+        there_ns = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
+        waited_ns = min(fsdp.regather_ns, there_ns)
+        if meetings is not None and there_ns:
+            # A rank that is not waited for here is waited for where gradients are added up.
+            waited_ns *= min(1.0, meetings.common_ns / there_ns)
+        if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
-            summary=f"The step waits {format_ms(waited_ns)} for parameters to be gathered.",
-            lost_ns={phase: lost_ns * ns / there_ns for phase, ns in times.items() if ns},
-            low_ns=LOW * lost_ns,
-            high_ns=HIGH * lost_ns,
-            assumption="gathering once instead of twice takes half the time",
+            summary=f"The backward pass waits {format_ms(waited_ns)} for parameters that were there.",
+            lost_ns={Phase.COMMUNICATION: waited_ns},
+            low_ns=LOW * waited_ns,
+            high_ns=waited_ns,
+            assumption="what the forward pass has gathered is not gathered again",
             evidence=(
                 f"Parameters are given up after the forward pass and gathered again, over"
                 f" {fsdp.world_size} ranks.",
-                f"Gathered, they are {format_bytes(params)}; the peak is {format_bytes(peak)} of"
-                f" {format_bytes(total)}.",
+                f"Gathered, they are {format_bytes(params)} on each of {ranks} ranks here, which hold"
+                f" {format_bytes(held)} each; the machine has {format_bytes(total)}.",
             ),
             fix="Keep the parameters between the forward and the backward pass.",
             code="fully_shard(layer, reshard_after_forward=False)",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from diagnose.core.phases import Phase
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import STRAGGLER, LineRule, at
+
+OF_ANOTHER = (Phase.FORWARD, Phase.BACKWARD, Phase.COMMUNICATION)
+"""What a schedule of the rate does not do: `schedule.step(batch)` is that of a pipeline there."""
 
 
 class SlowScheduler(LineRule):
@@ -32,4 +36,12 @@ class SlowScheduler(LineRule):
     silent_on = (
         profile(),
         profile(other_ms=12, where=(at("scheduler.step()", 0.01, "schedule"),)),
+        profile(
+            communication_ms=40,
+            where=(at("schedule.step(batch)", 0.4, "schedule", phase=Phase.COMMUNICATION),),
+        ),
     )
+
+    def lines(self, profile: Profile) -> tuple[SourceLine, ...]:
+        """See `LineRule.lines`."""
+        return tuple(line for line in super().lines(profile) if line.phase not in OF_ANOTHER)
