@@ -446,6 +446,20 @@ def test_what_a_signal_handler_of_the_scripts_raises_in_our_code_reaches_the_scr
         signal.signal(signal.SIGALRM, before)
 
 
+def test_a_look_at_a_pass_that_fails_silences_no_other(clock):
+    def fail(args: tuple[Any, ...]) -> None:
+        raise LookupError("this look is broken")
+
+    seen: list[tuple[Any, ...]] = []
+    with measured(clock, "backward") as recorder:
+        recorder.on_backward += [fail, seen.append]
+        recorder.on_pass += [fail, seen.append]
+        loss = SlowModel(clock)(torch.ones(2, 4)).sum()
+        loss.backward()
+        assert [args[0] is loss for args in seen] == [True, True]
+        assert ["this look is broken" in note for note in recorder.notes] == [True]
+
+
 def test_a_wrapped_function_gets_its_arguments_and_its_result_comes_back(clock):
     seen: list[Any] = []
 

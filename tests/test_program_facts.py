@@ -25,6 +25,7 @@ from diagnose.hooks.model_facts import describe as describe_model
 from diagnose.hooks.optimizer import OptimizerHook
 from diagnose.hooks.optimizer_facts import OptimizerFactsHook, describe
 from diagnose.hooks.torch_settings import settings_now
+from tests.fakes import tell_of_pass
 from tests.running import run, write
 
 
@@ -238,11 +239,10 @@ def test_nodes_that_no_backward_pass_uses_are_counted():
                 loss = model(torch.randn(2, 4)).sum()
                 if extra:
                     model(torch.randn(2, 4)).sum()
-                assert recorder.on_backward is not None
-                recorder.on_backward((loss,))
+                tell_of_pass(recorder, loss)
                 loss.backward()
             shares[extra] = recorder.facts["graph"]["wasted_share"]
-        assert recorder.on_backward is None
+        assert not recorder.on_backward
     assert shares[False] == 0
     assert 0.3 < shares[True] <= 0.5
 
@@ -555,8 +555,7 @@ def passes(model: nn.Module, inputs: torch.Tensor, count: int = 16) -> Recorder:
     with AutogradGraphHook().install(recorder):
         for _ in range(count):
             loss = model(inputs).square().mean()
-            assert recorder.on_backward is not None
-            recorder.on_backward((loss,))
+            tell_of_pass(recorder, loss)
             loss.backward()
     return recorder
 
@@ -580,8 +579,7 @@ def test_the_clocks_are_gone_after_the_passes_that_were_timed():
     with AutogradGraphHook().install(recorder):
         for _ in range(11):
             loss = model(torch.ones(2, 3)).sum()
-            assert recorder.on_backward is not None
-            recorder.on_backward((loss,))
+            tell_of_pass(recorder, loss)
             loss.backward(retain_graph=True)
     recorder.clock = lambda: seen.append(1) or 0  # type: ignore[func-returns-value]
     loss.backward()

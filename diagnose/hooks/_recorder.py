@@ -122,12 +122,13 @@ class Recorder:
         cared: Called on the training thread after each of the first `CURIOUS_UNTIL` steps, then now and
             then.
         flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
-        on_backward: Called with the arguments of some of the outermost backward passes, before them.
+        on_backward: Called with the arguments of some of the outermost backward passes, before them, in the
+            order in which they came here.
         accumulates: Whether the latest of these passes leaves a gradient in each parameter that it reaches:
             it was `backward`, and was not given the inputs to leave one in.
         on_inner_backward: Called with the arguments of each backward pass inside another one, before it, in
             whichever thread runs it; `None` but for a pass that is looked at.
-        on_pass: Called with the arguments of each outermost backward pass, before it.
+        on_pass: Likewise with those of each outermost backward pass; they may take themselves out.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
         on_step: Called with each optimizer that is about to step on the training thread, while the hooks
@@ -212,12 +213,12 @@ class Recorder:
         self.stop_after = stop_after
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
-        self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_backward: list[Callable[[tuple[Any, ...]], None]] = []
         self.accumulates = True
         self.on_batch: Callable[[Any], None] | None = None
         self.stepped_times: dict[int, int] = {}
         self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
-        self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_pass: list[Callable[[tuple[Any, ...]], None]] = []
         self.on_step: Callable[[Any], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []

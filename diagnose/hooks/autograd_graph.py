@@ -53,8 +53,6 @@ class AutogradGraphHook(Hook):
         def on_backward(args: tuple[Any, ...]) -> None:
             nonlocal passes, last_step, first_root, last_root, largest, regions, inside_bytes, inside_ns
             recorder.on_inner_backward = None
-            if chained is not None:
-                chained(args)
             passes += 1
             if passes <= LAST_PASS + 1:
                 note_times()
@@ -160,8 +158,7 @@ class AutogradGraphHook(Hook):
                 recorder.facts["graph"] = {**recorder.facts["graph"], **unless_resting}
                 unless_resting.clear()
 
-        chained = recorder.on_backward
-        recorder.on_backward = on_backward
+        recorder.on_backward.append(on_backward)
         recorder.cared.append(watch_resting)
         try:
             yield
@@ -169,8 +166,7 @@ class AutogradGraphHook(Hook):
             recorder.cared.remove(watch_resting)
             node_clock.forget()
             recorder.on_inner_backward = None
-            if recorder.on_backward is on_backward:
-                recorder.on_backward = chained
+            recorder.on_backward.remove(on_backward)
 
 
 def tensors_of(args: tuple[Any, ...]) -> list[Any]:

@@ -66,8 +66,6 @@ class DdpFactsHook(Hook):
                 recorder.facts["ddp"] = facts
 
         def on_backward(args: tuple[Any, ...]) -> None:
-            if chained is not None:
-                chained(args)
             if not wrapped:
                 find()
             look()
@@ -78,14 +76,12 @@ class DdpFactsHook(Hook):
                 if isinstance(model, DistributedDataParallel):
                     wrapped.append((reference, weakref.ref(model.logger), {}))
 
-        chained = recorder.on_backward
-        recorder.on_backward = on_backward
+        recorder.on_backward.append(on_backward)
         try:
             with remembered(DistributedDataParallel, recorder) as places:
                 yield
         finally:
-            if recorder.on_backward is on_backward:
-                recorder.on_backward = chained
+            recorder.on_backward.remove(on_backward)
             wrapped.clear()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,6 @@ class DdpWaitsHook(Hook):
         queue_callback = Variable._execution_engine.queue_callback
         reducing: list[weakref.ref[Any]] = []
         handle: Any = None
-        beside: Callable[[tuple[Any, ...]], None] | None = None  # what another hook asked for
 
         def arrived() -> None:
             nonlocal handle
@@ -60,16 +59,11 @@ class DdpWaitsHook(Hook):
                 recorder.broke(begun)
 
         def watch() -> None:
-            nonlocal beside
-            if recorder.on_pass is not on_pass:
-                beside, recorder.on_pass = recorder.on_pass, on_pass
+            if on_pass not in recorder.on_pass:
+                recorder.on_pass.append(on_pass)
 
         def on_pass(args: tuple[Any, ...]) -> None:
-            nonlocal beside, handle
-            if beside is not None:
-                recorder.on_pass = beside
-                recorder.guarded(beside, args)
-                beside, recorder.on_pass = recorder.on_pass, on_pass  # it may have taken itself out
+            nonlocal handle
             node = root(args)
             if node is None or is_autograd_compiled():
                 return
@@ -110,8 +104,6 @@ class DdpWaitsHook(Hook):
 
         def find(args: tuple[Any, ...]) -> None:
             """Models that were there before this hook was: `diagnose.attach` may come late."""
-            if chained is not None:
-                chained(args)
             known = [reference() for reference in reducing]
             for reference in recorder.modules:
                 model = reference()
@@ -119,8 +111,7 @@ class DdpWaitsHook(Hook):
                     reducing.append(reference)
                     watch()
 
-        chained: Callable[[tuple[Any, ...]], None] | None = recorder.on_backward
-        recorder.on_backward = find
+        recorder.on_backward.append(find)
         try:
             with (
                 replaced(DistributedDataParallel, "__init__", wrap),
@@ -128,10 +119,9 @@ class DdpWaitsHook(Hook):
             ):
                 yield
         finally:
-            if recorder.on_pass is on_pass:
-                recorder.on_pass = None
-            if recorder.on_backward is find:
-                recorder.on_backward = chained
+            if on_pass in recorder.on_pass:
+                recorder.on_pass.remove(on_pass)
+            recorder.on_backward.remove(find)
 
 
 def root(args: tuple[Any, ...]) -> Any:

@@ -135,8 +135,6 @@ class DroppedGradientsHook(Hook):
 
         def on_backward(args: tuple[Any, ...]) -> None:
             nonlocal passes, begun_at
-            if chained is not None:
-                chained(args)
             if not recorder.accumulates:
                 return
             passes += 1
@@ -208,15 +206,13 @@ class DroppedGradientsHook(Hook):
             node_clock.forget()
             timed = None
 
-        chained = recorder.on_backward
-        recorder.on_backward = on_backward
+        recorder.on_backward.append(on_backward)
         try:
             yield
         finally:
             node_clock.forget()
             stop_looking_at_steps()
-            if recorder.on_backward is on_backward:
-                recorder.on_backward = chained
+            recorder.on_backward.remove(on_backward)
 
 
 def parameters_of(recorder: Recorder) -> dict[int, Owned]:

@@ -62,7 +62,7 @@ class HandWrittenUpdatesHook(Hook):
             finder = recorder.finder
             has_stepped = recorder.optimizers or (not period and (recorder.steps or finder.stepped))
             if has_stepped or finder.marked or (not period and passes > MOST_PASSES):
-                recorder.on_pass = None
+                recorder.on_pass.remove(on_pass)
                 return
             passes += 1
             if period:
@@ -81,13 +81,12 @@ class HandWrittenUpdatesHook(Hook):
                 passes = 0
                 on_pass(args)
 
-        if recorder.on_pass is None:
-            recorder.on_pass = on_pass
+        recorder.on_pass.append(on_pass)
         try:
             yield
         finally:
-            if recorder.on_pass is on_pass:
-                recorder.on_pass = None
+            if on_pass in recorder.on_pass:
+                recorder.on_pass.remove(on_pass)
 
 
 def leaves(roots: Any) -> list[Any]:
