@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from diagnose.hooks._graph import summarize, walk
+from diagnose.hooks._graph import walk
+from diagnose.hooks._graph_facts import summarize
 from diagnose.hooks._padding import padding_in, padding_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.hooks._contents import Key, look
-from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, summarize, walk
+from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, walk
+from diagnose.hooks._graph_facts import summarize
 from diagnose.hooks._graph_loops import recurrent_weights, summarize_loops
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from diagnose.hooks._contents import Key, look
 from diagnose.hooks._frames import resolve, user_frame
-from diagnose.hooks._graph import Node, unwanted_of, walk, work_for_nothing, work_of
+from diagnose.hooks._graph import Node, walk
+from diagnose.hooks._graph_facts import unwanted_of, work_for_nothing, work_of
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import LAST_PASS, can_be_timed, tensors_of
