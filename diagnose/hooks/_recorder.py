@@ -7,7 +7,6 @@ reads the log and does the arithmetic.
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 import weakref
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 from diagnose.core.job import Route
@@ -24,6 +22,7 @@ from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._device_ledger import DeviceLedger
 from diagnose.hooks._frames import user_frame
 from diagnose.hooks._log import ARRIVED, SETTLED, STEPPED, WIDTH, Log, Mark, Seen
+from diagnose.hooks._signals import from_signal_handler
 from diagnose.hooks._steps import StepFinder
 
 COMMUNICATION = SLOT_OF["communication"]
@@ -625,18 +624,3 @@ class Recorder:
         if last and not self.finder.asks and self.finder.looks_complete():
             self.finder.finish(self._mark_where_stepped)
             raise SystemExit(0)
-
-
-def from_signal_handler(trace: TracebackType | None) -> bool:
-    """Whether an exception came out of a handler, not ours, that is installed for a signal."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = [
-        getattr(handler, "__code__", None)
-        for handler in handlers
-        if not getattr(handler, "__module__", "").startswith("diagnose.")
-    ]
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
