@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from diagnose.hooks._met import Met
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import spanned
 from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, one_step, steps_of
@@ -374,26 +375,28 @@ def test_torch_warns_of_a_schedule_before_the_first_step_as_it_does_without_us(c
 # -- our own failures stay ours
 
 
-TELLS = sorted(
-    name
-    for name, value in vars(Recorder).items()
+TELLS = [
+    (cls, name)
+    for cls in (Recorder, Met)
+    for name, value in vars(cls).items()
     if callable(value)
     and not name.startswith("_")
     and name not in ("broke", "guarded", "reset", "push", "leave", "finish")
-    and name not in ("take_rows", "take_device_rows", "has_rows")
+    and name
+    not in ("take_rows", "take_device_rows", "has_rows", "clear", "live_modules", "live_optimizers")
     and name
     not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked", "unmeasured")
     and name not in ("tell_stepped_beside", "arrive")  # of DDP: see test_ddp_waits
-)
+]
 """What hooks tell the recorder."""
 
 
-@pytest.mark.parametrize("method", TELLS)
-def test_a_failure_of_our_own_is_noted_and_the_script_goes_on(clock, monkeypatch, method):
+@pytest.mark.parametrize(("cls", "method"), TELLS)
+def test_a_failure_of_our_own_is_noted_and_the_script_goes_on(clock, monkeypatch, cls, method):
     def fail(*args: Any, **kwargs: Any) -> None:
         raise LookupError(f"{method} is broken")
 
-    monkeypatch.setattr(Recorder, method, fail)
+    monkeypatch.setattr(cls, method, fail)
     with measured(clock) as recorder:
         model = SlowModel(clock, 1, 1)
         optimizer = SlowOptimizer(clock, model, 1)
@@ -416,9 +419,15 @@ def test_a_failure_of_our_own_is_noted_and_the_script_goes_on(clock, monkeypatch
     assert len(notes) == len(set(notes))
 
 
-@pytest.mark.parametrize("method", ["site", "batch_asked", "optimizer_stepped", "evaluation_begins"])
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [
+        (Met, "site"),
+        *((Recorder, method) for method in ("batch_asked", "optimizer_stepped", "evaluation_begins")),
+    ],
+)
 def test_what_a_signal_handler_of_the_scripts_raises_in_our_code_reaches_the_script(
-    clock, monkeypatch, method
+    clock, monkeypatch, cls, method
 ):
     class Late(Exception):
         pass
@@ -434,7 +443,7 @@ def test_what_a_signal_handler_of_the_scripts_raises_in_our_code_reaches_the_scr
     before = signal.signal(signal.SIGALRM, ring)
     try:
         with measured(clock) as recorder:
-            monkeypatch.setattr(Recorder, method, in_our_code)
+            monkeypatch.setattr(cls, method, in_our_code)
             with pytest.raises(Late):
                 for rows in DataLoader(SlowData(clock, num_rows=4, fetch_ns=1)):
                     model(rows).sum().backward()

@@ -350,7 +350,7 @@ def test_a_slow_operation_in_float64_counts_however_few_numbers_it_gives():
 def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str):
     model = nn.Linear(4, 4)
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -374,7 +374,7 @@ def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
 
     model = Adapted(4, 4)
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -393,7 +393,7 @@ def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
 def test_the_type_that_autocast_computes_in_is_that_of_the_training_calls(dtype: str):
     model = nn.Linear(4, 4)
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -411,7 +411,7 @@ def test_a_teacher_is_told_from_an_evaluation_of_the_trained_model(evaluated: st
     model, teacher = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
     called = {"a teacher": teacher, "the trained model": model, "a part of it": model[0]}[evaluated]
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -431,7 +431,7 @@ def test_a_call_without_gradients_in_training_mode_on_something_else_is_none_tha
 ):
     model = nn.Sequential(nn.Linear(4, 4))
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()

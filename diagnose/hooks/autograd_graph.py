@@ -123,7 +123,7 @@ class AutogradGraphHook(Hook):
                 recorder.facts["graph"] = dict(largest)
 
         def facts_of(nodes: list[Node], truncated: bool) -> dict[str, Any]:
-            models = [model for known in recorder.modules if (model := known()) is not None]
+            models = recorder.met.live_modules()
             # Of a part of a graph nobody knows which parameters belong to what.
             loops = {} if truncated else summarize_loops(nodes, recurrent_weights(models))
             return {**summarize(nodes, truncated, wanted()), **loops}
@@ -195,15 +195,16 @@ def can_be_timed(losses: Sequence[Any]) -> bool:
 
 def _parameters(recorder: Recorder) -> Iterator[Any]:
     """Every parameter that some optimizer updates."""
-    for reference in recorder.optimizers:
-        for group in getattr(reference(), "param_groups", ()):
+    for optimizer in recorder.met.live_optimizers():
+        for group in getattr(optimizer, "param_groups", ()):
             yield from group["params"]
 
 
 def _resting(recorder: Recorder) -> Iterator[Any]:
     """Every parameter that an optimizer has in a group with a learning rate of 0 and that wants a gradient;
     none where no group has another one, as in a warm-up that has not begun."""
-    groups = [group for known in recorder.optimizers for group in getattr(known(), "param_groups", ())]
+    optimizers = recorder.met.live_optimizers()
+    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
     at_rest = [_is_zero(group.get("lr")) for group in groups]
     trained = {
         id(parameter)
@@ -224,7 +225,7 @@ def _is_zero(rate: Any) -> bool:
 
 def _has_grads(recorder: Recorder) -> bool:
     """Whether the optimizer's gradients are there before the first backward pass of a step."""
-    if len(recorder.optimizers) != 1:
+    if len(recorder.met.optimizers) != 1:
         return False  # one may be stepped by another's passes
     first = next(_parameters(recorder), None)
     return first is not None and first.grad is not None

@@ -49,7 +49,7 @@ class BackwardHook(Hook):
                 recorder.work_begins()
                 recorder.backward_passes += 1
                 if recorder.curious:
-                    recorder.site("backward")
+                    recorder.met.site("backward")
                     recorder.accumulates = original is accumulating and kwargs.get("inputs") is None
                     for look in recorder.on_backward:
                         recorder.guarded(look, args)

@@ -46,7 +46,7 @@ class DdpFactsHook(Hook):
         synced: list[bool] = []
 
         def look() -> None:
-            called = (reference() for reference in recorder.modules)
+            called = recorder.met.live_modules()
             num_models = sum(isinstance(model, DistributedDataParallel) for model in called)
             for reference, logger, timed in wrapped:
                 model = reference()
@@ -71,10 +71,9 @@ class DdpFactsHook(Hook):
             look()
 
         def find() -> None:
-            for reference in recorder.modules:
-                model = reference()
+            for model in recorder.met.live_modules():
                 if isinstance(model, DistributedDataParallel):
-                    wrapped.append((reference, weakref.ref(model.logger), {}))
+                    wrapped.append((weakref.ref(model), weakref.ref(model.logger), {}))
 
         recorder.on_backward.append(on_backward)
         try:

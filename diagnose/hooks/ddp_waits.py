@@ -105,10 +105,9 @@ class DdpWaitsHook(Hook):
         def find(args: tuple[Any, ...]) -> None:
             """Models that were there before this hook was: `diagnose.attach` may come late."""
             known = [reference() for reference in reducing]
-            for reference in recorder.modules:
-                model = reference()
+            for model in recorder.met.live_modules():
                 if isinstance(model, DistributedDataParallel) and model not in known:
-                    reducing.append(reference)
+                    reducing.append(weakref.ref(model))
                     watch()
 
         recorder.on_backward.append(find)

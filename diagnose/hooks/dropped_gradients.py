@@ -139,10 +139,10 @@ class DroppedGradientsHook(Hook):
             if not recorder.accumulates:
                 return
             passes += 1
-            if passes < FIRST_PASS or not recorder.optimizers:
+            if passes < FIRST_PASS or not recorder.met.optimizers:
                 return
             note_times()
-            alone = len(recorder.optimizers) < 2
+            alone = len(recorder.met.optimizers) < 2
             if alone and is_short is None and passes < LAST_BEGIN:
                 begun_at = passes + 1
                 recorder.on_step = on_step
@@ -218,10 +218,9 @@ class DroppedGradientsHook(Hook):
 
 def parameters_of(recorder: Recorder) -> dict[int, Owned]:
     """Returns every parameter that some optimizer updates, by its identity."""
-    optimizers = [optimizer for reference in recorder.optimizers if (optimizer := reference()) is not None]
     return {
-        id(parameter): Owned(parameter, recorder.stepped_times.get(id(optimizer), 0))
-        for optimizer in optimizers
+        id(parameter): Owned(parameter, recorder.met.stepped_times.get(id(optimizer), 0))
+        for optimizer in recorder.met.live_optimizers()
         for group in optimizer.param_groups
         for parameter in group["params"]
     }

@@ -56,11 +56,12 @@ class HandWrittenUpdatesHook(Hook):
         changed_at: list[int] = []
         looks: list[Look] = []
         passes = period = 0
+        met = recorder.met
 
         def on_pass(args: tuple[Any, ...]) -> None:
             nonlocal passes, period, looks
             finder = recorder.finder
-            has_stepped = recorder.optimizers or (not period and (recorder.steps or finder.stepped))
+            has_stepped = met.optimizers or (not period and (recorder.steps or finder.stepped))
             if has_stepped or finder.marked or (not period and passes > MOST_PASSES):
                 recorder.on_pass.remove(on_pass)
                 return
@@ -77,7 +78,7 @@ class HandWrittenUpdatesHook(Hook):
                 gaps = [after - before for before, after in pairwise(changed_at)]
                 period = min(gaps)
                 which = f"{period}th " if period > 1 else ""
-                recorder.notes.append(NOTE.format(which=which, **STEPS[recorder.optimizers_made]))
+                recorder.notes.append(NOTE.format(which=which, **STEPS[met.optimizers_made]))
                 passes = 0
                 on_pass(args)
 
