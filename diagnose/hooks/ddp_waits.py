@@ -11,7 +11,7 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, replaced, unseen
+from diagnose.hooks.base import Hook, around, hidden, replaced, unseen
 
 FORWARD = SLOT_OF["forward"]
 BACKWARD = SLOT_OF["backward"]
@@ -71,17 +71,12 @@ class DdpWaitsHook(Hook):
                 handle.remove()
             handle = node.register_prehook(begun)
 
-        def wrap(original: Any) -> Any:
-            def init(model: Any, *args: Any, **kwargs: Any) -> None:
-                try:
-                    original(model, *args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-                reducing.append(weakref.ref(model))
-                watch()
+        def made(args: tuple[Any, ...], result: None) -> None:
+            reducing.append(weakref.ref(args[0]))
+            watch()
 
-            return hidden(functools.wraps(original)(init))
+        def wrap(original: Any) -> Any:
+            return around(original, after=made)
 
         def wrap_buffers(original: Any) -> Any:
             def sync(model: Any, *args: Any, **kwargs: Any) -> Any:
