@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from diagnose.hooks._met import Met
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import spanned
+from diagnose.hooks.base import around, spanned
 from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, one_step, steps_of
 from tests.hook_calls import group_of_one  # noqa: F401 (a fixture)
 
@@ -155,6 +155,24 @@ def fails_in_a_collective() -> None:
 
 def fails_in_switching_to_evaluation() -> None:
     nn.Linear(1, 1).train("yes")
+
+
+def fails_in_making_a_loader() -> None:
+    DataLoader([0], batch_size=-1)
+
+
+def fails_in_making_an_optimizer() -> None:
+    torch.optim.SGD([], lr=0.1)
+
+
+def fails_in_making_a_process_group() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # another is there
+
+
+def fails_in_making_a_model_of_several_ranks() -> None:
+    nn.parallel.DistributedDataParallel(nn.ReLU())
 
 
 FAILURES = [f for name, f in list(globals().items()) if name.startswith("fails_in_")]
@@ -481,3 +499,14 @@ def test_a_wrapped_function_gets_its_arguments_and_its_result_comes_back(clock):
         result = wrapped(1, two=2)
     assert seen == [((1,), {"two": 2})]
     assert result is seen[0][1] or result == {"two": 2}
+
+
+def test_what_is_called_around_a_call_gets_its_arguments_and_its_result():
+    told: list[Any] = []
+    double = around(
+        lambda number, by=2: number * by,
+        lambda args, kwargs: told.append((args, kwargs)),
+        lambda args, result: told.append((args, result)),
+    )
+    assert double(3, by=4) == 12
+    assert told == [((3,), {"by": 4}), ((3,), 12)]
