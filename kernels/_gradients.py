@@ -16,7 +16,7 @@ from diagnose.kernels._likeness import Likeness
 from diagnose.kernels._structs import PAIRS, Group, Row
 from diagnose.kernels._table import TORCH_EPSILON, Table
 
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 TABLES = 8
 """So many lists are remembered, and streams of each: a script clips one, a GAN two."""

@@ -23,7 +23,7 @@ from diagnose.kernels._structs import PAIRS, Group, GroupFlag
 from diagnose.kernels._table import keep_for_graphs
 from torch.optim import Optimizer
 
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 if TYPE_CHECKING:
     from diagnose.kernels._clip import Pending

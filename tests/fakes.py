@@ -91,6 +91,13 @@ def steps_of(recorder: Recorder) -> list[Step]:
     ]
 
 
+def tell_of_pass(recorder: Recorder, loss: torch.Tensor) -> None:
+    """Tells the hooks, as the one of autograd does, that a backward pass is about to begin at this loss."""
+    assert recorder.on_backward
+    for look in recorder.on_backward:
+        look((loss,))
+
+
 class SlowData(Dataset[Any]):
     """Rows that take some time to fetch."""
 

@@ -44,7 +44,7 @@ def recorder() -> Iterator[Recorder]:
 
 def wrapped(recorder: Recorder) -> DistributedDataParallel:
     model = DistributedDataParallel(nn.Linear(4, 2), bucket_cap_mb=2)
-    recorder.modules.append(weakref.ref(model))
+    recorder.met.modules.append(weakref.ref(model))
     return model
 
 

@@ -17,6 +17,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks import _recorder
 from diagnose.hooks.backward import BackwardHook
 from diagnose.hooks.ddp_waits import DdpWaitsHook
+from diagnose.hooks.hand_written_updates import HandWrittenUpdatesHook
 from tests.fakes import measured
 
 FORWARD = SLOT_OF["forward"]
@@ -179,5 +180,37 @@ def test_gradients_are_bit_for_bit_those_of_a_pass_that_is_not_measured(recorder
 
     measured = gradients()
     assert meetings(recorder) == 1
-    recorder.on_pass = None
+    recorder.on_pass.clear()
     assert all(map(torch.equal, measured, gradients()))
+
+
+def test_whoever_looks_at_passes_first_keeps_no_other_from_it():
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    recorder = _recorder.Recorder()
+    with BackwardHook().install(recorder), DdpWaitsHook().install(recorder):
+        DistributedDataParallel(nn.Linear(4, 1))  # whose passes are looked at from here on
+        with HandWrittenUpdatesHook().install(recorder):
+            for _ in range(8):
+                model(torch.randn(16, 4)).square().mean().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        assert parameter.grad is not None
+                        parameter -= 0.1 * parameter.grad
+            assert any("every backward pass" in note for note in recorder.notes)
+        assert len(recorder.on_pass) == 1
+    assert not recorder.on_pass
+
+
+def test_a_look_that_has_taken_itself_out_leaves_the_next_one_its_turn():
+    recorder = _recorder.Recorder()
+    recorder.step_marked()  # so that no update needs to be looked for
+    with (
+        BackwardHook().install(recorder),
+        HandWrittenUpdatesHook().install(recorder),
+        DdpWaitsHook().install(recorder),
+    ):
+        model = DistributedDataParallel(nn.Linear(4, 1))
+        assert len(recorder.on_pass) == 2
+        model(torch.randn(16, 4)).sum().backward()
+        assert len(recorder.on_pass) == 1
+        assert meetings(recorder) == 1

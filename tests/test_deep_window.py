@@ -369,7 +369,7 @@ def test_the_models_device_has_nothing_to_do_where_recording_begins_and_ends(
     noted("start")
     noted("stop")
     recorder, model = Recorder(), OnDevice()
-    recorder.modules.append(weakref.ref(model))
+    recorder.met.modules.append(weakref.ref(model))
     windows = deep_window.DeepWindows(recorder, tmp_path, "3:2")
     stepping(recorder, 6)
     windows.finish()

@@ -57,7 +57,7 @@ def told(rounds: Callable[[Callable[[torch.Tensor], None]], None]) -> dict[str, 
     ):
         for _ in range(LAST_LOOK):
             rounds(torch.Tensor.backward)
-    assert recorder.on_backward is None
+    assert not recorder.on_backward
     assert not recorder.notes
     return dict(recorder.facts)
 

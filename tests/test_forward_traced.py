@@ -127,7 +127,7 @@ def test_what_is_trained_after_a_graph_was_written_down_is_found(write: Callable
             model(torch.ones(1, 4))
             recorder.step_marked()
         assert [step.times.get("forward", 0) for step in steps_of(recorder)] == [7, 3]
-        assert [module() for module in recorder.modules] == models
+        assert [module() for module in recorder.met.modules] == models
 
 
 PROFILED = """

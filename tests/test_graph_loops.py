@@ -15,6 +15,7 @@ from diagnose.hooks._graph import walk
 from diagnose.hooks._graph_loops import looped_of, recurrent_weights, summarize_loops
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook
+from tests.fakes import tell_of_pass
 
 TURNS = 16
 MODULES: list[nn.Module] = []
@@ -183,8 +184,7 @@ def test_the_hook_tells_loops_and_what_threads_could_divide():
         for step in range(16):
             turns = torch.stack([(row - 1).tanh().pow(2).sum() for row in rows])
             loss = (torch.ones(400, 400) @ weight @ weight).mean() + turns.sum()
-            assert recorder.on_backward is not None
-            recorder.on_backward((loss,))
+            tell_of_pass(recorder, loss)
             loss.backward()
             graph = recorder.facts.get("graph", {})
             assert step < 8 or graph["looped"]["num_ops"] == 4 * 30
@@ -201,8 +201,7 @@ def test_of_a_part_of_a_graph_no_loop_is_told(monkeypatch: pytest.MonkeyPatch):
     with AutogradGraphHook().install(recorder):
         for _ in range(10):
             loss = gru_in_torch()
-            assert recorder.on_backward is not None
-            recorder.on_backward((loss,))
+            tell_of_pass(recorder, loss)
             loss.backward()
     assert recorder.facts["graph"]["truncated"]
     assert "looped" not in recorder.facts["graph"]

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 from diagnose.core.graph import Graph, Work
 from diagnose.core.program import Calls, Program
-from diagnose.hooks._graph import summarize, walk
+from diagnose.hooks._graph import walk
+from diagnose.hooks._graph_facts import summarize
 from diagnose.hooks._padding import padding_of
 from diagnose.rules._examples import profile
 from diagnose.rules.padding_waste import PaddingWaste

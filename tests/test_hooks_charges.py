@@ -252,7 +252,8 @@ def test_a_call_on_what_another_model_has_computed_is_a_further_one(clock):
     with measured(clock, "forward") as recorder, one_step(recorder):
         model, criterion = torch.nn.Linear(4, 1), torch.nn.MSELoss()
         criterion(model(torch.ones(1, 4)), target=torch.ones(1, 1))
-    assert {kind: calls for (kind, *_), calls in recorder.sites.items()} == {"forward": 1, "further": 1}
+    calls = {kind: calls for (kind, *_), calls in recorder.met.sites.items()}
+    assert calls == {"forward": 1, "further": 1}
 
 
 def test_the_line_that_steps_a_schedule_is_remembered_but_not_what_makes_one(clock):
@@ -260,7 +261,7 @@ def test_the_line_that_steps_a_schedule_is_remembered_but_not_what_makes_one(clo
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         first = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         warmup = torch.optim.lr_scheduler.ChainedScheduler([first])
-        made = dict(recorder.sites)
+        made = dict(sites := recorder.met.sites)
         warmup.step()
-    calls = {key: calls - made.get(key, 0) for key, calls in recorder.sites.items() if key[0] == "schedule"}
+    calls = {key: calls - made.get(key, 0) for key, calls in sites.items() if key[0] == "schedule"}
     assert [each for each in calls.values() if each] == [1]

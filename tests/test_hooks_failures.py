@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from diagnose.hooks._met import Met
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import spanned
+from diagnose.hooks.base import around, spanned
 from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, one_step, steps_of
 from tests.hook_calls import group_of_one  # noqa: F401 (a fixture)
 
@@ -154,6 +155,24 @@ def fails_in_a_collective() -> None:
 
 def fails_in_switching_to_evaluation() -> None:
     nn.Linear(1, 1).train("yes")
+
+
+def fails_in_making_a_loader() -> None:
+    DataLoader([0], batch_size=-1)
+
+
+def fails_in_making_an_optimizer() -> None:
+    torch.optim.SGD([], lr=0.1)
+
+
+def fails_in_making_a_process_group() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # another is there
+
+
+def fails_in_making_a_model_of_several_ranks() -> None:
+    nn.parallel.DistributedDataParallel(nn.ReLU())
 
 
 FAILURES = [f for name, f in list(globals().items()) if name.startswith("fails_in_")]
@@ -374,26 +393,28 @@ def test_torch_warns_of_a_schedule_before_the_first_step_as_it_does_without_us(c
 # -- our own failures stay ours
 
 
-TELLS = sorted(
-    name
-    for name, value in vars(Recorder).items()
+TELLS = [
+    (cls, name)
+    for cls in (Recorder, Met)
+    for name, value in vars(cls).items()
     if callable(value)
     and not name.startswith("_")
     and name not in ("broke", "guarded", "reset", "push", "leave", "finish")
-    and name not in ("take_rows", "take_device_rows", "has_rows")
+    and name
+    not in ("take_rows", "take_device_rows", "has_rows", "clear", "live_modules", "live_optimizers")
     and name
     not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked", "unmeasured")
     and name not in ("tell_stepped_beside", "arrive")  # of DDP: see test_ddp_waits
-)
+]
 """What hooks tell the recorder."""
 
 
-@pytest.mark.parametrize("method", TELLS)
-def test_a_failure_of_our_own_is_noted_and_the_script_goes_on(clock, monkeypatch, method):
+@pytest.mark.parametrize(("cls", "method"), TELLS)
+def test_a_failure_of_our_own_is_noted_and_the_script_goes_on(clock, monkeypatch, cls, method):
     def fail(*args: Any, **kwargs: Any) -> None:
         raise LookupError(f"{method} is broken")
 
-    monkeypatch.setattr(Recorder, method, fail)
+    monkeypatch.setattr(cls, method, fail)
     with measured(clock) as recorder:
         model = SlowModel(clock, 1, 1)
         optimizer = SlowOptimizer(clock, model, 1)
@@ -416,9 +437,15 @@ def test_a_failure_of_our_own_is_noted_and_the_script_goes_on(clock, monkeypatch
     assert len(notes) == len(set(notes))
 
 
-@pytest.mark.parametrize("method", ["site", "batch_asked", "optimizer_stepped", "evaluation_begins"])
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [
+        (Met, "site"),
+        *((Recorder, method) for method in ("batch_asked", "optimizer_stepped", "evaluation_begins")),
+    ],
+)
 def test_what_a_signal_handler_of_the_scripts_raises_in_our_code_reaches_the_script(
-    clock, monkeypatch, method
+    clock, monkeypatch, cls, method
 ):
     class Late(Exception):
         pass
@@ -434,7 +461,7 @@ def test_what_a_signal_handler_of_the_scripts_raises_in_our_code_reaches_the_scr
     before = signal.signal(signal.SIGALRM, ring)
     try:
         with measured(clock) as recorder:
-            monkeypatch.setattr(Recorder, method, in_our_code)
+            monkeypatch.setattr(cls, method, in_our_code)
             with pytest.raises(Late):
                 for rows in DataLoader(SlowData(clock, num_rows=4, fetch_ns=1)):
                     model(rows).sum().backward()
@@ -444,6 +471,20 @@ def test_what_a_signal_handler_of_the_scripts_raises_in_our_code_reaches_the_scr
             assert not recorder.notes
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_look_at_a_pass_that_fails_silences_no_other(clock):
+    def fail(args: tuple[Any, ...]) -> None:
+        raise LookupError("this look is broken")
+
+    seen: list[tuple[Any, ...]] = []
+    with measured(clock, "backward") as recorder:
+        recorder.on_backward += [fail, seen.append]
+        recorder.on_pass += [fail, seen.append]
+        loss = SlowModel(clock)(torch.ones(2, 4)).sum()
+        loss.backward()
+        assert [args[0] is loss for args in seen] == [True, True]
+        assert ["this look is broken" in note for note in recorder.notes] == [True]
 
 
 def test_a_wrapped_function_gets_its_arguments_and_its_result_comes_back(clock):
@@ -458,3 +499,14 @@ def test_a_wrapped_function_gets_its_arguments_and_its_result_comes_back(clock):
         result = wrapped(1, two=2)
     assert seen == [((1,), {"two": 2})]
     assert result is seen[0][1] or result == {"two": 2}
+
+
+def test_what_is_called_around_a_call_gets_its_arguments_and_its_result():
+    told: list[Any] = []
+    double = around(
+        lambda number, by=2: number * by,
+        lambda args, kwargs: told.append((args, kwargs)),
+        lambda args, result: told.append((args, result)),
+    )
+    assert double(3, by=4) == 12
+    assert told == [((3,), {"by": 4}), ((3,), 12)]

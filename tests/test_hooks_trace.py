@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import replaced
 from tests.conftest import torch_attributes
 from tests.fakes import HOOKS, FakeClock, SlowData, SlowModel, SlowOptimizer, measured, steps_of
@@ -80,6 +81,18 @@ def test_a_hook_that_leaves_keeps_what_another_library_wrapped_around_it(clock, 
     finally:
         for owner, attribute, ours, _ in put_there.values():
             setattr(owner, attribute, original_of(ours))
+
+
+def test_looks_at_passes_end_with_their_hooks_whichever_closes_first():
+    recorder = Recorder()
+    names = "autograd-graph", "dropped-gradients", "hand-written-updates"
+    opened = [HOOKS[name].install(recorder) for name in names]
+    for each in opened:
+        each.__enter__()
+    assert (len(recorder.on_backward), len(recorder.on_pass)) == (2, 1)
+    for each in opened:
+        each.__exit__(None, None, None)
+    assert (recorder.on_backward, recorder.on_pass) == ([], [])
 
 
 def holder_of(path: str) -> tuple[Any, str]:

@@ -28,7 +28,7 @@ def told(models: list[nn.Module], step: Step, recorder: Recorder | None = None) 
     """Returns what is told of the calls in steps that are given their number."""
     recorder = recorder or Recorder()
     for model in models:
-        recorder.model_appears(model)
+        recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -173,7 +173,8 @@ def test_a_call_before_the_training_call_is_counted_where_the_weights_are_the_sa
         with torch.no_grad():
             net(x)
         if stepped:
-            recorder.stepped_times[1] = recorder.stepped_times.get(1, 0) + 1  # as an optimizer tells
+            times = recorder.met.stepped_times
+            times[1] = times.get(1, 0) + 1  # as an optimizer tells
         net(x.clone())
 
     facts = told([net], step, recorder)

@@ -36,7 +36,7 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def facts_with(*models: Model) -> dict[str, Any]:
     recorder = Recorder()
-    recorder.modules += [weakref.ref(model) for model in models]
+    recorder.met.modules += [weakref.ref(model) for model in models]
     with DeviceSettingsHook().install(recorder):
         (inspect,) = recorder.inspections
         inspect()

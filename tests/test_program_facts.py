@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from diagnose.analysis.program import program_of
 from diagnose.analysis.sources import Sources
 from diagnose.core.ledger import COLUMNS
-from diagnose.hooks._graph import summarize, walk
+from diagnose.hooks._graph import walk
+from diagnose.hooks._graph_facts import summarize
 from diagnose.hooks._padding import padding_in, padding_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook
@@ -33,6 +34,7 @@ from diagnose.rules._engine import ask_one
 from diagnose.rules._examples import card, profile
 from diagnose.rules.optimizer_offload import OptimizerOffload
 from diagnose.store.reader import RankLog
+from tests.fakes import tell_of_pass
 from tests.running import run, write
 
 
@@ -298,11 +300,10 @@ def test_nodes_that_no_backward_pass_uses_are_counted():
                 loss = model(torch.randn(2, 4)).sum()
                 if extra:
                     model(torch.randn(2, 4)).sum()
-                assert recorder.on_backward is not None
-                recorder.on_backward((loss,))
+                tell_of_pass(recorder, loss)
                 loss.backward()
             shares[extra] = recorder.facts["graph"]["wasted_share"]
-        assert recorder.on_backward is None
+        assert not recorder.on_backward
     assert shares[False] == 0
     assert 0.3 < shares[True] <= 0.5
 
@@ -409,7 +410,7 @@ def test_a_slow_operation_in_float64_counts_however_few_numbers_it_gives():
 def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str):
     model = nn.Linear(4, 4)
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -433,7 +434,7 @@ def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
 
     model = Adapted(4, 4)
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -452,7 +453,7 @@ def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
 def test_the_type_that_autocast_computes_in_is_that_of_the_training_calls(dtype: str):
     model = nn.Linear(4, 4)
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -470,7 +471,7 @@ def test_a_teacher_is_told_from_an_evaluation_of_the_trained_model(evaluated: st
     model, teacher = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
     called = {"a teacher": teacher, "the trained model": model, "a part of it": model[0]}[evaluated]
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -490,7 +491,7 @@ def test_a_call_without_gradients_in_training_mode_on_something_else_is_none_tha
 ):
     model = nn.Sequential(nn.Linear(4, 4))
     recorder = Recorder()
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
         for inspect in recorder.inspections:
             inspect()
@@ -615,8 +616,7 @@ def passes(model: nn.Module, inputs: torch.Tensor, count: int = 16) -> Recorder:
     with AutogradGraphHook().install(recorder):
         for _ in range(count):
             loss = model(inputs).square().mean()
-            assert recorder.on_backward is not None
-            recorder.on_backward((loss,))
+            tell_of_pass(recorder, loss)
             loss.backward()
     return recorder
 
@@ -640,8 +640,7 @@ def test_the_clocks_are_gone_after_the_passes_that_were_timed():
     with AutogradGraphHook().install(recorder):
         for _ in range(11):
             loss = model(torch.ones(2, 3)).sum()
-            assert recorder.on_backward is not None
-            recorder.on_backward((loss,))
+            tell_of_pass(recorder, loss)
             loss.backward(retain_graph=True)
     recorder.clock = lambda: seen.append(1) or 0  # type: ignore[func-returns-value]
     loss.backward()

@@ -12,7 +12,8 @@ from torch import nn
 from diagnose.analysis.profile import load_profile
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
-from diagnose.hooks._graph import summarize, walk
+from diagnose.hooks._graph import walk
+from diagnose.hooks._graph_facts import summarize
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import built_in
 from tests.running import DIAGNOSE, only_run, run, write

@@ -220,7 +220,7 @@ def test_a_frozen_teacher_in_evaluation_mode_makes_no_evaluation(recorder, model
     assert len(steps) == BATCHES
     assert {step.times["forward"] for step in steps} == {200}
     assert not any("evaluation" in step.times for step in steps)
-    assert [known() for known in recorder.modules] == [model]
+    assert [known() for known in recorder.met.modules] == [model]
 
 
 def test_training_in_evaluation_mode_is_training(recorder, clock, model, optimizer, loader):
@@ -235,7 +235,7 @@ def test_training_in_evaluation_mode_is_training(recorder, clock, model, optimiz
     assert [step.samples for step in steps] == [2] * 2 * BATCHES
     times = {"data_wait": 2, "gap_after_data_wait": 3, "forward": 100, "backward": 200, "optimizer": 10}
     assert [step.times for step in steps] == [times] * 2 * BATCHES
-    assert [known() for known in recorder.modules] == [model]
+    assert [known() for known in recorder.met.modules] == [model]
 
 
 def test_gradients_taken_in_an_evaluation_are_evaluation(recorder, clock, model, optimizer, loader):

@@ -71,8 +71,8 @@ def tuning(tmp_path: Path) -> Iterator[LiveTuning]:
 def test_every_gpu_that_is_trained_on_is_waited_for_and_no_other(tuning, waited):
     model = Spread()
     optimizer = Steps(model)
-    tuning._recorder.modules.append(weakref.ref(model))
-    tuning._recorder.optimizers.append(weakref.ref(optimizer))
+    tuning._recorder.met.modules.append(weakref.ref(model))
+    tuning._recorder.met.optimizers.append(weakref.ref(optimizer))
     tuning._look()
     assert (tuning._job.device, tuning._job.torch_device) == ("cuda", SECOND)
     tuning._synchronize()
@@ -82,8 +82,8 @@ def test_every_gpu_that_is_trained_on_is_waited_for_and_no_other(tuning, waited)
 def test_nobody_waits_for_a_cpu(tuning, waited):
     model = nn.Linear(2, 2)
     optimizer = Steps(model)
-    tuning._recorder.modules.append(weakref.ref(model))
-    tuning._recorder.optimizers.append(weakref.ref(optimizer))
+    tuning._recorder.met.modules.append(weakref.ref(model))
+    tuning._recorder.met.optimizers.append(weakref.ref(optimizer))
     tuning._look()
     tuning._synchronize()
     assert waited == []

@@ -263,7 +263,7 @@ def test_settings_are_those_of_the_thread_that_trains(monkeypatch: pytest.Monkey
     recorder = Recorder()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     model.register_forward_hook(lambda *_: None)
-    recorder.model_appears(model)
+    recorder.met.model_appears(model)
     settings = settings_now(recorder)
     assert settings["num_threads"] == torch.get_num_threads()
     assert settings["cpus"] == len(os.sched_getaffinity(0))

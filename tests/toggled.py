@@ -53,8 +53,8 @@ class Live:
 
     def _boundary(self) -> None:
         job, action = self.job, self._action
-        job.models = [model for ref in self._recorder.modules if (model := ref()) is not None]
-        job.optimizers = [each for ref in self._recorder.optimizers if (each := ref()) is not None]
+        job.models = self._recorder.met.live_modules()
+        job.optimizers = self._recorder.met.live_optimizers()
         for called in list(job.on_step):
             called()
         self.steps += 1

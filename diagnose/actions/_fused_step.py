@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from diagnose.hooks._fusing import CLASSES, why_not_fused
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 from diagnose.kernels._layout import fits
 from diagnose.kernels._stepper import own_count
 from diagnose.kernels._swap import support, swap

@@ -20,7 +20,7 @@ from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions._routes import routed
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 MEMORY_SHARE = 0.25
 """Of the memory that is available, sums of gradients may take so much."""

@@ -25,7 +25,7 @@ from diagnose.actions._loader_contents import (
     contents_of_items,
 )
 from diagnose.hooks._frames import USER, file_owner, owner
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 MAX_DEPTH = 10
 MAX_PARTS = 2000

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_probe import quiet_fork
 from diagnose.actions._loader_purity import moved, open_sockets, random_states, silence
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 POLL_S = 0.5
 """So often a wait for a batch looks whether the workers are still there."""

@@ -10,7 +10,7 @@ from torch.autograd import Variable
 
 from diagnose.actions._careful import in_short
 from diagnose.actions._watch import differentiable
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 from diagnose.hooks.ddp_waits import is_autograd_compiled
 
 

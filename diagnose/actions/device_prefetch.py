@@ -20,7 +20,7 @@ from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.core.units import format_bytes
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 ROOM = 4
 """So many batches must find room at the peak: one in use, one on its way, and what blocks of other sizes

@@ -16,7 +16,7 @@ from diagnose.actions._loader_switch import Feed, feed_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 
 class PinMemory(Action):

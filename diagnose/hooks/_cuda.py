@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from diagnose.hooks._device import Event, Stream
@@ -64,11 +64,6 @@ def cuda_in_use() -> bool:
     """Whether this process has initialised CUDA; does not initialise it."""
     torch: Any = sys.modules["torch"]
     return bool(torch.cuda.is_initialized())
-
-
-def alive(modules: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Returns the modules that weak references still lead to."""
-    return [module for known in list(modules) if (module := known()) is not None]
 
 
 def accelerator_of(modules: Iterable[Any]) -> Any:

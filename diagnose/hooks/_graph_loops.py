@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from diagnose.hooks._graph import MATMULS, Node, behind_views, is_small, longest_chain, work_of
+from diagnose.hooks._graph import MATMULS, Node, behind_views, is_small
+from diagnose.hooks._graph_facts import longest_chain, work_of
 
 MIN_TURNS = 8
 """Fewer turns are as often branches that somebody wrote out. A parameter of a layer is used once, or three

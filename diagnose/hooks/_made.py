@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import hidden, replaced, unseen
+from diagnose.hooks.base import around, replaced
 
 UNKNOWN = ("", 0)
 
@@ -34,22 +33,13 @@ def remembered(kind: type, recorder: Recorder, made: Callable[[], None] = nothin
     places: Places = weakref.WeakKeyDictionary()
 
     def note(made_object: Any) -> None:
-        frame = user_frame(sys._getframe(3))  # of our wrapper's caller
+        frame = user_frame(sys._getframe(1))
         if frame is not None:
             places[made_object] = resolve(*frame)[:2]
 
-    def wrap(original: Any) -> Any:
-        @functools.wraps(original)
-        def init(made_object: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                original(made_object, *args, **kwargs)
-            except BaseException as error:
-                unseen(error)
-                raise
-            made()
-            recorder.guarded(note, made_object)
+    def after(args: tuple[Any, ...], result: None) -> None:
+        made()
+        recorder.guarded(note, args[0])
 
-        return hidden(init)
-
-    with replaced(kind, "__init__", wrap):
+    with replaced(kind, "__init__", lambda original: around(original, after=after)):
         yield places

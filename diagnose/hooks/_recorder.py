@@ -7,7 +7,6 @@ reads the log and does the arithmetic.
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 import weakref
@@ -16,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 from diagnose.core.job import Route
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._device_ledger import DeviceLedger
-from diagnose.hooks._frames import user_frame
 from diagnose.hooks._log import ARRIVED, SETTLED, STEPPED, WIDTH, Log, Mark, Seen
+from diagnose.hooks._met import Met
+from diagnose.hooks._signals import from_signal_handler
 from diagnose.hooks._steps import StepFinder
 
 COMMUNICATION = SLOT_OF["communication"]
@@ -107,27 +106,23 @@ class Recorder:
         called_freely: Identities of the modules called without gradients since training's last event.
         batch_use: What the last batch of a training loader was used for so far: `UNUSED`, `EVALUATED` or
             `TRAINED`.
-        models: Identities of the modules that were called in training mode.
         counters: Running totals, see `COUNTERS`.
-        sites: How often each line of the user's code asked for a batch, called a model, began a backward.
+        met: What the loop is made of.
         events: `(time, step, kind, detail)` of what happened besides.
         notes: What went wrong with measuring, in words.
         facts: What hooks have learnt of the program besides times, by name; JSON's types only.
-        modules: Weak references to the modules called outermost in training, in order of appearance.
-        optimizers: Likewise to the optimizers that stepped.
-        optimizers_made: Whether any optimizer of torch's was made.
-        stepped_times: How often each of them has, by identity, while the hooks look around.
         inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
             live objects and add to `facts`.
         cared: Called on the training thread after each of the first `CURIOUS_UNTIL` steps, then now and
             then.
         flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
-        on_backward: Called with the arguments of some of the outermost backward passes, before them.
+        on_backward: Called with the arguments of some of the outermost backward passes, before them, in the
+            order in which they came here.
         accumulates: Whether the latest of these passes leaves a gradient in each parameter that it reaches:
             it was `backward`, and was not given the inputs to leave one in.
         on_inner_backward: Called with the arguments of each backward pass inside another one, before it, in
             whichever thread runs it; `None` but for a pass that is looked at.
-        on_pass: Called with the arguments of each outermost backward pass, before it.
+        on_pass: Likewise with those of each outermost backward pass; they may take themselves out.
         on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
             also of those without gradients.
         on_step: Called with each optimizer that is about to step on the training thread, while the hooks
@@ -178,8 +173,7 @@ class Recorder:
         "listening",
         "log",
         "max_steps",
-        "models",
-        "modules",
+        "met",
         "notes",
         "on_backward",
         "on_batch",
@@ -190,16 +184,12 @@ class Recorder:
         "on_iterator",
         "on_pass",
         "on_step",
-        "optimizers",
-        "optimizers_made",
         "passes_stepped",
         "rounds",
         "routes",
         "samples",
         "searching",
-        "sites",
         "stepped_beside",
-        "stepped_times",
         "steps",
         "stop_after",
         "thread",
@@ -212,12 +202,11 @@ class Recorder:
         self.stop_after = stop_after
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
-        self.on_backward: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_backward: list[Callable[[tuple[Any, ...]], None]] = []
         self.accumulates = True
         self.on_batch: Callable[[Any], None] | None = None
-        self.stepped_times: dict[int, int] = {}
         self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
-        self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
+        self.on_pass: list[Callable[[tuple[Any, ...]], None]] = []
         self.on_step: Callable[[Any], None] | None = None
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []
@@ -226,14 +215,14 @@ class Recorder:
         self.cared: list[Callable[[], None]] = []
         self.flushed: list[Callable[[], None]] = []
         self.log = Log()
-        self.models: set[int] = set()
+        self.met = Met()
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything measured: a forked child begins with an empty ledger."""
         self.current = GAP_AFTER_REST
         self.device: DeviceLedger | None = None  # a forked child has no device
-        self.log.clear()  # in place, as the models are: the wrappers hold them
+        self.log.clear()  # in place, as what was met: the wrappers hold them
         self.asides = 0
         self.on_boundary: Callable[[], None] | None = None
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] | None = None
@@ -255,13 +244,9 @@ class Recorder:
         self.evaluating = False
         self.called_freely: set[int] = set()
         self.batch_use = TRAINED
-        self.models.clear()
-        self.modules: list[weakref.ref[Any]] = []
-        self.optimizers: list[weakref.ref[Any]] = []
-        self.optimizers_made = False
+        self.met.clear()
         self.facts: dict[str, Any] = {}
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.sites: dict[tuple[str, int, int], int] = {}
         self.stepped_beside: deque[int] = deque()
         self.events: deque[tuple[int, int, str, dict[str, Any]]] = deque()
         self.notes: deque[str] = deque()
@@ -369,27 +354,6 @@ class Recorder:
         if self.stop_after:
             self._stop_if_done()
 
-    def model_appears(self, model: Any) -> None:
-        """A module is called that has not been in training mode so far. In evaluation mode, one is trained
-        if there is anything to train, as what `from_pretrained` makes; its `eval()` begins no evaluation.
-        """
-        if model.training:
-            # `eval()` may be called on what DDP or `torch.compile` wraps.
-            parts = (model, getattr(model, "module", None), getattr(model, "_orig_mod", None))
-            self.models.update(id(part) for part in parts if part is not None)
-        elif not self.searching or not any(p.requires_grad for p in model.parameters()):
-            return  # a teacher
-        if all(known() is not model for known in self.modules):
-            self.modules.append(weakref.ref(model))
-
-    def optimizer_steps(self, optimizer: Any) -> None:
-        """An optimizer steps; only told while the hooks look around."""
-        if self.on_step is not None:
-            self.guarded(self.on_step, optimizer)
-        self.stepped_times[id(optimizer)] = self.stepped_times.get(id(optimizer), 0) + 1
-        if all(known() is not optimizer for known in self.optimizers):
-            self.optimizers.append(weakref.ref(optimizer))
-
     def forward_begins(self, model: Any, size: Callable[[], tuple[int, int]]) -> None:
         """The outermost training-mode call of a model begins. Needed only while not `calm`.
 
@@ -496,17 +460,6 @@ class Recorder:
         """Notes that something happened in the present step; a process that never trains has none."""
         if self._begun:
             self.events.append((self.clock(), self.steps, kind, detail))
-
-    def site(self, kind: str) -> None:
-        """Remembers which line of the user's code made this call.
-
-        Args:
-            kind: `next`, `forward`, `further`, `backward`, `optimizer` or `schedule`.
-        """
-        frame = user_frame(sys._getframe(1))
-        if frame is not None:
-            key = (kind, frame[0], frame[1])
-            self.sites[key] = self.sites.get(key, 0) + 1
 
     # -- steps
 
@@ -624,18 +577,3 @@ class Recorder:
         if last and not self.finder.asks and self.finder.looks_complete():
             self.finder.finish(self._mark_where_stepped)
             raise SystemExit(0)
-
-
-def from_signal_handler(trace: TracebackType | None) -> bool:
-    """Whether an exception came out of a handler, not ours, that is installed for a signal."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = [
-        getattr(handler, "__code__", None)
-        for handler in handlers
-        if not getattr(handler, "__module__", "").startswith("diagnose.")
-    ]
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False

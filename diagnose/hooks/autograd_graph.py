@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.hooks._contents import Key, look
-from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, summarize, walk
+from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, walk
+from diagnose.hooks._graph_facts import summarize
 from diagnose.hooks._graph_loops import recurrent_weights, summarize_loops
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
@@ -54,8 +55,6 @@ class AutogradGraphHook(Hook):
         def on_backward(args: tuple[Any, ...]) -> None:
             nonlocal passes, last_step, first_root, last_root, largest, regions, inside_bytes, inside_ns
             recorder.on_inner_backward = None
-            if chained is not None:
-                chained(args)
             passes += 1
             if passes <= LAST_PASS + 1:
                 note_times()
@@ -125,7 +124,7 @@ class AutogradGraphHook(Hook):
                 recorder.facts["graph"] = dict(largest)
 
         def facts_of(nodes: list[Node], truncated: bool) -> dict[str, Any]:
-            models = [model for known in recorder.modules if (model := known()) is not None]
+            models = recorder.met.live_modules()
             # Of a part of a graph nobody knows which parameters belong to what.
             loops = {} if truncated else summarize_loops(nodes, recurrent_weights(models))
             return {**summarize(nodes, truncated, wanted()), **loops}
@@ -161,8 +160,7 @@ class AutogradGraphHook(Hook):
                 recorder.facts["graph"] = {**recorder.facts["graph"], **unless_resting}
                 unless_resting.clear()
 
-        chained = recorder.on_backward
-        recorder.on_backward = on_backward
+        recorder.on_backward.append(on_backward)
         recorder.cared.append(watch_resting)
         try:
             yield
@@ -170,8 +168,7 @@ class AutogradGraphHook(Hook):
             recorder.cared.remove(watch_resting)
             node_clock.forget()
             recorder.on_inner_backward = None
-            if recorder.on_backward is on_backward:
-                recorder.on_backward = chained
+            recorder.on_backward.remove(on_backward)
 
 
 def tensors_of(args: tuple[Any, ...]) -> list[Any]:
@@ -199,15 +196,16 @@ def can_be_timed(losses: Sequence[Any]) -> bool:
 
 def _parameters(recorder: Recorder) -> Iterator[Any]:
     """Every parameter that some optimizer updates."""
-    for reference in recorder.optimizers:
-        for group in getattr(reference(), "param_groups", ()):
+    for optimizer in recorder.met.live_optimizers():
+        for group in getattr(optimizer, "param_groups", ()):
             yield from group["params"]
 
 
 def _resting(recorder: Recorder) -> Iterator[Any]:
     """Every parameter that an optimizer has in a group with a learning rate of 0 and that wants a gradient;
     none where no group has another one, as in a warm-up that has not begun."""
-    groups = [group for known in recorder.optimizers for group in getattr(known(), "param_groups", ())]
+    optimizers = recorder.met.live_optimizers()
+    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
     at_rest = [_is_zero(group.get("lr")) for group in groups]
     trained = {
         id(parameter)
@@ -228,7 +226,7 @@ def _is_zero(rate: Any) -> bool:
 
 def _has_grads(recorder: Recorder) -> bool:
     """Whether the optimizer's gradients are there before the first backward pass of a step."""
-    if len(recorder.optimizers) != 1:
+    if len(recorder.met.optimizers) != 1:
         return False  # one may be stepped by another's passes
     first = next(_parameters(recorder), None)
     return first is not None and first.grad is not None

@@ -49,13 +49,17 @@ class BackwardHook(Hook):
                 recorder.work_begins()
                 recorder.backward_passes += 1
                 if recorder.curious:
-                    recorder.site("backward")
+                    recorder.met.site("backward")
                     recorder.accumulates = original is accumulating and kwargs.get("inputs") is None
-                    if recorder.on_backward is not None:
-                        recorder.guarded(recorder.on_backward, args)
-                if recorder.on_pass is not None:
-                    recorder.guarded(recorder.on_pass, args)
+                    for look in recorder.on_backward:
+                        recorder.guarded(look, args)
+                if recorder.on_pass:
+                    tell(args)
             return BACKWARD
+
+        def tell(args: tuple[Any, ...]) -> None:
+            for look in (*recorder.on_pass,):  # they may take themselves out
+                recorder.guarded(look, args)
 
         def wrap(original: Any) -> Any:
             asked = spanned(original, recorder, functools.partial(before, original))
@@ -76,8 +80,8 @@ class BackwardHook(Hook):
                         recorder.guarded(recorder.tell_stepped_beside)
                     return result
                 recorder.backward_passes += 1
-                if recorder.on_pass is not None:
-                    recorder.guarded(recorder.on_pass, args)
+                if recorder.on_pass:
+                    tell(args)
                 try:
                     recorder.current = BACKWARD
                     log(clock() * WIDTH + BACKWARD)

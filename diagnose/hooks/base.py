@@ -291,6 +291,36 @@ def timed(
     return hidden(call)
 
 
+def around(
+    original: Callable[..., Any],
+    before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+    after: After | None = None,
+) -> Callable[..., Any]:
+    """Wraps a callable, as invisibly as `spanned`, so that others are called before it and after it.
+
+    Charges no slot and guards nothing: for what a script calls now and then.
+
+    Args:
+        original: What to call.
+        before: Gets `args` and `kwargs`.
+        after: Gets `args` and the result if nothing was raised.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(args, kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            unseen(error)
+            raise
+        if after is not None:
+            after(args, result)
+        return result
+
+    return hidden(functools.wraps(original)(call) if isinstance(original, FunctionType) else call)
+
+
 def unseen(error: BaseException) -> None:
     """Removes the wrapper's own frame from a traceback that passes through it.
 

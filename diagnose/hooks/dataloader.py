@@ -89,7 +89,7 @@ class DataLoaderHook(Hook):
                 return EVALUATION
             recorder.batch_asked()
             if recorder.curious:
-                recorder.site("next")
+                recorder.met.site("next")
             if recorder.curious or not calls % COLLATE_EVERY:
                 collating.begin(batches)
             asked_ns = clock()

@@ -46,7 +46,7 @@ class DdpFactsHook(Hook):
         synced: list[bool] = []
 
         def look() -> None:
-            called = (reference() for reference in recorder.modules)
+            called = recorder.met.live_modules()
             num_models = sum(isinstance(model, DistributedDataParallel) for model in called)
             for reference, logger, timed in wrapped:
                 model = reference()
@@ -66,26 +66,21 @@ class DdpFactsHook(Hook):
                 recorder.facts["ddp"] = facts
 
         def on_backward(args: tuple[Any, ...]) -> None:
-            if chained is not None:
-                chained(args)
             if not wrapped:
                 find()
             look()
 
         def find() -> None:
-            for reference in recorder.modules:
-                model = reference()
+            for model in recorder.met.live_modules():
                 if isinstance(model, DistributedDataParallel):
-                    wrapped.append((reference, weakref.ref(model.logger), {}))
+                    wrapped.append((weakref.ref(model), weakref.ref(model.logger), {}))
 
-        chained = recorder.on_backward
-        recorder.on_backward = on_backward
+        recorder.on_backward.append(on_backward)
         try:
             with remembered(DistributedDataParallel, recorder) as places:
                 yield
         finally:
-            if recorder.on_backward is on_backward:
-                recorder.on_backward = chained
+            recorder.on_backward.remove(on_backward)
             wrapped.clear()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, replaced, unseen
+from diagnose.hooks.base import Hook, around, hidden, replaced, unseen
 
 FORWARD = SLOT_OF["forward"]
 BACKWARD = SLOT_OF["backward"]
@@ -43,7 +43,6 @@ class DdpWaitsHook(Hook):
         queue_callback = Variable._execution_engine.queue_callback
         reducing: list[weakref.ref[Any]] = []
         handle: Any = None
-        beside: Callable[[tuple[Any, ...]], None] | None = None  # what another hook asked for
 
         def arrived() -> None:
             nonlocal handle
@@ -60,16 +59,11 @@ class DdpWaitsHook(Hook):
                 recorder.broke(begun)
 
         def watch() -> None:
-            nonlocal beside
-            if recorder.on_pass is not on_pass:
-                beside, recorder.on_pass = recorder.on_pass, on_pass
+            if on_pass not in recorder.on_pass:
+                recorder.on_pass.append(on_pass)
 
         def on_pass(args: tuple[Any, ...]) -> None:
-            nonlocal beside, handle
-            if beside is not None:
-                recorder.on_pass = beside
-                recorder.guarded(beside, args)
-                beside, recorder.on_pass = recorder.on_pass, on_pass  # it may have taken itself out
+            nonlocal handle
             node = root(args)
             if node is None or is_autograd_compiled():
                 return
@@ -77,17 +71,12 @@ class DdpWaitsHook(Hook):
                 handle.remove()
             handle = node.register_prehook(begun)
 
-        def wrap(original: Any) -> Any:
-            def init(model: Any, *args: Any, **kwargs: Any) -> None:
-                try:
-                    original(model, *args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-                reducing.append(weakref.ref(model))
-                watch()
+        def made(args: tuple[Any, ...], result: None) -> None:
+            reducing.append(weakref.ref(args[0]))
+            watch()
 
-            return hidden(functools.wraps(original)(init))
+        def wrap(original: Any) -> Any:
+            return around(original, after=made)
 
         def wrap_buffers(original: Any) -> Any:
             def sync(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,17 +99,13 @@ class DdpWaitsHook(Hook):
 
         def find(args: tuple[Any, ...]) -> None:
             """Models that were there before this hook was: `diagnose.attach` may come late."""
-            if chained is not None:
-                chained(args)
             known = [reference() for reference in reducing]
-            for reference in recorder.modules:
-                model = reference()
+            for model in recorder.met.live_modules():
                 if isinstance(model, DistributedDataParallel) and model not in known:
-                    reducing.append(reference)
+                    reducing.append(weakref.ref(model))
                     watch()
 
-        chained: Callable[[tuple[Any, ...]], None] | None = recorder.on_backward
-        recorder.on_backward = find
+        recorder.on_backward.append(find)
         try:
             with (
                 replaced(DistributedDataParallel, "__init__", wrap),
@@ -128,10 +113,9 @@ class DdpWaitsHook(Hook):
             ):
                 yield
         finally:
-            if recorder.on_pass is on_pass:
-                recorder.on_pass = None
-            if recorder.on_backward is find:
-                recorder.on_backward = chained
+            if on_pass in recorder.on_pass:
+                recorder.on_pass.remove(on_pass)
+            recorder.on_backward.remove(find)
 
 
 def root(args: tuple[Any, ...]) -> Any:

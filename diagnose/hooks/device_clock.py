@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from diagnose.hooks._cuda import alive, cuda_in_use, device_of
+from diagnose.hooks._cuda import cuda_in_use, device_of
 from diagnose.hooks._device import Device
 from diagnose.hooks._device_ledger import DeviceLedger
 from diagnose.hooks._recorder import Recorder
@@ -40,7 +40,7 @@ class DeviceClockHook(Hook):
         def look() -> None:
             # An event recorded while a graph is captured is the graph's, and cannot be asked.
             if recorder.device is None and cuda_in_use() and not torch.cuda.is_current_stream_capturing():
-                device = device_of(alive(recorder.modules))
+                device = device_of(recorder.met.live_modules())
                 if device is not None and torch.version.hip is not None:
                     if NOT_READ not in recorder.notes:
                         recorder.notes.append(NOT_READ)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from diagnose.hooks._cuda import accelerator_of, alive, index_of
+from diagnose.hooks._cuda import accelerator_of, index_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -29,7 +29,7 @@ class DeviceSettingsHook(Hook):
         def inspect() -> None:
             import torch
 
-            device = accelerator_of(models := alive(recorder.modules))
+            device = accelerator_of(models := recorder.met.live_modules())
             if device is not None:
                 recorder.facts["accelerator"] = device.type
             if torch.cuda.is_initialized():

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from diagnose.hooks._contents import Key, look
 from diagnose.hooks._frames import resolve, user_frame
-from diagnose.hooks._graph import Node, unwanted_of, walk, work_for_nothing, work_of
+from diagnose.hooks._graph import Node, walk
+from diagnose.hooks._graph_facts import unwanted_of, work_for_nothing, work_of
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import LAST_PASS, can_be_timed, tensors_of
@@ -135,15 +136,13 @@ class DroppedGradientsHook(Hook):
 
         def on_backward(args: tuple[Any, ...]) -> None:
             nonlocal passes, begun_at
-            if chained is not None:
-                chained(args)
             if not recorder.accumulates:
                 return
             passes += 1
-            if passes < FIRST_PASS or not recorder.optimizers:
+            if passes < FIRST_PASS or not recorder.met.optimizers:
                 return
             note_times()
-            alone = len(recorder.optimizers) < 2
+            alone = len(recorder.met.optimizers) < 2
             if alone and is_short is None and passes < LAST_BEGIN:
                 begun_at = passes + 1
                 recorder.on_step = on_step
@@ -208,23 +207,20 @@ class DroppedGradientsHook(Hook):
             node_clock.forget()
             timed = None
 
-        chained = recorder.on_backward
-        recorder.on_backward = on_backward
+        recorder.on_backward.append(on_backward)
         try:
             yield
         finally:
             node_clock.forget()
             stop_looking_at_steps()
-            if recorder.on_backward is on_backward:
-                recorder.on_backward = chained
+            recorder.on_backward.remove(on_backward)
 
 
 def parameters_of(recorder: Recorder) -> dict[int, Owned]:
     """Returns every parameter that some optimizer updates, by its identity."""
-    optimizers = [optimizer for reference in recorder.optimizers if (optimizer := reference()) is not None]
     return {
-        id(parameter): Owned(parameter, recorder.stepped_times.get(id(optimizer), 0))
-        for optimizer in optimizers
+        id(parameter): Owned(parameter, recorder.met.stepped_times.get(id(optimizer), 0))
+        for optimizer in recorder.met.live_optimizers()
         for group in optimizer.param_groups
         for parameter in group["params"]
     }

@@ -28,10 +28,11 @@ class EvaluationHook(Hook):
         from torch.compiler import is_dynamo_compiling
 
         leaving = False
+        models = recorder.met.models
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             nonlocal leaving
-            if id(args[0]) not in recorder.models:
+            if id(args[0]) not in models:
                 return -1
             if args[1] if len(args) > 1 else kwargs.get("mode", True):
                 if leaving or not recorder.evaluating or not recorder.outermost:
@@ -46,8 +47,6 @@ class EvaluationHook(Hook):
             nonlocal leaving
             leaving = False
             recorder.evaluation_region(False)
-
-        models = recorder.models
 
         def wrap(original: Any) -> Any:
             asked = spanned(original, recorder, before, after)

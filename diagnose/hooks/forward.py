@@ -208,7 +208,7 @@ class _Search:
         from torch.compiler import is_dynamo_compiling
 
         recorder, is_grad_enabled = self._recorder, self._is_grad_enabled
-        clock, log, models = recorder.clock, recorder.log.append, recorder.models
+        clock, log, models = recorder.clock, recorder.log.append, recorder.met.models
         routes = recorder.routes
         module, base_call = self._module, self._base_call
         inherits = original is module.__call__
@@ -279,10 +279,10 @@ class _Search:
             recorder.evaluated = recorder.evaluating
             return EVALUATION + THEN if recorder.searching else EVALUATION
         if recorder.curious:
-            recorder.site("further" if _is_computed(args[1:], kwargs) else "forward")
+            recorder.met.site("further" if _is_computed(args[1:], kwargs) else "forward")
         recorder.batch_use = TRAINED
-        if id(module) not in recorder.models:
-            recorder.model_appears(module)
+        if id(module) not in recorder.met.models and (module.training or recorder.searching):
+            recorder.met.model_appears(module)
         recorder.forward_begins(module, lambda: batch_size(args[1:] or kwargs))
         if recorder.inputs is not None:
             recorder.inputs[id(module)] = (args[1:], kwargs)

@@ -56,13 +56,14 @@ class HandWrittenUpdatesHook(Hook):
         changed_at: list[int] = []
         looks: list[Look] = []
         passes = period = 0
+        met = recorder.met
 
         def on_pass(args: tuple[Any, ...]) -> None:
             nonlocal passes, period, looks
             finder = recorder.finder
-            has_stepped = recorder.optimizers or (not period and (recorder.steps or finder.stepped))
+            has_stepped = met.optimizers or (not period and (recorder.steps or finder.stepped))
             if has_stepped or finder.marked or (not period and passes > MOST_PASSES):
-                recorder.on_pass = None
+                recorder.on_pass.remove(on_pass)
                 return
             passes += 1
             if period:
@@ -77,17 +78,16 @@ class HandWrittenUpdatesHook(Hook):
                 gaps = [after - before for before, after in pairwise(changed_at)]
                 period = min(gaps)
                 which = f"{period}th " if period > 1 else ""
-                recorder.notes.append(NOTE.format(which=which, **STEPS[recorder.optimizers_made]))
+                recorder.notes.append(NOTE.format(which=which, **STEPS[met.optimizers_made]))
                 passes = 0
                 on_pass(args)
 
-        if recorder.on_pass is None:
-            recorder.on_pass = on_pass
+        recorder.on_pass.append(on_pass)
         try:
             yield
         finally:
-            if recorder.on_pass is on_pass:
-                recorder.on_pass = None
+            if on_pass in recorder.on_pass:
+                recorder.on_pass.remove(on_pass)
 
 
 def leaves(roots: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.hooks._frames import INTERNAL, LIBRARY, owner, place_of, resolve, user_frame
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import NOT_TRAINING, inbox
-from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
+from diagnose.hooks.base import THEN, Hook, around, replaced, spanned
 
 DATA_WAIT = SLOT_OF["data_wait"]
 EVALUATION = SLOT_OF["evaluation"]
@@ -52,16 +51,8 @@ class LoaderFactsHook(Hook):
         facts = LoaderFacts(recorder)
         begun_ns = 0
 
-        def wrap_init(original: Any) -> Any:
-            def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-                recorder.guarded(facts.made, loader, args[0] if args else kwargs.get("dataset"))
-                try:
-                    original(loader, *args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-
-            return hidden(functools.wraps(original)(init))
+        def made(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            recorder.guarded(facts.made, args[0], args[1] if len(args) > 1 else kwargs.get("dataset"))
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             nonlocal begun_ns
@@ -88,7 +79,7 @@ class LoaderFactsHook(Hook):
                 inbox.loaders[process.pid] = index
 
         with (
-            replaced(DataLoader, "__init__", wrap_init),
+            replaced(DataLoader, "__init__", lambda original: around(original, made)),
             replaced(DataLoader, "__iter__", lambda original: spanned(original, recorder, before, after)),
         ):
             yield

@@ -124,7 +124,7 @@ class _Look:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        models: list[Any] = [model for model in (r() for r in recorder.modules) if _has_parameters(model)]
+        models = [model for model in recorder.met.live_modules() if _has_parameters(model)]
         self._models = {id(model) for model in models}
         self._trained = frozenset(id(parameter) for model in models for parameter in model.parameters())
         self._parts: dict[int, Part] = {}
@@ -228,7 +228,7 @@ class _Look:
             has_grad=has_grad,
             training=module.training,
             step=self._step,
-            num_updates=sum(self._recorder.stepped_times.values()),
+            num_updates=sum(self._recorder.met.stepped_times.values()),
             contents=contents,
             given=weakref.ref(tensor),
             site=user_frame(sys._getframe(2)),
@@ -348,7 +348,7 @@ def _switches(model: Any) -> Switches:
 
 
 def _has_parameters(model: Any) -> bool:
-    return model is not None and next(model.parameters(), None) is not None
+    return next(model.parameters(), None) is not None
 
 
 def _autocast_dtype(device: str) -> str:

@@ -28,11 +28,10 @@ class ModelFactsHook(Hook):
         """See `Hook.install`."""
 
         def inspect() -> None:
-            models = [reference() for reference in recorder.modules]
             recorder.facts["models"] = [
                 describe(model)
-                for model in models
-                if model is not None and next(model.parameters(), None) is not None
+                for model in recorder.met.live_modules()
+                if next(model.parameters(), None) is not None
             ]
             recorder.facts["memory_bytes"] = _memory_bytes()
 

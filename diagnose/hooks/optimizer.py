@@ -78,8 +78,10 @@ class OptimizerHook(Hook):
                 if not recorder.calm:
                     recorder.work_begins(by_optimizer=True)
                     if recorder.curious:
-                        recorder.site("optimizer")
-                        recorder.optimizer_steps(optimizer)
+                        recorder.met.site("optimizer")
+                        if recorder.on_step is not None:
+                            recorder.guarded(recorder.on_step, optimizer)
+                        recorder.met.optimizer_steps(optimizer)
                 open_steps.append((id(optimizer), recorder.push(OPTIMIZER)))
                 recorder.in_step += 1
             except Exception:  # noqa: BLE001 (a hook meets the script)

@@ -22,13 +22,12 @@ class OptimizerFactsHook(Hook):
         from torch.optim.optimizer import Optimizer
 
         def made() -> None:
-            recorder.optimizers_made = True
+            recorder.met.optimizers_made = True
 
         def inspect() -> None:
             facts: list[dict[str, Any]] = []
-            alive = (reference() for reference in recorder.modules)
-            models = [model for model in alive if model is not None]
-            for optimizer in filter(None, (reference() for reference in recorder.optimizers)):
+            models = recorder.met.live_modules()
+            for optimizer in recorder.met.live_optimizers():
                 file, line = places.get(optimizer, UNKNOWN)
                 facts.append({**describe(optimizer, models), "file": file, "line": line})
             recorder.facts["optimizers"] = facts

@@ -46,7 +46,7 @@ class OptimizerRestHook(Hook):
             if recorder.current < FIRST_GAP:
                 return -1
             if recorder.curious:
-                recorder.site("schedule")
+                recorder.met.site("schedule")
             return OPTIMIZER
 
         def wrap_schedule(original: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks.base import Hook, hidden, replaced_in, unseen
+from diagnose.hooks.base import Hook, around, replaced_in
 
 
 class ProcessGroupHook(Hook):
@@ -29,24 +28,18 @@ class ProcessGroupHook(Hook):
             yield
             return
 
-        def joined() -> None:
+        def look() -> None:
             if distributed.is_initialized():
                 recorder.facts["place"] = [distributed.get_rank(), distributed.get_world_size()]
 
-        def wrap(original: Any) -> Any:
-            def init(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    result = original(*args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
-                recorder.guarded(joined)
-                return result
+        def joined(args: tuple[Any, ...], result: None) -> None:
+            recorder.guarded(look)
 
-            return hidden(functools.wraps(original)(init))
+        def wrap(original: Any) -> Any:
+            return around(original, after=joined)
 
         with ExitStack() as stack:
             owners = (distributed.distributed_c10d, distributed)
             stack.enter_context(replaced_in(owners, "init_process_group", wrap))
-            recorder.guarded(joined)
+            recorder.guarded(look)
             yield

@@ -68,7 +68,7 @@ def settings_now(recorder: Recorder) -> dict[str, Any]:
 
     omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    models = [model for model in (reference() for reference in recorder.modules) if model is not None]
+    models = recorder.met.live_modules()
     modules = {id(module): module for model in models for module in model.modules()}.values()
     tracer = sys.gettrace() or sys.getprofile()
     return {

@@ -9,7 +9,7 @@ from typing import Any
 from diagnose.hooks import _worker
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import inbox
-from diagnose.hooks.base import Hook, hidden, replaced, unseen
+from diagnose.hooks.base import Hook, around, replaced
 
 
 class WorkersHook(Hook):
@@ -30,16 +30,11 @@ class WorkersHook(Hook):
         def wrap_loop(original: Any) -> Any:
             return _worker.logged(original, recorder)
 
-        def wrap_new_workers(original: Any) -> Any:
-            def init(batches: Any, *args: Any, **kwargs: Any) -> None:
-                recorder.guarded(inbox.open)
-                try:
-                    original(batches, *args, **kwargs)
-                except BaseException as error:
-                    unseen(error)
-                    raise
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            recorder.guarded(inbox.open)
 
-            return hidden(init)
+        def wrap_new_workers(original: Any) -> Any:
+            return around(original, begin)
 
         with (
             replaced(torch_worker, "_worker_loop", wrap_loop),

@@ -21,7 +21,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from diagnose.core.deep_window import KIND
-from diagnose.hooks._cuda import alive, index_of
+from diagnose.hooks._cuda import index_of
 from diagnose.launch import deep_window_profiler
 from diagnose.launch.deep_window_file import MAX_BYTES, pack
 from diagnose.launch.deep_window_under_way import Asked, Window, asked_of
@@ -242,7 +242,7 @@ class DeepWindows:
             step=step,
             asides=self._recorder.asides,
             usual_ns=usual_ns,
-            device=index_of(alive(self._recorder.modules)),
+            device=index_of(self._recorder.met.live_modules()),
         )
         self._window = window
         self._event("begun", first=step, by=asked.by)

@@ -14,7 +14,7 @@ from torch._C._profiler import ProfilerActivity
 from torch.autograd import profiler
 
 from diagnose.core.deep_window import OURS
-from diagnose.hooks.base import hidden, replaced, unseen
+from diagnose.hooks.base import around, replaced
 
 NSIGHT = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
 """Set by Nsight for what it starts. The driver's tracing takes one client only; a second spoils both."""
@@ -148,32 +148,19 @@ def stepping_aside(aside: Callable[[], None], prepared: Callable[[bool], None]) 
         prepared: Gets whether the script has made one ready, or is done with it.
     """
 
+    def begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        prepared(True)
+        aside()
+
+    def ends(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        prepared(False)
+
     def beginning(original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(*args: Any, **kwargs: Any) -> Any:
-            prepared(True)
-            aside()
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                unseen(error)
-                raise
-
-        return hidden(begin)
-
-    def ending(original: Callable[..., Any]) -> Callable[..., Any]:
-        def end(*args: Any, **kwargs: Any) -> Any:
-            prepared(False)
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                unseen(error)
-                raise
-
-        return hidden(end)
+        return around(original, begins)
 
     with (
         replaced(profiler, "_prepare_profiler", beginning),
         replaced(profiler, "_enable_profiler", beginning),
-        replaced(profiler, "_disable_profiler", ending),
+        replaced(profiler, "_disable_profiler", lambda original: around(original, ends)),
     ):
         yield

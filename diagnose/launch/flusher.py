@@ -176,9 +176,9 @@ class Flusher:
         for stack, ns, off_ns in self._sampler.take_stood():
             writer.add_standing(_worker.frames(stack), ns, off_ns)
         writer.add_events([recorder.events.popleft() for _ in range(len(recorder.events))])
-        if last or len(recorder.sites) != self._sites:
-            self._sites = len(recorder.sites)
-            writer.add_sites(_resolved_sites(dict(recorder.sites)))
+        if last or len(recorder.met.sites) != self._sites:
+            self._sites = len(recorder.met.sites)
+            writer.add_sites(_resolved_sites(dict(recorder.met.sites)))
             writer.add_sources(loader["file"] for loader in recorder.facts.get("loaders", ()))
         if training_thread := recorder.thread or self._ended_on:
             readings = {**vitals.read(training_thread), **self._device.read(recorder.facts)}

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
-from diagnose.hooks.base import hidden, replaced_in, unseen
+from diagnose.hooks.base import around, replaced_in
 from diagnose.tuner.agreement import RanksLost
 
 PATIENCE_S = 30.0
@@ -83,8 +83,8 @@ class GlooRanks:
             return
         owners = (distributed.distributed_c10d, distributed)
         for name, wrap in (
-            ("init_process_group", _joining(self._joined)),
-            ("destroy_process_group", _leaving(self._destroys)),
+            ("init_process_group", functools.partial(around, after=self._joined)),
+            ("destroy_process_group", functools.partial(around, before=self._destroys)),
         ):
             self._hooks.enter_context(replaced_in(owners, name, wrap))
         if distributed.is_initialized():
@@ -95,7 +95,7 @@ class GlooRanks:
         """Takes no notice of process groups any more."""
         self._hooks.close()
 
-    def _joined(self) -> None:
+    def _joined(self, args: tuple[Any, ...], result: None) -> None:
         from torch import distributed
 
         if not distributed.is_initialized() or self.num > 1 or distributed.get_world_size() == 1:
@@ -118,8 +118,8 @@ class GlooRanks:
         # in a forked child for threads that are not there.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
-    def _destroys(self) -> None:
-        if self._group is not None:
+    def _destroys(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._group is not None and not any(args) and not any(kwargs.values()):  # the group of them all
             self._ends()
 
     # -- see `Ranks`
@@ -225,42 +225,6 @@ class GlooRanks:
     def _forget(self, key: str) -> None:
         for name in ("here", "end"):
             self._store.delete_key(f"{key}/{name}")
-
-
-def _joining(joined: Callable[[], None]) -> Callable[[Any], Any]:
-    """Makes a wrapper of `init_process_group` that tells when there is a group."""
-
-    def wrap(original: Any) -> Any:
-        def init(*args: Any, **kwargs: Any) -> Any:
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                unseen(error)
-                raise
-            joined()
-            return result
-
-        return hidden(functools.wraps(original)(init))
-
-    return wrap
-
-
-def _leaving(leaves: Callable[[], None]) -> Callable[[Any], Any]:
-    """Makes a wrapper of `destroy_process_group` that tells before the script's own group is gone."""
-
-    def wrap(original: Any) -> Any:
-        def destroy(*args: Any, **kwargs: Any) -> Any:
-            if not any(args) and not any(kwargs.values()):
-                leaves()
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                unseen(error)
-                raise
-
-        return hidden(functools.wraps(original)(destroy))
-
-    return wrap
 
 
 def _frame(text: bytes, size: int = FRAME_BYTES) -> bytes:

@@ -165,8 +165,8 @@ class LiveTuning:
         """Fills the job with what the loop uses now."""
         recorder, job = self._recorder, self._job
         job.loaders, job.iterators = [], []
-        job.models = [model for ref in recorder.modules if (model := ref()) is not None]
-        job.optimizers = [optimizer for ref in recorder.optimizers if (optimizer := ref()) is not None]
+        job.models = recorder.met.live_modules()
+        job.optimizers = recorder.met.live_optimizers()
         for held, iterated in self._feeds:
             loader, iterator = held(), iterated()
             if loader is not None and iterator is not None:
