@@ -62,7 +62,6 @@ def _sent(sites: Sites, steps: int, to_device_ns: float | None) -> dict[str, Any
         "to_device_ns": to_device_ns,
         "to_device_bytes": total / steps,
         "pageable_share": _sum(sites, "pageable_bytes") / total if total else 0.0,
-        "blocking_share": _sum(sites, "blocking_bytes") / total if total else 0.0,
         "constant_bytes": constant / steps,
         "constant_ns": constant_ns if constant else 0.0,
         "constant_line": _line(sites, "constant_bytes"),

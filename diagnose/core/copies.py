@@ -13,7 +13,6 @@ class Copies:
         to_device_bytes: Bytes sent to the device, by `Tensor.to`, `cuda` and `copy_` in the loop.
         to_device_ns: Time in which the device copied from the host and computed nothing, by its own clock.
         pageable_share: Part of the bytes sent that came from memory that is not page-locked.
-        blocking_share: Part of the bytes sent by calls that did not say `non_blocking=True`.
         constant_bytes: Part of `to_device_bytes` that was the same tensor, unchanged, in the step before.
         constant_ns: Time that sending those took.
         constant_line: Line that sends most of them, as `file:line`; empty when unknown.
@@ -31,7 +30,6 @@ class Copies:
     to_device_bytes: float | None = None
     to_device_ns: float | None = None
     pageable_share: float | None = None
-    blocking_share: float | None = None
     constant_bytes: float | None = None
     constant_ns: float | None = None
     constant_line: str = ""

@@ -41,7 +41,6 @@ def unwanted(part: float, num_tensors: int = 60, num_ops: int | None = None) -> 
 def dropped(part: float, num_tensors: int = 14, num_ops: int | None = None, never: bool = False) -> Program:
     work = part_of(part, num_ops)
     told = Dropped(
-        num_passes=12,
         num_tensors=num_tensors,
         total=TOTAL,
         unwanted=work,
