@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -73,7 +73,3 @@ class AutocastBf16(Action):
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
         return routes_in_force(job)
-
-    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
-        return {}

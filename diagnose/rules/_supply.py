@@ -7,7 +7,7 @@ the CPUs allow that both share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -379,7 +379,7 @@ def fed_by(
         "early_wait_ns": data_wait_ms * NS_PER_MS,
         "late_wait_ns": data_wait_ms * NS_PER_MS,
     }
-    made = profile(
+    return profile(
         data_wait_ms=data_wait_ms,
         program=Program(loaders=(Loader(num_workers=num_workers, **{**facts, **(loader or {})}),)),
         input=InputStats(
@@ -387,7 +387,6 @@ def fed_by(
         ),
         **{"host": HostStats(cpus=cpus, process_cpus=1.0), **parts},
     )
-    return replace(made)
 
 
 CROWDED: dict[str, Any] = {
