@@ -41,8 +41,6 @@ ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
 """While these last nobody takes training batches, and what workers prepare for it is bounded: they hide
 nothing there."""
 
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
-
 MIN_CROWDED = 0.08
 """Part of its time that the training thread, and a worker, must want a CPU in vain; a free machine has
 under 1 %, and a machine of which others use a little has less than this."""
@@ -243,13 +241,6 @@ def drawn_at_starts_ns(profile: Profile) -> float:
 def draws_at_starts(profile: Profile) -> bool:
     """Whether that is most of what an epoch's beginning costs."""
     return drawn_at_starts_ns(profile) > DRAWN * (profile.input.epoch_start_ns or 0.0)
-
-
-def shared_by_computing(profile: Profile, lost_ns: float) -> dict[Phase, float]:
-    """Divides a time among the phases in which the training thread computes, by what they take."""
-    times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
-    whole_ns = max(1.0, sum(times.values()))
-    return {phase: min(1.0, lost_ns / whole_ns) * ns for phase, ns in times.items() if ns}
 
 
 def computing_ns(profile: Profile) -> float:

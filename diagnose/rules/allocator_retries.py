@@ -6,8 +6,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms
-from diagnose.rules._device import DeviceRule, waited
+from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import GIB, card, profile
+from diagnose.rules._phases import shared
 
 MIN_PER_STEP = 0.01
 """Once in a hundred steps: a few retries at the start, before sizes have settled, cost nothing after."""
@@ -68,7 +69,7 @@ class AllocatorRetries(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"Getting memory from the driver again takes {format_ms(lost_ns)} of each step.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * lost_ns,
             high_ns=lost_ns,
             assumption="with enough memory the allocator never asks the driver after the first steps",

@@ -11,6 +11,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms
+from diagnose.rules._phases import STEP
 from diagnose.rules._ranks import holding, meeting, ranks_example
 from diagnose.rules.base import Rule
 
@@ -31,8 +32,6 @@ What makes a single phase longer does so by far more than chance does the others
 MIN_CROWDED = 1.0
 """Or else it waits for a CPU so many times as long as it has one: a phase that is shorter than a slice of
 the scheduler's is often not interrupted at all, and the thread waits where it wakes up."""
-
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 MIN_PHASE = 0.02
 """Of the step: shorter phases are not looked at."""
@@ -123,7 +122,7 @@ class ContendedRank(Rule):
 def _all_stretched(profile: Profile, one: RankProfile) -> bool:
     """Whether a rank takes longer in all that it computes, and about as many times in each."""
     stretches = []
-    for phase in COMPUTING:
+    for phase in STEP:
         usual_ns = median(rank.phase_time_ns.get(phase, 0.0) for rank in profile.ranks if rank is not one)
         if usual_ns > MIN_PHASE * profile.step_time_ns:
             stretches.append(one.phase_time_ns.get(phase, 0.0) / usual_ns)

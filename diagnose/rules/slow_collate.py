@@ -8,6 +8,7 @@ from diagnose.core.profile import InputStats, Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
+from diagnose.rules._phases import shared
 from diagnose.rules._supply import (
     CROWDED,
     HANDOVER_NS,
@@ -17,7 +18,6 @@ from diagnose.rules._supply import (
     crowded_ns,
     fed_by,
     main_loader,
-    shared_by_computing,
     supply_of,
 )
 from diagnose.rules.base import Rule
@@ -146,7 +146,7 @@ class SlowCollate(Rule):
                 f" step: {name} takes {'longer than' if share >= DOMINATES else 'about as long as'} the"
                 " dataset."
             ),
-            lost_ns=shared_by_computing(profile, lost_ns) if crowded else {Phase.DATA_WAIT: lost_ns},
+            lost_ns=shared(profile, lost_ns) if crowded else {Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=MOST * lost_ns,
             assumption=f"{name} becomes as good as free",

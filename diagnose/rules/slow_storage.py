@@ -9,6 +9,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, Reading
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
+from diagnose.rules._phases import shared
 from diagnose.rules._supply import (
     CROWDED,
     CROWDED_BOUNDS,
@@ -17,7 +18,6 @@ from diagnose.rules._supply import (
     Supply,
     crowded_ns,
     fed_by,
-    shared_by_computing,
     supply_of,
 )
 from diagnose.rules._worker_line import hottest_line
@@ -157,7 +157,7 @@ class SlowStorage(Rule):
         crowded_by_ns = crowded_ns(profile, supply)
         if crowded_by_ns:
             lost_ns = reading.share * crowded_by_ns
-            lost = shared_by_computing(profile, lost_ns)
+            lost = shared(profile, lost_ns)
             low_ns = CROWDED_BOUNDS[0] * lost_ns
             high_ns = CROWDED_BOUNDS[1] * crowded_by_ns + supply.wait_ns
             vain = format_share(crowded_by_ns / supply.training_ns)

@@ -7,6 +7,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._phases import shared
 from diagnose.rules._supply import (
     CROWDED,
     CROWDED_BOUNDS,
@@ -14,7 +15,6 @@ from diagnose.rules._supply import (
     Supply,
     crowded_ns,
     fed_by,
-    shared_by_computing,
     supply_of,
 )
 from diagnose.rules._worker_line import hottest_line
@@ -109,7 +109,7 @@ class SlowTransform(Rule):
             rule=self.name,
             summary="Preparing samples takes the CPUs there are: the training thread waits for one"
             f" {format_share(lost_ns / supply.training_ns)} of the time",
-            lost_ns=shared_by_computing(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=CROWDED_BOUNDS[0] * lost_ns,
             high_ns=CROWDED_BOUNDS[1] * lost_ns + supply.wait_ns,
             assumption="the transform becomes so cheap that workers and model have the CPUs they want",

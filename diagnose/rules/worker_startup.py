@@ -6,6 +6,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
+from diagnose.rules._phases import STEP, shared
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
     WELL_FED,
@@ -29,9 +30,6 @@ BUILD_ONCE = (
     "Build the DataLoader once, before the first epoch, with persistent_workers=True. What changes from"
     " epoch to epoch must then be its sampler: kept workers do not see a dataset that is changed later."
 )
-
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""New processes take CPUs from it, and memory that they share is copied when it is next written."""
 
 
 class WorkerStartup(Rule):
@@ -115,7 +113,10 @@ class WorkerStartup(Rule):
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         slower_ns = stats.epoch_start_compute_ns or 0.0
-        lost = {Phase.DATA_WAIT: lost_ns, **_spread(profile, slower_ns)}
+        lost = {Phase.DATA_WAIT: lost_ns}
+        if slower_ns:
+            # New processes take CPUs, and memory that they share is copied when it is next written.
+            lost |= shared(profile, slower_ns, STEP)
         total_ns = sum(lost.values())
         loader = supply.loader
         fix, alone = "Keep the workers from epoch to epoch.", False
@@ -159,10 +160,3 @@ def _slower(each_ns: float) -> list[str]:
         f"The step after it computed {format_duration(each_ns)} longer than others: new processes take"
         " CPUs, and memory that they share is copied when it is next written."
     ]
-
-
-def _spread(profile: Profile, slower_ns: float) -> dict[Phase, float]:
-    """Divides what computing took longer among its phases, as they are long."""
-    computing = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
-    whole_ns = sum(computing.values())
-    return {phase: slower_ns * ns / whole_ns for phase, ns in computing.items() if ns and slower_ns}
