@@ -367,6 +367,14 @@ class RankProfile:
     stats: HostStats = field(default_factory=HostStats)
     clock: ClockOffset | None = None
 
+    def own_ns(self, phase: Phase) -> float:
+        """Returns a phase's nanoseconds per step, but a rank that stands still between its passes counts as
+        waiting for its input."""
+        spent_ns = self.phase_time_ns.get(phase, 0.0)
+        if phase is Phase.OTHER:
+            return spent_ns - self.standing_ns
+        return spent_ns + self.standing_ns if phase is Phase.DATA_WAIT else spent_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -429,6 +437,10 @@ class Profile:
     def step_time_ns(self) -> float:
         """Mean wall time of a measured step; 0 without steps."""
         return sum(self.phase_time_ns.values())
+
+    def rank(self, number: int) -> RankProfile:
+        """Returns the rank of this number, which must be one of them."""
+        return next(rank for rank in self.ranks if rank.rank == number)
 
     @property
     def neighbours(self) -> tuple[HostStats, ...]:

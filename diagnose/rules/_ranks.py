@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from diagnose.analysis.calls import with_arguments
-from diagnose.analysis.lateness import WAITS
+from diagnose.analysis.lateness import WAITS, beyond_others_ns
 from diagnose.core.parallel import Averaging, Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
@@ -102,9 +102,9 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
         return None
     found: Late | None = None
     looked_at = {*phases, *waits_in(profile)}
-    others_ns = {phase: medians_of_others([_time(r, phase) for r in profile.ranks]) for phase in looked_at}
+    others_ns = {phase: medians_of_others([r.own_ns(phase) for r in profile.ranks]) for phase in looked_at}
     later_ns = {
-        phase: [_time(r, phase) - others_ns[phase][i] for i, r in enumerate(profile.ranks)]
+        phase: [r.own_ns(phase) - others_ns[phase][i] for i, r in enumerate(profile.ranks)]
         for phase in phases
     }
     is_spread = len({rank.host for rank in profile.ranks}) > 1
@@ -113,7 +113,7 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
     for rank, phase in product(profile.ranks, phases):
         most[rank.host, phase] += rank.late_share.get(phase, 1.0)
     for index, one in enumerate(profile.ranks):
-        waited = {wait: others_ns[wait][index] - _time(one, wait) for wait in waits_in(profile)}
+        waited = {wait: others_ns[wait][index] - one.own_ns(wait) for wait in waits_in(profile)}
         for phase in phases:
             late_ns = later_ns[phase][index]
             waited_ns = sum(max(0.0, ns) for ns in waited.values())
@@ -175,7 +175,7 @@ def _own(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
     """Divides what a late first rank loses among the phases that it is late in."""
     if phase is not Phase.DATA_WAIT or not one.standing_ns:
         return {phase: lost_ns}
-    part = lost_ns / _time(one, phase)
+    part = lost_ns / one.own_ns(phase)
     return {
         Phase.DATA_WAIT: part * one.phase_time_ns.get(phase, 0.0),
         Phase.OTHER: part * one.standing_ns,
@@ -250,15 +250,7 @@ def waits_ns(profile: Profile, rank: RankProfile) -> float | None:
     timed = next((ddp for ddp in profile.program.ddp if ddp.rank == rank.rank), None)
     if timed is None or timed.compute_ns is None:
         return None
-    return max(0.0, _time(rank, Phase.BACKWARD) - (timed.passes_per_step or 1.0) * timed.compute_ns)
-
-
-def _time(rank: RankProfile, phase: Phase) -> float:
-    """A rank that stands still between its passes waits for its input, not for itself."""
-    spent_ns = rank.phase_time_ns.get(phase, 0.0)
-    if phase is Phase.OTHER:
-        return spent_ns - rank.standing_ns
-    return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns
+    return max(0.0, rank.own_ns(Phase.BACKWARD) - (timed.passes_per_step or 1.0) * timed.compute_ns)
 
 
 GRADIENTS, TOGETHER = "has its gradients last", "is the last to come to what the ranks do together"
@@ -312,14 +304,8 @@ def held_alone_ns(meetings: Meetings, rank: int) -> float:
 def excess_of(profile: Profile, rank: int) -> dict[Phase, float]:
     """Returns what a rank takes longer for than the others do at the median, in nanoseconds per step by
     phase; never a wait for them."""
-    one = next(each for each in profile.ranks if each.rank == rank)
-    others = [each for each in profile.ranks if each is not one]
-    return {
-        phase: ns
-        for phase in Phase
-        if phase is not Phase.COMMUNICATION
-        and (ns := _time(one, phase) - median(_time(each, phase) for each in others)) > 0
-    }
+    place = profile.ranks.index(profile.rank(rank))
+    return {phase: ns for phase, ns in beyond_others_ns(profile.ranks, place).items() if ns > 0}
 
 
 def holding(profile: Profile) -> Held | None:
@@ -341,7 +327,7 @@ def _holding(profile: Profile, meetings: Meetings, where: str) -> Held | None:
     rank = last_to_come(meetings)
     if rank is None:
         return None
-    one = next(each for each in profile.ranks if each.rank == rank)
+    one = profile.rank(rank)
     excess_ns = excess_of(profile, rank)
     held_ns = held_alone_ns(meetings, rank)
     slower_ns = sum(excess_ns.values())

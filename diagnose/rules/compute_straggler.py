@@ -240,7 +240,7 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     their own gradients are there, and no more than that; what the late rank itself waits for gradients is
     nobody's lateness.
     """
-    one = next(rank for rank in profile.ranks if rank.rank == late.rank)
+    one = profile.rank(late.rank)
     others = [rank for rank in profile.ranks if rank is not one]
     waited = [ns for rank in others if (ns := waits_ns(profile, rank)) is not None]
     ddp = {each.rank: each for each in profile.program.ddp}

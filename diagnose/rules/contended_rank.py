@@ -89,7 +89,7 @@ class ContendedRank(Rule):
         held = holding(profile)
         if held is None or held.held_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        one = next(rank for rank in profile.ranks if rank.rank == held.rank)
+        one = profile.rank(held.rank)
         others = [each for rank in profile.ranks if rank is not one and (each := _delay(rank)) is not None]
         own = _delay(one)
         if own is None or not others:

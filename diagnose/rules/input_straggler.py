@@ -58,7 +58,7 @@ class InputStraggler(Rule):
         if late is None or late.late_ns < MIN_SHARE * profile.step_time_ns:
             return None
         lost_ns = sum(late.waits.values())
-        one = next(rank for rank in profile.ranks if rank.rank == late.rank)
+        one = profile.rank(late.rank)
         name, longer = late.who, format_ms(late.late_ns)
         several = len(late.ranks) > 1
         whom = "them" if several else f"rank {late.rank}"
