@@ -40,7 +40,7 @@ class DeviceToHostCopies(DeviceRule):
         profile(
             device="cuda",
             copy_ms=20,
-            copies=Copies(to_host_bytes=3e7, to_host_ns=18e6, to_host_line="train.py:52"),
+            copies=Copies(to_host_bytes=3e7, to_host_ns=18e6, to_host_file="train.py", to_host_line=52),
         ),
         profile(device="cuda", other_ms=20, copies=Copies(to_host_bytes=3e7, to_host_ns=18e6)),
     )
@@ -60,7 +60,6 @@ class DeviceToHostCopies(DeviceRule):
         lost_ns = copying_ns + waiting_ns
         if fetched < MIN_BYTES or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        file, _, line = copies.to_host_line.rpartition(":")
         return Finding(
             rule=self.name,
             summary=(
@@ -76,6 +75,6 @@ class DeviceToHostCopies(DeviceRule):
                 f" {format_ms(spent_ns)} for them.",
             ),
             fix="Keep results on the device and fetch them now and then.",
-            file=file,
-            line=int(line) if line.isdecimal() else 0,
+            file=copies.to_host_file,
+            line=copies.to_host_line,
         )
