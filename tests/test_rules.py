@@ -15,7 +15,7 @@ from diagnose.core.series import Series
 from diagnose.rules._engine import WORTH_SHARE, ask, built_in, diagnosed, ranked
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
-from diagnose.rules._ranks import meeting, ranks_example
+from diagnose.rules._rank_examples import meeting, ranks_example
 from diagnose.rules._testing import check_rule, fires, has_its_readings, is_silent
 from diagnose.rules.base import Rule
 

@@ -11,15 +11,8 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._ranks import (
-    Late,
-    holding,
-    latest,
-    meeting,
-    ranks_example,
-    steady_wait_ns,
-    waits_ns,
-)
+from diagnose.rules._rank_examples import meeting, ranks_example
+from diagnose.rules._ranks import Late, holding, latest, steady_wait_ns, waits_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1

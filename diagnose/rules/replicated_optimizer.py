@@ -8,7 +8,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Optimizer, Program
 from diagnose.core.units import format_bytes, format_ms, format_share
-from diagnose.rules._ranks import ranks_example
+from diagnose.rules._rank_examples import ranks_example
 from diagnose.rules.base import Rule
 
 SHARDED = "ZeroRedundancyOptimizer"
