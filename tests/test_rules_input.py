@@ -25,7 +25,8 @@ from diagnose.rules import diagnosed
 from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
-from diagnose.rules._supply import fed_by, supply_of
+from diagnose.rules._supply import supply_of
+from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.slow_collate import SlowCollate
 
 pytestmark = pytest.mark.alone

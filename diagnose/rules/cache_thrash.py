@@ -7,7 +7,8 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
-from diagnose.rules._supply import WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import supply_of
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules._worker_rule import WorkerRule
 
 STILL_READING = 0.6

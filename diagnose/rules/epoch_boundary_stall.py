@@ -14,13 +14,12 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
-    WELL_FED,
     begins_anew,
     drawn_at_starts_ns,
     draws_at_starts,
-    fed_by,
     main_loader,
 )
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_batch_building import SERIAL, between_epochs
 

@@ -14,7 +14,8 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, holding_up_batches, named
-from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, fed_by, supply_of
+from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, supply_of
+from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
 

@@ -9,17 +9,8 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import (
-    CROWDED,
-    HANDOVER_NS,
-    MIN_HANDOVERS,
-    MIN_SHARE,
-    WELL_FED,
-    crowded_ns,
-    fed_by,
-    main_loader,
-    supply_of,
-)
+from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, MIN_SHARE, crowded_ns, main_loader, supply_of
+from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 DOMINATES = 0.5

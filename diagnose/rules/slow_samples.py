@@ -6,7 +6,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
+from diagnose.rules._supply import MIN_SHARE, applicable, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 

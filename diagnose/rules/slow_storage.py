@@ -10,16 +10,8 @@ from diagnose.core.profile import Profile, Reading
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import (
-    CROWDED,
-    CROWDED_BOUNDS,
-    DIVIDE,
-    WELL_FED,
-    Supply,
-    crowded_ns,
-    fed_by,
-    supply_of,
-)
+from diagnose.rules._supply import CROWDED_BOUNDS, DIVIDE, Supply, crowded_ns, supply_of
+from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 

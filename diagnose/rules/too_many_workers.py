@@ -7,15 +7,8 @@ from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 from diagnose.rules._phases import LOOP, shared
-from diagnose.rules._supply import (
-    MIN_SHARE,
-    WELL_FED,
-    WORKERS_PART,
-    applicable,
-    fed_by,
-    supply_of,
-    with_loader_arguments,
-)
+from diagnose.rules._supply import MIN_SHARE, WORKERS_PART, applicable, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.2

@@ -7,7 +7,8 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
+from diagnose.rules._supply import MIN_SHARE, supply_of
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules._worker_rule import WorkerRule
 
 MIN_GROWTH_BYTES = 64 << 20

@@ -9,15 +9,14 @@ from diagnose.core.units import format_duration, format_share
 from diagnose.rules._phases import STEP, shared
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
-    WELL_FED,
     applicable,
     begins_anew,
     drawn_at_starts_ns,
     draws_at_starts,
-    fed_by,
     supply_of,
     with_loader_arguments,
 )
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02

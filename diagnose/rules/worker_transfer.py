@@ -7,7 +7,8 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import DRAWN, MIN_SHARE, WELL_FED, fed_by, supply_of, with_loader_arguments
+from diagnose.rules._supply import DRAWN, MIN_SHARE, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules._worker_rule import WorkerRule
 
 SENDING = 0.35
