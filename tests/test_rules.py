@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from diagnose.core.finding import Finding
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile, Status
+from diagnose.core.profile import Profile, Status
 from diagnose.core.program import Loader, Program
 from diagnose.core.series import Series
 from diagnose.rules._engine import WORTH_SHARE, ask, built_in, diagnosed, ranked

@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 import diagnose
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.settings import Settings
 from diagnose.rules import diagnosed

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from diagnose.analysis.calls import with_arguments
+from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, WorkerStats
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._lines import under_trainer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from diagnose.core.host import HostStats
-from diagnose.core.profile import InputStats, Profile, WorkerStats
+from diagnose.core.input import InputStats, WorkerStats
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import NS_PER_MS
 from diagnose.rules._examples import profile

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from diagnose.core.finding import Finding
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named

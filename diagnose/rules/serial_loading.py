@@ -7,8 +7,9 @@ from math import ceil
 
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share, format_speedup
 from diagnose.rules._examples import profile

@@ -8,8 +8,9 @@ from dataclasses import replace
 from diagnose.analysis.idioms import OUTERMOST_WORDS
 from diagnose.analysis.statements import words
 from diagnose.core.finding import Finding
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile, SourceLine
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile

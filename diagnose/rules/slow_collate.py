@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
+from diagnose.core.input import Reading
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, Reading
+from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
 from diagnose.rules._phases import shared
