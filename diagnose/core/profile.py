@@ -275,6 +275,10 @@ class Profile:
         """Mean wall time of a measured step; 0 without steps."""
         return sum(self.phase_time_ns.values())
 
+    def spent_ns(self, phase: Phase) -> float:
+        """Returns the phase's nanoseconds per step; 0 also where it was not measured."""
+        return self.phase_time_ns.get(phase, 0.0)
+
     def rank(self, number: int) -> RankProfile:
         """Returns the rank of this number, which must be one of them."""
         return next(rank for rank in self.ranks if rank.rank == number)

@@ -90,7 +90,7 @@ def won_by_threads(profile: Profile, now: int, then: int) -> Mapping[Phase, floa
     return {
         phase: profile.phase_time_ns[phase] * part * (1 - now / then)
         for phase, part in DIVISIBLE.items()
-        if profile.phase_time_ns.get(phase, 0.0) > 0
+        if profile.spent_ns(phase) > 0
     }
 
 

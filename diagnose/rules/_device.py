@@ -42,7 +42,7 @@ def busy_ns(profile: Profile) -> float:
 
     0 where that was not measured.
     """
-    there_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in LOOP)
+    there_ns = sum(profile.spent_ns(phase) for phase in LOOP)
     return min((profile.device.busy_share or 0.0) * profile.step_time_ns, there_ns)
 
 
@@ -76,7 +76,7 @@ def awaiting_launches(profile: Profile, phases: tuple[Phase, ...]) -> Mapping[Ph
     phases that launch none leave of a usual step.
     """
     device = profile.device
-    unfed_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in UNFED)
+    unfed_ns = sum(profile.spent_ns(phase) for phase in UNFED)
     rest_ns = profile.step_time_ns * (1 - (device.busy_share or 0.0)) - unfed_ns
     return shared(profile, max(0.0, min(device.launch_bound_ns or 0.0, rest_ns)), phases)
 

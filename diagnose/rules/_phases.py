@@ -25,7 +25,7 @@ def shared(
         phases: Those that it lies in.
         most: Part of each phase, 0 to 1, that it takes at most.
     """
-    times = {phase: ns for phase in phases if (ns := profile.phase_time_ns.get(phase, 0.0)) > 0}
+    times = {phase: ns for phase in phases if (ns := profile.spent_ns(phase)) > 0}
     whole_ns = sum(times.values())
     part = min(most, lost_ns / whole_ns) if whole_ns else 0.0
     return {phase: part * ns for phase, ns in times.items()}

@@ -51,9 +51,7 @@ class AllocatorRetries(DeviceRule):
         """See `Rule.check`."""
         device = profile.device
         assert device.alloc_retries is not None and device.retry_ns is not None
-        lost_ns = min(
-            device.retry_ns, sum(profile.phase_time_ns.get(p, 0.0) for p in (Phase.FORWARD, Phase.BACKWARD))
-        )
+        lost_ns = min(device.retry_ns, sum(profile.spent_ns(p) for p in (Phase.FORWARD, Phase.BACKWARD)))
         per_step = device.alloc_retries / max(1, profile.steps.looked_at)
         if per_step < MIN_PER_STEP or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -278,7 +278,7 @@ def _late_in_backward(profile: Profile) -> Late | None:
     lost_ns = passes * min(late_ns, waited_ns)
     if lost_ns <= 0:
         return None
-    backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+    backward_ns = profile.spent_ns(Phase.BACKWARD)
     return Late(
         rank=last.rank,
         phase=Phase.BACKWARD,

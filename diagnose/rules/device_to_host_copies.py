@@ -55,8 +55,8 @@ class DeviceToHostCopies(DeviceRule):
         fetched, spent_ns = copies.to_host_bytes, copies.to_host_ns
         assert fetched is not None and spent_ns is not None
         # `.to("cpu")` is charged to the copies, `.cpu()` to the line that it stands in.
-        copying_ns = min(spent_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
-        waiting_ns = min(spent_ns - copying_ns, profile.phase_time_ns.get(Phase.OTHER, 0.0))
+        copying_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
+        waiting_ns = min(spent_ns - copying_ns, profile.spent_ns(Phase.OTHER))
         lost_ns = copying_ns + waiting_ns
         if fetched < MIN_BYTES or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None

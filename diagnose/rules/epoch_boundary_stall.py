@@ -126,7 +126,7 @@ class EpochBoundaryStall(Rule):
             wait_ns = drawn_at_starts_ns(profile)
         elif loader.num_workers and not loader.persistent_workers:
             wait_ns = 0.0  # what workers that are started take is another rule's
-        lost_ns = min(wait_ns + making_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        lost_ns = min(wait_ns + making_ns, profile.spent_ns(Phase.DATA_WAIT))
         if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]

@@ -57,7 +57,7 @@ class LaunchBound(DeviceRule):
         # All that the host does there is launch: in other phases idleness has other causes and rules.
         idle = awaiting_launches(profile, STEP)
         idle_ns = sum(idle.values())
-        launching_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in STEP)
+        launching_ns = sum(profile.spent_ns(phase) for phase in STEP)
         if idle_ns < MIN_SHARE * profile.step_time_ns:
             return None
         per_kernel_ns = launching_ns / max(1.0, device.num_kernels)

@@ -100,8 +100,8 @@ class NeedlessRecompute(Rule):
         if free - kept_bytes < KEEP_FREE * total:
             return None
         share = max(graph.recomputed_share, inside_share(graph))
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
-        lost_ns = min(share * profile.phase_time_ns.get(Phase.FORWARD, 0.0), 0.7 * backward_ns)
+        backward_ns = profile.spent_ns(Phase.BACKWARD)
+        lost_ns = min(share * profile.spent_ns(Phase.FORWARD), 0.7 * backward_ns)
         if profile.run.device != "cpu":
             lost_ns = AGAIN * share * busy_ns(profile)
         if lost_ns < 0.02 * profile.step_time_ns:

@@ -51,7 +51,7 @@ class RepeatedUpload(DeviceRule):
         copies = profile.copies
         spent_ns, sent = copies.constant_ns, copies.constant_bytes
         assert spent_ns is not None and sent is not None
-        lost_ns = min(spent_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
+        lost_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
         if not lost_ns or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(

@@ -122,7 +122,7 @@ class SerialLoading(Rule):
         step_ns = profile.step_time_ns
         assert loader is not None and wait_ns is not None
         other_ns = (1 - profile.input.main_wait_share) * wait_ns  # for loaders that have workers
-        wait_ns = min(wait_ns - other_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        wait_ns = min(wait_ns - other_ns, profile.spent_ns(Phase.DATA_WAIT))
         handover_ns = HANDOVER_NS * (profile.input.batches_per_step or 1.0)
         loading_ns = wait_ns - handover_ns
         if loading_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:

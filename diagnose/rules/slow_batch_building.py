@@ -273,4 +273,4 @@ def _spare_ns(profile: Profile, made_ns: float) -> float:
 def least_wait_ns(profile: Profile) -> float:
     """Returns what each rank spends on its batches: what one alone does beyond makes it a straggler."""
     times = [rank.phase_time_ns.get(Phase.DATA_WAIT, 0.0) for rank in profile.ranks]
-    return min([profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0), *times])
+    return min([profile.spent_ns(Phase.DATA_WAIT), *times])

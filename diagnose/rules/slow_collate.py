@@ -112,7 +112,7 @@ class SlowCollate(Rule):
             fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
             lost_ns = min(
                 collate_ns * (stats.batches_per_step or 1.0),
-                profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0),
+                profile.spent_ns(Phase.DATA_WAIT),
             )
             who = "the training thread"
             if stats.collate_cpu_share is not None and collate_ns >= MIN_COLLATE_NS:  # else it is chance
@@ -145,8 +145,7 @@ class SlowCollate(Rule):
             evidence=(
                 f"A batch takes {who} {format_ms(collate_ns)} to collate"
                 f" and {format_ms(fetch_ns)} to fetch.",
-                f"The loop waits {format_ms(profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))} of each"
-                " step.",
+                f"The loop waits {format_ms(profile.spent_ns(Phase.DATA_WAIT))} of each step.",
                 *(
                     [f"It waits for a CPU {format_ms(crowded)} of it, as the workers have them."]
                     if crowded

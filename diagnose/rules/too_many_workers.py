@@ -93,7 +93,7 @@ class TooManyWorkers(Rule):
             return None
         if supply.worker_cpu_ns < WORKERS_PART * used_ns:
             return None
-        own_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in LOOP)
+        own_ns = sum(profile.spent_ns(phase) for phase in LOOP)
         # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
         others = max(0.0, (host.busy_cpus or 0.0) - used_ns / step_ns)
         left = max(used_ns / step_ns, min(usable, (host.cpus or usable) - others))

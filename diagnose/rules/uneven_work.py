@@ -99,7 +99,7 @@ class UnevenWork(Rule):
         enough = SEEN_CORRELATION if held is not None and held.rank == worst else MIN_CORRELATION
         if work.correlation < enough or work.spread < MIN_SPREAD * work.mean:
             return None
-        there_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING)
+        there_ns = sum(profile.spent_ns(phase) for phase in COMPUTING)
         lost_ns = min(PASSES * work.forward_ns_per_unit * work.spread, 0.7 * there_ns)
         lost = shared(profile, lost_ns, COMPUTING)
         if held is not None and held.rank == worst:

@@ -110,7 +110,7 @@ class UnusedGradients(Rule):
         seen = max((each for each in (never_used, dropped) if each is not None), key=share_of)
         share = share_of(seen)
         num_tensors = seen.num_tensors if isinstance(seen, Dropped) else seen.num_unwanted_tensors
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+        backward_ns = profile.spent_ns(Phase.BACKWARD)
         lost_ns = share * backward_ns
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None

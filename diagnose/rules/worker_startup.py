@@ -108,7 +108,7 @@ class WorkerStartup(Rule):
         per_step = stats.epoch_starts / max(1, profile.steps.measured)
         made_ns = supply.busy_ns / supply.batches * per_step
         lost_ns = stats.epoch_start_ns - drawn_at_starts_ns(profile) - made_ns
-        lost_ns = min(lost_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        lost_ns = min(lost_ns, profile.spent_ns(Phase.DATA_WAIT))
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         slower_ns = stats.epoch_start_compute_ns or 0.0

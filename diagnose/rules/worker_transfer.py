@@ -129,7 +129,7 @@ class WorkerTransfer(WorkerRule):
             where = "the workers pack them"
         collected_ns = 0.0
         if unpacking and not few:  # the objects made by it are what the collector runs for
-            collected_ns = (profile.input.collected_share or 0.0) * profile.phase_time_ns.get(Phase.GC, 0.0)
+            collected_ns = (profile.input.collected_share or 0.0) * profile.spent_ns(Phase.GC)
         total_ns = lost_ns + collected_ns
         if total_ns < MIN_SHARE * profile.step_time_ns:
             return None
