@@ -15,6 +15,7 @@ from shlex import quote
 from time import monotonic
 from typing import Any
 
+from diagnose.analysis.beside import MAX_RECORDS
 from diagnose.core.comparison import Comparison
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.phases import Phase
@@ -26,9 +27,6 @@ NICENESS = 10
 
 IDLE_S = 120.0
 """A process that nobody has asked for so long is ended: it holds what it has imported."""
-
-MAX_RECORDS = 20_000_000
-"""Steps times ranks beyond which an analysis would take a minute of CPU time beside the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from time import monotonic
 
 from diagnose.dashboards._analyst import Analyst, Answer
-from diagnose.dashboards._live import ANALYSE_SHARE
 from diagnose.dashboards._tailing import stamp_of
 
+from diagnose.analysis.beside import ANALYSE_SHARE
 from diagnose.store.runs import rank_files, read_manifest
 
 AGAIN_S = 30.0

@@ -28,6 +28,7 @@ from diagnose.dashboards._snapshot import Snapshot, Steps
 from diagnose.dashboards._tailing import RankTail
 from diagnose.dashboards._throughput import of_bins
 
+from diagnose.analysis.beside import ANALYSE_SHARE
 from diagnose.core.liveness import Liveness, State
 from diagnose.store.liveness import liveness
 from diagnose.store.runs import read_lost, read_manifest
@@ -47,11 +48,9 @@ LIVENESS_EVERY_S = 2.0
 """Asking the process table of every rank whether a run goes on takes longer than a look at its file."""
 
 ANALYSE_EVERY_S = 10.0
-ANALYSE_SHARE = 0.01
-"""A running job is analysed so seldom that it takes this part of one CPU at most."""
-
 ANALYSE_GROWTH = 1.25
-"""And only when it has so many times the steps: findings of a long run change slowly."""
+"""A running job is analysed so seldom, and only when it has so many times the steps: findings of a long
+run change slowly."""
 
 FIRST_STEPS = 20
 """The rules give no verdict on fewer measured steps; a run that goes on is not analysed before."""

@@ -13,14 +13,11 @@ from diagnose.core.units import format_share
 from diagnose.report._charts import Chart
 from diagnose.report._colors import PHASE_COLORS, text_on
 from diagnose.report._plotly import CONFIG, figure
-from diagnose.report._wording import printable, spans
+from diagnose.report._wording import bar_label, printable, spans
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table
 
 Component = Any
 """Dash gives its components no common type that mypy knows."""
-
-LABEL_SHARE = 0.11  # a narrower part of the bar has no room for its phase's name
-FIGURE_SHARE = 0.05  # nor a narrower one for its percentage
 
 
 def shown(blocks: Sequence[Block]) -> list[Component]:
@@ -112,9 +109,8 @@ def phase_bar(bar: PhaseBar) -> Component:
 
 def _part(phase: Phase, share: float) -> Component:
     color, percent = PHASE_COLORS[phase], format_share(share)
-    label = f"{phase.label} {percent}" if share >= LABEL_SHARE + len(phase.label) / 200 else percent
     style = {"width": f"{100 * share:.3f}%", "background": color, "color": text_on(color)}
-    return html.Span(label if share >= FIGURE_SHARE else "", style=style, title=f"{phase.label} {percent}")
+    return html.Span(bar_label(phase, share), style=style, title=f"{phase.label} {percent}")
 
 
 def swatch(phase: Phase) -> Component:

@@ -13,7 +13,6 @@ from diagnose.dashboards._look_blocks import Component, empty
 from diagnose.dashboards._look_tuning import is_running, tuning_of, tuning_words
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
-from diagnose.dashboards.base import View
 
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.liveness import State as Alive
@@ -257,9 +256,3 @@ def refreshed(
 
 def _stamp(parts: tuple[Any, ...]) -> str:
     return hashlib.sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
-
-
-def run_of(view: View) -> str:
-    """Returns the run that the page is about; the frame has checked that there is one."""
-    assert view.run is not None
-    return view.run

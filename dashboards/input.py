@@ -15,8 +15,9 @@ from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View
 
+from diagnose.core.input import SlowBatch
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, SlowBatch
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_duration, format_share
 from diagnose.report._charts import StepLine

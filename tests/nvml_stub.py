@@ -21,7 +21,6 @@ HEALTHY = {
     "uuid": UUID,
     "count": 1,
     "busy_percent": 93,
-    "used_mib": 40960,
     "power_mw": 390_000,
     "power_limit_mw": 400_000,
     "default_power_limit_mw": 400_000,

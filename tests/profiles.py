@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from diagnose.core.finding import Abstention, Finding, Gain
+from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import (
     Overhead,
@@ -16,7 +17,6 @@ from diagnose.core.profile import (
     Status,
     StepStats,
     Throughput,
-    WorkerStats,
 )
 from diagnose.core.trial import Measured, Outcome, Safety, Trial, Tuning
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from diagnose import actions
+from diagnose.actions._ddp import HOOKS, GradientHook
 from diagnose.actions._shadow import compare_gradients
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
@@ -127,6 +128,12 @@ def test_it_says_how_safe_it_is_and_what_is_checked(name: str) -> None:
 @each_action
 def test_the_actions_that_it_excludes_exist(name: str) -> None:
     assert ACTIONS[name].excludes <= set(ACTIONS)
+
+
+def test_actions_with_a_communication_hook_exclude_each_other() -> None:
+    hooks = {name for name, action in ACTIONS.items() if isinstance(action, GradientHook)}
+    assert hooks == HOOKS
+    assert all(ACTIONS[name].excludes == hooks - {name} for name in hooks)
 
 
 @each_action

@@ -8,8 +8,8 @@ from dash._utils import to_json
 from diagnose.dashboards._snapshot import Snapshot
 from diagnose.dashboards.input import _draw
 
+from diagnose.core.input import SlowBatch, WorkerStats
 from diagnose.core.liveness import Liveness, State
-from diagnose.core.profile import SlowBatch, WorkerStats
 from diagnose.core.program import Loader
 from tests.profiles import PROFILE, WORKERS
 from tests.recorded import MS

@@ -70,7 +70,7 @@ def of_gan(**options: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_generator_behind_a_batch_that_was_not_detached_is_told(fused: bool):
     fact = of_gan(detach=False, freeze=True, fused=fused)["dropped"]
-    assert (fact["num_passes"], fact["num_tensors"]) == (12, 4)
+    assert fact["num_tensors"] == 4
     assert fact["unwanted"]["num_ops"] > 0
     assert fact["is_apart"]
     assert 0 < fact["unwanted"]["backward_ns"] < fact["total"]["backward_ns"]

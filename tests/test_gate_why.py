@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from diagnose.core.finding import Abstention, Finding
+from diagnose.core.input import InputStats, WorkerStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile, SourceLine, Throughput, WorkerStats
+from diagnose.core.profile import Profile, SourceLine, Throughput
 from diagnose.core.program import Loader, Program
 from diagnose.gate.attribution import Runs, attribute, chance, growth
 from diagnose.gate.cause import Kind, Why

@@ -77,7 +77,6 @@ def test_a_healthy_device_is_read_in_plain_units(opened, says):
     }
     assert device.read() == {
         "busy_share": 0.93,
-        "used_bytes": 40 * GIB,
         "power_w": 390,
         "power_limit_w": 400,
         "sm_hz": 1.38e9,

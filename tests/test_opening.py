@@ -8,7 +8,7 @@ import pytest
 
 from diagnose.analysis.opening import reading_of
 from diagnose.analysis.sources import Sources
-from diagnose.core.profile import Reading
+from diagnose.core.input import Reading
 from diagnose.store.reader import Frame
 
 FILE = "/home/u/data.py"

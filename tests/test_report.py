@@ -10,11 +10,9 @@ from dataclasses import fields, replace
 import pytest
 
 from diagnose.core.host import HostStats
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import (
-    InputStats,
-    Throughput,
-)
+from diagnose.core.profile import Throughput
 from diagnose.report import Terminal, to_html, to_json, to_markdown, to_text
 from diagnose.report._end_findings import finding_lines
 from diagnose.report._text import block_lines

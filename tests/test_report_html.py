@@ -14,8 +14,8 @@ import pytest
 
 from diagnose.core.finding import Gain
 from diagnose.core.history import History
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats
 from diagnose.core.trial import Measured, Outcome, Safety, Trial, Tuning
 from diagnose.report import to_html
 from diagnose.report._charts import (

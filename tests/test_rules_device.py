@@ -20,9 +20,10 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.rules import diagnosed
-from diagnose.rules._device import busy_ns, kernel_share, waited
+from diagnose.rules._device import busy_ns, kernel_share
 from diagnose.rules._engine import ask, built_in
 from diagnose.rules._examples import GIB, card, profile
+from diagnose.rules._phases import shared
 from diagnose.rules._traps import traps
 from diagnose.rules.needless_recompute import on_device
 from diagnose.store.reader import RankLog
@@ -37,7 +38,7 @@ RULES = built_in()
 def test_a_devices_time_is_never_more_than_the_phases_that_wait_for_it():
     fed_slowly = profile(data_wait_ms=60, device=card(busy_share=0.95))
     assert busy_ns(fed_slowly) == pytest.approx(40e6)
-    lost = waited(fed_slowly, 90e6)
+    lost = shared(fed_slowly, 90e6)
     assert Phase.DATA_WAIT not in lost
     assert sum(lost.values()) == pytest.approx(40e6)
 

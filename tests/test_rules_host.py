@@ -27,7 +27,7 @@ from diagnose.rules._cpus import delayed_share, spread
 from diagnose.rules._engine import ask, rules
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
-from diagnose.rules._ranks import ranks_example
+from diagnose.rules._rank_examples import ranks_example
 from diagnose.rules.frequent_evaluation import epoch_steps
 from diagnose.rules.slow_clipping import SlowClipping
 

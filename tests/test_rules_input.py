@@ -17,15 +17,17 @@ from torch.utils.data import DataLoader, Dataset
 import diagnose
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.settings import Settings
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
-from diagnose.rules._supply import fed_by, supply_of
+from diagnose.rules._supply import supply_of
+from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.slow_collate import SlowCollate
 
 pytestmark = pytest.mark.alone

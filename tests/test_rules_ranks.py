@@ -15,7 +15,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import latest, ranks_example
+from diagnose.rules._rank_examples import ranks_example
+from diagnose.rules._ranks import latest
 from diagnose.rules.compute_straggler import ComputeStraggler
 from diagnose.rules.find_unused_parameters import FindUnusedParameters
 from diagnose.rules.input_straggler import InputStraggler

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diagnose.launch import steps_left as module
-from diagnose.launch.steps_left import Progress, part_done
+from diagnose.launch.steps_left import Progress, _loops, _part_done
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def told(tmp_path: Path, source: str, within: float | None = None, **names: Any)
     path.write_text(source, encoding="utf-8")
 
     def look() -> None:
-        seen.append(part_done(sys._getframe(1), within))
+        seen.append(_part_done(_loops(sys._getframe(1)), within))
 
     exec(compile(source, str(path), "exec"), {"look": look, "__name__": "job", **names})
     return seen
@@ -133,7 +133,7 @@ def test_what_can_only_be_found_out_by_running_code_is_not_known(tmp_path, loop)
 
 def test_code_without_a_source_tells_nothing():
     seen: list[float | None] = []
-    names = {"look": lambda: seen.append(part_done(sys._getframe(1), None))}
+    names = {"look": lambda: seen.append(_part_done(_loops(sys._getframe(1)), None))}
     exec(compile("for epoch in range(2):\n    look()\n", "nowhere/job.py", "exec"), names)
     assert seen == [None, None]
 

@@ -23,8 +23,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import diagnose
+from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, WorkerStats
+from diagnose.core.profile import Profile
 from diagnose.hooks import _worker_reports
 from diagnose.hooks._worker_readings import MAX_PIECES, bytes_of, checksum, pieces_of
 from diagnose.store.reader import read_rank

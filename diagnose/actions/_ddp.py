@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +12,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from diagnose.actions._memory import free_at_peak
-from diagnose.actions.base import CannotApply
+from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 
 NEEDED = (
@@ -209,3 +209,40 @@ def _renew(model: DistributedDataParallel) -> None:
         logger: Any = model.logger
         logger._set_comm_hook_name(reduce.__name__)
         torch._C._distributed_c10d._register_comm_hook(model.reducer, model.process_group, reduce)
+
+
+class ReducerAction(Action):
+    """An action that gives DDP fresh reducers."""
+
+    order = 50
+    settle_steps = 2
+
+    def state(self, job: Job) -> Any:
+        """See `Action.state`."""
+        return settings_in_force(job)
+
+
+class GradientHook(ReducerAction):
+    """An action whose reducers have a communication hook of ours.
+
+    Attributes:
+        copies: How many times the memory of the gradients the hook takes for itself.
+    """
+
+    touches = "ranks"
+    copies: ClassVar[int] = 0
+
+    def __init_subclass__(cls) -> None:
+        cls.excludes = HOOKS - {cls.__module__.rpartition(".")[2].replace("_", "-")}
+
+    def check(self, job: Job) -> None:
+        """See `Action.check`."""
+        in_float32(job, self.copies)
+
+    def reduce(self, model: DistributedDataParallel, prepared: Any) -> Reduce:
+        """Makes the communication hook of a model; `prepared` is as for `Action.apply`."""
+        raise NotImplementedError
+
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
+        """See `Action.apply`."""
+        return with_fresh_reducers(in_float32(job), reduce=lambda model: self.reduce(model, prepared))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from diagnose.actions._watch import Watch
@@ -49,6 +49,19 @@ def models_with_weights(job: Job) -> list[Any]:
         if is_replayed(module):
             raise CannotApply(f"{type(module).__name__} {REPLAYED}")
     return models
+
+
+@contextmanager
+def all_routed(job: Job, route_of: Callable[[Any], Route]) -> Iterator[None]:
+    """Lets the calls that `routed` means, of each model with weights, go through a route of its own.
+
+    Raises:
+        CannotApply: See `models_with_weights`.
+    """
+    with ExitStack() as stack:
+        for model in models_with_weights(job):
+            stack.enter_context(routed(job, model, route_of(model)))
+        yield
 
 
 def is_replayed(module: Any) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from diagnose.actions._autocast import on_its_gpu, refuse_lower_precision, refuse_slower, under_autocast
 from diagnose.actions._careful import Careful, Failure
-from diagnose.actions._routes import models_with_weights, refuse_compiled, routed, routes_in_force
+from diagnose.actions._routes import all_routed, refuse_compiled, routes_in_force
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -65,15 +65,9 @@ class AutocastBf16(Action):
         """See `Action.apply`."""
         prepared.refuse_again()
         route = under_autocast(job.device, torch.bfloat16)
-        with ExitStack() as stack:
-            for model in models_with_weights(job):
-                stack.enter_context(routed(job, model, Careful(route, prepared)))
+        with all_routed(job, lambda model: Careful(route, prepared)):
             yield
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
         return routes_in_force(job)
-
-    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
-        return {}

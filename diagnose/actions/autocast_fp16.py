@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -91,10 +91,6 @@ class AutocastFp16(Action):
             for each in job.optimizers
         ]
         return routes_in_force(job), hooks, steps, torch.autograd.backward
-
-    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
-        return {}
 
 
 def check_loop(job: Job) -> None:

@@ -66,7 +66,6 @@ class BatchGrowth(Action):
     """
 
     safety = Safety.TRAINING
-    order = 30
     excludes = frozenset({"gradient-accumulation"})
     resizes = True
 

@@ -6,7 +6,7 @@ import functools
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -74,7 +74,6 @@ class ChannelsLast(Action):
     """
 
     safety = Safety.ROUNDING
-    order = 30
     touches = "model"
     unasked = True
 
@@ -131,10 +130,6 @@ class ChannelsLast(Action):
         ]
         weights = [(id(p), p.stride()) for p in held]  # not where: the script may bind `.data` anew
         return {"weights": weights, "unlike": unlike, "hooks": hooks, "routes": routes_in_force(job)}
-
-    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
-        return {}
 
 
 @contextmanager

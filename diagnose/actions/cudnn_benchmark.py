@@ -40,7 +40,6 @@ class CudnnBenchmark(Action):
     """
 
     safety = Safety.ROUNDING
-    order = 30
     settle_steps = 3
     touches = "model"
     at_start = True

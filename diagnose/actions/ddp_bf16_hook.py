@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import distributed
 
-from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
-from diagnose.actions.base import Action
+from diagnose.actions._ddp import GradientHook, Reduce
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
 
-class DdpBf16Hook(Action):
+class DdpBf16Hook(GradientHook):
     """
     ## What it does
     Gives DDP a fresh reducer with a communication hook that sends each bucket in bfloat16: half the bytes.
@@ -34,22 +32,10 @@ class DdpBf16Hook(Action):
     """
 
     safety = Safety.PRECISION
-    order = 50
-    excludes = HOOKS - {"ddp-bf16-hook"}
-    settle_steps = 2
-    touches = "ranks"
 
-    def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        in_float32(job)
-
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(in_float32(job), reduce=lambda model: averaged_in_bf16)
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
+    def reduce(self, model: Any, prepared: Any) -> Reduce:
+        """See `GradientHook.reduce`."""
+        return averaged_in_bf16
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from diagnose.actions._ddp import gradient_bytes, settings_in_force, with_fresh_reducers, wrapped
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions._ddp import ReducerAction, gradient_bytes, with_fresh_reducers, wrapped
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -17,7 +17,7 @@ DEFAULT_MIB = 25
 """Of torch, which then makes the first bucket smaller."""
 
 
-class DdpBucketSize(Action):
+class DdpBucketSize(ReducerAction):
     """
     ## What it does
     Gives DDP a fresh reducer whose buckets hold 1, 5, 25 or 100 MiB, whichever is fastest. Larger ones pay
@@ -36,8 +36,6 @@ class DdpBucketSize(Action):
     """
 
     safety = Safety.ROUNDING
-    order = 50
-    settle_steps = 2
     touches = "ranks"
 
     def check(self, job: Job) -> None:
@@ -62,10 +60,6 @@ class DdpBucketSize(Action):
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
         return with_fresh_reducers(wrapped(job), lambda model: _set_size(model, prepared))
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import distributed
 
-from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
+from diagnose.actions._ddp import GradientHook, Reduce
 from diagnose.actions._ddp_rounds import InRounds
-from diagnose.actions.base import Action
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -19,7 +17,7 @@ FACTOR = 2.0**10
 """A power of two, which rounds nothing. Averages up to 64 fit, and down to 6e-8 keep all their digits."""
 
 
-class DdpFp16Hook(Action):
+class DdpFp16Hook(GradientHook):
     """
     ## What it does
     Gives DDP a fresh reducer with a communication hook that sends each bucket in fp16, multiplied by 1024:
@@ -42,24 +40,10 @@ class DdpFp16Hook(Action):
     """
 
     safety = Safety.PRECISION
-    order = 50
-    excludes = HOOKS - {"ddp-fp16-hook"}
-    settle_steps = 2
-    touches = "ranks"
 
-    def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        in_float32(job)
-
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(
-            in_float32(job), reduce=lambda model: InRounds("averaged_in_fp16", averaged, at_the_end=True)
-        )
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
+    def reduce(self, model: Any, prepared: Any) -> Reduce:
+        """See `GradientHook.reduce`."""
+        return InRounds("averaged_in_fp16", averaged, at_the_end=True)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`: torch's own, which multiplies nothing."""

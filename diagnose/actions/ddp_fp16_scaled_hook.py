@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed import ReduceOp
 
-from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
+from diagnose.actions._ddp import GradientHook, Reduce
 from diagnose.actions._ddp_rounds import InRounds
-from diagnose.actions.base import Action
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -23,7 +21,7 @@ MOST = 100
 """The largest power of two to multiply with: its inverse is a normal float32, too."""
 
 
-class DdpFp16ScaledHook(Action):
+class DdpFp16ScaledHook(GradientHook):
     """
     ## What it does
     Gives DDP a fresh reducer with a communication hook that sends each bucket in fp16, at half the bytes.
@@ -44,24 +42,10 @@ class DdpFp16ScaledHook(Action):
     """
 
     safety = Safety.PRECISION
-    order = 50
-    excludes = HOOKS - {"ddp-fp16-scaled-hook"}
-    settle_steps = 2
-    touches = "ranks"
 
-    def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        in_float32(job)
-
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(
-            in_float32(job), reduce=lambda model: InRounds("averaged_in_scaled_fp16", averaged)
-        )
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
+    def reduce(self, model: Any, prepared: Any) -> Reduce:
+        """See `GradientHook.reduce`."""
+        return InRounds("averaged_in_scaled_fp16", averaged)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`: torch's own, which multiplies nothing."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.nn import functional
 
-from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
+from diagnose.actions._ddp import GradientHook, Reduce, wrapped
 from diagnose.actions._ddp_rounds import InRounds, gathering
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -27,7 +26,7 @@ BACKENDS = ("gloo", "nccl")
 """Those that let every rank send every other one something else."""
 
 
-class DdpInt8Hook(Action):
+class DdpInt8Hook(GradientHook):
     """
     ## What it does
     Gives DDP a fresh reducer with a communication hook that sends gradients as whole numbers of one byte,
@@ -48,27 +47,18 @@ class DdpInt8Hook(Action):
     """
 
     safety = Safety.TRAINING
-    order = 50
-    excludes = HOOKS - {"ddp-int8-hook"}
-    settle_steps = 2
-    touches = "ranks"
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        for model in in_float32(job):
+        super().check(job)
+        for model in wrapped(job):
             backend = distributed.get_backend(model.process_group)
             if backend not in BACKENDS:
                 raise CannotApply(f"shares can be sent over {' and '.join(BACKENDS)}; this is {backend}")
 
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(
-            in_float32(job), reduce=lambda model: InRounds("averaged_in_int8", averaged)
-        )
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
+    def reduce(self, model: Any, prepared: Any) -> Reduce:
+        """See `GradientHook.reduce`."""
+        return InRounds("averaged_in_int8", averaged)
 
 
 def averaged(group: Any, bucket: Any) -> Generator[list[Any], None, None]:

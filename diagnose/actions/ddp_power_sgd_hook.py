@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
+from diagnose.actions._ddp import GradientHook, Reduce, in_float32, wrapped
 from diagnose.actions._ddp_low_rank import RANK, LowRank, is_worth_it
 from diagnose.actions._ddp_rounds import InRounds
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
 
-class DdpPowerSgdHook(Action):
+class DdpPowerSgdHook(GradientHook):
     """
     ## What it does
     Gives DDP a fresh reducer with a communication hook for PowerSGD: of the gradient of each weight matrix
@@ -37,15 +37,12 @@ class DdpPowerSgdHook(Action):
     """
 
     safety = Safety.TRAINING
-    order = 50
-    excludes = HOOKS - {"ddp-power-sgd-hook"}
-    settle_steps = 2
-    touches = "ranks"
+    copies = 2
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
-        models = in_float32(job, copies=2)
-        if not any(is_worth_it(p) for model in models for p in model.parameters() if p.requires_grad):
+        super().check(job)
+        if not any(is_worth_it(p) for model in wrapped(job) for p in model.parameters() if p.requires_grad):
             raise CannotApply(f"no weight is large enough to be sent in {RANK} columns")
 
     @contextmanager
@@ -53,16 +50,9 @@ class DdpPowerSgdHook(Action):
         """See `Action.prepare`."""
         yield {id(model): LowRank() for model in in_float32(job)}
 
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(
-            in_float32(job),
-            reduce=lambda model: InRounds("averaged_in_low_rank", prepared[id(model)].averaged),
-        )
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
+    def reduce(self, model: Any, prepared: Any) -> Reduce:
+        """See `GradientHook.reduce`."""
+        return InRounds("averaged_in_low_rank", prepared[id(model)].averaged)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`: torch's own, which needs NCCL."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
-from diagnose.actions._ddp import HOOKS, in_float32, settings_in_force, with_fresh_reducers
+from diagnose.actions._ddp import GradientHook, Reduce, in_float32
 from diagnose.actions._ddp_rounds import InRounds, gathering
 from diagnose.actions._ddp_unsent import Unsent
-from diagnose.actions.base import Action
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -20,7 +19,7 @@ ONE_IN = 100
 """As published for training with what is left over kept (deep gradient compression goes to 1000)."""
 
 
-class DdpTopKHook(Action):
+class DdpTopKHook(GradientHook):
     """
     ## What it does
     Gives DDP a fresh reducer with a communication hook that sends, of each bucket, the hundredth of the
@@ -43,30 +42,16 @@ class DdpTopKHook(Action):
     """
 
     safety = Safety.TRAINING
-    order = 50
-    excludes = HOOKS - {"ddp-top-k-hook"}
-    settle_steps = 2
-    touches = "ranks"
-
-    def check(self, job: Job) -> None:
-        """See `Action.check`."""
-        in_float32(job, copies=1)
+    copies = 1
 
     @contextmanager
     def prepare(self, job: Job, value: int | None) -> Iterator[Any]:
         """See `Action.prepare`."""
         yield {id(model): Unsent() for model in in_float32(job)}
 
-    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
-        """See `Action.apply`."""
-        return with_fresh_reducers(
-            in_float32(job),
-            reduce=lambda model: InRounds("averaged_largest", partial(averaged, prepared[id(model)])),
-        )
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
+    def reduce(self, model: Any, prepared: Any) -> Reduce:
+        """See `GradientHook.reduce`."""
+        return InRounds("averaged_largest", partial(averaged, prepared[id(model)]))
 
 
 def averaged(unsent: Unsent, group: Any, bucket: Any) -> Generator[list[Any], None, None]:

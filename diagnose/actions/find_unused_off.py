@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from diagnose.actions._ddp import settings_in_force, with_fresh_reducers, wrapped
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions._ddp import ReducerAction, with_fresh_reducers, wrapped
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
 
-class FindUnusedOff(Action):
+class FindUnusedOff(ReducerAction):
     """
     ## What it does
     Gives DDP a fresh reducer without `find_unused_parameters`: no walk through the graph before each
@@ -31,9 +31,7 @@ class FindUnusedOff(Action):
     """
 
     safety = Safety.TRAINING
-    order = 50
     excludes = frozenset({"static-graph"})
-    settle_steps = 2
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -48,10 +46,6 @@ class FindUnusedOff(Action):
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
         return with_fresh_reducers(wrapped(job), _stop_looking)
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""

@@ -50,7 +50,6 @@ class FusedOptimizer(Action):
     """
 
     safety = Safety.ROUNDING
-    order = 30
     touches = "optimizer"
     unasked = True
 

@@ -53,7 +53,6 @@ class GradientAccumulation(Action):
     """
 
     safety = Safety.TRAINING
-    order = 30
     excludes = frozenset({"optimizer-in-backward", "no-sync"})
     settle_steps = max(SIZES)
     window_steps = 2 * max(SIZES)

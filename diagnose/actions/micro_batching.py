@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from diagnose.actions._boundary import check_torch
 from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._nested import tensors
 from diagnose.actions._pieces import CannotSplit, Pieces, joined, part_of
-from diagnose.actions._routes import models_with_weights, routed, routes_in_force
+from diagnose.actions._routes import all_routed, models_with_weights, routes_in_force
 from diagnose.actions._sealed import refuse_unsealed
 from diagnose.actions._shadow_step import batch_size
 from diagnose.actions._splitting import refuse_coupled, refuse_sharded
@@ -86,9 +86,7 @@ class MicroBatching(Action):
         def route(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return Pieces(call, args, kwargs, num_pieces, failure).run()
 
-        with ExitStack() as stack:
-            for model in models_with_weights(job):
-                stack.enter_context(routed(job, model, Careful(route, failure)))
+        with all_routed(job, lambda model: Careful(route, failure)):
             yield
 
     def why_not_stay(self, prepared: Any) -> str:

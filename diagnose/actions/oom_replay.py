@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from diagnose.actions._checkpointed import checkpointed
 from diagnose.actions._memory import refuse_unless_short
 from diagnose.actions._nested import tensors
 from diagnose.actions._pieces import CannotSplit, Pieces, copied
-from diagnose.actions._routes import models_with_weights, routed, routes_in_force
+from diagnose.actions._routes import all_routed, models_with_weights, routes_in_force
 from diagnose.actions._sealed import refuse_unsealed
 from diagnose.actions._splitting import refuse_coupled, refuse_sharded
 from diagnose.actions.activation_checkpointing import blocks_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.micro_batching import rehearse
-from diagnose.core.job import Job
+from diagnose.core.job import Job, Route
 from diagnose.core.trial import Safety
 
 PIECES = (2, 4, 8, 16)
@@ -75,14 +75,14 @@ class OomReplay(Action):
             refuse_unsealed(job, model)
         yield {id(model): _ladder(job, model) for model in models_with_weights(job)}
 
-    @contextmanager
-    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
-        with ExitStack() as stack:
-            for model in models_with_weights(job):
-                refuse_unfit(model)
-                stack.enter_context(routed(job, model, _route(prepared[id(model)])))
-            yield
+
+        def route_of(model: nn.Module) -> Route:
+            refuse_unfit(model)
+            return _route(prepared[id(model)])
+
+        return all_routed(job, route_of)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
@@ -113,7 +113,7 @@ def _ladder(job: Job, model: nn.Module) -> tuple[Rung, ...]:
     return (*rungs, *(("pieces", number) for number in PIECES))
 
 
-def _route(ladder: Sequence[Rung]) -> Any:
+def _route(ladder: Sequence[Rung]) -> Route:
     def route(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return Replaying(call, args, kwargs, ladder).run()
 

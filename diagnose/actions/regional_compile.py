@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,6 @@ class RegionalCompile(Action):
         """See `Action.state`."""
         modules = (module for model in job.models for module in model.modules())
         return {id(module): slot for module in modules if (slot := vars(module).get(SLOT)) is not None}
-
-    def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`."""
-        return {}
 
 
 def refuse_without_compiler(device: str) -> None:

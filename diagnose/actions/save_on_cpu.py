@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from diagnose.actions._memory import refuse_unless_short
-from diagnose.actions._routes import models_with_weights, routed, routes_in_force
+from diagnose.actions._routes import all_routed, models_with_weights, routes_in_force
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -54,13 +54,9 @@ class SaveOnCpu(Action):
         refuse_unless_short(job)
         models_with_weights(job)
 
-    @contextmanager
-    def apply(self, job: Job, prepared: Any) -> Iterator[None]:
+    def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
-        with ExitStack() as stack:
-            for model in models_with_weights(job):
-                stack.enter_context(routed(job, model, saving_route(model)))
-            yield
+        return all_routed(job, saving_route)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""

@@ -44,7 +44,6 @@ class Sdpa(Action):
     """
 
     safety = Safety.ROUNDING
-    order = 30
     touches = "model"
 
     def check(self, job: Job) -> None:

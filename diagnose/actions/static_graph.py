@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from diagnose.actions._ddp import settings_in_force, with_fresh_reducers, wrapped
-from diagnose.actions.base import Action, CannotApply
+from diagnose.actions._ddp import ReducerAction, with_fresh_reducers, wrapped
+from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
 
-class StaticGraph(Action):
+class StaticGraph(ReducerAction):
     """
     ## What it does
     Gives DDP a fresh reducer with `static_graph=True`. It learns in one step which parameters get
@@ -31,7 +31,6 @@ class StaticGraph(Action):
     """
 
     safety = Safety.TRAINING
-    order = 50
     excludes = frozenset({"find-unused-off", "no-sync"})
     settle_steps = 3
 
@@ -48,10 +47,6 @@ class StaticGraph(Action):
     def apply(self, job: Job, prepared: Any) -> AbstractContextManager[None]:
         """See `Action.apply`."""
         return with_fresh_reducers(wrapped(job), _promise)
-
-    def state(self, job: Job) -> Any:
-        """See `Action.state`."""
-        return settings_in_force(job)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""

@@ -58,22 +58,25 @@ def _sent(sites: Sites, steps: int, to_device_ns: float | None) -> dict[str, Any
     total, constant = _sum(sites, "bytes"), _sum(sites, "constant_bytes")
     call_ns = _sum(sites, "ns")
     constant_ns = to_device_ns * _sum(sites, "constant_ns") / call_ns if to_device_ns and call_ns else None
+    file, line = _place(sites, "constant_bytes")
     return {
         "to_device_ns": to_device_ns,
         "to_device_bytes": total / steps,
         "pageable_share": _sum(sites, "pageable_bytes") / total if total else 0.0,
-        "blocking_share": _sum(sites, "blocking_bytes") / total if total else 0.0,
         "constant_bytes": constant / steps,
         "constant_ns": constant_ns if constant else 0.0,
-        "constant_line": _line(sites, "constant_bytes"),
+        "constant_file": file,
+        "constant_line": line,
     }
 
 
 def _fetched(sites: Sites, steps: int) -> dict[str, Any]:
+    file, line = _place(sites, "bytes")
     return {
         "to_host_bytes": _sum(sites, "bytes") / steps,
         "to_host_ns": _sum(sites, "ns") / steps,
-        "to_host_line": _line(sites, "bytes"),
+        "to_host_file": file,
+        "to_host_line": line,
     }
 
 
@@ -81,10 +84,10 @@ def _sum(sites: Sites, name: str) -> float:
     return float(sum(site[name] for site in sites))
 
 
-def _line(sites: Sites, name: str) -> str:
-    """Returns the line with most of something; empty where there is nothing, or no line of the user's."""
+def _place(sites: Sites, name: str) -> tuple[str, int]:
+    """Returns the place with most of something; no file where there is nothing, or no user's line."""
     most = max(sites, key=lambda site: site[name], default=None)
-    return f"{most['file']}:{most['line']}" if most is not None and most[name] and most["file"] else ""
+    return (most["file"], most["line"]) if most is not None and most[name] and most["file"] else ("", 0)
 
 
 def _link(readings: Sequence[Mapping[str, Any]], constants: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ SETTINGS = (
     "total_bytes",
     "tf32",
     "cudnn_tf32",
-    "cudnn_benchmark",
     "expandable_segments",
 )
 
@@ -86,13 +85,11 @@ def _driver(readings: Sequence[Figures], constants: Figures) -> dict[str, Any]:
     limits = [reading["power_limit_w"] for reading in readings if "power_limit_w" in reading]
     default_w = constants.get("default_power_limit_w")
     temperatures = [reading["temperature_c"] for reading in readings if "temperature_c" in reading]
-    used = [reading["used_bytes"] for reading in readings if "used_bytes" in reading]
     errors = [reading["uncorrected_errors"] for reading in readings if "uncorrected_errors" in reading]
     return {
         # The driver counts kernels of anybody: they are ours where nobody else is there.
         "busy_share": utilisation if others and not max(others) else None,
         "utilisation_share": utilisation,
-        "used_bytes": max(used, default=None),
         "clock_share": _clock_share(readings, constants),
         "throttle_share": _part(reasons, HELD_DOWN) if len(reasons) >= MIN_READINGS else None,
         "throttle_reasons": (

@@ -87,16 +87,22 @@ def straggler(ranks: Sequence[RankProfile]) -> Straggler | None:
     place = latest(known, [sum(rank.phase_time_ns.values()) for rank in ranks])
     if place is None:
         return None
-    others = [rank for index, rank in enumerate(ranks) if index != place]
-    excess = {
-        phase: _own_ns(ranks[place], phase) - median(_own_ns(rank, phase) for rank in others)
-        for phase in Phase
-        if phase is not Phase.COMMUNICATION
-    }
+    excess = beyond_others_ns(ranks, place)
     cause = max(excess, key=lambda phase: excess[phase])
     return Straggler(
         rank=ranks[place].rank, late_ns=known[place], cause=cause if excess[cause] > 0 else None
     )
+
+
+def beyond_others_ns(ranks: Sequence[RankProfile], place: int) -> dict[Phase, float]:
+    """Returns what the rank at a place takes longer for than the others do at the median; never a wait for
+    them. In nanoseconds per step, by phase."""
+    others = [rank for index, rank in enumerate(ranks) if index != place]
+    return {
+        phase: ranks[place].own_ns(phase) - median(rank.own_ns(phase) for rank in others)
+        for phase in Phase
+        if phase is not Phase.COMMUNICATION
+    }
 
 
 def latest(late: Sequence[float], step: Sequence[float]) -> int | None:
@@ -113,11 +119,3 @@ def latest(late: Sequence[float], step: Sequence[float]) -> int | None:
     spread = QUARTILE_TO_SIGMA * float(np.quantile(others, UPPER_QUARTILE, method="higher"))
     is_late = late[place] > max(STRAGGLER_DEVIATIONS * spread, STRAGGLER_STEP_SHARE * step[place])
     return place if is_late else None
-
-
-def _own_ns(rank: RankProfile, phase: Phase) -> float:
-    """A rank that stands still between its passes waits for its input, not for itself."""
-    spent_ns = rank.phase_time_ns.get(phase, 0.0)
-    if phase is Phase.OTHER:
-        return spent_ns - rank.standing_ns
-    return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns

@@ -14,9 +14,9 @@ from diagnose.analysis.calls import call_at
 from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import whole_steps
+from diagnose.core.input import InputStats, SlowBatch, WorkerStats
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, SlowBatch, WorkerStats
 from diagnose.core.program import Loader
 from diagnose.store.reader import RankLog
 

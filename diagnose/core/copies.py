@@ -13,13 +13,14 @@ class Copies:
         to_device_bytes: Bytes sent to the device, by `Tensor.to`, `cuda` and `copy_` in the loop.
         to_device_ns: Time in which the device copied from the host and computed nothing, by its own clock.
         pageable_share: Part of the bytes sent that came from memory that is not page-locked.
-        blocking_share: Part of the bytes sent by calls that did not say `non_blocking=True`.
         constant_bytes: Part of `to_device_bytes` that was the same tensor, unchanged, in the step before.
         constant_ns: Time that sending those took.
-        constant_line: Line that sends most of them, as `file:line`; empty when unknown.
+        constant_file: Where most of them are sent; empty when unknown.
+        constant_line: Its line.
         to_host_bytes: Bytes fetched from the device.
         to_host_ns: Time in which the loop waited for them.
-        to_host_line: Line that fetches most of them, as `file:line`; empty when unknown.
+        to_host_file: Where most of them are fetched; empty when unknown.
+        to_host_line: Its line.
         link_bytes_per_s: Highest rate to the device that the driver counted, over 20 ms at a time.
         link_limit_bytes_per_s: Rate that the link, as it runs, could reach.
         link_generation: PCIe generation that the link runs at under load.
@@ -31,13 +32,14 @@ class Copies:
     to_device_bytes: float | None = None
     to_device_ns: float | None = None
     pageable_share: float | None = None
-    blocking_share: float | None = None
     constant_bytes: float | None = None
     constant_ns: float | None = None
-    constant_line: str = ""
+    constant_file: str = ""
+    constant_line: int = 0
     to_host_bytes: float | None = None
     to_host_ns: float | None = None
-    to_host_line: str = ""
+    to_host_file: str = ""
+    to_host_line: int = 0
     link_bytes_per_s: float | None = None
     link_limit_bytes_per_s: float | None = None
     link_generation: int | None = None

@@ -26,7 +26,6 @@ class Device:
         fp32_flops_per_s: Highest rate of float32 arithmetic outside tensor cores.
         bandwidth_bytes_per_s: Highest rate of its memory.
         total_bytes: Memory of the device.
-        used_bytes: Most of it that was in use, by anybody.
         peak_bytes: Most that tensors ever held.
         reserved_bytes: Most that torch's allocator took from the driver.
         allocated_bytes: What tensors held when `reserved_bytes` was reached.
@@ -50,7 +49,6 @@ class Device:
         temperature_c: Its highest temperature.
         uncorrected_errors: Errors of its memory that ECC found and could not correct, since the driver was
             loaded.
-        cudnn_benchmark: Whether cuDNN tries its algorithms out.
         other_processes: Processes of others that hold memory on the device.
         other_sm_share: Part of the wall time in which their kernels ran.
     """
@@ -66,7 +64,6 @@ class Device:
     fp32_flops_per_s: float | None = None
     bandwidth_bytes_per_s: float | None = None
     total_bytes: int | None = None
-    used_bytes: int | None = None
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     allocated_bytes: int | None = None
@@ -88,6 +85,5 @@ class Device:
     power_limit_share: float | None = None
     temperature_c: int | None = None
     uncorrected_errors: int | None = None
-    cudnn_benchmark: bool | None = None
     other_processes: int | None = None
     other_sm_share: float | None = None

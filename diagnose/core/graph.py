@@ -119,7 +119,6 @@ class Dropped:
     A loop with one optimizer is only looked at where that steps without a gradient of some parameter.
 
     Attributes:
-        num_passes: Passes that were watched.
         num_tensors: Parameters whose gradient was thrown away after each pass of a kind.
         total: All operations of these passes.
         unwanted: Those that made what was thrown away.
@@ -130,7 +129,6 @@ class Dropped:
         line: Its line.
     """
 
-    num_passes: int
     num_tensors: int
     total: Work
     unwanted: Work

@@ -24,7 +24,6 @@ class Ddp:
         static_graph: Whether the graph is promised to stay the same.
         gradient_as_bucket_view: Whether gradients live in the buckets.
         broadcasts_buffers: Whether each forward sends the buffers of rank 0 to all; `False` without any.
-        comm_hook: Name of the communication hook; empty for torch's own all-reduce.
         compute_ns: Time of a backward pass until its last gradient was there: the median of DDP's samples.
         comm_ns: Time from the first bucket's all-reduce to the end of the last.
         overlap_ns: Part of `comm_ns` in which gradients were still computed.
@@ -52,7 +51,6 @@ class Ddp:
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     broadcasts_buffers: bool = False
-    comm_hook: str = ""
     compute_ns: float | None = None
     comm_ns: float | None = None
     overlap_ns: float | None = None

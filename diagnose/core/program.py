@@ -19,7 +19,6 @@ class Loader:
         pin_memory: Whether a thread copies batches to page-locked memory.
         persistent_workers: Whether the workers outlive an epoch.
         prefetch_factor: Batches that each worker prepares ahead; `None` without workers.
-        in_order: Whether batches come in the order of the sampler, however late one is.
         dataset: Class of the dataset.
         iterable: Whether the dataset is a stream, all of which each worker reads unless it divides itself;
             `None` when unknown.
@@ -43,7 +42,6 @@ class Loader:
     pin_memory: bool = False
     persistent_workers: bool = False
     prefetch_factor: int | None = None
-    in_order: bool = True
     dataset: str = ""
     iterable: bool | None = None
     on_device: bool = False
@@ -116,12 +114,10 @@ class Model:
         num_tensors: Its parameter tensors.
         param_bytes: Their bytes.
         dtypes: Bytes of the parameters, by type: `float32`.
-        frozen_bytes: Bytes of those that want no gradient.
         num_convolutions: Convolutions in it.
         loops_in_torch: Whether it has an `nn.RNN` or `nn.GRU`, which torch computes step by step on a CPU,
             and no cell, such as `nn.GRUCell`, over which the script loops itself.
         biased_before_norm: Names of convolutions with a bias directly before a batch normalization.
-        biased_bytes: Bytes of the biases of these.
         channels_last: Whether the convolutions' weights are stored so.
         is_data_parallel: Whether it is a `torch.nn.DataParallel`.
         num_replicas: Devices that a `DataParallel` copies it to.
@@ -132,11 +128,9 @@ class Model:
     num_tensors: int = 0
     param_bytes: int = 0
     dtypes: Mapping[str, int] = field(default_factory=dict)
-    frozen_bytes: int = 0
     num_convolutions: int = 0
     loops_in_torch: bool = False
     biased_before_norm: tuple[str, ...] = ()
-    biased_bytes: int = 0
     channels_last: bool | None = None
     is_data_parallel: bool = False
     num_replicas: int = 0

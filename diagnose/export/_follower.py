@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.analysis.beside import ANALYSE_SHARE, MAX_RECORDS
 from diagnose.analysis.gaps import phase_weights
 from diagnose.analysis.profile import analysed
 from diagnose.core.ledger import COLUMNS, COUNTS
@@ -35,12 +36,6 @@ MAX_POINTS = 1000
 
 ONE_BY_ONE = 100_000
 """So many steps are unpacked to be made into points; of more, whole chunks are summed up."""
-
-ANALYSE_SHARE = 0.01
-"""A running job is analysed so seldom that it takes this part of one CPU at most."""
-
-MAX_RECORDS = 20_000_000
-"""Steps times ranks beyond which an analysis would take a minute of CPU time beside the training."""
 
 SCRIPT_EVENTS = ("gc", "checkpoint", "compile")
 """Events that are counted: those of the script, and not the tuner's."""

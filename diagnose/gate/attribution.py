@@ -163,8 +163,8 @@ def _phases(ones: Sequence[Profile], others: Sequence[Profile], step: Growth) ->
         if not any(phase in profile.phase_time_ns for profile in (*ones, *others)):
             continue
         grown = growth(
-            [profile.phase_time_ns.get(phase, 0.0) for profile in ones],
-            [profile.phase_time_ns.get(phase, 0.0) for profile in others],
+            [profile.spent_ns(phase) for profile in ones],
+            [profile.spent_ns(phase) for profile in others],
         )
         part = grown.ns / step.ns if step.ns > 0 else 0.0
         found.append(PhaseGrowth(phase=phase, growth=grown, part=part))

@@ -13,7 +13,7 @@ from diagnose.hooks._recorder import CURIOUS_UNTIL, Recorder
 Site = tuple[int, int]
 """Code and instruction of the user's that copies."""
 
-SENT = ("calls", "bytes", "ns", "pageable_bytes", "blocking_bytes", "constant_bytes", "constant_ns")
+SENT = ("calls", "bytes", "ns", "pageable_bytes", "constant_bytes", "constant_ns")
 FETCHED = ("calls", "bytes", "ns", "charged_bytes")
 """The last are those whose time is charged to `copy`."""
 
@@ -41,28 +41,16 @@ class Copies:
         """Whether this step's copies are tallied."""
         return 0 < self._recorder.steps < CURIOUS_UNTIL
 
-    def sent(self, tensor: Any, begun_ns: int, pinned: bool, waits: bool) -> None:
+    def sent(self, tensor: Any, begun_ns: int, pinned: bool) -> None:
         """A tensor has been sent to the device.
 
         Args:
             begun_ns: When the call began.
             pinned: Whether it lies in page-locked memory.
-            waits: Whether the call was not told to return at once.
         """
         ns, num_bytes = perf_counter_ns() - begun_ns, tensor.numel() * tensor.element_size()
         constant = self._was_sent_before(tensor)
-        self._add(
-            "sent",
-            (
-                1,
-                num_bytes,
-                ns,
-                num_bytes * (not pinned),
-                num_bytes * waits,
-                num_bytes * constant,
-                ns * constant,
-            ),
-        )
+        self._add("sent", (1, num_bytes, ns, num_bytes * (not pinned), num_bytes * constant, ns * constant))
 
     def fetched(self, tensor: Any, begun_ns: int, charged: bool) -> None:
         """A tensor has been fetched from the device, and the time charged to `copy` or not."""

@@ -15,9 +15,6 @@ from diagnose.hooks.base import THEN, Hook, StandIn, hidden, replaced, spanned, 
 
 COPY = SLOT_OF["copy"]
 
-NOT_BLOCKING = {"to": (2, 3), "cuda": (2,), "copy_": (2,)}
-"""Where a call that names nothing may say whether it returns at once, `self` counted."""
-
 
 class CopyToDeviceHook(Hook):
     """Charges `Tensor.to`, `Tensor.cuda` and `Tensor.copy_` from one kind of device to another to `copy`.
@@ -60,7 +57,7 @@ class CopyToDeviceHook(Hook):
             return ""
 
         def watching(
-            name: str, ends: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, str]]
+            ends: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, str]],
         ) -> Callable[[Any], Any]:
             """Makes a wrapper; `ends` returns the tensor that is copied, and where to."""
 
@@ -74,19 +71,16 @@ class CopyToDeviceHook(Hook):
                 if not copies.looks:
                     return COPY
                 if target == "cpu":
-                    looking = (source, perf_counter_ns(), True)
+                    looking = (copies.fetched, source, perf_counter_ns(), True)
                 else:
-                    at_once = kwargs.get("non_blocking", False) or any(
-                        args[i] is True for i in NOT_BLOCKING[name] if i < len(args)
-                    )
-                    looking = (source, perf_counter_ns(), source.is_pinned(), not at_once)
+                    looking = (copies.sent, source, perf_counter_ns(), source.is_pinned())
                 return COPY + THEN
 
             def after(args: tuple[Any, ...], result: Any) -> None:
                 nonlocal looking
                 looked, looking = looking, None
                 if looked is not None:
-                    (copies.fetched if len(looked) == 3 else copies.sent)(*looked)
+                    looked[0](*looked[1:])
 
             return lambda original: StandIn(spanned(original, recorder, before, after), original)
 
@@ -121,13 +115,13 @@ class CopyToDeviceHook(Hook):
         recorder.flushed.append(tell)
         try:
             with (
-                replaced(torch.Tensor, "to", watching("to", lambda a, k: (a[0], target_of_to(a, k)))),
+                replaced(torch.Tensor, "to", watching(lambda a, k: (a[0], target_of_to(a, k)))),
                 replaced(
                     torch.Tensor,
                     "copy_",
-                    watching("copy_", lambda a, k: (a[1] if len(a) > 1 else k["src"], a[0].device.type)),
+                    watching(lambda a, k: (a[1] if len(a) > 1 else k["src"], a[0].device.type)),
                 ),
-                replaced(torch.Tensor, "cuda", watching("cuda", lambda a, k: (a[0], "cuda"))),
+                replaced(torch.Tensor, "cuda", watching(lambda a, k: (a[0], "cuda"))),
                 replaced(torch.Tensor, "cpu", wrap_cpu),
             ):
                 yield

@@ -106,7 +106,6 @@ def describe(model: Any) -> dict[str, Any]:
         "broadcasts_buffers": bool(
             model.broadcast_buffers and next(model.module.buffers(), None) is not None
         ),
-        "comm_hook": data.get("comm_hook", ""),
         "times": {
             "iteration": data.get("iteration", 0),
             **{ours: data.get(theirs, 0) for theirs, ours in TIMES.items()},

@@ -67,7 +67,6 @@ def device_now(index: int | None = None) -> dict[str, Any]:
         "total_bytes": properties.total_memory,
         "tf32": _told(_matmul_tf32),
         "cudnn_tf32": _told(_cudnn_tf32),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "expandable_segments": "expandable_segments:true" in _allocator_settings().lower().replace(" ", ""),
     }
 

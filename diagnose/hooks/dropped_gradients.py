@@ -246,7 +246,6 @@ def summarize(kinds: Sequence[Kind]) -> dict[str, Any]:
             never_used = dropped <= kind.missing() - used
     file, line, _ = resolve(*(worst.place or (0, 0)))
     return {
-        "num_passes": len(totals),
         "num_tensors": len(tensors),
         "total": _sum(totals),
         "unwanted": _sum(unwanted),

@@ -184,7 +184,6 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
         "pin_memory": bool(getattr(loader, "pin_memory", False)),
         "persistent_workers": bool(getattr(loader, "persistent_workers", False)),
         "prefetch_factor": prefetch_factor if isinstance(prefetch_factor, int) else None,
-        "in_order": bool(getattr(loader, "in_order", True)),
         "dataset": type(getattr(loader, "dataset", None)).__name__,
         "iterable": isinstance(getattr(loader, "dataset", None), IterableDataset),
         "on_device": _is_on_device(getattr(loader, "dataset", None)),

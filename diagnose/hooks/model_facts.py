@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,27 +52,24 @@ def describe(model: Any) -> dict[str, Any]:
     for p in params:
         dtypes[str(p.dtype).removeprefix("torch.")] += p.numel() * p.element_size()
     convolutions = [m for m in inner.modules() if type(m).__name__ in ("Conv1d", "Conv2d", "Conv3d")]
-    biased = list(_biased_before_norm(inner))
     return {
         "kind": type(inner).__name__,
         "device": params[0].device.type,
         "num_tensors": len(params),
         "param_bytes": sum(dtypes.values()),
         "dtypes": dict(dtypes),
-        "frozen_bytes": sum(p.numel() * p.element_size() for p in params if not p.requires_grad),
         "num_convolutions": len(convolutions),
         "loops_in_torch": any(isinstance(m, RNNBase) and m.mode != "LSTM" for m in inner.modules())
         and not any(isinstance(m, RNNCellBase) for m in inner.modules()),
-        "biased_before_norm": [name for name, _ in biased[:MAX_NAMES]],
-        "biased_bytes": sum(c.bias.numel() * c.bias.element_size() for _, c in biased),
+        "biased_before_norm": list(islice(_biased_before_norm(inner), MAX_NAMES)),
         "channels_last": _channels_last(convolutions),
         "is_data_parallel": isinstance(model, DataParallel),
         "num_replicas": len(model.device_ids) if isinstance(model, DataParallel) else 0,
     }
 
 
-def _biased_before_norm(model: Any) -> Iterator[tuple[str, Any]]:
-    """Convolutions with a bias whose next sibling is a batch normalization of as many channels."""
+def _biased_before_norm(model: Any) -> Iterator[str]:
+    """Names of convolutions with a bias whose next sibling is a batch normalization of as many channels."""
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.conv import _ConvNd
 
@@ -84,7 +81,7 @@ def _biased_before_norm(model: Any) -> Iterator[tuple[str, Any]]:
                 and isinstance(following, _BatchNorm)
                 and following.num_features == child.out_channels
             ):
-                yield f"{path}.{name}".lstrip("."), child
+                yield f"{path}.{name}".lstrip(".")
 
 
 def _channels_last(convolutions: list[Any]) -> bool | None:

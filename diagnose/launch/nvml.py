@@ -134,10 +134,9 @@ class Nvml:
             Unreadable: If the driver or the device is gone.
         """
         ask = self._ask
-        utilisation, memory = ask(("nvmlDeviceGetUtilizationRates",)), ask(("nvmlDeviceGetMemoryInfo",))
+        utilisation = ask(("nvmlDeviceGetUtilizationRates",))
         figures = {
             "busy_share": utilisation.gpu / 100 if utilisation is not None else None,
-            "used_bytes": memory.used if memory is not None else None,
             "power_w": _times(1e-3, ask(("nvmlDeviceGetPowerUsage",))),
             "power_limit_w": _times(
                 1e-3, ask(("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit"))

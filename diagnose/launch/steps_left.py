@@ -61,11 +61,6 @@ class Progress:
         return round(since * (1 - done) / part) if since > 0 and part > 0 else None
 
 
-def part_done(frame: FrameType | None, within: float | None) -> float | None:
-    """Returns the part of the user's outermost loop that is done."""
-    return _part_done(_loops(frame), within)
-
-
 def _loops(frame: FrameType | None) -> list[tuple[FrameType, ast.AST]]:
     """The loops of the user's that are under way, outermost first, each with its frame."""
     users = []
@@ -77,6 +72,7 @@ def _loops(frame: FrameType | None) -> list[tuple[FrameType, ast.AST]]:
 
 
 def _part_done(loops: list[tuple[FrameType, ast.AST]], within: float | None) -> float | None:
+    """The part of the outermost loop that is done."""
     levels = [_level(*each) for each in loops]
     if not levels or levels[0] is None:
         return within if len(levels) == 1 else None

@@ -14,13 +14,11 @@ from diagnose.report._charts import Chart
 from diagnose.report._colors import PHASE_COLORS, text_on
 from diagnose.report._html_charts import chart_svg
 from diagnose.report._html_style import STYLE
-from diagnose.report._wording import how_it_ended, printable, spans, started
+from diagnose.report._wording import bar_label, how_it_ended, printable, spans, started
 from diagnose.report.base import Block, Card, Column, Fact, Facts, Paragraph, PhaseBar, Row, Table, document
 
 Draw = Callable[[Chart], str]
 
-LABEL_SHARE = 0.11  # a narrower part of the bar has no room for its phase's name
-FIGURE_SHARE = 0.05  # nor a narrower one for its percentage
 # The reader's browser then refuses what this file must never contain.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STATUS_WORDS = {
@@ -140,10 +138,10 @@ def _phase_bar(bar: PhaseBar) -> str:
 
 def _part(phase: Phase, left: float, share: float) -> str:
     color, percent = PHASE_COLORS[phase], format_share(share)
-    label = f"{phase.label} {percent}" if share >= LABEL_SHARE + len(phase.label) / 200 else percent
+    label = bar_label(phase, share)
     text = (
         f'<text x="{100 * (left + share / 2):.3f}%" y="50%" fill="{text_on(color)}">{label}</text>'
-        if share >= FIGURE_SHARE
+        if label
         else ""
     )
     return (

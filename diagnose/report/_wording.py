@@ -20,6 +20,10 @@ LIKELY_REASON = {
     "SIGINT": "Ctrl-C",
 }
 
+LABEL_SHARE = 0.11
+FIGURE_SHARE = 0.05
+"""A narrower part of a step's bar has no room for its phase's name, and none for its percentage."""
+
 
 def printable(text: str) -> str:
     """Returns `text` safe for a terminal: control characters and lone surrogates become escapes."""
@@ -46,6 +50,14 @@ def plural(count: int, noun: str) -> str:
 def percent(share: float) -> str:
     """Returns the share as a percentage; what rounds to nothing, but is not, as `<0.1 %`."""
     return "<0.1 %" if 0 < share < 0.0005 else format_share(share)
+
+
+def bar_label(phase: Phase, share: float) -> str:
+    """Returns what a part of a step's bar has room for: phase and percentage, the latter, or nothing."""
+    if share < FIGURE_SHARE:
+        return ""
+    figure = format_share(share)
+    return f"{phase.label} {figure}" if share >= LABEL_SHARE + len(phase.label) / 200 else figure
 
 
 def signal_name(number: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from diagnose.core.profile import InputStats, Profile, WorkerStats
+from diagnose.core.input import InputStats, WorkerStats
+from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.report.base import Block, Fact, Facts, Section
 

@@ -42,8 +42,7 @@ def shares_of(work: Work, graph: Graph | Dropped) -> dict[Phase, float]:
 def of_work(profile: Profile, work: Work, graph: Graph, part: float = 1.0) -> dict[Phase, float]:
     """Returns nanoseconds of each step, by phase: this part of what some operations take."""
     return {
-        phase: part * share * profile.phase_time_ns.get(phase, 0.0)
-        for phase, share in shares_of(work, graph).items()
+        phase: part * share * profile.spent_ns(phase) for phase, share in shares_of(work, graph).items()
     }
 
 
@@ -59,9 +58,7 @@ def to_compile(profile: Profile, fix: str, code: str) -> tuple[str, str]:
 
 def of_model(profile: Profile, share: float) -> Mapping[Phase, float]:
     """Returns that part of forward and backward, by phase."""
-    return {
-        phase: share * profile.phase_time_ns.get(phase, 0.0) for phase in (Phase.FORWARD, Phase.BACKWARD)
-    }
+    return {phase: share * profile.spent_ns(phase) for phase in (Phase.FORWARD, Phase.BACKWARD)}
 
 
 def model_ns(profile: Profile) -> float:

@@ -8,8 +8,7 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.rules._compute import shares_of
-
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+from diagnose.rules._phases import shared
 
 HEAVY_LEAF_NS = 80_000
 """A module whose forward takes less is not divided among threads to any gain: measured with layers of 256
@@ -38,14 +37,8 @@ def spread(profile: Profile, share: float, phases: Iterable[Phase] | None = None
         share: Part of the step, 0 to 1.
         phases: Those that it lies in; all by default.
     """
-    times = {
-        phase: profile.phase_time_ns[phase]
-        for phase in (profile.phase_time_ns if phases is None else phases)
-        if profile.phase_time_ns.get(phase, 0.0) > 0
-    }
-    total = sum(times.values())
-    part = min(share * profile.step_time_ns / total, MOST) if total else 0.0
-    return {phase: part * time for phase, time in times.items()}
+    lies_in = profile.phase_time_ns if phases is None else phases
+    return shared(profile, share * profile.step_time_ns, lies_in, most=MOST)
 
 
 def delayed_share(host: HostStats) -> float:
@@ -97,7 +90,7 @@ def won_by_threads(profile: Profile, now: int, then: int) -> Mapping[Phase, floa
     return {
         phase: profile.phase_time_ns[phase] * part * (1 - now / then)
         for phase, part in DIVISIBLE.items()
-        if profile.phase_time_ns.get(phase, 0.0) > 0
+        if profile.spent_ns(phase) > 0
     }
 
 

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from diagnose.core.graph import Graph, Work
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
+from diagnose.rules._phases import LOOP, shared
 from diagnose.rules.base import Rule
-
-LAUNCHING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
-"""Phases in which the training thread launches kernels or waits for them."""
 
 UNFED = (Phase.DATA_WAIT, Phase.GC)
 """Phases in which it launches nothing, and whose idleness is a fault of their own."""
@@ -44,21 +42,13 @@ def busy_ns(profile: Profile) -> float:
 
     0 where that was not measured.
     """
-    there_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in LAUNCHING)
+    there_ns = sum(profile.spent_ns(phase) for phase in LOOP)
     return min((profile.device.busy_share or 0.0) * profile.step_time_ns, there_ns)
 
 
 def sets_the_pace(profile: Profile) -> bool:
     """Whether the loop is as fast as the device's kernels."""
     return profile.device.busy_share is not None and profile.device.busy_share >= BUSY
-
-
-def waited(profile: Profile, lost_ns: float) -> Mapping[Phase, float]:
-    """Divides a time of the device among the phases that wait for it; never more than they have."""
-    there = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in LAUNCHING}
-    whole = sum(there.values())
-    part = min(1.0, lost_ns / whole) if whole else 0.0
-    return {phase: part * time_ns for phase, time_ns in there.items() if time_ns}
 
 
 def kernel_share(profile: Profile, graph: Graph, work: Work) -> float | None:
@@ -85,12 +75,10 @@ def awaiting_launches(profile: Profile, phases: tuple[Phase, ...]) -> Mapping[Ph
     A deep window tells it of recorded steps, whose host is slower: it is no more than what kernels and the
     phases that launch none leave of a usual step.
     """
-    device, there = profile.device, {phase: profile.phase_time_ns.get(phase, 0.0) for phase in phases}
-    whole_ns = sum(there.values())
-    unfed_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in UNFED)
+    device = profile.device
+    unfed_ns = sum(profile.spent_ns(phase) for phase in UNFED)
     rest_ns = profile.step_time_ns * (1 - (device.busy_share or 0.0)) - unfed_ns
-    idle_ns = max(0.0, min(device.launch_bound_ns or 0.0, rest_ns, whole_ns))
-    return {phase: idle_ns * time_ns / whole_ns for phase, time_ns in there.items() if time_ns}
+    return shared(profile, max(0.0, min(device.launch_bound_ns or 0.0, rest_ns)), phases)
 
 
 def computes_in(profile: Profile) -> str:

@@ -101,7 +101,7 @@ def lost_of(profile: Profile, lines: Sequence[SourceLine], part: float = 1.0) ->
     lost: dict[Phase, float] = {}
     for line in lines:
         lost[line.phase] = lost.get(line.phase, 0.0) + part * line.share * profile.step_time_ns
-    return {phase: min(ns, profile.phase_time_ns.get(phase, 0.0)) for phase, ns in lost.items()}
+    return {phase: min(ns, profile.spent_ns(phase)) for phase, ns in lost.items()}
 
 
 def bounds(lost: Mapping[Phase, float], lines: Sequence[SourceLine]) -> tuple[float, float]:

@@ -12,15 +12,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Any
 
 from diagnose.analysis.calls import with_arguments
-from diagnose.analysis.lateness import WAITS
+from diagnose.analysis.lateness import WAITS, beyond_others_ns
 from diagnose.core.parallel import Averaging, Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
-from diagnose.core.program import Program
-from diagnose.rules._examples import profile
 
 MIN_TIMED = 5
 """Of fewer timed passes the quickest may still be a slow one."""
@@ -102,9 +99,9 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
         return None
     found: Late | None = None
     looked_at = {*phases, *waits_in(profile)}
-    others_ns = {phase: medians_of_others([_time(r, phase) for r in profile.ranks]) for phase in looked_at}
+    others_ns = {phase: medians_of_others([r.own_ns(phase) for r in profile.ranks]) for phase in looked_at}
     later_ns = {
-        phase: [_time(r, phase) - others_ns[phase][i] for i, r in enumerate(profile.ranks)]
+        phase: [r.own_ns(phase) - others_ns[phase][i] for i, r in enumerate(profile.ranks)]
         for phase in phases
     }
     is_spread = len({rank.host for rank in profile.ranks}) > 1
@@ -113,7 +110,7 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
     for rank, phase in product(profile.ranks, phases):
         most[rank.host, phase] += rank.late_share.get(phase, 1.0)
     for index, one in enumerate(profile.ranks):
-        waited = {wait: others_ns[wait][index] - _time(one, wait) for wait in waits_in(profile)}
+        waited = {wait: others_ns[wait][index] - one.own_ns(wait) for wait in waits_in(profile)}
         for phase in phases:
             late_ns = later_ns[phase][index]
             waited_ns = sum(max(0.0, ns) for ns in waited.values())
@@ -175,7 +172,7 @@ def _own(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
     """Divides what a late first rank loses among the phases that it is late in."""
     if phase is not Phase.DATA_WAIT or not one.standing_ns:
         return {phase: lost_ns}
-    part = lost_ns / _time(one, phase)
+    part = lost_ns / one.own_ns(phase)
     return {
         Phase.DATA_WAIT: part * one.phase_time_ns.get(phase, 0.0),
         Phase.OTHER: part * one.standing_ns,
@@ -250,15 +247,7 @@ def waits_ns(profile: Profile, rank: RankProfile) -> float | None:
     timed = next((ddp for ddp in profile.program.ddp if ddp.rank == rank.rank), None)
     if timed is None or timed.compute_ns is None:
         return None
-    return max(0.0, _time(rank, Phase.BACKWARD) - (timed.passes_per_step or 1.0) * timed.compute_ns)
-
-
-def _time(rank: RankProfile, phase: Phase) -> float:
-    """A rank that stands still between its passes waits for its input, not for itself."""
-    spent_ns = rank.phase_time_ns.get(phase, 0.0)
-    if phase is Phase.OTHER:
-        return spent_ns - rank.standing_ns
-    return spent_ns + rank.standing_ns if phase is Phase.DATA_WAIT else spent_ns
+    return max(0.0, rank.own_ns(Phase.BACKWARD) - (timed.passes_per_step or 1.0) * timed.compute_ns)
 
 
 GRADIENTS, TOGETHER = "has its gradients last", "is the last to come to what the ranks do together"
@@ -312,14 +301,8 @@ def held_alone_ns(meetings: Meetings, rank: int) -> float:
 def excess_of(profile: Profile, rank: int) -> dict[Phase, float]:
     """Returns what a rank takes longer for than the others do at the median, in nanoseconds per step by
     phase; never a wait for them."""
-    one = next(each for each in profile.ranks if each.rank == rank)
-    others = [each for each in profile.ranks if each is not one]
-    return {
-        phase: ns
-        for phase in Phase
-        if phase is not Phase.COMMUNICATION
-        and (ns := _time(one, phase) - median(_time(each, phase) for each in others)) > 0
-    }
+    place = profile.ranks.index(profile.rank(rank))
+    return {phase: ns for phase, ns in beyond_others_ns(profile.ranks, place).items() if ns > 0}
 
 
 def holding(profile: Profile) -> Held | None:
@@ -341,7 +324,7 @@ def _holding(profile: Profile, meetings: Meetings, where: str) -> Held | None:
     rank = last_to_come(meetings)
     if rank is None:
         return None
-    one = next(each for each in profile.ranks if each.rank == rank)
+    one = profile.rank(rank)
     excess_ns = excess_of(profile, rank)
     held_ns = held_alone_ns(meetings, rank)
     slower_ns = sum(excess_ns.values())
@@ -363,44 +346,3 @@ def _holding(profile: Profile, meetings: Meetings, where: str) -> Held | None:
         last_share=meetings.last_share[rank],
         where=where,
     )
-
-
-def meeting(
-    *waits_ms: float, last: int, held_ms: float, share: float = 1.0, leads: float = 0.0
-) -> Meetings:
-    """Ranks that wait so long for gradients; one of them is the last to come in this part of the steps, and
-    most often in this part of the run's stretches."""
-    rest = (1 - share) / (len(waits_ms) - 1)
-    return Meetings(
-        num_steps=100,
-        wait_ns={rank: ms * 1e6 for rank, ms in enumerate(waits_ms)},
-        common_ns=min(waits_ms) * 1e6,
-        calm_ns=min(waits_ms) * 1e6,
-        last_share={rank: share if rank == last else rest for rank in range(len(waits_ms))},
-        held_ns={rank: held_ms * 1e6 if rank == last else 0.0 for rank in range(len(waits_ms))},
-        lead_share={last: leads} if leads else {},
-    )
-
-
-def ranks_example(
-    *times_ms: dict[Phase, float],
-    program: Program | None = None,
-    standing_ms: float = 0.0,
-    exchanged_ms: float | None = 0.0,
-    **parts: Any,
-) -> Profile:
-    """A profile of ranks with these phases; the first, whose are the profile's, stands still so long, and
-    each waits so long for another one. `parts` as in `profile`."""
-    ranks = tuple(
-        RankProfile(
-            rank=rank,
-            host="node",
-            phase_time_ns={phase: ms * 1e6 for phase, ms in times.items()},
-            standing_ns=0.0 if rank else standing_ms * 1e6,
-            exchanged_ns=None if exchanged_ms is None else exchanged_ms * 1e6,
-        )
-        for rank, times in enumerate(times_ms)
-    )
-    first: dict[str, Any] = {f"{phase.value}_ms": ms for phase, ms in times_ms[0].items()}
-    step_ms = sum(times_ms[0].values())
-    return profile(step_ms=step_ms, ranks=ranks, program=program or Program(), **first, **parts)

@@ -7,17 +7,15 @@ the CPUs allow that both share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from diagnose.analysis.calls import with_arguments
-from diagnose.core.host import HostStats
+from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile, WorkerStats
-from diagnose.core.program import Loader, Program
-from diagnose.core.units import NS_PER_MS, format_ms, format_share
-from diagnose.rules._examples import profile
+from diagnose.core.profile import Profile
+from diagnose.core.program import Loader
+from diagnose.core.units import format_ms, format_share
 from diagnose.rules._lines import under_trainer
 
 MIN_WORKER_BATCHES = 10
@@ -40,8 +38,6 @@ many more may be waiting there. Workers that keep up fill the queue, with more t
 ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
 """While these last nobody takes training batches, and what workers prepare for it is bounded: they hide
 nothing there."""
-
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
 
 MIN_CROWDED = 0.08
 """Part of its time that the training thread, and a worker, must want a CPU in vain; a free machine has
@@ -68,6 +64,9 @@ DRAWN = 0.5
 
 HEADROOM = 1.25
 """Workers to ask for, relative to the least that keep up: fetching times vary."""
+
+CROWDED_BOUNDS = (0.4, 1.2)
+"""Without its workers' work the training thread also waits less for batches, and has its caches alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,13 +244,6 @@ def draws_at_starts(profile: Profile) -> bool:
     return drawn_at_starts_ns(profile) > DRAWN * (profile.input.epoch_start_ns or 0.0)
 
 
-def shared_by_computing(profile: Profile, lost_ns: float) -> dict[Phase, float]:
-    """Divides a time among the phases in which the training thread computes, by what they take."""
-    times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
-    whole_ns = max(1.0, sum(times.values()))
-    return {phase: min(1.0, lost_ns / whole_ns) * ns for phase, ns in times.items() if ns}
-
-
 def computing_ns(profile: Profile) -> float:
     """Returns what the mean step takes besides waiting for data and what it does `ASIDE`."""
     return sum(
@@ -315,90 +307,3 @@ def applicable(actions: tuple[str, ...], loader: Loader | None) -> tuple[str, ..
         if loader is not None and (loader.iterable or loader.on_device or loader.moves_batches)
         else actions
     )
-
-
-# -- profiles to write examples with
-
-CALL = "DataLoader(train_set, batch_size=32, shuffle=True, num_workers=2)"
-
-
-def fed_by(
-    *,
-    data_wait_ms: float,
-    fetch_ms: float = 0.0,
-    collate_ms: float = 0.0,
-    send_ms: float = 0.1,
-    num_workers: int = 2,
-    cpus: int = 8,
-    loader: dict[str, Any] | None = None,
-    workers: dict[str, Any] | None = None,
-    stats: dict[str, Any] | None = None,
-    **parts: Any,
-) -> Profile:
-    """Returns a profile of steps of 100 ms that are fed by workers.
-
-    Args:
-        data_wait_ms: Wait of each step, evenly.
-        fetch_ms: Worker's time per batch, and likewise `collate_ms` and `send_ms`.
-        num_workers: Workers of the one loader.
-        cpus: CPUs of the machine.
-        loader: Further facts of the loader.
-        workers: Further figures of the workers.
-        stats: Further figures of `InputStats`.
-        parts: As for `profile`.
-    """
-    figures: dict[str, Any] = {
-        "num_workers": num_workers,
-        "batches": 500,
-        "fetch_ns": fetch_ms * NS_PER_MS,
-        "collate_ns": collate_ms * NS_PER_MS,
-        "send_ns": send_ms * NS_PER_MS,
-        "cpu_share": 0.95,
-        "delay_share": 0.02,
-        "idle_share": 0.05,
-        "ready_batches": 0.1,
-        "median_ns": (fetch_ms + collate_ms) * NS_PER_MS,
-        "tail_share": 0.0,
-        "tail_batches": 0.0,
-        "busiest": 1.0,
-    }
-    facts: dict[str, Any] = {
-        "batch_size": 32,
-        "prefetch_factor": 2,
-        "persistent_workers": True,
-        "epochs": 5,
-        "file": "/home/me/train.py",
-        "line": 31,
-        "call": CALL,
-    }
-    shown: dict[str, Any] = {
-        "batches_per_step": 1.0,
-        "steady_wait_ns": data_wait_ms * NS_PER_MS,
-        "burst_ns": 0.0,
-        "burst_share": 0.0,
-        "early_wait_ns": data_wait_ms * NS_PER_MS,
-        "late_wait_ns": data_wait_ms * NS_PER_MS,
-    }
-    made = profile(
-        data_wait_ms=data_wait_ms,
-        program=Program(loaders=(Loader(num_workers=num_workers, **{**facts, **(loader or {})}),)),
-        input=InputStats(
-            workers=WorkerStats(**{**figures, **(workers or {})}), **{**shown, **(stats or {})}
-        ),
-        **{"host": HostStats(cpus=cpus, process_cpus=1.0), **parts},
-    )
-    return replace(made)
-
-
-CROWDED: dict[str, Any] = {
-    "cpus": 2,
-    "host": HostStats(cpus=2, process_cpus=0.75, runnable_share=0.15),
-    "workers": {"cpu_share": 0.9, "delay_share": 0.25, "ready_batches": 2.5},
-}
-"""Two workers that keep up, on two CPUs; with 110 ms for a batch they and the model want both always."""
-
-CROWDED_BOUNDS = (0.4, 1.2)
-"""Without its workers' work the training thread also waits less for batches, and has its caches alone."""
-
-WELL_FED = fed_by(data_wait_ms=0.3, fetch_ms=90, workers={"ready_batches": 3.4, "idle_share": 0.5})
-"""Two workers that keep up."""

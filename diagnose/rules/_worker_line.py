@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from diagnose.core.profile import Profile, SourceLine
+from dataclasses import dataclass
+
+from diagnose.core.profile import Profile
+from diagnose.core.program import Loader
 
 MIN_SHARE = 0.2
 """A line with less of the workers' time is not what makes them slow."""
 
 
-def hottest_line(profile: Profile) -> SourceLine | None:
-    """Returns it, or `None` where no line stands out or none was sampled."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where workers are slow: the line, or the loader where no line stands out.
+
+    Attributes:
+        file: Absolute; empty when unknown.
+        line: Its line.
+        at: ` at decode`, to end a sentence with; empty where no line stands out.
+        evidence: The sentence that shows the line, if there is one.
+    """
+
+    file: str
+    line: int
+    at: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+def where_slow(profile: Profile, loader: Loader) -> Where:
+    """Returns the line that a loader's workers spend most of their time in."""
     lines = [line for line in profile.where if line.in_worker and line.share >= MIN_SHARE]
-    return max(lines, key=lambda line: line.share) if lines else None
+    if not lines:
+        return Where(file=loader.file, line=loader.line)
+    line = max(lines, key=lambda line: line.share)
+    return Where(
+        file=line.file,
+        line=line.line,
+        at=f" at {line.function}",
+        evidence=(f"Most of it is spent at: {line.text}",) if line.text else (),
+    )

@@ -6,8 +6,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms
-from diagnose.rules._device import DeviceRule, waited
+from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import GIB, card, profile
+from diagnose.rules._phases import shared
 
 MIN_PER_STEP = 0.01
 """Once in a hundred steps: a few retries at the start, before sizes have settled, cost nothing after."""
@@ -50,9 +51,7 @@ class AllocatorRetries(DeviceRule):
         """See `Rule.check`."""
         device = profile.device
         assert device.alloc_retries is not None and device.retry_ns is not None
-        lost_ns = min(
-            device.retry_ns, sum(profile.phase_time_ns.get(p, 0.0) for p in (Phase.FORWARD, Phase.BACKWARD))
-        )
+        lost_ns = min(device.retry_ns, sum(profile.spent_ns(p) for p in (Phase.FORWARD, Phase.BACKWARD)))
         per_step = device.alloc_retries / max(1, profile.steps.looked_at)
         if per_step < MIN_PER_STEP or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
@@ -68,7 +67,7 @@ class AllocatorRetries(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"Getting memory from the driver again takes {format_ms(lost_ns)} of each step.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * lost_ns,
             high_ns=lost_ns,
             assumption="with enough memory the allocator never asks the driver after the first steps",

@@ -92,13 +92,10 @@ class AnomalyMode(Rule):
                 f"each of the graph's {graph.num_nodes} nodes costs what it does elsewhere",
             )
         else:
-            wanted = {phase: part * profile.phase_time_ns.get(phase, 0.0) for phase, part in SHARES.items()}
+            wanted = {phase: part * profile.spent_ns(phase) for phase, part in SHARES.items()}
             bounds = GUESS_BOUNDS
             basis = "it takes the part of the step that it takes of small operations"
-        lost = {
-            phase: min(ns, MOST[phase] * profile.phase_time_ns.get(phase, 0.0))
-            for phase, ns in wanted.items()
-        }
+        lost = {phase: min(ns, MOST[phase] * profile.spent_ns(phase)) for phase, ns in wanted.items()}
         total = sum(lost.values())
         slowed = "forward and backward" if Phase.FORWARD in lost else "the backward pass"
         if not total:

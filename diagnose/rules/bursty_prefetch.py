@@ -6,15 +6,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import (
-    MIN_SHARE,
-    SATURATED,
-    WELL_FED,
-    applicable,
-    fed_by,
-    supply_of,
-    with_loader_arguments,
-)
+from diagnose.rules._supply import MIN_SHARE, SATURATED, applicable, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 IN_BURSTS = 0.5

@@ -7,8 +7,9 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
-from diagnose.rules._supply import WELL_FED, fed_by, supply_of
-from diagnose.rules.base import Rule
+from diagnose.rules._supply import supply_of
+from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_rule import WorkerRule
 
 STILL_READING = 0.6
 """Bytes read per step at the end of the run, relative to its beginning: a cache would have taken most."""
@@ -20,7 +21,7 @@ MIN_EPOCHS = 1
 """Epochs that began within the measured steps: what they read had been read before."""
 
 
-class CacheThrash(Rule):
+class CacheThrash(WorkerRule):
     """
     ## What it means
     Workers wait for the disk, and epoch after epoch the same data is read from it again: it does not fit
@@ -59,10 +60,6 @@ class CacheThrash(Rule):
             stats={"early_read_bytes": 9e6, "late_read_bytes": 1e4, "epoch_starts": 3},
         ),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -6,7 +6,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms
-from diagnose.rules._supply import WELL_FED, fed_by, main_loader
+from diagnose.rules._supply import main_loader
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 READS_FELL = 3.0

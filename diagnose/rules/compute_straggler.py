@@ -11,15 +11,8 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._ranks import (
-    Late,
-    holding,
-    latest,
-    meeting,
-    ranks_example,
-    steady_wait_ns,
-    waits_ns,
-)
+from diagnose.rules._rank_examples import meeting, ranks_example
+from diagnose.rules._ranks import Late, holding, latest, steady_wait_ns, waits_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1
@@ -240,7 +233,7 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     their own gradients are there, and no more than that; what the late rank itself waits for gradients is
     nobody's lateness.
     """
-    one = next(rank for rank in profile.ranks if rank.rank == late.rank)
+    one = profile.rank(late.rank)
     others = [rank for rank in profile.ranks if rank is not one]
     waited = [ns for rank in others if (ns := waits_ns(profile, rank)) is not None]
     ddp = {each.rank: each for each in profile.program.ddp}
@@ -285,7 +278,7 @@ def _late_in_backward(profile: Profile) -> Late | None:
     lost_ns = passes * min(late_ns, waited_ns)
     if lost_ns <= 0:
         return None
-    backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+    backward_ns = profile.spent_ns(Phase.BACKWARD)
     return Late(
         rank=last.rank,
         phase=Phase.BACKWARD,

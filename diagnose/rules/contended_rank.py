@@ -11,7 +11,9 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms
-from diagnose.rules._ranks import holding, meeting, ranks_example
+from diagnose.rules._phases import STEP
+from diagnose.rules._rank_examples import meeting, ranks_example
+from diagnose.rules._ranks import holding
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.08
@@ -31,8 +33,6 @@ What makes a single phase longer does so by far more than chance does the others
 MIN_CROWDED = 1.0
 """Or else it waits for a CPU so many times as long as it has one: a phase that is shorter than a slice of
 the scheduler's is often not interrupted at all, and the thread waits where it wakes up."""
-
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 MIN_PHASE = 0.02
 """Of the step: shorter phases are not looked at."""
@@ -90,7 +90,7 @@ class ContendedRank(Rule):
         held = holding(profile)
         if held is None or held.held_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        one = next(rank for rank in profile.ranks if rank.rank == held.rank)
+        one = profile.rank(held.rank)
         others = [each for rank in profile.ranks if rank is not one and (each := _delay(rank)) is not None]
         own = _delay(one)
         if own is None or not others:
@@ -123,7 +123,7 @@ class ContendedRank(Rule):
 def _all_stretched(profile: Profile, one: RankProfile) -> bool:
     """Whether a rank takes longer in all that it computes, and about as many times in each."""
     stretches = []
-    for phase in COMPUTING:
+    for phase in STEP:
         usual_ns = median(rank.phase_time_ns.get(phase, 0.0) for rank in profile.ranks if rank is not one)
         if usual_ns > MIN_PHASE * profile.step_time_ns:
             stretches.append(one.phase_time_ns.get(phase, 0.0) / usual_ns)

@@ -7,8 +7,9 @@ from diagnose.core.graph import Graph, Work
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_share
-from diagnose.rules._device import STREAMING, DeviceRule, busy_ns, sets_the_pace, waited
+from diagnose.rules._device import STREAMING, DeviceRule, busy_ns, sets_the_pace
 from diagnose.rules._examples import card, profile
+from diagnose.rules._phases import shared
 
 ACCESSES = 3
 """cuDNN's bias is a kernel of its own, which reads and writes the result; its gradient reads another."""
@@ -82,7 +83,7 @@ class ConvBiasBeforeNorm(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"{len(others) + 1} convolutions have a bias that the next layer removes.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * lost_ns,
             high_ns=HIGH * lost_ns,
             assumption="a bias costs reading the convolution's result, or its gradient, once more",

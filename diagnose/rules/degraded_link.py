@@ -73,7 +73,7 @@ class DegradedLink(DeviceRule):
         width, most = copies.link_width, copies.link_max_width
         generation, newest = copies.link_generation, copies.link_max_generation
         assert width and most and generation and newest and copies.to_device_ns is not None
-        spent_ns = min(copies.to_device_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
+        spent_ns = min(copies.to_device_ns, profile.spent_ns(Phase.COPY))
         # A generation doubles the rate of a lane.
         speed = min(1.0, width / most) * min(1.0, 2.0 ** (generation - newest))
         lost_ns = spent_ns * (1 - speed)

@@ -40,7 +40,7 @@ class DeviceToHostCopies(DeviceRule):
         profile(
             device="cuda",
             copy_ms=20,
-            copies=Copies(to_host_bytes=3e7, to_host_ns=18e6, to_host_line="train.py:52"),
+            copies=Copies(to_host_bytes=3e7, to_host_ns=18e6, to_host_file="train.py", to_host_line=52),
         ),
         profile(device="cuda", other_ms=20, copies=Copies(to_host_bytes=3e7, to_host_ns=18e6)),
     )
@@ -55,12 +55,11 @@ class DeviceToHostCopies(DeviceRule):
         fetched, spent_ns = copies.to_host_bytes, copies.to_host_ns
         assert fetched is not None and spent_ns is not None
         # `.to("cpu")` is charged to the copies, `.cpu()` to the line that it stands in.
-        copying_ns = min(spent_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
-        waiting_ns = min(spent_ns - copying_ns, profile.phase_time_ns.get(Phase.OTHER, 0.0))
+        copying_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
+        waiting_ns = min(spent_ns - copying_ns, profile.spent_ns(Phase.OTHER))
         lost_ns = copying_ns + waiting_ns
         if fetched < MIN_BYTES or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        file, _, line = copies.to_host_line.rpartition(":")
         return Finding(
             rule=self.name,
             summary=(
@@ -76,6 +75,6 @@ class DeviceToHostCopies(DeviceRule):
                 f" {format_ms(spent_ns)} for them.",
             ),
             fix="Keep results on the device and fetch them now and then.",
-            file=file,
-            line=int(line) if line.isdecimal() else 0,
+            file=copies.to_host_file,
+            line=copies.to_host_line,
         )

@@ -8,8 +8,9 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._compute import to_compile
-from diagnose.rules._device import ACCESSES, STREAMING, DeviceRule, busy_ns, sets_the_pace, waited
+from diagnose.rules._device import ACCESSES, STREAMING, DeviceRule, busy_ns, sets_the_pace
 from diagnose.rules._examples import card, profile
+from diagnose.rules._phases import shared
 
 MIN_OPS = 8
 """Fewer operations can be fused by hand, and hardly take time."""
@@ -78,7 +79,7 @@ class ElementwiseChains(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"{graph.pointwise.num_ops} elementwise operations could be part of the next one.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, busy_ns(profile)),
             assumption="what lies between two elementwise operations never reaches the memory",

@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from diagnose.core.finding import Finding
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, named
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
-    WELL_FED,
     begins_anew,
     drawn_at_starts_ns,
     draws_at_starts,
-    fed_by,
     main_loader,
 )
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_batch_building import SERIAL, between_epochs
 
@@ -126,7 +126,7 @@ class EpochBoundaryStall(Rule):
             wait_ns = drawn_at_starts_ns(profile)
         elif loader.num_workers and not loader.persistent_workers:
             wait_ns = 0.0  # what workers that are started take is another rule's
-        lost_ns = min(wait_ns + making_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        lost_ns = min(wait_ns + making_ns, profile.spent_ns(Phase.DATA_WAIT))
         if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]

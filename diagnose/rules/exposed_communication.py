@@ -11,7 +11,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import meeting, steady_wait_ns
+from diagnose.rules._rank_examples import meeting
+from diagnose.rules._ranks import steady_wait_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.08
@@ -97,7 +98,7 @@ class ExposedCommunication(Rule):
         if steady_ns is None:
             return None
         typical_ns = min(rank.exposed_ns or 0.0 for rank in ddp)
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+        backward_ns = profile.spent_ns(Phase.BACKWARD)
         waited_ns = min(max(0.0, steady_ns - LATENCY_NS) * ddp[0].synced_passes, backward_ns)
         if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
@@ -122,7 +123,7 @@ class ExposedCommunication(Rule):
     def _by_meetings(self, profile: Profile, meetings: Meetings) -> Finding | None:
         """Where each step tells what the last rank to come still waits."""
         ddp = profile.program.ddp[0]
-        there_ns = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
+        there_ns = profile.spent_ns(Phase.COMMUNICATION)
         waited_ns = min(max(0.0, meetings.calm_ns - LATENCY_NS * ddp.synced_passes), there_ns)
         if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -88,7 +88,7 @@ class ExtraForward(Rule):
         wasted = graph.wasted_share if graph is not None else None
         num_free, share, low = _without_gradients(profile, calls)
         if num_free >= MIN_REPEATS:
-            evaluation_ns = profile.phase_time_ns.get(Phase.EVALUATION, 0.0)
+            evaluation_ns = profile.spent_ns(Phase.EVALUATION)
             usual_ns = profile.series.median_ns.get(Phase.EVALUATION, evaluation_ns)
             usual_step_ns = sum(profile.series.median_ns.values()) or profile.step_time_ns
             # Scaled, because a disturbed step is longer in all of its phases.
@@ -99,7 +99,7 @@ class ExtraForward(Rule):
         elif (calls.repeated_with_grad or 0.0) >= MIN_REPEATS and (wasted or 0.0) >= MIN_WASTED:
             assert wasted is not None
             phase, low = Phase.FORWARD, LOW
-            lost_ns = wasted * profile.phase_time_ns.get(Phase.FORWARD, 0.0)
+            lost_ns = wasted * profile.spent_ns(Phase.FORWARD)
             proof = f"{format_share(wasted)} of the graph is never used by a backward pass."
         else:
             return None

@@ -81,7 +81,7 @@ class FindUnusedParameters(Rule):
         if graph.num_unreached_tensors or any(rank.has_unused is not False for rank in ddp):
             return None
         walk_ns, passes = NS_PER_NODE * graph.num_nodes, ddp[0].synced_passes
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+        backward_ns = profile.spent_ns(Phase.BACKWARD)
         waited_ns = _map_waited_ns(profile)
         if waited_ns is None:
             per_pass = walk_ns + REDUCTION_NS.get(ddp[0].backend, REDUCTION_NS["gloo"])
@@ -91,7 +91,7 @@ class FindUnusedParameters(Rule):
         else:
             per_pass = walk_ns + waited_ns / (passes or 1.0)
             waiting = reduces_in(profile)
-            there_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in {Phase.BACKWARD, waiting})
+            there_ns = sum(profile.spent_ns(phase) for phase in {Phase.BACKWARD, waiting})
             lost = {Phase.BACKWARD: min(passes * walk_ns, 0.5 * backward_ns)}
             lost[waiting] = lost.get(waiting, 0.0) + waited_ns
             low, high = LOW_TIMED, HIGH_TIMED

@@ -7,8 +7,9 @@ from diagnose.core.graph import Graph, Work
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_share
-from diagnose.rules._device import DeviceRule, busy_ns, computes_in, kernel_share, sets_the_pace, waited
+from diagnose.rules._device import DeviceRule, busy_ns, computes_in, kernel_share, sets_the_pace
 from diagnose.rules._examples import card, profile
+from diagnose.rules._phases import shared
 
 TENSOR_CORES = (8, 0)
 """The first capability whose tensor cores take float32 numbers, as TF32."""
@@ -99,7 +100,7 @@ class Fp32Matmul(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"Products in plain float32 take {format_share(share)} of the device's time.",
-            lost_ns=waited(profile, expected * spent_ns),
+            lost_ns=shared(profile, expected * spent_ns),
             low_ns=low * spent_ns,
             high_ns=high * spent_ns,
             assumption=f"TF32 saves {format_share(expected)} of the time of products on such a card",

@@ -6,7 +6,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms
-from diagnose.rules._ranks import latest, ranks_example
+from diagnose.rules._rank_examples import ranks_example
+from diagnose.rules._ranks import latest
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
 from diagnose.rules._cpus import MOST, spread
 from diagnose.rules._examples import profile

@@ -78,7 +78,7 @@ class GradsZeroed(DeviceRule):
         whole_ns = 1e9 * ACCESSES * grad_bytes / (STREAMING * rate)
         # A quarter is the zeros, in the optimizer or beside it; the rest is added in the backward pass.
         phases = {Phase.OPTIMIZER: 0.25 * whole_ns, Phase.BACKWARD: 0.75 * whole_ns}
-        lost = {phase: min(ns, 0.5 * profile.phase_time_ns.get(phase, 0.0)) for phase, ns in phases.items()}
+        lost = {phase: min(ns, 0.5 * profile.spent_ns(phase)) for phase, ns in phases.items()}
         lost_ns = sum(lost.values())
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -6,7 +6,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms
-from diagnose.rules._ranks import latest, ranks_example
+from diagnose.rules._rank_examples import ranks_example
+from diagnose.rules._ranks import latest
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.04
@@ -58,7 +59,7 @@ class InputStraggler(Rule):
         if late is None or late.late_ns < MIN_SHARE * profile.step_time_ns:
             return None
         lost_ns = sum(late.waits.values())
-        one = next(rank for rank in profile.ranks if rank.rank == late.rank)
+        one = profile.rank(late.rank)
         name, longer = late.who, format_ms(late.late_ns)
         several = len(late.ranks) > 1
         whom = "them" if several else f"rank {late.rank}"

@@ -104,7 +104,7 @@ class LargeBuckets(Rule):
             return None
         hideable_ns = min(least.comm_ns * (1 - 1 / usual), HIDDEN * least.compute_ns) - least.overlap_ns
         waiting = reduces_in(profile)
-        there_ns = profile.phase_time_ns.get(waiting, 0.0)
+        there_ns = profile.spent_ns(waiting)
         lost_ns = min(hideable_ns * ddp.synced_passes, 0.8 * there_ns)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
-from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
 from diagnose.rules._compute import to_compile
 from diagnose.rules._device import DeviceRule, awaiting_launches
 from diagnose.rules._examples import card, profile
-
-LAUNCHES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""Phases in which all that the host does is launch: in the others, idleness has other causes and rules."""
+from diagnose.rules._phases import STEP
 
 MIN_SHARE = 0.1
 """Every step has moments in which the device has finished and the next kernel is not there yet."""
@@ -57,9 +54,10 @@ class LaunchBound(DeviceRule):
         """See `Rule.check`."""
         device = profile.device
         assert device.launch_bound_ns is not None and device.num_kernels is not None
-        idle = awaiting_launches(profile, LAUNCHES)
+        # All that the host does there is launch: in other phases idleness has other causes and rules.
+        idle = awaiting_launches(profile, STEP)
         idle_ns = sum(idle.values())
-        launching_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in LAUNCHES)
+        launching_ns = sum(profile.spent_ns(phase) for phase in STEP)
         if idle_ns < MIN_SHARE * profile.step_time_ns:
             return None
         per_kernel_ns = launching_ns / max(1.0, device.num_kernels)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms, format_share
-from diagnose.rules._device import DeviceRule, busy_ns, waited
+from diagnose.rules._device import DeviceRule, busy_ns
 from diagnose.rules._examples import GIB, card, profile
+from diagnose.rules._phases import shared
 
 MIN_SPLIT_SHARE = 0.2
 """Part of the reserved memory in free pieces; a steady loop has a few hundredths."""
@@ -87,7 +88,7 @@ class MemoryFragmentation(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"{format_share(split / reserved)} of the device's memory is free, and does not fit.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * lost_ns,
             high_ns=lost_ns,
             assumption="blocks that can grow fit sizes that change",

@@ -6,8 +6,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_share
-from diagnose.rules._device import DeviceRule, busy_ns, sets_the_pace, waited
+from diagnose.rules._device import DeviceRule, busy_ns, sets_the_pace
 from diagnose.rules._examples import card, profile
+from diagnose.rules._phases import shared
 
 MIN_SHARE = 0.03
 
@@ -71,7 +72,7 @@ class MemoryLayout(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"Converting between memory layouts takes {format_share(share)} of the device's time.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, busy_ns(profile)),
             assumption="conversions go, and the convolutions take as long as now",

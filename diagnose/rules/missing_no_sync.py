@@ -11,7 +11,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Optimizer, Program
 from diagnose.core.units import format_ms
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import averaging_by_hand_ns, by_hand, ranks_example, reduces_in
+from diagnose.rules._rank_examples import ranks_example
+from diagnose.rules._ranks import averaging_by_hand_ns, by_hand, reduces_in
 from diagnose.rules.base import Rule
 
 MIN_PASSES = 1.9
@@ -128,7 +129,7 @@ class MissingNoSync(Rule):
         hidden = min(rank.overlap_ns or 0.0 for rank in ddp)
         needless = synced * passes - 1
         waiting = reduces_in(profile)
-        there_ns = profile.phase_time_ns.get(waiting, 0.0)
+        there_ns = profile.spent_ns(waiting)
         meetings = profile.program.meetings
         if meetings is not None and meetings.wait_ns:
             # Every wait was measured; what the rank that waits least does is no straggler's doing.
@@ -160,7 +161,7 @@ class MissingNoSync(Rule):
         times = min(averaging.passes, averaging.times)
         if times < MIN_PASSES:
             return None
-        there_ns = profile.phase_time_ns.get(Phase.COMMUNICATION, 0.0)
+        there_ns = profile.spent_ns(Phase.COMMUNICATION)
         if profile.program.collective_ns is not None:
             averaged_ns = min(averaged_ns, profile.program.collective_ns)  # the rest waits for other ranks
         lost_ns = min((1 - 1 / times) * averaged_ns, there_ns)

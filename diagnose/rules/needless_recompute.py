@@ -10,8 +10,9 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Memory, Model, Program
 from diagnose.core.units import format_bytes, format_ms, format_share
-from diagnose.rules._device import busy_ns, waited
+from diagnose.rules._device import busy_ns
 from diagnose.rules._examples import card, profile
+from diagnose.rules._phases import shared
 from diagnose.rules.base import Rule
 
 KEEP_FREE = 0.3
@@ -99,13 +100,13 @@ class NeedlessRecompute(Rule):
         if free - kept_bytes < KEEP_FREE * total:
             return None
         share = max(graph.recomputed_share, inside_share(graph))
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
-        lost_ns = min(share * profile.phase_time_ns.get(Phase.FORWARD, 0.0), 0.7 * backward_ns)
+        backward_ns = profile.spent_ns(Phase.BACKWARD)
+        lost_ns = min(share * profile.spent_ns(Phase.FORWARD), 0.7 * backward_ns)
         if profile.run.device != "cpu":
             lost_ns = AGAIN * share * busy_ns(profile)
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
-        lost = {Phase.BACKWARD: lost_ns} if profile.run.device == "cpu" else waited(profile, lost_ns)
+        lost = {Phase.BACKWARD: lost_ns} if profile.run.device == "cpu" else shared(profile, lost_ns)
         where = f"{graph.num_checkpoints} checkpointed regions" if graph.num_checkpoints else "its graph"
         return Finding(
             rule=self.name,

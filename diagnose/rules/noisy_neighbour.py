@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
-from diagnose.core.profile import InputStats, Profile, WorkerStats
+from diagnose.core.input import InputStats, WorkerStats
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_share
 from diagnose.rules._cpus import MOST, delayed_share, spread, won_by_threads

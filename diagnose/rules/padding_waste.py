@@ -81,7 +81,7 @@ class PaddingWaste(Rule):
         if share < MIN_OVERLONG or leaves_padding_out(profile.program):
             return None
         parts = of_tokens(profile, share)
-        lost = {phase: part * profile.phase_time_ns.get(phase, 0.0) for phase, part in parts.items()}
+        lost = {phase: part * profile.spent_ns(phase) for phase, part in parts.items()}
         low, expected, high = SAVED
         whole = sum(lost.values())
         evidence = [
@@ -98,7 +98,7 @@ class PaddingWaste(Rule):
             + (" past the longest row of their batch." if share == overlong else "."),
             lost_ns={phase: expected * ns for phase, ns in lost.items()},
             low_ns=low * whole,
-            high_ns=min(high * whole, sum(profile.phase_time_ns.get(phase, 0.0) for phase in lost)),
+            high_ns=min(high * whole, sum(profile.spent_ns(phase) for phase in lost)),
             assumption="the model's time goes with the number of tokens, that of attention with its square",
             evidence=tuple(evidence),
             fix="Pad each batch to its own longest row."

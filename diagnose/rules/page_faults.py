@@ -9,8 +9,9 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import NS_PER_S, format_ms, format_share
-from diagnose.rules._cpus import COMPUTING, spread
+from diagnose.rules._cpus import spread
 from diagnose.rules._examples import profile
+from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 
 PAGE_BYTES = 4096
@@ -95,7 +96,7 @@ class PageFaults(Rule):
         if growth > GROWS * faults_per_s * PAGE_BYTES or _forks_often(profile):
             return None
         loads = any(not loader.num_workers for loader in profile.program.loaders)
-        lost = spread(profile, EXPECTED * in_kernel, (*COMPUTING, *([Phase.DATA_WAIT] if loads else [])))
+        lost = spread(profile, EXPECTED * in_kernel, (*STEP, *([Phase.DATA_WAIT] if loads else [])))
         total = sum(lost.values())
         if not total:
             return None

@@ -67,7 +67,7 @@ class PageableCopies(DeviceRule):
         copies = profile.copies
         spent_ns, pageable, sent = copies.to_device_ns, copies.pageable_share, copies.to_device_bytes
         assert spent_ns is not None and pageable is not None and sent is not None
-        spent_ns = min(spent_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
+        spent_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
         if pageable < PAGEABLE or spent_ns < MIN_SHARE * profile.step_time_ns:
             return None
         loader = main_loader(profile)

@@ -90,7 +90,7 @@ class ProfilerLeftOn(Rule):
         if share < MIN_READINGS and not trace:
             return None
         costs = recording_ns(profile) if share >= MIN_READINGS else tracing_ns(profile)
-        lost = {phase: min(ns, MOST * profile.phase_time_ns.get(phase, 0.0)) for phase, ns in costs.items()}
+        lost = {phase: min(ns, MOST * profile.spent_ns(phase)) for phase, ns in costs.items()}
         total = sum(lost.values())
         if not total:
             return None
@@ -122,7 +122,7 @@ def recording_ns(profile: Profile) -> dict[Phase, float]:
     event_ns = IN_STEP * EVENT_NS * more * stretch_of(profile)
     if graph is None or not graph.num_nodes or graph.truncated:
         return {
-            phase: GUESS * profile.phase_time_ns.get(phase, 0.0)
+            phase: GUESS * profile.spent_ns(phase)
             for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
         }
     return {
@@ -149,7 +149,7 @@ def tracing_ns(profile: Profile) -> dict[Phase, float]:
     return {
         Phase.FORWARD: stretch * LEAF_NS * leaves,
         Phase.OPTIMIZER: stretch * TRACED_TENSOR_NS * looped_tensors(profile),
-        Phase.DATA_WAIT: GUESS * profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0),
+        Phase.DATA_WAIT: GUESS * profile.spent_ns(Phase.DATA_WAIT),
     }
 
 

@@ -51,7 +51,7 @@ class Recompilation(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return profile.phase_time_ns.get(Phase.COMPILE, 0.0) > 0
+        return profile.spent_ns(Phase.COMPILE) > 0
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

@@ -6,8 +6,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import WELL_FED, fed_by, supply_of
-from diagnose.rules._worker_line import hottest_line
+from diagnose.rules._supply import supply_of
+from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_line import where_slow
 from diagnose.rules.base import Rule
 
 MIN_REPEATED = 2
@@ -54,7 +55,7 @@ class RepeatedPreparation(Rule):
         lost_ns = supply.won_ns(busy_ns=supply.busy_ns - workers.fetch_ns * supply.batches)
         if not lost_ns:
             return None
-        line = hottest_line(profile)
+        where = where_slow(profile, supply.loader)
         return Finding(
             rule=self.name,
             summary=(
@@ -68,9 +69,9 @@ class RepeatedPreparation(Rule):
             evidence=(
                 f"{workers.repeated} watched samples came out the same in every epoch, none differently.",
                 *supply.evidence(),
-                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+                *where.evidence,
             ),
             fix="Prepare the samples once and keep the results, on disk or in memory.",
-            file=line.file if line is not None else supply.loader.file,
-            line=line.line if line is not None else supply.loader.line,
+            file=where.file,
+            line=where.line,
         )

@@ -38,7 +38,7 @@ class RepeatedUpload(DeviceRule):
         profile(
             device="cuda",
             copy_ms=10,
-            copies=Copies(constant_ns=8e6, constant_bytes=4e6, constant_line="train.py:40"),
+            copies=Copies(constant_ns=8e6, constant_bytes=4e6, constant_file="train.py", constant_line=40),
         ),
     )
     silent_on = (
@@ -51,10 +51,9 @@ class RepeatedUpload(DeviceRule):
         copies = profile.copies
         spent_ns, sent = copies.constant_ns, copies.constant_bytes
         assert spent_ns is not None and sent is not None
-        lost_ns = min(spent_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
+        lost_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
         if not lost_ns or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
-        file, _, line = copies.constant_line.rpartition(":")
         return Finding(
             rule=self.name,
             summary=f"{format_bytes(sent)} that never change are sent to the device in every step.",
@@ -66,6 +65,6 @@ class RepeatedUpload(DeviceRule):
                 f"The same storage, unchanged since the step before, is sent again: {format_ms(spent_ns)}.",
             ),
             fix="Move the tensor to the device once, before the loop.",
-            file=file,
-            line=int(line) if line.isdecimal() else 0,
+            file=copies.constant_file,
+            line=copies.constant_line,
         )

@@ -8,7 +8,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Optimizer, Program
 from diagnose.core.units import format_bytes, format_ms, format_share
-from diagnose.rules._ranks import ranks_example
+from diagnose.rules._rank_examples import ranks_example
 from diagnose.rules.base import Rule
 
 SHARDED = "ZeroRedundancyOptimizer"
@@ -94,7 +94,7 @@ class ReplicatedOptimizer(Rule):
             return None  # a faster update is the cheaper cure
         comm = [rank.comm_ns for rank in ddp if rank.comm_ns]
         spent_ns = min(
-            profile.phase_time_ns.get(Phase.OPTIMIZER, 0.0),
+            profile.spent_ns(Phase.OPTIMIZER),
             *(rank.phase_time_ns.get(Phase.OPTIMIZER, 0.0) for rank in profile.ranks),
         )
         if len(comm) < len(ddp):

@@ -70,7 +70,7 @@ class SaturatedLink(DeviceRule):
         copies = profile.copies
         spent_ns, rate, limit = copies.to_device_ns, copies.link_bytes_per_s, copies.link_limit_bytes_per_s
         assert spent_ns is not None and rate is not None and limit is not None
-        lost_ns = min(spent_ns, profile.phase_time_ns.get(Phase.COPY, 0.0))
+        lost_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
         if lost_ns < MIN_SHARE * profile.step_time_ns or rate < SATURATED * limit:
             return None
         return Finding(

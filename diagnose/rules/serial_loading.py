@@ -7,8 +7,9 @@ from math import ceil
 
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share, format_speedup
 from diagnose.rules._examples import profile
@@ -121,7 +122,7 @@ class SerialLoading(Rule):
         step_ns = profile.step_time_ns
         assert loader is not None and wait_ns is not None
         other_ns = (1 - profile.input.main_wait_share) * wait_ns  # for loaders that have workers
-        wait_ns = min(wait_ns - other_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        wait_ns = min(wait_ns - other_ns, profile.spent_ns(Phase.DATA_WAIT))
         handover_ns = HANDOVER_NS * (profile.input.batches_per_step or 1.0)
         loading_ns = wait_ns - handover_ns
         if loading_ns < MIN_SHARE * step_ns or wait_ns < MIN_HANDOVERS * handover_ns:

@@ -10,9 +10,10 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.settings import Settings
 from diagnose.core.units import format_duration, format_share
-from diagnose.rules._cpus import COMPUTING, spread
+from diagnose.rules._cpus import spread
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, doing, waiting_share
+from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 
 MIN_WAITING = 0.1
@@ -100,7 +101,7 @@ class SleepingThreads(Rule):
         if waiting < MIN_WAITING or each_ns > MAX_WAIT_NS:
             return None
         waking = waiting + host.voluntary_per_s * WAKING_NS / 1e9
-        lost = spread(profile, waking, COMPUTING)
+        lost = spread(profile, waking, STEP)
         total = sum(lost.values())
         if not total:
             return None
@@ -112,7 +113,7 @@ class SleepingThreads(Rule):
             f" {format_share(total / profile.step_time_ns)} of the time",
             lost_ns=lost,
             low_ns=LOW * total,
-            high_ns=min(HIGH * total, sum(spread(profile, 1.0, COMPUTING).values())),
+            high_ns=min(HIGH * total, sum(spread(profile, 1.0, STEP).values())),
             assumption="threads that stay awake, or one alone, wait for nobody",
             evidence=(
                 f"The training thread stopped {host.voluntary_per_s:,.0f} times a second, for"

@@ -8,13 +8,15 @@ from dataclasses import replace
 from diagnose.analysis.idioms import OUTERMOST_WORDS
 from diagnose.analysis.statements import words
 from diagnose.core.finding import Finding
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile, SourceLine
+from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, holding_up_batches, named
-from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, fed_by, supply_of
+from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, supply_of
+from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
 
@@ -271,4 +273,4 @@ def _spare_ns(profile: Profile, made_ns: float) -> float:
 def least_wait_ns(profile: Profile) -> float:
     """Returns what each rank spends on its batches: what one alone does beyond makes it a straggler."""
     times = [rank.phase_time_ns.get(Phase.DATA_WAIT, 0.0) for rank in profile.ranks]
-    return min([profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0), *times])
+    return min([profile.spent_ns(Phase.DATA_WAIT), *times])

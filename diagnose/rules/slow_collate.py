@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from diagnose.core.finding import Finding
+from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
-from diagnose.core.profile import InputStats, Profile
+from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._supply import (
-    CROWDED,
-    HANDOVER_NS,
-    MIN_HANDOVERS,
-    MIN_SHARE,
-    WELL_FED,
-    crowded_ns,
-    fed_by,
-    main_loader,
-    shared_by_computing,
-    supply_of,
-)
+from diagnose.rules._phases import shared
+from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, MIN_SHARE, crowded_ns, main_loader, supply_of
+from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 DOMINATES = 0.5
@@ -120,7 +112,7 @@ class SlowCollate(Rule):
             fetch_ns, collate_ns = stats.fetch_ns, stats.collate_ns
             lost_ns = min(
                 collate_ns * (stats.batches_per_step or 1.0),
-                profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0),
+                profile.spent_ns(Phase.DATA_WAIT),
             )
             who = "the training thread"
             if stats.collate_cpu_share is not None and collate_ns >= MIN_COLLATE_NS:  # else it is chance
@@ -146,15 +138,14 @@ class SlowCollate(Rule):
                 f" step: {name} takes {'longer than' if share >= DOMINATES else 'about as long as'} the"
                 " dataset."
             ),
-            lost_ns=shared_by_computing(profile, lost_ns) if crowded else {Phase.DATA_WAIT: lost_ns},
+            lost_ns=shared(profile, lost_ns) if crowded else {Phase.DATA_WAIT: lost_ns},
             low_ns=0.6 * lost_ns,
             high_ns=MOST * lost_ns,
             assumption=f"{name} becomes as good as free",
             evidence=(
                 f"A batch takes {who} {format_ms(collate_ns)} to collate"
                 f" and {format_ms(fetch_ns)} to fetch.",
-                f"The loop waits {format_ms(profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))} of each"
-                " step.",
+                f"The loop waits {format_ms(profile.spent_ns(Phase.DATA_WAIT))} of each step.",
                 *(
                     [f"It waits for a CPU {format_ms(crowded)} of it, as the workers have them."]
                     if crowded

@@ -208,7 +208,7 @@ class SlowOptimizer(Rule):
             return None  # on a CPU `foreach` saves little
         saved = _saved(worst, on_gpu)
         part = sum(optimizer.num_tensors for optimizer in slow) / whole
-        time_ns = stepping_share(profile) * profile.phase_time_ns.get(Phase.OPTIMIZER, 0.0)
+        time_ns = stepping_share(profile) * profile.spent_ns(Phase.OPTIMIZER)
         lost_ns = saved * part * time_ns
         if lost_ns < 0.02 * profile.step_time_ns:
             return None

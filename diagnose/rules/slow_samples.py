@@ -6,9 +6,10 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
-from diagnose.rules._worker_line import hottest_line
-from diagnose.rules.base import Rule
+from diagnose.rules._supply import MIN_SHARE, applicable, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_line import where_slow
+from diagnose.rules._worker_rule import WorkerRule
 
 MIN_TAIL = 0.2
 """Part of the workers' time that slow batches must take beyond the usual."""
@@ -26,7 +27,7 @@ CURED = 0.5
 """Part of the wait that usual batches alone would not have."""
 
 
-class SlowSamples(Rule):
+class SlowSamples(WorkerRule):
     """
     ## What it means
     Nearly all batches are made quickly, but now and then one takes several times as long. Batches come in
@@ -63,10 +64,6 @@ class SlowSamples(Rule):
         ),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers for loader in profile.program.loaders[:1])
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
@@ -82,7 +79,7 @@ class SlowSamples(Rule):
         lost_ns = supply.won_ns(busy_ns=supply.busy_ns * (1 - tail))
         if burst_ns < IN_BURSTS * supply.wait_ns or lost_ns < CURED * supply.wait_ns:
             return None
-        line = hottest_line(profile)
+        where = where_slow(profile, supply.loader)
         longest = f", the longest {format_duration(workers.longest_ns)}" if workers.longest_ns else ""
         return Finding(
             rule=self.name,
@@ -102,7 +99,7 @@ class SlowSamples(Rule):
             ),
             fix="Find and clean the slow samples, or let batches come as they are ready.",
             code=with_loader_arguments(profile, supply.loader, in_order=False),
-            file=line.file if line is not None else supply.loader.file,
-            line=line.line if line is not None else supply.loader.line,
+            file=where.file,
+            line=where.line,
             actions=applicable(self.actions, supply.loader),
         )

@@ -5,23 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
+from diagnose.core.input import Reading
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile, Reading
+from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
-from diagnose.rules._supply import (
-    CROWDED,
-    CROWDED_BOUNDS,
-    DIVIDE,
-    WELL_FED,
-    Supply,
-    crowded_ns,
-    fed_by,
-    shared_by_computing,
-    supply_of,
-)
-from diagnose.rules._worker_line import hottest_line
-from diagnose.rules.base import Rule
+from diagnose.rules._phases import shared
+from diagnose.rules._supply import CROWDED_BOUNDS, DIVIDE, Supply, crowded_ns, supply_of
+from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
+from diagnose.rules._worker_line import where_slow
+from diagnose.rules._worker_rule import WorkerRule
 
 MOSTLY = 0.5
 """Part of the workers' time that passes where they read."""
@@ -51,7 +44,7 @@ PICTURES = Reading(opens=32.0, samples=32.0, read_bytes=3e6, made_bytes=19e6, sh
 """A photograph per sample that is decoded in the line that opens it."""
 
 
-class SlowStorage(Rule):
+class SlowStorage(WorkerRule):
     """
     ## What it means
     The loop waits for batches while its workers, as many as there are CPUs, neither compute nor want
@@ -103,10 +96,6 @@ class SlowStorage(Rule):
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": True}),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers for loader in profile.program.loaders[:1])
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
@@ -120,7 +109,7 @@ class SlowStorage(Rule):
         lost_ns = supply.won_without_waiting_ns()
         if not lost_ns:
             return None
-        line = hottest_line(profile)
+        where = where_slow(profile, supply.loader)
         waits = 1 - supply.workers.cpu_share - supply.delay_share
         read = profile.input.late_read_bytes
         return Finding(
@@ -138,7 +127,7 @@ class SlowStorage(Rule):
                 f"Workers neither compute nor want a CPU for {format_share(waits)} of that time.",
                 *((f"{format_bytes(read)} per step come from a disk of this machine.",) if read else ()),
                 *disk(profile.host),
-                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+                *where.evidence,
             ),
             fix="Read samples from faster or nearer storage, in larger pieces, or ahead of time."
             + (
@@ -146,8 +135,8 @@ class SlowStorage(Rule):
                 if supply.loader.iterable
                 else ""
             ),
-            file=line.file if line is not None else supply.loader.file,
-            line=line.line if line is not None else supply.loader.line,
+            file=where.file,
+            line=where.line,
         )
 
     def _reading(self, profile: Profile, supply: Supply) -> Finding | None:
@@ -157,7 +146,7 @@ class SlowStorage(Rule):
         crowded_by_ns = crowded_ns(profile, supply)
         if crowded_by_ns:
             lost_ns = reading.share * crowded_by_ns
-            lost = shared_by_computing(profile, lost_ns)
+            lost = shared(profile, lost_ns)
             low_ns = CROWDED_BOUNDS[0] * lost_ns
             high_ns = CROWDED_BOUNDS[1] * crowded_by_ns + supply.wait_ns
             vain = format_share(crowded_by_ns / supply.training_ns)
@@ -172,7 +161,7 @@ class SlowStorage(Rule):
             return None
         if not lost_ns:
             return None
-        line = hottest_line(profile)
+        where = where_slow(profile, supply.loader)
         each = reading.opens / reading.samples if reading.samples else 0.0
         many = each >= MANY_FILES
         read_bytes, made_bytes = reading.read_bytes, reading.made_bytes
@@ -196,15 +185,15 @@ class SlowStorage(Rule):
                 f"Lines that open files, and what is done with them while they are open, take"
                 f" {format_share(reading.share)} of the workers' time; the page cache has the files, so"
                 " that it takes a CPU.",
-                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+                *where.evidence,
             ),
             fix="Put the samples into few large files, each with all parts of its samples side by side, and"
             " read those."
             if many
             else "Read only what the sample needs: keep the file open or map it into memory"
             " (numpy.load(mmap_mode='r')), or divide it into parts.",
-            file=line.file if line is not None else supply.loader.file,
-            line=line.line if line is not None else supply.loader.line,
+            file=where.file,
+            line=where.line,
         )
 
 

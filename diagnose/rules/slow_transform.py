@@ -7,24 +7,17 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import (
-    CROWDED,
-    CROWDED_BOUNDS,
-    WELL_FED,
-    Supply,
-    crowded_ns,
-    fed_by,
-    shared_by_computing,
-    supply_of,
-)
-from diagnose.rules._worker_line import hottest_line
-from diagnose.rules.base import Rule
+from diagnose.rules._phases import shared
+from diagnose.rules._supply import CROWDED_BOUNDS, Supply, crowded_ns, supply_of
+from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
+from diagnose.rules._worker_line import where_slow
+from diagnose.rules._worker_rule import WorkerRule
 
 HELPED = 0.25
 """Part of the CPU time of making a batch that helper threads take; below it they hardly matter."""
 
 
-class SlowTransform(Rule):
+class SlowTransform(WorkerRule):
     """
     ## What it means
     The workers compute all the time and the loop still waits, and there are no CPUs left for more workers:
@@ -60,10 +53,6 @@ class SlowTransform(Rule):
         ),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers for loader in profile.program.loaders[:1])
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
@@ -74,8 +63,7 @@ class SlowTransform(Rule):
             return self._crowding(profile, supply, crowded)
         if not supply.behind or supply.cured_by_workers:
             return None
-        line = hottest_line(profile)
-        where = f" at {line.function}" if line is not None else ""
+        where = where_slow(profile, supply.loader)
         return Finding(
             rule=self.name,
             summary=(
@@ -95,21 +83,21 @@ class SlowTransform(Rule):
                 f"There are {supply.cpus:g} CPUs for the process: more workers would not win half of the"
                 " wait.",
                 *_helped(supply),
-                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+                *where.evidence,
             ),
-            fix=f"Make preparing a sample cheaper{where}.",
-            file=line.file if line is not None else supply.loader.file,
-            line=line.line if line is not None else supply.loader.line,
+            fix=f"Make preparing a sample cheaper{where.at}.",
+            file=where.file,
+            line=where.line,
         )
 
     def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding | None:
         """Of workers that keep up, and take the CPUs for that."""
-        line = hottest_line(profile)
+        where = where_slow(profile, supply.loader)
         return Finding(
             rule=self.name,
             summary="Preparing samples takes the CPUs there are: the training thread waits for one"
             f" {format_share(lost_ns / supply.training_ns)} of the time",
-            lost_ns=shared_by_computing(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=CROWDED_BOUNDS[0] * lost_ns,
             high_ns=CROWDED_BOUNDS[1] * lost_ns + supply.wait_ns,
             assumption="the transform becomes so cheap that workers and model have the CPUs they want",
@@ -118,11 +106,11 @@ class SlowTransform(Rule):
                 f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
                 f" for one for {format_share(supply.delay_share)}.",
                 *_helped(supply),
-                *((f"Most of it is spent at: {line.text}",) if line is not None and line.text else ()),
+                *where.evidence,
             ),
-            fix="Make preparing a sample cheaper" + (f" at {line.function}." if line is not None else "."),
-            file=line.file if line is not None else supply.loader.file,
-            line=line.line if line is not None else supply.loader.line,
+            fix=f"Make preparing a sample cheaper{where.at}.",
+            file=where.file,
+            line=where.line,
         )
 
 

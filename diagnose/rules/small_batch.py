@@ -5,8 +5,9 @@ from __future__ import annotations
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
-from diagnose.rules._device import DeviceRule, busy_ns, sets_the_pace, waited
+from diagnose.rules._device import DeviceRule, busy_ns, sets_the_pace
 from diagnose.rules._examples import GIB, card, profile
+from diagnose.rules._phases import shared
 from diagnose.rules._supply import main_loader
 
 MAX_SM_SHARE = 0.6
@@ -69,7 +70,7 @@ class SmallBatch(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"A batch fills {format_share(filled)} of the device.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * lost_ns,
             high_ns=min(HIGH * lost_ns, busy_ns(profile)),
             assumption=f"a batch {growth:.1f} times as large takes as long as one does now",

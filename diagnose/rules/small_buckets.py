@@ -97,7 +97,7 @@ class SmallBuckets(Rule):
         if cap >= DEFAULT_BYTES or num < MIN_TIMES_MORE * usual:
             return None
         waiting = reduces_in(profile)
-        there_ns = profile.phase_time_ns.get(waiting, 0.0)
+        there_ns = profile.spent_ns(waiting)
         passes = ddp.synced_passes
         timed_ns = usual_wait_ns(profile)
         crowded_ns = 0.0
@@ -118,7 +118,7 @@ class SmallBuckets(Rule):
         low, high = (LOW, HIGH) if timed_ns is None else (LOW_TIMED, HIGH_TIMED)
         lost = {waiting: min(lost_ns, MOST * there_ns)}
         if crowded_ns:
-            backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+            backward_ns = profile.spent_ns(Phase.BACKWARD)
             there_ns += 0.0 if waiting is Phase.BACKWARD else backward_ns
             lost[Phase.BACKWARD] = min(lost.get(Phase.BACKWARD, 0.0) + crowded_ns, MOST * backward_ns)
         lost_ns = sum(lost.values())

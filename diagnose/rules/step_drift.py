@@ -97,10 +97,7 @@ class StepDrift(Rule):
         # Even growth, from the run's first step on: what the warm-up had grown by then is lost, too.
         before, measured = profile.steps.warmup, profile.steps.measured
         lost_of_growth = (before + measured / 2) / (QUARTERS_APART * measured)
-        lost = {
-            phase: min(lost_of_growth * drift[phase], profile.phase_time_ns.get(phase, 0.0))
-            for phase in growing
-        }
+        lost = {phase: min(lost_of_growth * drift[phase], profile.spent_ns(phase)) for phase in growing}
         lost_ns, grown_ns = sum(lost.values()), sum(drift[phase] for phase in growing)
         if lost_ns < MIN_SHARE * profile.step_time_ns or grown_ns < MAIN_SHARE * sum(drift.values()):
             return None
@@ -133,8 +130,8 @@ def _growing(profile: Profile, drift: Mapping[Phase, float], worst: Phase) -> tu
     little of the step would be left to show that the machine is as fast as before."""
 
     def grown(phase: Phase) -> float:
-        return drift.get(phase, 0.0) / max(1.0, profile.phase_time_ns.get(phase, 0.0))
+        return drift.get(phase, 0.0) / max(1.0, profile.spent_ns(phase))
 
     with_it = [phase for phase in drift if phase is not worst and grown(phase) >= ALIKE * grown(worst)]
-    steady_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING - {worst, *with_it})
+    steady_ns = sum(profile.spent_ns(phase) for phase in COMPUTING - {worst, *with_it})
     return (worst, *with_it) if steady_ns >= STEADY_SHARE * profile.step_time_ns else (worst,)

@@ -91,9 +91,7 @@ class StepJitter(Rule):
             and series.spike_share.get(phase, 0.0) * profile.steps.measured >= LEAST_SPIKES
             and series.spike_share[phase] <= MOST_SPIKES
         ]
-        lost = {
-            phase: min(series.spike_ns[phase], profile.phase_time_ns.get(phase, 0.0)) for phase in spiking
-        }
+        lost = {phase: min(series.spike_ns[phase], profile.spent_ns(phase)) for phase in spiking}
         total = sum(lost.values())
         share = total / profile.step_time_ns
         if share < MIN_SHARE or delay > MOST_DELAY * share or profile.steps.total_time_ns < LEAST_NS:

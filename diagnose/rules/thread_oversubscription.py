@@ -7,8 +7,9 @@ from diagnose.core.host import HostStats, foreign_cpus
 from diagnose.core.profile import Profile
 from diagnose.core.settings import Settings
 from diagnose.core.units import format_share
-from diagnose.rules._cpus import COMPUTING, spread
+from diagnose.rules._cpus import spread
 from diagnose.rules._examples import profile
+from diagnose.rules._phases import STEP
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.05
@@ -106,7 +107,7 @@ class ThreadOversubscription(Rule):
         crowded = host.involuntary_per_s >= MIN_SWITCHES_PER_S or team > MIN_TEAM_PART * (team + others)
         if host.runnable_share < MIN_DELAY or not crowded:
             return None
-        lost = spread(profile, host.runnable_share, COMPUTING)
+        lost = spread(profile, host.runnable_share, STEP)
         total = sum(lost.values())
         if not total:
             return None
@@ -117,7 +118,7 @@ class ThreadOversubscription(Rule):
             summary=f"Torch has {host.num_threads} threads{of} on {host.machine_cpus} CPUs",
             lost_ns=lost,
             low_ns=BOUNDS[0] * total,
-            high_ns=min(BOUNDS[1] * total, sum(spread(profile, 1.0, COMPUTING).values())),
+            high_ns=min(BOUNDS[1] * total, sum(spread(profile, 1.0, STEP).values())),
             assumption="no thread of the team waits for a CPU when there is one for each",
             evidence=(
                 f"The training thread was ready to run and had no CPU for"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._device import DeviceRule, busy_ns, sets_the_pace, waited
+from diagnose.rules._device import DeviceRule, busy_ns, sets_the_pace
 from diagnose.rules._examples import card, profile
+from diagnose.rules._phases import shared
 
 FAULTS = {
     "SwThermalSlowdown": "the card is too hot",
@@ -77,7 +78,7 @@ class ThrottledDevice(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"The device runs at {format_share(device.clock_share)} of its clock: {words[worst]}.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=LOW * slower * busy_ns(profile),
             high_ns=slower * busy_ns(profile),
             assumption="most kernels are as much faster as the clock would be",

@@ -7,11 +7,12 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import DIVIDE, WELL_FED, applicable, fed_by, supply_of, with_loader_arguments
-from diagnose.rules.base import Rule
+from diagnose.rules._supply import DIVIDE, applicable, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_rule import WorkerRule
 
 
-class TooFewWorkers(Rule):
+class TooFewWorkers(WorkerRule):
     """
     ## What it means
     Every worker is busy all the time, the queue of finished batches is empty when the loop asks, and there
@@ -52,10 +53,6 @@ class TooFewWorkers(Rule):
             workers={"cpu_share": 0.4},
         ),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

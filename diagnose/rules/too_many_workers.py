@@ -6,17 +6,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import (
-    COMPUTING,
-    MIN_SHARE,
-    WELL_FED,
-    WORKERS_PART,
-    applicable,
-    fed_by,
-    shared_by_computing,
-    supply_of,
-    with_loader_arguments,
-)
+from diagnose.rules._phases import LOOP, shared
+from diagnose.rules._supply import MIN_SHARE, WORKERS_PART, applicable, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 MIN_DELAY = 0.2
@@ -101,7 +93,7 @@ class TooManyWorkers(Rule):
             return None
         if supply.worker_cpu_ns < WORKERS_PART * used_ns:
             return None
-        own_ns = sum(profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING)
+        own_ns = sum(profile.spent_ns(phase) for phase in LOOP)
         # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
         others = max(0.0, (host.busy_cpus or 0.0) - used_ns / step_ns)
         left = max(used_ns / step_ns, min(usable, (host.cpus or usable) - others))
@@ -120,7 +112,7 @@ class TooManyWorkers(Rule):
                 " which"
                 f" waits for one {format_share(host.runnable_share)} of the time."
             ),
-            lost_ns=shared_by_computing(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=0.3 * lost_ns,
             high_ns=delay_ns,
             assumption=f"{fewer} workers make the batches, and the CPUs are shared with nobody else",

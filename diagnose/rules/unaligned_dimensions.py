@@ -7,8 +7,9 @@ from diagnose.core.graph import Graph, Work
 from diagnose.core.profile import Profile
 from diagnose.core.program import Model, Program
 from diagnose.core.units import format_share
-from diagnose.rules._device import DeviceRule, busy_ns, computes_in, kernel_share, sets_the_pace, waited
+from diagnose.rules._device import DeviceRule, busy_ns, computes_in, kernel_share, sets_the_pace
 from diagnose.rules._examples import card, profile
+from diagnose.rules._phases import shared
 
 HALF = ("float16", "bfloat16")
 FIRST = (7, 0)
@@ -74,7 +75,7 @@ class UnalignedDimensions(DeviceRule):
         return Finding(
             rule=self.name,
             summary=f"{graph.unaligned.num_ops} products have sizes that tensor cores are slow with.",
-            lost_ns=waited(profile, lost_ns),
+            lost_ns=shared(profile, lost_ns),
             low_ns=low,
             high_ns=high,
             assumption=f"sizes that are multiples of 8 save {format_share(SAVED[1])} of these products",

@@ -8,7 +8,9 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration, format_ms, format_share
-from diagnose.rules._ranks import holding, meeting, ranks_example
+from diagnose.rules._phases import shared
+from diagnose.rules._rank_examples import meeting, ranks_example
+from diagnose.rules._ranks import holding
 from diagnose.rules.base import Rule
 
 MIN_CORRELATION = 0.7
@@ -97,10 +99,9 @@ class UnevenWork(Rule):
         enough = SEEN_CORRELATION if held is not None and held.rank == worst else MIN_CORRELATION
         if work.correlation < enough or work.spread < MIN_SPREAD * work.mean:
             return None
-        times = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
-        there_ns = sum(times.values())
+        there_ns = sum(profile.spent_ns(phase) for phase in COMPUTING)
         lost_ns = min(PASSES * work.forward_ns_per_unit * work.spread, 0.7 * there_ns)
-        lost = {phase: lost_ns * ns / there_ns for phase, ns in times.items() if ns}
+        lost = shared(profile, lost_ns, COMPUTING)
         if held is not None and held.rank == worst:
             # What the others wait for the rank was measured, and need not be told from its tokens.
             lost, lost_ns = held.waits, held.held_ns

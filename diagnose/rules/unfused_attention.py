@@ -162,5 +162,5 @@ def products_of(profile: Profile, graph: Graph) -> dict[Phase, float]:
     if not whole_ns or work.forward_ns is None or work.backward_ns is None:
         return of_work(profile, work, graph)
     # As much slower than in the quickest passes, which were timed, as the whole backward pass is.
-    stretch = profile.phase_time_ns.get(Phase.BACKWARD, 0.0) / whole_ns
+    stretch = profile.spent_ns(Phase.BACKWARD) / whole_ns
     return {Phase.FORWARD: stretch * work.forward_ns, Phase.BACKWARD: stretch * work.backward_ns}

@@ -41,7 +41,6 @@ def unwanted(part: float, num_tensors: int = 60, num_ops: int | None = None) -> 
 def dropped(part: float, num_tensors: int = 14, num_ops: int | None = None, never: bool = False) -> Program:
     work = part_of(part, num_ops)
     told = Dropped(
-        num_passes=12,
         num_tensors=num_tensors,
         total=TOTAL,
         unwanted=work,
@@ -111,7 +110,7 @@ class UnusedGradients(Rule):
         seen = max((each for each in (never_used, dropped) if each is not None), key=share_of)
         share = share_of(seen)
         num_tensors = seen.num_tensors if isinstance(seen, Dropped) else seen.num_unwanted_tensors
-        backward_ns = profile.phase_time_ns.get(Phase.BACKWARD, 0.0)
+        backward_ns = profile.spent_ns(Phase.BACKWARD)
         lost_ns = share * backward_ns
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -7,8 +7,9 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms
-from diagnose.rules._supply import MIN_SHARE, WELL_FED, fed_by, supply_of
-from diagnose.rules.base import Rule
+from diagnose.rules._supply import MIN_SHARE, supply_of
+from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_rule import WorkerRule
 
 MIN_GROWTH_BYTES = 64 << 20
 """Per worker; less than a batch or two may be held back for a while."""
@@ -20,7 +21,7 @@ MIN_FAULTS_PER_S = 10.0
 """Page faults that read the disk; a machine with memory to spare has none to speak of."""
 
 
-class WorkerMemoryGrowth(Rule):
+class WorkerMemoryGrowth(WorkerRule):
     """
     ## What it means
     Each worker began with memory that it shared with the training process and has come to own more and more
@@ -62,10 +63,6 @@ class WorkerMemoryGrowth(Rule):
             host=HostStats(cpus=8, process_cpus=1.0, major_faults_per_s=300.0),
         ),
     )
-
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers for loader in profile.program.loaders[:1])
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""

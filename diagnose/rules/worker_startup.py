@@ -6,17 +6,17 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_duration, format_share
+from diagnose.rules._phases import STEP, shared
 from diagnose.rules._supply import (
     KEEP_ITERATOR,
-    WELL_FED,
     applicable,
     begins_anew,
     drawn_at_starts_ns,
     draws_at_starts,
-    fed_by,
     supply_of,
     with_loader_arguments,
 )
+from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.02
@@ -29,9 +29,6 @@ BUILD_ONCE = (
     "Build the DataLoader once, before the first epoch, with persistent_workers=True. What changes from"
     " epoch to epoch must then be its sampler: kept workers do not see a dataset that is changed later."
 )
-
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""New processes take CPUs from it, and memory that they share is copied when it is next written."""
 
 
 class WorkerStartup(Rule):
@@ -111,11 +108,14 @@ class WorkerStartup(Rule):
         per_step = stats.epoch_starts / max(1, profile.steps.measured)
         made_ns = supply.busy_ns / supply.batches * per_step
         lost_ns = stats.epoch_start_ns - drawn_at_starts_ns(profile) - made_ns
-        lost_ns = min(lost_ns, profile.phase_time_ns.get(Phase.DATA_WAIT, 0.0))
+        lost_ns = min(lost_ns, profile.spent_ns(Phase.DATA_WAIT))
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         slower_ns = stats.epoch_start_compute_ns or 0.0
-        lost = {Phase.DATA_WAIT: lost_ns, **_spread(profile, slower_ns)}
+        lost = {Phase.DATA_WAIT: lost_ns}
+        if slower_ns:
+            # New processes take CPUs, and memory that they share is copied when it is next written.
+            lost |= shared(profile, slower_ns, STEP)
         total_ns = sum(lost.values())
         loader = supply.loader
         fix, alone = "Keep the workers from epoch to epoch.", False
@@ -159,10 +159,3 @@ def _slower(each_ns: float) -> list[str]:
         f"The step after it computed {format_duration(each_ns)} longer than others: new processes take"
         " CPUs, and memory that they share is copied when it is next written."
     ]
-
-
-def _spread(profile: Profile, slower_ns: float) -> dict[Phase, float]:
-    """Divides what computing took longer among its phases, as they are long."""
-    computing = {phase: profile.phase_time_ns.get(phase, 0.0) for phase in COMPUTING}
-    whole_ns = sum(computing.values())
-    return {phase: slower_ns * ns / whole_ns for phase, ns in computing.items() if ns and slower_ns}

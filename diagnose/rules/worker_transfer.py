@@ -7,8 +7,9 @@ from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules._supply import DRAWN, MIN_SHARE, WELL_FED, fed_by, supply_of, with_loader_arguments
-from diagnose.rules.base import Rule
+from diagnose.rules._supply import DRAWN, MIN_SHARE, supply_of, with_loader_arguments
+from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._worker_rule import WorkerRule
 
 SENDING = 0.35
 """Part of a worker's time for a batch that goes into sending it; a batch of a few tensors takes a
@@ -38,7 +39,7 @@ QUIET = 0.05
 long. At a tenth two healthy jobs were accused."""
 
 
-class WorkerTransfer(Rule):
+class WorkerTransfer(WorkerRule):
     """
     ## What it means
     Batches are made fast enough, but the loop waits while each is pickled, sent and unpacked. Every
@@ -89,10 +90,6 @@ class WorkerTransfer(Rule):
         fed_by(data_wait_ms=20, fetch_ms=1, workers={"ready_batches": 3.8}, stats={"drawing_ns": 19e6}),
     )
 
-    def applies(self, profile: Profile) -> bool:
-        """See `Rule.applies`."""
-        return any(loader.num_workers for loader in profile.program.loaders[:1])
-
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         supply = supply_of(profile)
@@ -132,7 +129,7 @@ class WorkerTransfer(Rule):
             where = "the workers pack them"
         collected_ns = 0.0
         if unpacking and not few:  # the objects made by it are what the collector runs for
-            collected_ns = (profile.input.collected_share or 0.0) * profile.phase_time_ns.get(Phase.GC, 0.0)
+            collected_ns = (profile.input.collected_share or 0.0) * profile.spent_ns(Phase.GC)
         total_ns = lost_ns + collected_ns
         if total_ns < MIN_SHARE * profile.step_time_ns:
             return None

@@ -78,7 +78,7 @@ class WrongBackend(DeviceRule):
         steady_ns = steady_wait_ns(ddp)
         if steady_ns is None:
             return None
-        waited_ns = min(steady_ns * ddp[0].synced_passes, profile.phase_time_ns.get(Phase.BACKWARD, 0.0))
+        waited_ns = min(steady_ns * ddp[0].synced_passes, profile.spent_ns(Phase.BACKWARD))
         if EXPECTED * waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(

@@ -113,14 +113,6 @@ int nvmlDeviceGetUtilizationRates(void*, unsigned* rates) {
     rates[1] = 0;
     return number("nvmlDeviceGetUtilizationRates", "busy_percent", rates);
 }
-int nvmlDeviceGetMemoryInfo(void*, unsigned long long* total_free_used) {
-    unsigned mib = 0;
-    int code = number("nvmlDeviceGetMemoryInfo", "used_mib", &mib);
-    total_free_used[0] = 80ULL << 30;
-    total_free_used[2] = (unsigned long long)mib << 20;
-    total_free_used[1] = total_free_used[0] - total_free_used[2];
-    return code;
-}
 
 #define NUMBER(function, figure) \
     int function(void*, unsigned* value) { return number(#function, figure, value); }
