@@ -10,8 +10,8 @@ from diagnose.analysis.statements import (
     APPENDS,
     Scope,
     callee,
+    calls_of,
     grow,
-    nodes_of,
     statements_of,
     words,
     writes,
@@ -104,7 +104,7 @@ def saved_in(function: Scope, aliases: Mapping[str, str]) -> frozenset[str]:
     held: set[str] = set()
     statements = list(statements_of(function))
     for statement in statements:
-        for call in (node for node in nodes_of(statement) if isinstance(node, ast.Call)):
+        for call in calls_of(statement):
             place = origin(call, aliases)
             if place not in SAVERS:
                 continue

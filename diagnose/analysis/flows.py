@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Sequence
 
-from diagnose.analysis.statements import callee, nodes_of, reads, writes
+from diagnose.analysis.statements import callee, calls_of, reads, writes
 
 TRAINS = {"backward", "step"}
 
@@ -55,5 +55,5 @@ def _tells(statement: ast.stmt) -> bool:
     """Whether a statement makes nothing of what it reads: it prints it, or asks whether it is reached."""
     if isinstance(statement, (ast.If, ast.While, ast.Assert)):
         return True
-    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
-    return isinstance(statement, ast.Expr) and not any(callee(call)[0] in TRAINS for call in calls)
+    called = {callee(call)[0] for call in calls_of(statement)}
+    return isinstance(statement, ast.Expr) and not called & TRAINS

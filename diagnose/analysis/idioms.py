@@ -51,6 +51,7 @@ from diagnose.analysis.statements import (
     Place,
     by_line,
     callee,
+    calls_of,
     innermost,
     names,
     nodes_of,
@@ -304,8 +305,7 @@ class Idioms:
         return sum(callee(call)[0] == "step" for call in self._calls(file, line)) == 1
 
     def _calls(self, file: str, line: int) -> list[ast.Call]:
-        nodes = (node for place in self._places(file, line) for node in nodes_of(place.statement))
-        return [node for node in nodes if isinstance(node, ast.Call)]
+        return [call for place in self._places(file, line) for call in calls_of(place.statement)]
 
     def of_line(self, file: str, line: int, within: Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""
@@ -415,9 +415,7 @@ class Idioms:
             for statement in _statements(function):
                 if LOG in self.of_line(file, statement.lineno):
                     return True
-                for name, base in (
-                    callee(node) for node in nodes_of(statement) if isinstance(node, ast.Call)
-                ):
+                for name, base in map(callee, calls_of(statement)):
                     known = self._functions[file].get(name, [])
                     if not known and base == "self" and words(name) & {*LOG_WORDS}:
                         return True  # a base class's: `self.log("accuracy", hits)`
@@ -431,9 +429,7 @@ class Idioms:
         by_hand = any(CLIP in self.of_line(file, statement.lineno) for statement in found)
         if by_hand:
             found = [place.statement for place in self._places(file, line)]
-        called = {
-            callee(node)[0] for each in found for node in nodes_of(each) if isinstance(node, ast.Call)
-        }
+        called = {callee(call)[0] for each in found for call in calls_of(each)}
         return any(name.startswith("clip_grad") and name not in self._functions[file] for name in called)
 
     def _averages(self, file: str, line: int) -> bool:
@@ -497,8 +493,7 @@ def _statements(function: Function | None) -> list[ast.stmt]:
 
 
 def _calls_step(statement: ast.stmt) -> bool:
-    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
-    return any(callee(call)[0] == "step" and not call.args for call in calls)
+    return any(callee(call)[0] == "step" and not call.args for call in calls_of(statement))
 
 
 def is_training(via: str) -> bool:

@@ -19,6 +19,7 @@ from diagnose.analysis.rollouts import CHOOSES, steps_environment, takes_action,
 from diagnose.analysis.statements import (
     Scope,
     callee,
+    calls_of,
     functions_of,
     header_lines,
     innermost_of,
@@ -106,15 +107,13 @@ class Part:
         made = self.derived(self.models)
         chooses = [s for s in self.statements if id(s) in made and names(nodes_of(s)) & CHOOSES]
         chosen = set().union(*self.derived(chooses).values())
-        calls = (node for s in self.models for node in nodes_of(s) if isinstance(node, ast.Call))
-        models = {ast.unparse(call.func) for call in calls}
         return [
             s
             for s in self.statements
             if steps_environment(s)
             or takes_action(s, self._definition)
             or any(
-                told & chosen and base not in models and not self.effects.is_module(base)
+                told & chosen and base not in self._called_models and not self.effects.is_module(base)
                 for base, told in told_to_step(s)
             )
         ]
@@ -140,6 +139,11 @@ class Part:
     def models(self) -> list[ast.stmt]:
         """The statements that call models."""
         return [*self.calls, *self.further]
+
+    @cached_property
+    def _called_models(self) -> set[str]:
+        """What models are called by there, and all else that is called beside."""
+        return {ast.unparse(call.func) for s in self.models for call in calls_of(s)}
 
     @property
     def feeds(self) -> bool:
@@ -201,12 +205,7 @@ class Part:
             return True
         nodes = nodes_of(statement)
         called = {id(node.func): callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
-        models = {
-            ast.unparse(node.func)
-            for s in self.models
-            for node in nodes_of(s)
-            if isinstance(node, ast.Call)
-        }
+        models = self._called_models
         for node in nodes:
             if isinstance(node, ast.Name) and id(node) in called and node.id in models:
                 return True

@@ -15,10 +15,10 @@ from diagnose.analysis.statements import (
     Scope,
     by_line,
     callee,
+    calls_of,
     functions_of,
     grow,
     innermost_of,
-    nodes_of,
     reads,
     statements_of,
 )
@@ -62,7 +62,7 @@ class Results:
             return False
         for outer, inner in zip(frames[:0:-1], frames[-2::-1], strict=True):
             function = self._function(inner)
-            calls = _calls_of(self._at(*outer[:2]), inner[2].rpartition(".")[2])
+            calls = _likely_calls(self._at(*outer[:2]), inner[2].rpartition(".")[2])
             if function is None or not calls:
                 return False
             held = set().union(*(_received(call, function, held) for call in calls))
@@ -85,9 +85,9 @@ class Results:
         return functions[innermost_of(functions, frame[1])] if functions else None
 
 
-def _calls_of(statements: Iterable[ast.stmt], name: str) -> list[ast.Call]:
+def _likely_calls(statements: Iterable[ast.stmt], name: str) -> list[ast.Call]:
     """Returns the calls among which that of a function is: those by its name, or else all of them."""
-    calls = [node for s in statements for node in nodes_of(s) if isinstance(node, ast.Call)]
+    calls = [call for statement in statements for call in calls_of(statement)]
     return [call for call in calls if callee(call)[0] == name] or calls
 
 
@@ -98,8 +98,7 @@ def _hands_over(statement: ast.stmt) -> bool:
 
 
 def _given_to(statement: ast.stmt, kept: set[str]) -> bool:
-    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
-    return any(callee(call)[1] in kept for call in calls)
+    return any(callee(call)[1] in kept for call in calls_of(statement))
 
 
 def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:

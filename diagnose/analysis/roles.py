@@ -17,7 +17,7 @@ from diagnose.analysis.parts import Anchors, Part, parts_of
 from diagnose.analysis.returned import first_items, items_of
 from diagnose.analysis.scores import Scores, links_of
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import callee, header_lines, names, nodes_of, writes
+from diagnose.analysis.statements import callee, calls_of, header_lines, names, nodes_of, writes
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.places import decoded
@@ -412,9 +412,6 @@ def _given(statement: ast.stmt, leads: set[str]) -> set[str]:
         statement: It calls such a function.
         leads: The names of those.
     """
-    calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
-    arguments = [
-        each for call in calls if callee(call)[0] in leads for each in (*call.args, *call.keywords)
-    ]
-    inner = (node for each in arguments for node in ast.walk(each) if isinstance(node, ast.Call))
-    return {callee(call)[0] for call in inner} - leads
+    calls = [call for call in calls_of(statement) if callee(call)[0] in leads]
+    inner = (node for call in calls for each in (*call.args, *call.keywords) for node in ast.walk(each))
+    return {callee(node)[0] for node in inner if isinstance(node, ast.Call)} - leads

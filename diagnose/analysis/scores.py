@@ -11,11 +11,11 @@ from diagnose.analysis.parts import Part
 from diagnose.analysis.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
 from diagnose.analysis.statements import (
     callee,
+    calls_of,
     expressions,
     grow,
     header_lines,
     key_of,
-    nodes_of,
     reads,
     writes,
 )
@@ -112,7 +112,7 @@ class Scores:
         given_on = [
             (s, part.reads[id(s)])
             for s in part.statements
-            if any(callee(node)[1] in kept for node in nodes_of(s) if isinstance(node, ast.Call))
+            if any(callee(call)[1] in kept for call in calls_of(s))
         ]
         return asked_of(part, [*self._found.for_batch, *given_on], models)
 
@@ -129,9 +129,8 @@ class Scores:
         given = (
             ast.Expr(value)
             for s in part.calls
-            for node in nodes_of(s)
-            if isinstance(node, ast.Call)
-            for value in (*node.args, *(keyword.value for keyword in node.keywords))
+            for call in calls_of(s)
+            for value in (*call.args, *(keyword.value for keyword in call.keywords))
         )
         used = set().union(*(reads(s) for s in (*makes, *given)))
         return used - set().union(*(writes(s) for s in (*makes, *part.calls) if self._in_each_step(s)))
@@ -254,5 +253,4 @@ def _summed(item: Item) -> set[str]:
 
 def _adds_up(statement: ast.stmt) -> bool:
     """Whether a statement only adds up what it reads, or brings it to Python."""
-    calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
-    return all(callee(call)[0] in ARITHMETIC for call in calls)
+    return all(callee(call)[0] in ARITHMETIC for call in calls_of(statement))

@@ -83,6 +83,11 @@ def nodes_of(statement: ast.stmt) -> list[ast.AST]:
     return [node for expression in expressions(statement) for node in ast.walk(expression)]
 
 
+def calls_of(statement: ast.stmt) -> list[ast.Call]:
+    """Returns the calls in a statement's own expressions."""
+    return [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
+
+
 def callee(call: ast.Call) -> tuple[str, str]:
     """Returns what is called and on what: `("item", "loss")`; the latter is only a hint."""
     function = call.func

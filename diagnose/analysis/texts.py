@@ -6,7 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from diagnose.analysis.flows import made_for, makes_only
-from diagnose.analysis.statements import Assignment, Scope, callee, nodes_of, statements_of, words, writes
+from diagnose.analysis.statements import (
+    Assignment,
+    Scope,
+    callee,
+    calls_of,
+    nodes_of,
+    statements_of,
+    words,
+    writes,
+)
 
 FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "stderr", "csv", "stream"}
 """Words of what files are called."""
@@ -22,7 +31,7 @@ def texts_of(function: Scope) -> frozenset[str]:
         name
         for statement in statements
         if isinstance(statement, (ast.With, ast.AsyncWith, ast.Assign))
-        if any(isinstance(node, ast.Call) and callee(node)[0] == "open" for node in nodes_of(statement))
+        if any(callee(call)[0] == "open" for call in calls_of(statement))
         for name in writes(statement)
     }
     written = {id(statement): set(_written(statement, files)) for statement in statements}
@@ -43,7 +52,7 @@ def texts_of(function: Scope) -> frozenset[str]:
 
 def _written(statement: ast.stmt, files: set[str]) -> Iterator[str]:
     """Yields the names of texts that a statement writes to a file."""
-    for call in (node for node in nodes_of(statement) if isinstance(node, ast.Call)):
+    for call in calls_of(statement):
         name, base = callee(call)
         is_file = base in files or words(base.rpartition(".")[2]) & FILES
         if name in TEXT_WRITERS or (name == "write" and is_file):
