@@ -17,6 +17,7 @@ from diagnose.analysis.statements import (
     callee,
     calls_of,
     expressions,
+    given_to,
     grow,
     header_lines,
     names,
@@ -334,14 +335,9 @@ def _callees(call: ast.stmt) -> set[str]:
     given: set[str] = set()
     called: set[str] = set()
     calls = calls_of(call)
-    inner = {
-        id(node)
-        for outer in calls
-        for value in (*outer.args, *(keyword.value for keyword in outer.keywords))
-        for node in ast.walk(value)
-    }
+    inner = {id(node) for outer in calls for value in given_to(outer) for node in ast.walk(value)}
     for node in calls:
-        for value in (*node.args, *(keyword.value for keyword in node.keywords)):
+        for value in given_to(node):
             given |= reads(ast.Expr(value))
         if id(node) in inner:
             called.add(ast.unparse(node.func))

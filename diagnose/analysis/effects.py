@@ -7,7 +7,17 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from diagnose.analysis.statements import callee, calls_of, names, nodes_of, reads, statements_of, writes
+from diagnose.analysis.statements import (
+    bound,
+    callee,
+    calls_of,
+    names,
+    nodes_of,
+    parameters_of,
+    reads,
+    statements_of,
+    writes,
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -84,14 +94,8 @@ class Effects:
     def bound(self, call: ast.Call) -> list[tuple[str, ast.expr]]:
         """Returns the parameters of a function of the script and what a call gives them; of any other
         function those that are named."""
-        for _, function in self.functions.get(callee(call)[0], ()):
-            taken = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-            taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
-            break
-        else:
-            taken = []
-        named = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
-        return [*zip(taken, call.args, strict=False), *named]
+        found = self.functions.get(callee(call)[0])
+        return bound(call, found[0][1] if found else None)
 
     def computes(self, method: str) -> bool:
         """Whether a method of this name uses weights of a model, or modules that its object was made
@@ -125,7 +129,7 @@ def methods_called(statement: ast.stmt) -> Iterator[tuple[str, str]]:
 
 def _changed_in_place(function: Function, statements: Iterable[ast.stmt]) -> set[str]:
     """Returns the parameters that a function changes: not those that it gives another value."""
-    parameters = {arg.arg for arg in (*function.args.posonlyargs, *function.args.args)}
+    parameters = set(parameters_of(function))
     changed: set[str] = set()
     for statement in statements:
         assigns = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.With))

@@ -11,6 +11,7 @@ from diagnose.analysis.statements import (
     Scope,
     callee,
     calls_of,
+    given_to,
     grow,
     statements_of,
     words,
@@ -79,8 +80,7 @@ def file_written(call: ast.Call) -> str:
     """Returns the ending of the file whose path is given to a call; empty if none is written."""
     if words(callee(call)[0]) & NO_WRITERS:
         return ""
-    values = (*call.args, *(keyword.value for keyword in call.keywords))
-    return next(filter(None, map(_ending, values)), "")
+    return next(filter(None, map(_ending, given_to(call))), "")
 
 
 def _ending(path: ast.expr) -> str:

@@ -25,6 +25,7 @@ from diagnose.analysis.statements import (
     innermost_of,
     names,
     nodes_of,
+    parameters_of,
     reads,
     statements_of,
     writes,
@@ -194,8 +195,7 @@ class Part:
 
     def from_outside(self, wanted: set[str]) -> set[str]:
         """Returns what of these names is an attribute of the function's object, or a parameter."""
-        spec = None if isinstance(self.function, ast.Module) else self.function.args
-        parameters = {arg.arg for arg in (*spec.posonlyargs, *spec.args)} if spec else set()
+        parameters = parameters_of(self._definition) if self._definition is not None else []
         return {name for name in wanted if name.startswith("self.") or name in parameters}
 
     def is_computed(self, statement: ast.stmt) -> bool:

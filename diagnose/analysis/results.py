@@ -19,6 +19,7 @@ from diagnose.analysis.statements import (
     functions_of,
     grow,
     innermost_of,
+    parameters_of,
     reads,
     statements_of,
 )
@@ -105,8 +106,7 @@ def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:
     """Returns the names that hold, in a function, what it was given of it."""
     if isinstance(function, ast.Module):
         return set()
-    spec = function.args
-    taken = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    spec, taken = function.args, parameters_of(function)
     own = taken[:1] == ["self"]
     received: set[str] = set()
     for position, value in enumerate(call.args, start=own):

@@ -13,6 +13,7 @@ from diagnose.analysis.statements import (
     callee,
     calls_of,
     expressions,
+    given_to,
     grow,
     header_lines,
     key_of,
@@ -126,12 +127,7 @@ class Scores:
         """Returns the names of that which batches are made of, such as a replay memory."""
         part, roles = self._part, self._found.roles
         makes = [s for s in part.statements if s in part.asks or roles.get(s.lineno) is Phase.DATA_WAIT]
-        given = (
-            ast.Expr(value)
-            for s in part.calls
-            for call in calls_of(s)
-            for value in (*call.args, *(keyword.value for keyword in call.keywords))
-        )
+        given = (ast.Expr(value) for s in part.calls for call in calls_of(s) for value in given_to(call))
         used = set().union(*(reads(s) for s in (*makes, *given)))
         return used - set().union(*(writes(s) for s in (*makes, *part.calls) if self._in_each_step(s)))
 

@@ -17,6 +17,7 @@ from diagnose.analysis.statements import (
     Loop,
     Place,
     callee,
+    given_to,
     names,
     nodes_of,
     reads,
@@ -448,8 +449,7 @@ def _only_reads(nodes: Sequence[ast.AST], *, of_each: bool) -> bool:
 
 def _to_cpu(call: ast.Call, name: str) -> bool:
     return name == "to" and any(
-        isinstance(arg, ast.Constant) and arg.value == "cpu"
-        for arg in (*call.args, *(keyword.value for keyword in call.keywords))
+        isinstance(value, ast.Constant) and value.value == "cpu" for value in given_to(call)
     )
 
 

@@ -98,6 +98,25 @@ def callee(call: ast.Call) -> tuple[str, str]:
     return "", ""
 
 
+def given_to(call: ast.Call) -> list[ast.expr]:
+    """Returns what a call is given, by place or by name."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def parameters_of(function: Function) -> list[str]:
+    """Returns the parameters of a function that are given by place."""
+    return [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+
+
+def bound(call: ast.Call, function: Function | None) -> list[tuple[str, ast.expr]]:
+    """Returns the parameters of a function, other than its object, and what a call gives them; where it is
+    not known, those that are named."""
+    taken = parameters_of(function) if function is not None else []
+    taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
+    named = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
+    return [*zip(taken, call.args, strict=False), *named]
+
+
 def names(nodes: Iterable[ast.AST]) -> set[str]:
     """Returns the names and attributes among nodes."""
     found: set[str] = set()
