@@ -12,6 +12,7 @@ from diagnose.analysis.returned import WHOLE, Item, asked_of, given, items_of, l
 from diagnose.analysis.statements import (
     callee,
     calls_of,
+    closure,
     expressions,
     given_to,
     grow,
@@ -145,13 +146,8 @@ class Scores:
             losses = set().union(
                 *(part.with_needs(_summed(item), ast.Expr(item.value), links.losses) for item in items)
             )
-        sums = self._sums()
-        grew = True
-        while grew:
-            more = set().union(*(_terms(s) for s in sums if writes(s) & losses)) - losses
-            grew = bool(more)
-            losses |= more
-        return losses
+        sums = [(writes(s), _terms(s)) for s in self._sums()]
+        return closure(losses, lambda held: (each for made, more in sums if made & held for each in more))
 
     def _sums(self) -> list[ast.stmt]:
         """Returns the statements that add up terms of a loss."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -247,14 +247,17 @@ def key_of(node: ast.Subscript) -> str | None:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
+def closure(held: set[str], more: Callable[[set[str]], Iterable[str]]) -> set[str]:
+    """Adds to names those that `more` finds by them, until these are all; returns them."""
+    while new := set(more(held)) - held:
+        held |= new
+    return held
+
+
 def grow(held: set[str], statements: Iterable[ast.stmt]) -> None:
     """Adds the names of all that is made of what is held."""
-    statements = list(statements)
-    grew = True
-    while grew:
-        more = set().union(*(writes(s) for s in statements if reads(s) & held)) - held
-        grew = bool(more)
-        held |= more
+    flows = [(reads(statement), writes(statement)) for statement in statements]
+    closure(held, lambda known: (name for read, made in flows if read & known for name in made))
 
 
 def functions_of(tree: ast.Module) -> Iterator[Scope]:

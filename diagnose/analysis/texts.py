@@ -11,6 +11,7 @@ from diagnose.analysis.statements import (
     Scope,
     callee,
     calls_of,
+    closure,
     nodes_of,
     statements_of,
     words,
@@ -41,12 +42,10 @@ def texts_of(function: Scope) -> frozenset[str]:
     def serves(statement: ast.stmt, name: str) -> bool:
         return name in written[id(statement)] and isinstance(statement, ast.Expr)
 
-    direct = set().union(*written.values())
-    grew = True
-    while grew:
-        before = len(direct)
-        direct.update(name for each in statements if makes_only(each, direct) for name in _made_of(each))
-        grew = len(direct) > before
+    def more(known: set[str]) -> Iterator[str]:
+        return (name for each in statements if makes_only(each, known) for name in _made_of(each))
+
+    direct = closure(set().union(*written.values()), more)
     return made_for(statements, serves) & direct
 
 
