@@ -16,6 +16,7 @@ from diagnose.analysis.statements import (
     Assignment,
     Loop,
     Place,
+    assigned,
     callee,
     given_to,
     names,
@@ -351,18 +352,12 @@ def _makes_text(place: Place) -> bool:
 def waited_for(tree: ast.Module) -> frozenset[str]:
     """Returns the names and attributes of a file that hold queues, threads, processes and the like:
     `answers`, after `self.asked, self.answers = Queue(), Queue()`."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for name, value in pairs:
-                if isinstance(value, ast.Call) and callee(value)[0] in WAITED_FOR:
-                    found.add(ast.unparse(name).rpartition(".")[2])
-    return frozenset(found)
+    return frozenset(
+        ast.unparse(name).rpartition(".")[2]
+        for node in ast.walk(tree)
+        for name, value in assigned(node)
+        if isinstance(value, ast.Call) and callee(value)[0] in WAITED_FOR
+    )
 
 
 def _may_block(call: ast.Call) -> bool:

@@ -247,6 +247,17 @@ def key_of(node: ast.Subscript) -> str | None:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields what is assigned to, and what to it; of `a, b = c, d` one by one."""
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
 def closure(held: set[str], more: Callable[[set[str]], Iterable[str]]) -> set[str]:
     """Adds to names those that `more` finds by them, until these are all; returns them."""
     while new := set(more(held)) - held:
