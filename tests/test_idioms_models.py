@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnose.analysis.idioms import Idioms
+from diagnose.analysis.places import Places
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     ENVIRONMENT,
@@ -32,7 +33,7 @@ def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str =
     for function in functions[1:]:
         called = [i for i, row in enumerate(rows) if row.endswith(f"# by {function}")]
         stack.append((FILE, 1 + called[0] if called else 1, function))
-    return Idioms(Sources({FILE: text})).of(stack, via, phase, **options)
+    return Idioms(Places(Sources({FILE: text}))).of(stack, via, phase, **options)
 
 
 # -- models and losses

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
-from diagnose.analysis.attention import attention_lines
-from diagnose.analysis.files import aliases_of, saved_in
 from diagnose.analysis.flows import makes_only
+from diagnose.analysis.places import Places
 from diagnose.analysis.roles import Frame
 from diagnose.analysis.rollouts import (
     ENVIRONMENT_PACKAGES,
@@ -23,9 +20,7 @@ from diagnose.analysis.rollouts import (
     steps_environment,
     takes_action,
 )
-from diagnose.analysis.schedules import rates_of
 from diagnose.analysis.slices import takes_slices
-from diagnose.analysis.sources import Sources
 from diagnose.analysis.statement_idioms import (
     ALSO_OF_MODELS,
     ATTENTION,
@@ -43,13 +38,10 @@ from diagnose.analysis.statement_idioms import (
     SLICES,
     Within,
     of_places,
-    waited_for,
 )
 from diagnose.analysis.statements import (
     Assignment,
     Function,
-    Place,
-    by_line,
     callee,
     calls_of,
     innermost,
@@ -61,10 +53,8 @@ from diagnose.analysis.statements import (
     writes,
 )
 from diagnose.analysis.tensor_operations import is_at_once, operations_by_statement
-from diagnose.analysis.tensor_values import without_tensors
-from diagnose.analysis.texts import formats, texts_of
+from diagnose.analysis.texts import formats
 from diagnose.analysis.weight_idioms import CLIP, EMA
-from diagnose.analysis.weights import Weights, averaged_at_once
 from diagnose.core.phases import Phase
 
 MATH_NAMES = """
@@ -132,16 +122,13 @@ class Idioms:
     """Answers what a sampled line does.
 
     Args:
-        sources: Text of each file; a file without text has no idioms.
+        places: The statements of the script; a file without text has no idioms.
         schedules: Files and lines from which learning-rate schedules of torch's are stepped.
     """
 
-    def __init__(self, sources: Sources, schedules: Collection[tuple[str, int]] = ()) -> None:
-        self._sources = sources
+    def __init__(self, places: Places, schedules: Collection[tuple[str, int]] = ()) -> None:
+        self._places = places
         self._scheduled = frozenset(schedules)
-        self._files: dict[str, dict[int, list[Place]]] = {}
-        self._functions: dict[str, dict[str, list[Function]]] = {}
-        self._attention: dict[str, set[int]] = {}
         self._known: dict[tuple[str, int, Within], tuple[str, ...]] = {}
         self._environments: dict[tuple[str, int], tuple[bool, bool]] = {}
         self._words: dict[Function, set[str]] = {}
@@ -209,7 +196,7 @@ class Idioms:
         """Returns the innermost condition with a remainder that a stack stands under, `step % 10 == 0`, on
         one line; empty where there is none."""
         for file, line, _ in stack:
-            for place in self._places(file, line):
+            for place in self._places.at(file, line):
                 if place.every is not None:
                     return ast.unparse(place.every)
         return ""
@@ -221,7 +208,7 @@ class Idioms:
             return False
         outside = [function.rpartition(".")[2] for _, _, function in stack]
         for depth, (file, line, _) in enumerate(stack):
-            place = innermost(self._places(file, line)) if depth else None
+            place = innermost(self._places.at(file, line)) if depth else None
             if place is not None and "forward" in outside[depth:]:
                 nodes = nodes_of(place.statement)
                 if takes_slices(place.statement, place.loops, nodes, runs_function=True):
@@ -233,7 +220,7 @@ class Idioms:
     def operations(self, file: str, line: int) -> int:
         """Returns how many operations on whole tensors the statements on a line do."""
         count = 0
-        for place in self._places(file, line):
+        for place in self._places.at(file, line):
             if place.function not in self._operations:
                 self._operations[place.function] = operations_by_statement(place.function)
             count += self._operations[place.function].get(id(place.statement), 0)
@@ -241,7 +228,7 @@ class Idioms:
 
     def _is_turn(self, stack: Sequence[Frame], within: Within) -> bool:
         """Whether a function that an optimizer's step calls does one turn of a loop over tensors there."""
-        if any(is_at_once(nodes_of(place.statement)) for place in self._places(*stack[0][:2])):
+        if any(is_at_once(nodes_of(place.statement)) for place in self._places.at(*stack[0][:2])):
             return False
         for (_, _, inner), (file, line, _) in pairwise(stack):
             if inner.rpartition(".")[2] == "step":
@@ -254,7 +241,7 @@ class Idioms:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by
         a hook. A closure does what trains, and tells of it."""
         for depth, (file, line, _) in enumerate(stack):
-            if not any(_calls_step(place.statement) for place in self._places(file, line)):
+            if not any(_calls_step(place.statement) for place in self._places.at(file, line)):
                 continue
             if self._steps_schedule(file, line):
                 return False
@@ -263,25 +250,25 @@ class Idioms:
         return False
 
     def _raises(self, file: str, line: int) -> bool:
-        places = self._places(file, line)
+        places = self._places.at(file, line)
         return bool(places) and all(isinstance(place.statement, ast.Raise) for place in places)
 
     def _makes_loss(self, file: str, line: int) -> bool:
         """Whether a statement computes a loss, or a part of it."""
         return any(
             words_of(writes(place.statement)) & LOSS_WORDS or isinstance(place.statement, ast.AugAssign)
-            for place in self._places(file, line)
+            for place in self._places.at(file, line)
         )
 
     def _schedules(self, stack: Sequence[Frame]) -> bool:
         """Whether a stack steps a learning-rate schedule, or is in what a line calls for one."""
         for depth, (file, line, function) in enumerate(stack):
-            calls = self._calls(file, line)
+            calls = self._places.calls(file, line)
             if self._steps_schedule(file, line):
                 return not depth or len(calls) == 1
             if depth and SCHEDULE in self.of_line(file, line):
                 # What a rate is made with is all for that; what a schedule is given may have other uses.
-                made = all(isinstance(place.statement, Assignment) for place in self._places(file, line))
+                made = all(isinstance(place.statement, Assignment) for place in self._places.at(file, line))
                 return made or len(calls) == 1
             if depth and words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
                 return False  # the loop, or a part of it, inside of something that is stepped
@@ -289,10 +276,10 @@ class Idioms:
 
     def _formats(self, stack: Sequence[Frame]) -> bool:
         """Whether a line makes text for a caller that makes text, which is written to a file."""
-        if not any(formats(place.statement) for place in self._places(*stack[0][:2])):
+        if not any(formats(place.statement) for place in self._places.at(*stack[0][:2])):
             return False
         for file, line, function in stack[1:]:
-            if any(makes_only(place.statement, place.texts) for place in self._places(file, line)):
+            if any(makes_only(place.statement, place.texts) for place in self._places.at(file, line)):
                 return True
             if words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
                 return False
@@ -302,29 +289,18 @@ class Idioms:
         """Whether a schedule of torch's was stepped from a line, and nothing else is."""
         if (file, line) not in self._scheduled:
             return False
-        return sum(callee(call)[0] == "step" for call in self._calls(file, line)) == 1
-
-    def _calls(self, file: str, line: int) -> list[ast.Call]:
-        return [call for place in self._places(file, line) for call in calls_of(place.statement)]
+        return sum(callee(call)[0] == "step" for call in self._places.calls(file, line)) == 1
 
     def of_line(self, file: str, line: int, within: Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""
         within = within or Within()
         known = self._known.get((file, line, within))
         if known is None:
-            known = of_places(self._places(file, line), within)
-            if line in self._attention[file]:
+            known = of_places(self._places.at(file, line), within)
+            if self._places.writes_attention(file, line):
                 known = (*known, ATTENTION)
             self._known[file, line, within] = known
         return known
-
-    def _places(self, file: str, line: int) -> list[Place]:
-        if file not in self._files:
-            tree = self._sources.tree(file)
-            self._files[file] = _read(tree) if tree is not None else {}
-            self._functions[file] = _functions(tree) if tree is not None else {}
-            self._attention[file] = attention_lines(tree) if tree is not None else set()
-        return self._files[file].get(line, [])
 
     def _acts(self, stack: Sequence[Frame], via: str, phase: Phase) -> str:
         """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing."""
@@ -338,7 +314,7 @@ class Idioms:
             found = ROLLOUT
         for file, line, _ in stack:
             if (file, line) not in self._environments:
-                places = self._places(file, line)
+                places = self._places.at(file, line)
                 place = innermost(places)
                 steps = any(
                     steps_environment(each.statement, each.loops)
@@ -416,7 +392,7 @@ class Idioms:
                 if LOG in self.of_line(file, statement.lineno):
                     return True
                 for name, base in map(callee, calls_of(statement)):
-                    known = self._functions[file].get(name, [])
+                    known = self._places.functions(file, name)
                     if not known and base == "self" and words(name) & {*LOG_WORDS}:
                         return True  # a base class's: `self.log("accuracy", hits)`
                     pending += known
@@ -428,15 +404,16 @@ class Idioms:
         found = _statements(self._function_at(file, line))
         by_hand = any(CLIP in self.of_line(file, statement.lineno) for statement in found)
         if by_hand:
-            found = [place.statement for place in self._places(file, line)]
+            found = [place.statement for place in self._places.at(file, line)]
         called = {callee(call)[0] for each in found for call in calls_of(each)}
-        return any(name.startswith("clip_grad") and name not in self._functions[file] for name in called)
+        clips = [name for name in called if name.startswith("clip_grad")]
+        return not all(self._places.functions(file, name) for name in clips)
 
     def _averages(self, file: str, line: int) -> bool:
         return bool(self._words_at(file, line) & {"parameters", "params", "state", "weights", "buffers"})
 
     def _function_at(self, file: str, line: int) -> Function | None:
-        return next((place.function for place in self._places(file, line)), None)
+        return next((place.function for place in self._places.at(file, line)), None)
 
     def _words_at(self, file: str, line: int) -> set[str]:
         """Returns the words of all names in the function that holds a line."""
@@ -446,46 +423,6 @@ class Idioms:
         if function not in self._words:
             self._words[function] = words_of(names(ast.walk(function)))
         return self._words[function]
-
-
-def _read(tree: ast.Module) -> dict[int, list[Place]]:
-    weights, aliases = Weights(tree), aliases_of(tree)
-    at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
-
-    @cache
-    def flows(function: Function | None) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        if isinstance(function, ast.Lambda):
-            return frozenset(), frozenset(), frozenset()
-        scope = function or tree
-        return rates_of(scope), saved_in(scope, aliases), texts_of(scope)
-
-    def known(place: Place) -> Place:
-        rates, saved, texts = flows(place.function)
-        return replace(
-            place,
-            weights=weights.of(place.function),
-            gradients=weights.of(place.function, "gradients"),
-            norms=weights.norms(place.function),
-            hooked=weights.hooked(place.function),
-            rates=rates,
-            saved=saved,
-            texts=texts,
-            aliases=aliases,
-            at_once=at_once,
-            imported=imported,
-            waited_for=waits,
-        )
-
-    return {line: [known(place) for place in places] for line, places in by_line(tree).items()}
-
-
-def _functions(tree: ast.Module) -> dict[str, list[Function]]:
-    """Returns the functions and methods of a file by name."""
-    found: dict[str, list[Function]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.setdefault(node.name, []).append(node)
-    return found
 
 
 def _statements(function: Function | None) -> list[ast.stmt]:

@@ -273,7 +273,7 @@ def composed(
         steps=stats,
         phase_time_ns=ranks[0].phase_time_ns,
         where=(
-            *with_waits(source_lines(main, rows, warmup, roles, sources), main, host),
+            *with_waits(source_lines(main, rows, warmup, roles, script.places), main, host),
             *worker_lines(main, sources),
         ),
         input=with_reading(input_stats(main, warmup, divided(rows, parts)[Phase.DATA_WAIT]), main, sources),
