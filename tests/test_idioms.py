@@ -9,10 +9,10 @@ import pytest
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.places import Places
-from diagnose.analysis.slices import is_chain
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import (
+from diagnose.analysis.purposes import (
+    CLIP,
     COLLECT,
+    EMA,
     HOOK,
     LOG,
     METRIC,
@@ -22,10 +22,12 @@ from diagnose.analysis.statement_idioms import (
     SLICES,
     SYNC,
     SYNCHRONIZE,
+    UPDATE,
     WAIT,
 )
+from diagnose.analysis.slices import is_chain
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import rarer
-from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"

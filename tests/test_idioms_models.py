@@ -6,8 +6,9 @@ import pytest
 
 from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.places import Places
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import (
+from diagnose.analysis.purposes import (
+    CLIP,
+    EMA,
     ENVIRONMENT,
     LOG,
     METRIC,
@@ -15,7 +16,7 @@ from diagnose.analysis.statement_idioms import (
     ROLLOUT,
     SYNC,
 )
-from diagnose.analysis.weight_idioms import CLIP, EMA
+from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"

@@ -11,9 +11,9 @@ from test_profile import NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.lines import source_lines
 from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
 from diagnose.analysis.roles import Roles
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 

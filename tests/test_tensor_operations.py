@@ -8,8 +8,8 @@ import pytest
 
 from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import PYTHON_LOOP
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import PYTHON_LOOP
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"

@@ -9,6 +9,21 @@ from itertools import pairwise
 
 from diagnose.analysis.flows import makes_only
 from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import (
+    ATTENTION,
+    CHAIN,
+    CLIP,
+    EMA,
+    ENVIRONMENT,
+    HOOK,
+    LOG,
+    METRIC,
+    PYTHON_LOOP,
+    ROLLOUT,
+    SAVE,
+    SCHEDULE,
+    SLICES,
+)
 from diagnose.analysis.roles import Frame
 from diagnose.analysis.rollouts import (
     ENVIRONMENT_PACKAGES,
@@ -23,19 +38,8 @@ from diagnose.analysis.rollouts import (
 from diagnose.analysis.slices import takes_slices
 from diagnose.analysis.statement_idioms import (
     ALSO_OF_MODELS,
-    ATTENTION,
-    CHAIN,
-    ENVIRONMENT,
-    HOOK,
     LEARNING_WORDS,
-    LOG,
-    METRIC,
     METRIC_WORDS,
-    PYTHON_LOOP,
-    ROLLOUT,
-    SAVE,
-    SCHEDULE,
-    SLICES,
     Within,
     of_places,
 )
@@ -54,7 +58,6 @@ from diagnose.analysis.statements import (
 )
 from diagnose.analysis.tensor_operations import is_at_once, operations_by_statement
 from diagnose.analysis.texts import formats
-from diagnose.analysis.weight_idioms import CLIP, EMA
 from diagnose.core.phases import Phase
 
 MATH_NAMES = """

@@ -14,10 +14,7 @@ from diagnose.analysis.blocks import lines_beside
 from diagnose.analysis.gaps import measured_samples
 from diagnose.analysis.idioms import PURPOSES, Idioms
 from diagnose.analysis.places import Places
-from diagnose.analysis.results import Results
-from diagnose.analysis.roles import Roles, schedules_of
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import (
+from diagnose.analysis.purposes import (
     CHAIN,
     ENVIRONMENT,
     LOG,
@@ -29,6 +26,9 @@ from diagnose.analysis.statement_idioms import (
     SYNC,
     WAIT,
 )
+from diagnose.analysis.results import Results
+from diagnose.analysis.roles import Roles, schedules_of
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import words
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase

@@ -10,6 +10,23 @@ from typing import NamedTuple
 
 from diagnose.analysis.files import SAVERS, STATE_FILES, WRITERS, file_written, opens_to_write, origin
 from diagnose.analysis.flows import makes_only
+from diagnose.analysis.purposes import (
+    CHAIN,
+    CLIP,
+    COLLECT,
+    EMA,
+    LOG,
+    METRIC,
+    PYTHON_LOOP,
+    SAVE,
+    SCHEDULE,
+    SLICES,
+    SYNC,
+    SYNCHRONIZE,
+    UPDATE,
+    WAIT,
+    WHOLE,
+)
 from diagnose.analysis.schedules import sets_rate
 from diagnose.analysis.slices import is_chain, is_side_loop, takes_slices
 from diagnose.analysis.statements import (
@@ -28,41 +45,7 @@ from diagnose.analysis.statements import (
 from diagnose.analysis.tensor_operations import is_at_once
 from diagnose.analysis.tensor_values import PREDICATES, asks_tensor, may_be_tensor
 from diagnose.analysis.texts import FILES
-from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE, WHOLE, clips_one, of_lists, of_weights
-
-SYNC = "sync"
-"""Brings a value of a tensor to Python, for which the host waits for the device."""
-LOG = "log"
-"""Prints, logs, or writes to a file or over a network."""
-SYNCHRONIZE = "synchronize"
-"""Waits for a device, or gives its memory back, for no value."""
-COLLECT = "collect"
-"""Asks for a garbage collection."""
-WAIT = "wait"
-"""Sleeps, or waits for another process."""
-SAVE = "save"
-"""Writes state to disk, or makes it ready for that."""
-METRIC = "metric"
-"""Scores predictions."""
-SCHEDULE = "schedule"
-"""Steps a learning-rate schedule."""
-PYTHON_LOOP = "python-loop"
-"""Loops in Python over something that is not the training data, and is none of the others."""
-SLICES = "slices"
-"""Besides: takes one slice of a tensor after the other, `x[:, i]`, and none needs the one before."""
-
-CHAIN = "chain"
-"""Besides: puts further elementwise operations on what the turn before has made."""
-ATTENTION = "attention"
-"""Besides: part of an attention that is written out."""
-
-HOOK = "hook"
-"""Besides: the optimizer calls it before or after its step, as it was asked to."""
-
-ENVIRONMENT = "environment"
-"""Steps the environment of a reinforcement learner, or is inside such a step. Alone."""
-ROLLOUT = "rollout"
-"""Besides: chooses what to do in an environment. A model that is called so acts, and is not judged."""
+from diagnose.analysis.weight_idioms import clips_one, of_lists, of_weights
 
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}
