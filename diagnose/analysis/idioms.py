@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from diagnose.analysis.flows import makes_only
+from diagnose.analysis.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
 from diagnose.analysis.places import Places
 from diagnose.analysis.purposes import (
     ATTENTION,
     CHAIN,
-    CLIP,
-    EMA,
     ENVIRONMENT,
     HOOK,
     LOG,
     METRIC,
     PYTHON_LOOP,
     ROLLOUT,
-    SAVE,
     SCHEDULE,
     SLICES,
 )
@@ -36,22 +34,13 @@ from diagnose.analysis.rollouts import (
     takes_action,
 )
 from diagnose.analysis.slices import takes_slices
-from diagnose.analysis.statement_idioms import (
-    ALSO_OF_MODELS,
-    LEARNING_WORDS,
-    METRIC_WORDS,
-    Within,
-    of_places,
-)
+from diagnose.analysis.statement_idioms import Within, of_places
 from diagnose.analysis.statements import (
     Assignment,
     Function,
     callee,
-    calls_of,
     innermost,
-    names,
     nodes_of,
-    statements_of,
     words,
     words_of,
     writes,
@@ -60,14 +49,7 @@ from diagnose.analysis.tensor_operations import is_at_once, operations_by_statem
 from diagnose.analysis.texts import formats
 from diagnose.core.phases import Phase
 
-MATH_NAMES = """
-    cosh density det exp gamma likelihood mel odds partition pdf prob probability probs ratio scale sigmoid
-    softmax softplus space spectrogram std stft sum var variance
-"""
-MATH_WORDS = frozenset(MATH_NAMES.split())
-"""Beside one of these, `log` in a name is the logarithm."""
 LOSS_WORDS = {"loss", "losses", "criterion", "objective"}
-GRADIENT_WORDS = {"grad", "grads", "gradient", "gradients"}
 BARS = re.compile(r"^(tqdm|rich)/(?!.* (\S+\.)?(__iter__|__init__|track)$)")
 """Packages that draw progress bars, except for functions in which the loop itself runs."""
 LOGGING_PACKAGES = re.compile(
@@ -75,24 +57,6 @@ LOGGING_PACKAGES = re.compile(
     r"|wandb|mlflow|comet_ml|neptune)/(?!utils/autologging_utils/|monkey_patching)"
 )
 """Packages that draw and log, but where they have wrapped themselves around what trains."""
-
-LOG_WORDS = ("log", "logging", "logs", "report", "print", "tensorboard", "wandb", "logger")
-
-NAMED = {
-    **dict.fromkeys(LOG_WORDS, LOG),
-    **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
-    **dict.fromkeys(("clip", "clipping", "clipper"), CLIP),
-    **dict.fromkeys((METRIC_WORDS - ALSO_OF_MODELS) | {"recall", "iou"}, METRIC),
-}
-"""What a function is for by a word of its name or its class's, where its lines do not say."""
-
-SHOWS = ("display", "plot", "plots", "visualize", "visualizer", "visuals", "summarize")
-NAMED_BESIDE = {
-    **dict.fromkeys(SHOWS, LOG),
-    **NAMED,
-    **dict.fromkeys(ALSO_OF_MODELS - {"acc", "meter", "precision", "topk"}, METRIC),
-}
-"""Likewise, where no model computes: there `joint_errors` are a score."""
 
 MODEL = (Phase.FORWARD, Phase.BACKWARD)
 """What a model and its parts are called says what they compute, not what the loop does: CLIP, LogSTFT."""
@@ -107,12 +71,6 @@ NAMELESS = (*MODEL, Phase.DATA_WAIT)
 
 OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
 """What may be said of a line whose time is that of a module which it calls: `print(model(x))`."""
-
-PURPOSES = frozenset((LOG, EMA, CLIP, METRIC, SAVE))
-"""What a whole function may be there for. Its other lines, which build a record, serve that."""
-
-OUTERMOST_WORDS = {"train", "training", "trainer", "main", "fit", "run", "epoch", "loop", "module"}
-"""A function so named is the loop: what it is called says nothing of a single line."""
 
 TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
 """In the name of a package's function that the time is in: it is the training's, whatever else the line
@@ -134,7 +92,7 @@ class Idioms:
         self._scheduled = frozenset(schedules)
         self._known: dict[tuple[str, int, Within], tuple[str, ...]] = {}
         self._environments: dict[tuple[str, int], tuple[bool, bool]] = {}
-        self._words: dict[Function, set[str]] = {}
+        self._names = FunctionNames(places, self.of_line)
         self._operations: dict[Function | None, dict[int, int]] = {}
 
     def of(
@@ -175,7 +133,7 @@ class Idioms:
             found.insert(0, METRIC)
         if (BARS.match(via) or LOGGING_PACKAGES.match(via)) and LOG not in found:
             found.insert(0, LOG)
-        named = self._named(stack[:own], NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
+        named = self._names.purpose(stack[:own], NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
         if named in (METRIC, LOG) and self._raises(*stack[0][:2]):
             named = ""
         if named == METRIC and within.model and any(words(name) & LOSS_WORDS for _, _, name in stack):
@@ -244,7 +202,8 @@ class Idioms:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by
         a hook. A closure does what trains, and tells of it."""
         for depth, (file, line, _) in enumerate(stack):
-            if not any(_calls_step(place.statement) for place in self._places.at(file, line)):
+            calls = self._places.calls(file, line)
+            if not any(callee(call)[0] == "step" and not call.args for call in calls):
                 continue
             if self._steps_schedule(file, line):
                 return False
@@ -332,108 +291,6 @@ class Idioms:
             if acts and phase in ACTING:
                 found = ROLLOUT
         return found
-
-    def _named(self, stack: Sequence[Frame], purposes: Mapping[str, str]) -> str:
-        """Returns what the innermost function with a telling name is for; empty if there is none.
-
-        What a module's `forward` calls is a part of it, whatever it is called.
-        """
-        named = ""
-        for file, line, function in stack:
-            if function.rpartition(".")[2] == "forward":
-                named = ""
-                continue
-            *around, own = [part for part in function.split(".")[-2:] if part != "<locals>"]
-            if words(own) & OUTERMOST_WORDS or function == "<module>":
-                break
-            # What a `MetricTrainer` is called says nothing of each of its methods.
-            parts = [*(part for part in around if not words(part) & OUTERMOST_WORDS), own]
-            named = named or self._by_name(file, line, parts, purposes)
-        return named
-
-    def _by_name(self, file: str, line: int, parts: Sequence[str], purposes: Mapping[str, str]) -> str:
-        """Returns what a function is for by its name and its class's, if its code does not contradict."""
-        of_name = words(".".join(parts))
-        for word, purpose in purposes.items():
-            if word not in of_name:
-                continue
-            if of_name & {LOG: MATH_WORDS, METRIC: LEARNING_WORDS}.get(purpose, set()):
-                continue
-            if purpose == LOG and self._only_scores(file, line, word, of_name, purposes):
-                continue
-            if purpose == CLIP and not (of_name | self._words_at(file, line)) & GRADIENT_WORDS:
-                continue
-            if purpose == CLIP and self._has_torch_clip(file, line):
-                continue
-            if purpose == EMA and word not in words(parts[-1]) and not self._averages(file, line):
-                continue
-            return purpose
-        return ""
-
-    def _only_scores(
-        self, file: str, line: int, word: str, of_name: frozenset[str], purposes: Mapping[str, str]
-    ) -> bool:
-        """Whether a function that is named for logging and for a score logs nothing: `AccuracyLogger.log`.
-
-        Metrics are what is logged, `log_metrics`, but for a `MetricLogger`.
-        """
-        scores = {each for each in of_name if purposes.get(each) == METRIC}
-        if word != "logger":
-            scores -= {"metric", "metrics"}
-        return bool(scores) and not self._logs(file, line)
-
-    def _logs(self, file: str, line: int) -> bool:
-        """Whether the function that holds a line logs, or what it calls in the same file does."""
-        pending = [self._function_at(file, line)]
-        seen: set[Function | None] = {None}
-        while pending:
-            function = pending.pop()
-            if function in seen:
-                continue
-            seen.add(function)
-            for statement in _statements(function):
-                if LOG in self.of_line(file, statement.lineno):
-                    return True
-                for name, base in map(callee, calls_of(statement)):
-                    known = self._places.functions(file, name)
-                    if not known and base == "self" and words(name) & {*LOG_WORDS}:
-                        return True  # a base class's: `self.log("accuracy", hits)`
-                    pending += known
-        return False
-
-    def _has_torch_clip(self, file: str, line: int) -> bool:
-        """Whether a line, or all of the function that holds it, leaves the clipping to torch, which does it
-        at once."""
-        found = _statements(self._function_at(file, line))
-        by_hand = any(CLIP in self.of_line(file, statement.lineno) for statement in found)
-        if by_hand:
-            found = [place.statement for place in self._places.at(file, line)]
-        called = {callee(call)[0] for each in found for call in calls_of(each)}
-        clips = [name for name in called if name.startswith("clip_grad")]
-        return not all(self._places.functions(file, name) for name in clips)
-
-    def _averages(self, file: str, line: int) -> bool:
-        return bool(self._words_at(file, line) & {"parameters", "params", "state", "weights", "buffers"})
-
-    def _function_at(self, file: str, line: int) -> Function | None:
-        return next((place.function for place in self._places.at(file, line)), None)
-
-    def _words_at(self, file: str, line: int) -> set[str]:
-        """Returns the words of all names in the function that holds a line."""
-        function = self._function_at(file, line)
-        if function is None:
-            return set()
-        if function not in self._words:
-            self._words[function] = words_of(names(ast.walk(function)))
-        return self._words[function]
-
-
-def _statements(function: Function | None) -> list[ast.stmt]:
-    return [] if function is None or isinstance(function, ast.Lambda) else list(statements_of(function))
-
-
-def _calls_step(statement: ast.stmt) -> bool:
-    return any(callee(call)[0] == "step" and not call.args for call in calls_of(statement))
 
 
 def is_training(via: str) -> bool:

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.blocks import lines_beside
+from diagnose.analysis.function_names import PURPOSES
 from diagnose.analysis.gaps import measured_samples
-from diagnose.analysis.idioms import PURPOSES, Idioms
+from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.places import Places
 from diagnose.analysis.purposes import (
     CHAIN,
