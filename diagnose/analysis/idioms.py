@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+from diagnose.analysis.call_idioms import Within
 from diagnose.analysis.flows import makes_only
 from diagnose.analysis.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
 from diagnose.analysis.places import Places
@@ -34,7 +35,7 @@ from diagnose.analysis.rollouts import (
     takes_action,
 )
 from diagnose.analysis.slices import takes_slices
-from diagnose.analysis.statement_idioms import Within, of_places
+from diagnose.analysis.statement_idioms import of_places
 from diagnose.analysis.statements import (
     Assignment,
     Function,

@@ -8,10 +8,10 @@ from functools import cache
 from typing import NamedTuple
 
 from diagnose.analysis.attention import attention_lines
+from diagnose.analysis.call_idioms import waited_for
 from diagnose.analysis.files import aliases_of, saved_in
 from diagnose.analysis.schedules import rates_of
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import waited_for
 from diagnose.analysis.statements import (
     Function,
     Place,
