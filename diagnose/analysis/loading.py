@@ -18,13 +18,8 @@ from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats, SlowBatch, WorkerStats
 from diagnose.core.program import Loader
+from diagnose.core.workers import NOT_TRAINING, PER_OCTAVE
 from diagnose.store.reader import RankLog
-
-PER_OCTAVE = 4
-"""Buckets of a worker's histogram per doubling (`hooks._worker_readings.PER_OCTAVE`)."""
-
-NOT_TRAINING = -1
-"""What a worker's report names as its loader if that only evaluates; as in `hooks._worker_reports`."""
 
 HALF = 2
 """Loaders that feed steps together have had as many batches made; the reports of one may be older."""
