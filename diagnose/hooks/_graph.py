@@ -12,6 +12,8 @@ from math import prod, sqrt
 from time import perf_counter_ns
 from typing import Any
 
+from diagnose.core.graph import HEAVY_NS
+
 MAX_NODES = 20_000
 MAX_TIME_NS = 100_000_000
 """The walk is on the training thread, once: a tenth of a second is the most it may take."""
@@ -20,8 +22,6 @@ SMALL_ELEMENTS = 16_384
 SMALL_FLOPS = 2e6
 """An operation below both computes for less time than it takes to be dispatched."""
 
-HEAVY_NS = 80_000
-"""Threads divide an operation to some gain from here on: see `rules._cpus.HEAVY_LEAF_NS`."""
 SLOW_NS = 50_000
 """A node that takes longer in the backward pass computes, and is not only dispatched, however few numbers
 it gives: the factors of many small matrices, say."""
