@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.loaders import batches_per_step, begins_anew, facts_of, main_wait_share, together
-from diagnose.analysis.series import MAD_TO_SIGMA, SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
+from diagnose.analysis.series import SPIKE_DEVIATIONS, SPIKE_STEP_SHARE, find_period
 from diagnose.analysis.spans import whole_steps
 from diagnose.analysis.workers import worker_stats
 from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP
 from diagnose.core.phases import Phase
 from diagnose.core.profile import InputStats
+from diagnose.core.units import MAD_TO_SIGMA
 from diagnose.store.reader import RankLog
 
 COMPUTE = [COLUMNS.index(phase.value) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)]
