@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from diagnose.analysis.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_WORDS
 from diagnose.analysis.places import Places
 from diagnose.analysis.purposes import CLIP, EMA, LOG, METRIC, SAVE
-from diagnose.analysis.roles import Frame
+from diagnose.analysis.sites import Frame
 from diagnose.analysis.statements import Function, callee, calls_of, names, statements_of, words, words_of
 
 MATH_NAMES = """

@@ -23,7 +23,6 @@ from diagnose.analysis.purposes import (
     SCHEDULE,
     SLICES,
 )
-from diagnose.analysis.roles import Frame
 from diagnose.analysis.rollouts import (
     ENVIRONMENT_PACKAGES,
     EVALUATES,
@@ -34,6 +33,7 @@ from diagnose.analysis.rollouts import (
     steps_environment,
     takes_action,
 )
+from diagnose.analysis.sites import Frame
 from diagnose.analysis.slices import takes_slices
 from diagnose.analysis.statement_idioms import of_places
 from diagnose.analysis.statements import (

@@ -28,7 +28,8 @@ from diagnose.analysis.purposes import (
     WAIT,
 )
 from diagnose.analysis.results import Results
-from diagnose.analysis.roles import Roles, schedules_of
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sites import schedules_of
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import words
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Collection, Iterable, Sequence
 
 from diagnose.analysis.places import Places
-from diagnose.analysis.roles import Frame
+from diagnose.analysis.sites import Frame
 from diagnose.analysis.statements import Scope, callee, grow, parameters_of, reads, statements_of
 
 INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")

@@ -6,7 +6,8 @@ from typing import Any
 
 from diagnose.analysis.idioms import Idioms
 from diagnose.analysis.places import Places
-from diagnose.analysis.roles import Roles, anchors_of
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sites import anchors_of
 from diagnose.analysis.sources import Sources
 from diagnose.store.reader import RankLog
 
