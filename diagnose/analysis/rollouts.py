@@ -21,16 +21,7 @@ from diagnose.analysis.statements import (
 )
 
 ENVIRONMENTS = {
-    "env",
-    "envs",
-    "venv",
-    "environment",
-    "environments",
-    "game",
-    "gym",
-    "sim",
-    "simulator",
-    "world",
+    *("env", "envs", "venv", "environment", "environments", "game", "gym", "sim", "simulator", "world"),
 }
 """Words of what an environment is called."""
 
@@ -58,15 +49,7 @@ ACTS = {"act", "acts", "action", "actions", "policy"}
 """Words of functions that choose what an environment is then told to do."""
 
 LEAST_RESULTS = 3
-ANSWERS = {
-    *REWARDS,
-    "done",
-    "dones",
-    "terminated",
-    "truncated",
-    "terminations",
-    "terminal",
-}
+ANSWERS = {*REWARDS, "done", "dones", "terminated", "truncated", "terminations", "terminal"}
 """An environment's step returns an observation and a reward, and mostly an end. That of a trainer may
 return as many results, but of other names."""
 
