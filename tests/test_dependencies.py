@@ -8,6 +8,7 @@ import pytest
 from test_roles import AFTER_BACKWARD, AFTER_FORWARD, AFTER_OPTIMIZER, Script
 
 from diagnose.analysis.blocks import Blocks
+from diagnose.analysis.places import Places
 from diagnose.analysis.results import Results
 from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import reads, statements_of, writes
@@ -402,7 +403,7 @@ def test_results_are_neither_the_loss_nor_its_terms_nor_what_the_next_turn_needs
     script = Script(SCORED, [("for x, y", "next"), ("= model(", "forward"), ("total.back", "backward")])
     found = script.roles.results([("/home/u/train.py", line, "<module>")])
     sources = Sources({"/home/u/train.py": SCORED})
-    assert (found is not None and Results(sources).reach(*found)) is is_score
+    assert (found is not None and Results(Places(sources)).reach(*found)) is is_score
 
 
 MEMORY = Script(
@@ -470,7 +471,7 @@ def test_a_part_of_a_models_output_may_be_the_loss_and_the_rest_results():
     source = SCORED.replace("loss = crit(out, y)", "loss = out['loss']")
     script = Script(source, [("for x, y", "next"), ("= model(", "forward"), ("total.back", "backward")])
     found = script.roles.results([("/home/u/train.py", 5, "<module>")])
-    assert found is not None and Results(Sources({"/home/u/train.py": source})).reach(*found)
+    assert found is not None and Results(Places(Sources({"/home/u/train.py": source}))).reach(*found)
 
 
 CHUNKED = Script(

@@ -8,10 +8,11 @@ import pytest
 
 from diagnose.analysis.attention import attention_lines
 from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.slices import is_chain
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import (
+from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import (
+    CLIP,
     COLLECT,
+    EMA,
     HOOK,
     LOG,
     METRIC,
@@ -21,10 +22,12 @@ from diagnose.analysis.statement_idioms import (
     SLICES,
     SYNC,
     SYNCHRONIZE,
+    UPDATE,
     WAIT,
 )
+from diagnose.analysis.slices import is_chain
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import rarer
-from diagnose.analysis.weight_idioms import CLIP, EMA, UPDATE
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"
@@ -35,7 +38,7 @@ def of_marked(text: str, *functions: str, via: str = "") -> tuple[str, ...]:
     line = 1 + next(i for i, row in enumerate(text.splitlines()) if row.endswith("# here"))
     stack = [(FILE, line, functions[0] if functions else "<module>")]
     stack += [(FILE, 1, function) for function in functions[1:]]
-    return Idioms(Sources({FILE: text})).of(stack, via)
+    return Idioms(Places(Sources({FILE: text}))).of(stack, via)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ for step, x in enumerate(data):
 )
 def test_what_a_line_runs_for_only_every_so_many_steps_is_told(lines: list[int], condition: str) -> None:
     stack = [(FILE, line, "report") for line in lines]
-    assert Idioms(Sources({FILE: LOOP})).every(stack) == condition
+    assert Idioms(Places(Sources({FILE: LOOP}))).every(stack) == condition
 
 
 @pytest.mark.parametrize(
@@ -274,10 +277,10 @@ def test_what_a_schedule_was_given_to_call_serves_it():
     }
     for caller, idioms in cases.items():
         stack = [(FILE, 2, "rate"), (FILE, 5, "<module>")]
-        assert Idioms(Sources({FILE: text.format(caller)})).of(stack) == idioms
+        assert Idioms(Places(Sources({FILE: text.format(caller)}))).of(stack) == idioms
     trains = [(FILE, 2, "rate"), (FILE, 2, "train_one_epoch"), (FILE, 5, "<module>")]
     text = text.format("scheduler.step()")
-    assert Idioms(Sources({FILE: text})).of(trains) == (PYTHON_LOOP,)
+    assert Idioms(Places(Sources({FILE: text}))).of(trains) == (PYTHON_LOOP,)
 
 
 @pytest.mark.parametrize(
@@ -470,11 +473,13 @@ def test_what_the_optimizer_calls_by_itself_is_a_hooks():
         "train(optimizer)": (),
     }.items():
         stack = [(FILE, 2, "note"), (FILE, 4, "fit")]
-        assert Idioms(Sources({FILE: text.format(caller)})).of(stack, phase=Phase.OPTIMIZER) == found
+        assert (
+            Idioms(Places(Sources({FILE: text.format(caller)}))).of(stack, phase=Phase.OPTIMIZER) == found
+        )
     text = text.format("optimizer.step()")
     own = [(FILE, 2, "orthogonal"), (FILE, 2, "Muon.step"), (FILE, 4, "fit")]
-    assert Idioms(Sources({FILE: text})).of(own, phase=Phase.OPTIMIZER) == ()
-    assert Idioms(Sources({FILE: text})).of([(FILE, 4, "fit")], phase=Phase.OPTIMIZER) == ()
+    assert Idioms(Places(Sources({FILE: text}))).of(own, phase=Phase.OPTIMIZER) == ()
+    assert Idioms(Places(Sources({FILE: text}))).of([(FILE, 4, "fit")], phase=Phase.OPTIMIZER) == ()
 
 
 def test_the_statement_of_a_call_over_several_lines_counts_for_each_of_them():
@@ -514,7 +519,7 @@ def test_a_line_that_only_calls_a_package_that_draws_or_logs_is_logging(via: str
 
 
 def test_a_file_without_text_has_no_idioms():
-    assert Idioms(Sources()).of([("<stdin>", 3, "<module>")]) == ()
+    assert Idioms(Places(Sources())).of([("<stdin>", 3, "<module>")]) == ()
 
 
 ATTENDING = """
@@ -637,7 +642,7 @@ class Net(nn.Module):
 )
 def test_a_helper_that_a_module_calls_for_each_slice_serves_the_loop(call, taken, outer, idioms):
     text = HELPER.format(call=call, taken=taken)
-    found = Idioms(Sources({FILE: text}))
+    found = Idioms(Places(Sources({FILE: text})))
     stack = [(FILE, 2, "whiten"), (FILE, 6, outer), (FILE, 20, "main")]
     assert found.of(stack, phase=Phase.FORWARD) == idioms
     assert found.of(stack, phase=Phase.FORWARD, called=True) == ()
@@ -671,8 +676,8 @@ for step, x in enumerate(data):
 def test_what_makes_a_rate_that_is_only_set_is_a_schedule(made: str, told: str, idiom: str):
     text = RATES.format(made, told)
     stack = [(FILE, 3, "rate_at"), (FILE, 6, "<module>")]
-    assert Idioms(Sources({FILE: text})).of(stack) == (idiom,)
-    assert (SCHEDULE in Idioms(Sources({FILE: text})).of(stack[1:])) is (idiom == SCHEDULE)
+    assert Idioms(Places(Sources({FILE: text}))).of(stack) == (idiom,)
+    assert (SCHEDULE in Idioms(Places(Sources({FILE: text}))).of(stack[1:])) is (idiom == SCHEDULE)
 
 
 def test_what_the_loop_needs_besides_is_no_rate():
@@ -704,7 +709,7 @@ def test_a_schedule_is_told_by_where_it_was_stepped_whatever_it_is_called(
     line: str, schedules: bool, idioms: tuple[str, ...]
 ):
     text = WARMUP.format(line)
-    found = Idioms(Sources({FILE: text}), {(FILE, 6)} if schedules else ())
+    found = Idioms(Places(Sources({FILE: text})), {(FILE, 6)} if schedules else ())
     stack = [(FILE, 3, "factor"), (FILE, 6, "fit")]
     assert set(found.of(stack, phase=Phase.OPTIMIZER)) - {PYTHON_LOOP} == set(idioms)
     assert (SCHEDULE in found.of(stack[1:], phase=Phase.OPTIMIZER)) is (idioms == (SCHEDULE,))
@@ -794,4 +799,4 @@ def test_a_helper_that_formats_what_is_written_is_logging():
     text = PREDICTIONS.format("''", "text")
     for line, idiom in {8: LOG, 11: LOG, 7: PYTHON_LOOP}.items():
         stack = [(FILE, 3, "row_of"), (FILE, line, "<module>")]
-        assert Idioms(Sources({FILE: text})).of(stack) == (idiom,)
+        assert Idioms(Places(Sources({FILE: text}))).of(stack) == (idiom,)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import (
+from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import (
+    CLIP,
+    EMA,
     ENVIRONMENT,
     LOG,
     METRIC,
@@ -14,7 +16,7 @@ from diagnose.analysis.statement_idioms import (
     ROLLOUT,
     SYNC,
 )
-from diagnose.analysis.weight_idioms import CLIP, EMA
+from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"
@@ -32,7 +34,7 @@ def of_marked(text: str, *functions: str, phase: Phase = Phase.OTHER, via: str =
     for function in functions[1:]:
         called = [i for i, row in enumerate(rows) if row.endswith(f"# by {function}")]
         stack.append((FILE, 1 + called[0] if called else 1, function))
-    return Idioms(Sources({FILE: text})).of(stack, via, phase, **options)
+    return Idioms(Places(Sources({FILE: text}))).of(stack, via, phase, **options)
 
 
 # -- models and losses

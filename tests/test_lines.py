@@ -10,9 +10,10 @@ import pytest
 from test_profile import NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.lines import source_lines
+from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
 from diagnose.analysis.roles import Roles
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
 
@@ -69,7 +70,7 @@ def idioms(tmp_path: Path) -> Any:
             sites=[("forward", file, 23, "<module>", 9), ("backward", file, 24, "<module>", 9)],
             meta={"samples": sum(weight for *_, weight in sampled), "device": device},
         )
-        lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+        lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
         return {line.line: line.idiom for line in lines}
 
     return found
@@ -129,7 +130,7 @@ def test_what_a_function_does_in_each_call_does_not_serve_a_save_now_and_then(tm
         sites=[("forward", file, last - 2, "<module>", 9), ("backward", file, last - 1, "<module>", 9)],
         meta={"samples": 100},
     )
-    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
     assert {line.line for line in lines if SAVE in line.idiom} == {save - 1, save}
 
 
@@ -163,7 +164,7 @@ def test_a_line_that_leaves_training_to_a_package_is_there_for_nothing_else(tmp_
             samples=[(1, slot, stack, 30) for slot in slots],
             meta={"samples": 90},
         )
-        lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+        lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
         return next(line for line in lines if line.phase is Phase.OTHER)
 
     assert (of_line(1, package).trains, of_line(1, package).idiom) == (True, ())
@@ -181,7 +182,7 @@ def test_the_time_of_a_model_is_not_that_of_printing_what_it_returns(tmp_path, s
         sites=[("forward", file, 1, "<module>", 9), ("backward", file, 2, "<module>", 9)],
         meta={"samples": 30},
     )
-    (line,) = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    (line,) = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
     assert line.idiom == idiom
 
 
@@ -200,7 +201,7 @@ def test_a_line_tells_what_passed_between_calls_and_what_in_a_model_below_it(tmp
         sites=[("forward", file, 2, "<module>", 9), ("backward", file, 3, "<module>", 9)],
         meta={"samples": 100},
     )
-    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
     outside = [line for line in lines if line.line == 2]
     assert sum(line.share for line in outside) == pytest.approx(0.5)
     assert sum(line.between for line in outside) == pytest.approx(0.3)
@@ -261,7 +262,7 @@ def test_the_time_of_a_model_or_an_optimizer_is_not_that_of_what_their_caller_is
         sites=[(kind, *frame(part), 9) for part, kind in [*sites, ("optimizer.step", "optimizer")]],
         meta={"samples": 30 * len(around)},
     )
-    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources(), log.samples), Sources())
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources(), log.samples), Places(Sources()))
     assert [line.idiom for line in lines if line.line == frame(parts[0])[1]] == [idiom]
 
 
@@ -280,5 +281,5 @@ def test_where_a_schedule_was_stepped_its_time_is_that_whatever_it_is_called(tmp
         ],
         meta={"samples": 60},
     )
-    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
     assert {line.line: line.idiom for line in lines} == {2: (), 3: (SCHEDULE,)}

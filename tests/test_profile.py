@@ -18,6 +18,7 @@ from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import measured_samples, split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats
+from diagnose.analysis.places import Places
 from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
 from diagnose.analysis.roles import Roles
 from diagnose.analysis.sources import Sources
@@ -312,7 +313,7 @@ def test_the_share_of_a_line_is_measured_time_divided_as_the_samples_are(script)
         (1, SLOT_OF["backward"], line(script, 5), 1),
     ]
     log = log_of(steps_of(60, forward=80, backward=20), samples=samples, meta={"samples": 41})
-    found = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Sources())
+    found = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
     assert [(line.phase, line.line, round(line.share, 6)) for line in found] == [
         (Phase.FORWARD, 3, 0.6),
         (Phase.FORWARD, 9, 0.2),

@@ -6,6 +6,7 @@ from textwrap import dedent
 
 import pytest
 
+from diagnose.analysis.places import Places
 from diagnose.analysis.results import Results
 from diagnose.analysis.roles import Roles
 from diagnose.analysis.sources import Sources
@@ -65,7 +66,7 @@ def reaches():
         ("optimizer", "optimizer.s"),
     ]
     roles = Roles([(kind, FILE, line(part), "train", 1) for kind, part in sites], sources)
-    results = Results(sources)
+    results = Results(Places(sources))
 
     def ask(*frames: tuple[str, str]) -> bool:
         found = roles.results(stack(*frames))
@@ -106,7 +107,7 @@ def test_what_is_given_to_that_which_batches_are_made_of_trains():
     )
     for part, reached in (("memory.update", False), ("best = out", True)):
         found = roles.results([(FILE, at[part], "train")])
-        assert found is not None and Results(sources).reach(*found) is reached
+        assert found is not None and Results(Places(sources)).reach(*found) is reached
 
 
 OBJECT = """
@@ -156,7 +157,7 @@ def test_results_are_found_in_the_object_that_a_method_put_them_into(line, calle
         [("forward", FILE, 4, "forward", 1), ("backward", FILE, 8, "backward", 1)], sources, inside
     )
     found = roles.results([(FILE, line, "note"), (FILE, caller, "<module>")])
-    assert found is not None and Results(sources).reach(*found) is reached
+    assert found is not None and Results(Places(sources)).reach(*found) is reached
 
 
 HANDED_OVER = """
@@ -205,4 +206,4 @@ def test_results_are_followed_in_an_object_that_is_given_to_a_function(frames, r
     sites = [("next", "for self.x"), ("forward", "self.net("), ("backward", "self.loss.back")]
     roles = Roles([(kind, FILE, at(part), "run", 1) for kind, part in sites], sources)
     found = roles.results([(FILE, at(part), function) for part, function in frames])
-    assert found is not None and Results(sources).reach(*found) is reached
+    assert found is not None and Results(Places(sources)).reach(*found) is reached

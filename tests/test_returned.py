@@ -8,6 +8,7 @@ import pytest
 from test_dependencies import PASSES
 from test_roles import AFTER_FORWARD, AFTER_OPTIMIZER, FILE, Script
 
+from diagnose.analysis.places import Places
 from diagnose.analysis.results import Results
 from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
@@ -40,7 +41,7 @@ def helper(returned: str, called: str, passed: str = "loss") -> tuple[Script, st
 
 def scores(script: Script, source: str, *parts: str) -> bool:
     found = script.roles.results(script.stack(*parts))
-    return found is not None and Results(Sources({FILE: source})).reach(*found)
+    return found is not None and Results(Places(Sources({FILE: source}))).reach(*found)
 
 
 @pytest.mark.parametrize(

@@ -465,3 +465,9 @@ def test_a_line_is_counted_as_python_counts_it():
     sources = Sources({"a.py": "import x\n\x0c\ndef f():\n    a = '\x85\u2028'\n    b = 2\n"})
     assert sources.line("a.py", 5) == "b = 2"
     assert sources.line("a.py", 99) == ""
+
+
+def test_a_file_is_one_tree_for_all_who_ask():
+    sources = Sources({"a.py": "x = 1\n", "b.py": "x =\n"})
+    assert sources.tree("a.py") is sources.tree("a.py")
+    assert sources.tree("b.py") is None

@@ -7,8 +7,9 @@ from textwrap import dedent
 import pytest
 
 from diagnose.analysis.idioms import Idioms
+from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import PYTHON_LOOP
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import PYTHON_LOOP
 from diagnose.core.phases import Phase
 
 FILE = "/train.py"
@@ -60,7 +61,7 @@ def orthogonal(g):
     ],
 )
 def test_operations_on_tensors_are_counted_and_those_on_numbers_are_not(text, counts):
-    idioms = Idioms(Sources({FILE: text}))
+    idioms = Idioms(Places(Sources({FILE: text})))
     assert {line: idioms.operations(FILE, line) for line in counts} == counts
 
 
@@ -82,7 +83,7 @@ def many(group):
 
 def of_step(*stack: tuple[int, str]) -> tuple[str, ...]:
     frames = [(FILE, line, function) for line, function in stack]
-    return Idioms(Sources({FILE: dedent(OWN)})).of(frames, phase=Phase.OPTIMIZER)
+    return Idioms(Places(Sources({FILE: dedent(OWN)}))).of(frames, phase=Phase.OPTIMIZER)
 
 
 def test_a_function_that_a_step_calls_for_each_tensor_is_a_part_of_its_loop():

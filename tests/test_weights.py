@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 from test_idioms import of_marked
 
-from diagnose.analysis.statement_idioms import CLIP, EMA, PYTHON_LOOP, UPDATE, WHOLE
+from diagnose.analysis.purposes import CLIP, EMA, PYTHON_LOOP, UPDATE, WHOLE
 from diagnose.analysis.weights import Weights
 
 

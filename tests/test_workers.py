@@ -621,12 +621,12 @@ def test_what_is_no_report_of_a_worker_is_ignored(tmp_path, junk):
 def test_a_report_fits_into_one_datagram_however_long_the_names_are(tmp_path):
     """Forty stacks of eight frames are the most that is sent."""
     frame = ["/" + "long/" * 50 + "file.py", 100_000, "name" * 20]
+    from diagnose.core.workers import PER_OCTAVE
     from diagnose.hooks._worker_files import MAX_LINES
     from diagnose.hooks._worker_readings import (
         MAX_INDICES,
         MAX_SIGHTINGS,
         MAX_SLOWEST,
-        PER_OCTAVE,
         POINTS,
     )
     from diagnose.hooks._worker_reports import MAX_DATAGRAM

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from diagnose.analysis.statements import callee
+
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
-SOFTMAX = {"softmax"}
 OF_THE_SCORES = ("drop", "mask", "bias", "scale")
 """What a module between the two products is called by; any other makes queries, keys or values."""
 
@@ -24,7 +25,7 @@ def attention_lines(tree: ast.Module) -> set[int]:
 def _written_out(statements: list[ast.stmt]) -> list[ast.stmt]:
     found: list[ast.stmt] = []
     for softmax in statements:
-        if not _calls(softmax) & SOFTMAX:
+        if not any(isinstance(n, ast.Call) and callee(n)[0] == "softmax" for n in ast.walk(softmax)):
             continue
         before = [s for s in statements if s.lineno < softmax.lineno]
         after = [s for s in statements if s.lineno > softmax.lineno]
@@ -82,20 +83,9 @@ def _is_layer(statement: ast.stmt) -> bool:
 def _products(statement: ast.stmt) -> int:
     return sum(
         (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))
-        or (isinstance(node, ast.Call) and _called(node) in PRODUCTS)
+        or (isinstance(node, ast.Call) and callee(node)[0] in PRODUCTS)
         for node in ast.walk(statement)
     )
-
-
-def _calls(statement: ast.stmt) -> set[str]:
-    return {_called(node) for node in ast.walk(statement) if isinstance(node, ast.Call)}
-
-
-def _called(call: ast.Call) -> str:
-    function = call.func
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:

@@ -15,7 +15,9 @@ from diagnose.analysis.parts import SETTINGS, Part, of_weights
 from diagnose.analysis.returned import Item, items_of, lines_of, wanted_items
 from diagnose.analysis.statements import (
     callee,
+    calls_of,
     expressions,
+    given_to,
     grow,
     header_lines,
     names,
@@ -254,8 +256,8 @@ class Dependencies:
             others = part.derived([model for model in part.models if model is not call])
             wanted -= set().union(*others.values())
         leads = set().union(*(part.anchors.leads.get(line, ()) for line in header_lines(call)))
-        for node in nodes_of(call):
-            if isinstance(node, ast.Call) and callee(node)[0] in leads & links.batch.keys():
+        for node in calls_of(call):
+            if callee(node)[0] in leads & links.batch.keys():
                 needed = links.batch[callee(node)[0]] | links.loss[callee(node)[0]]
                 kept: set[str] = set()
                 aside: set[str] = set()
@@ -304,10 +306,9 @@ def own_code(part: Part, found: Found) -> dict[int, set[str]]:
     for statement in part.statements:
         if id(statement) in part.hooked or found.roles.get(statement.lineno) is not Phase.FORWARD:
             continue
-        calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
         aside = {
             callee(call)[0]
-            for call in calls
+            for call in calls_of(statement)
             if callee(call)[0] in part.effects.functions
             and not any(_may_hold(name, part) for name in reads(ast.Expr(call)) & told)
             and not part.is_computed(ast.Expr(call))
@@ -333,22 +334,16 @@ def _callees(call: ast.stmt) -> set[str]:
     of the object that the method is of."""
     given: set[str] = set()
     called: set[str] = set()
-    nodes = nodes_of(call)
-    inner = {
-        id(node)
-        for outer in nodes
-        if isinstance(outer, ast.Call)
-        for value in (*outer.args, *(keyword.value for keyword in outer.keywords))
-        for node in ast.walk(value)
-    }
-    for node in (each for each in nodes if isinstance(each, ast.Call)):
-        for value in (*node.args, *(keyword.value for keyword in node.keywords)):
+    calls = calls_of(call)
+    inner = {id(node) for outer in calls for value in given_to(outer) for node in ast.walk(value)}
+    for node in calls:
+        for value in given_to(node):
             given |= reads(ast.Expr(value))
         if id(node) in inner:
             called.add(ast.unparse(node.func))
         else:
             called |= reads(ast.Expr(node.func))
-    return called - (given - {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)})
+    return called - (given - {ast.unparse(node.func) for node in calls})
 
 
 def _only_of(statement: ast.stmt, batch: set[str]) -> bool:

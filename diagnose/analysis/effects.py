@@ -7,7 +7,17 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from diagnose.analysis.statements import callee, names, nodes_of, reads, statements_of, writes
+from diagnose.analysis.statements import (
+    bound,
+    callee,
+    calls_of,
+    names,
+    nodes_of,
+    parameters_of,
+    reads,
+    statements_of,
+    writes,
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -70,15 +80,13 @@ class Effects:
     def through(self, statement: ast.stmt) -> dict[str, set[str]]:
         """Returns what the functions that a statement calls assign or change, by their names."""
         found: defaultdict[str, set[str]] = defaultdict(set)
-        for node in nodes_of(statement):
-            if not isinstance(node, ast.Call):
-                continue
-            name, base = callee(node)
-            if isinstance(node.func, ast.Attribute):
+        for call in calls_of(statement):
+            name, base = callee(call)
+            if isinstance(call.func, ast.Attribute):
                 found[name] |= rebased(self._assigned.get(name, ()), base)
             changed = self._changed.get(name)
             if changed:
-                for parameter, value in self.bound(node):
+                for parameter, value in self.bound(call):
                     if parameter in changed and isinstance(value, (ast.Name, ast.Attribute)):
                         found[name].add(ast.unparse(value))
         return found
@@ -86,14 +94,8 @@ class Effects:
     def bound(self, call: ast.Call) -> list[tuple[str, ast.expr]]:
         """Returns the parameters of a function of the script and what a call gives them; of any other
         function those that are named."""
-        for _, function in self.functions.get(callee(call)[0], ()):
-            taken = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-            taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
-            break
-        else:
-            taken = []
-        named = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
-        return [*zip(taken, call.args, strict=False), *named]
+        found = self.functions.get(callee(call)[0])
+        return bound(call, found[0][1] if found else None)
 
     def computes(self, method: str) -> bool:
         """Whether a method of this name uses weights of a model, or modules that its object was made
@@ -120,14 +122,14 @@ def rebased(attributes: Iterable[str], base: str) -> set[str]:
 
 def methods_called(statement: ast.stmt) -> Iterator[tuple[str, str]]:
     """Yields the methods that a statement calls, and on what: `("load", "self")`."""
-    for node in nodes_of(statement):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield callee(node)
+    for call in calls_of(statement):
+        if isinstance(call.func, ast.Attribute):
+            yield callee(call)
 
 
 def _changed_in_place(function: Function, statements: Iterable[ast.stmt]) -> set[str]:
     """Returns the parameters that a function changes: not those that it gives another value."""
-    parameters = {arg.arg for arg in (*function.args.posonlyargs, *function.args.args)}
+    parameters = set(parameters_of(function))
     changed: set[str] = set()
     for statement in statements:
         assigns = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.With))
@@ -149,5 +151,5 @@ def _stores_into(statement: ast.stmt) -> bool:
 
 def _makes_module(statement: ast.stmt) -> bool:
     """Whether a statement makes a module or a weight of torch's: `nn.Linear(...)`, `Parameter(...)`."""
-    calls = [callee(node) for node in nodes_of(statement) if isinstance(node, ast.Call)]
-    return any(base in ("nn", "torch.nn") or name == "Parameter" for name, base in calls)
+    called = map(callee, calls_of(statement))
+    return any(base in ("nn", "torch.nn") or name == "Parameter" for name, base in called)

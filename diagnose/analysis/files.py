@@ -10,8 +10,9 @@ from diagnose.analysis.statements import (
     APPENDS,
     Scope,
     callee,
+    calls_of,
+    given_to,
     grow,
-    nodes_of,
     statements_of,
     words,
     writes,
@@ -79,8 +80,7 @@ def file_written(call: ast.Call) -> str:
     """Returns the ending of the file whose path is given to a call; empty if none is written."""
     if words(callee(call)[0]) & NO_WRITERS:
         return ""
-    values = (*call.args, *(keyword.value for keyword in call.keywords))
-    return next(filter(None, map(_ending, values)), "")
+    return next(filter(None, map(_ending, given_to(call))), "")
 
 
 def _ending(path: ast.expr) -> str:
@@ -104,7 +104,7 @@ def saved_in(function: Scope, aliases: Mapping[str, str]) -> frozenset[str]:
     held: set[str] = set()
     statements = list(statements_of(function))
     for statement in statements:
-        for call in (node for node in nodes_of(statement) if isinstance(node, ast.Call)):
+        for call in calls_of(statement):
             place = origin(call, aliases)
             if place not in SAVERS:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Sequence
 
-from diagnose.analysis.statements import callee, nodes_of, reads, writes
+from diagnose.analysis.statements import callee, calls_of, closure, reads, writes
 
 TRAINS = {"backward", "step"}
 
@@ -22,13 +22,11 @@ def made_for(statements: Sequence[ast.stmt], serves: Callable[[ast.stmt, str], b
         for name in reads(statement):
             if name.isidentifier():
                 readers.setdefault(name, []).append(statement)
-    found: set[str] = set()
-    grew = True
-    while grew:
-        more = {name for name, users in readers.items() if _only_serves(name, users, found, serves)}
-        grew = bool(more - found)
-        found |= more
-    return frozenset(found)
+
+    def more(found: set[str]) -> set[str]:
+        return {name for name, users in readers.items() if _only_serves(name, users, found, serves)}
+
+    return frozenset(closure(set(), more))
 
 
 def _only_serves(
@@ -55,5 +53,5 @@ def _tells(statement: ast.stmt) -> bool:
     """Whether a statement makes nothing of what it reads: it prints it, or asks whether it is reached."""
     if isinstance(statement, (ast.If, ast.While, ast.Assert)):
         return True
-    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
-    return isinstance(statement, ast.Expr) and not any(callee(call)[0] in TRAINS for call in calls)
+    called = {callee(call)[0] for call in calls_of(statement)}
+    return isinstance(statement, ast.Expr) and not called & TRAINS

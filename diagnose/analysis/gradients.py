@@ -8,7 +8,7 @@ import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from diagnose.analysis.effects import Function
-from diagnose.analysis.statements import MODULES, callee, reads, statements_of, writes
+from diagnose.analysis.statements import MODULES, callee, closure, reads, statements_of, writes
 
 CUTS = {
     *("detach", "item", "tolist", "numpy", "long", "size", "numel", "dim"),
@@ -45,19 +45,17 @@ class Gradients:
             statements: Those of a function.
             sources: Names that hold such values to begin with.
         """
-        statements, found = list(statements), set(sources)
-        grew = True
-        while grew:
-            more = {
-                each
-                for statement in statements
-                for value, written in _assigned(statement)
+        assigned = [each for statement in statements for each in _assigned(statement)]
+
+        def more(found: set[str]) -> Iterator[str]:
+            return (
+                name
+                for value, written in assigned
                 if not written <= found and self.pass_through(value, found)
-                for each in written
-            }
-            grew = not more <= found
-            found |= more
-        return found
+                for name in written
+            )
+
+        return closure(set(sources), more)
 
     def pass_through(self, node: ast.AST, held: Collection[str]) -> bool:
         """Whether an expression has gradients.

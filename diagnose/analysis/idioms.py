@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from diagnose.analysis.attention import attention_lines
-from diagnose.analysis.files import aliases_of, saved_in
+from diagnose.analysis.call_idioms import Within
 from diagnose.analysis.flows import makes_only
-from diagnose.analysis.roles import Frame
+from diagnose.analysis.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
+from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import (
+    ATTENTION,
+    CHAIN,
+    ENVIRONMENT,
+    HOOK,
+    LOG,
+    METRIC,
+    PYTHON_LOOP,
+    ROLLOUT,
+    SCHEDULE,
+    SLICES,
+)
 from diagnose.analysis.rollouts import (
     ENVIRONMENT_PACKAGES,
     EVALUATES,
@@ -23,57 +33,24 @@ from diagnose.analysis.rollouts import (
     steps_environment,
     takes_action,
 )
-from diagnose.analysis.schedules import rates_of
+from diagnose.analysis.sites import Frame
 from diagnose.analysis.slices import takes_slices
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import (
-    ALSO_OF_MODELS,
-    ATTENTION,
-    CHAIN,
-    ENVIRONMENT,
-    HOOK,
-    LEARNING_WORDS,
-    LOG,
-    METRIC,
-    METRIC_WORDS,
-    PYTHON_LOOP,
-    ROLLOUT,
-    SAVE,
-    SCHEDULE,
-    SLICES,
-    Within,
-    of_places,
-    waited_for,
-)
+from diagnose.analysis.statement_idioms import of_places
 from diagnose.analysis.statements import (
     Assignment,
     Function,
-    Place,
-    by_line,
     callee,
     innermost,
-    names,
     nodes_of,
-    statements_of,
     words,
     words_of,
     writes,
 )
 from diagnose.analysis.tensor_operations import is_at_once, operations_by_statement
-from diagnose.analysis.tensor_values import without_tensors
-from diagnose.analysis.texts import formats, texts_of
-from diagnose.analysis.weight_idioms import CLIP, EMA
-from diagnose.analysis.weights import Weights, averaged_at_once
+from diagnose.analysis.texts import formats
 from diagnose.core.phases import Phase
 
-MATH_NAMES = """
-    cosh density det exp gamma likelihood mel odds partition pdf prob probability probs ratio scale sigmoid
-    softmax softplus space spectrogram std stft sum var variance
-"""
-MATH_WORDS = frozenset(MATH_NAMES.split())
-"""Beside one of these, `log` in a name is the logarithm."""
 LOSS_WORDS = {"loss", "losses", "criterion", "objective"}
-GRADIENT_WORDS = {"grad", "grads", "gradient", "gradients"}
 BARS = re.compile(r"^(tqdm|rich)/(?!.* (\S+\.)?(__iter__|__init__|track)$)")
 """Packages that draw progress bars, except for functions in which the loop itself runs."""
 LOGGING_PACKAGES = re.compile(
@@ -81,24 +58,6 @@ LOGGING_PACKAGES = re.compile(
     r"|wandb|mlflow|comet_ml|neptune)/(?!utils/autologging_utils/|monkey_patching)"
 )
 """Packages that draw and log, but where they have wrapped themselves around what trains."""
-
-LOG_WORDS = ("log", "logging", "logs", "report", "print", "tensorboard", "wandb", "logger")
-
-NAMED = {
-    **dict.fromkeys(LOG_WORDS, LOG),
-    **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
-    **dict.fromkeys(("clip", "clipping", "clipper"), CLIP),
-    **dict.fromkeys((METRIC_WORDS - ALSO_OF_MODELS) | {"recall", "iou"}, METRIC),
-}
-"""What a function is for by a word of its name or its class's, where its lines do not say."""
-
-SHOWS = ("display", "plot", "plots", "visualize", "visualizer", "visuals", "summarize")
-NAMED_BESIDE = {
-    **dict.fromkeys(SHOWS, LOG),
-    **NAMED,
-    **dict.fromkeys(ALSO_OF_MODELS - {"acc", "meter", "precision", "topk"}, METRIC),
-}
-"""Likewise, where no model computes: there `joint_errors` are a score."""
 
 MODEL = (Phase.FORWARD, Phase.BACKWARD)
 """What a model and its parts are called says what they compute, not what the loop does: CLIP, LogSTFT."""
@@ -114,12 +73,6 @@ NAMELESS = (*MODEL, Phase.DATA_WAIT)
 OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
 """What may be said of a line whose time is that of a module which it calls: `print(model(x))`."""
 
-PURPOSES = frozenset((LOG, EMA, CLIP, METRIC, SAVE))
-"""What a whole function may be there for. Its other lines, which build a record, serve that."""
-
-OUTERMOST_WORDS = {"train", "training", "trainer", "main", "fit", "run", "epoch", "loop", "module"}
-"""A function so named is the loop: what it is called says nothing of a single line."""
-
 TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
 """In the name of a package's function that the time is in: it is the training's, whatever else the line
 does. `print(trainer.train())` is no logging."""
@@ -131,19 +84,16 @@ class Idioms:
     """Answers what a sampled line does.
 
     Args:
-        sources: Text of each file; a file without text has no idioms.
+        places: The statements of the script; a file without text has no idioms.
         schedules: Files and lines from which learning-rate schedules of torch's are stepped.
     """
 
-    def __init__(self, sources: Sources, schedules: Collection[tuple[str, int]] = ()) -> None:
-        self._sources = sources
+    def __init__(self, places: Places, schedules: Collection[tuple[str, int]] = ()) -> None:
+        self._places = places
         self._scheduled = frozenset(schedules)
-        self._files: dict[str, dict[int, list[Place]]] = {}
-        self._functions: dict[str, dict[str, list[Function]]] = {}
-        self._attention: dict[str, set[int]] = {}
         self._known: dict[tuple[str, int, Within], tuple[str, ...]] = {}
         self._environments: dict[tuple[str, int], tuple[bool, bool]] = {}
-        self._words: dict[Function, set[str]] = {}
+        self._names = FunctionNames(places, self.of_line)
         self._operations: dict[Function | None, dict[int, int]] = {}
 
     def of(
@@ -184,7 +134,7 @@ class Idioms:
             found.insert(0, METRIC)
         if (BARS.match(via) or LOGGING_PACKAGES.match(via)) and LOG not in found:
             found.insert(0, LOG)
-        named = self._named(stack[:own], NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
+        named = self._names.purpose(stack[:own], NAMED_BESIDE if phase in BESIDE_THE_MODEL else NAMED)
         if named in (METRIC, LOG) and self._raises(*stack[0][:2]):
             named = ""
         if named == METRIC and within.model and any(words(name) & LOSS_WORDS for _, _, name in stack):
@@ -208,7 +158,7 @@ class Idioms:
         """Returns the innermost condition with a remainder that a stack stands under, `step % 10 == 0`, on
         one line; empty where there is none."""
         for file, line, _ in stack:
-            for place in self._places(file, line):
+            for place in self._places.at(file, line):
                 if place.every is not None:
                     return ast.unparse(place.every)
         return ""
@@ -220,7 +170,7 @@ class Idioms:
             return False
         outside = [function.rpartition(".")[2] for _, _, function in stack]
         for depth, (file, line, _) in enumerate(stack):
-            place = innermost(self._places(file, line)) if depth else None
+            place = innermost(self._places.at(file, line)) if depth else None
             if place is not None and "forward" in outside[depth:]:
                 nodes = nodes_of(place.statement)
                 if takes_slices(place.statement, place.loops, nodes, runs_function=True):
@@ -232,7 +182,7 @@ class Idioms:
     def operations(self, file: str, line: int) -> int:
         """Returns how many operations on whole tensors the statements on a line do."""
         count = 0
-        for place in self._places(file, line):
+        for place in self._places.at(file, line):
             if place.function not in self._operations:
                 self._operations[place.function] = operations_by_statement(place.function)
             count += self._operations[place.function].get(id(place.statement), 0)
@@ -240,7 +190,7 @@ class Idioms:
 
     def _is_turn(self, stack: Sequence[Frame], within: Within) -> bool:
         """Whether a function that an optimizer's step calls does one turn of a loop over tensors there."""
-        if any(is_at_once(nodes_of(place.statement)) for place in self._places(*stack[0][:2])):
+        if any(is_at_once(nodes_of(place.statement)) for place in self._places.at(*stack[0][:2])):
             return False
         for (_, _, inner), (file, line, _) in pairwise(stack):
             if inner.rpartition(".")[2] == "step":
@@ -253,7 +203,8 @@ class Idioms:
         """Whether a function of the script is run by the step of an optimizer that is not the script's: by
         a hook. A closure does what trains, and tells of it."""
         for depth, (file, line, _) in enumerate(stack):
-            if not any(_calls_step(place.statement) for place in self._places(file, line)):
+            calls = self._places.calls(file, line)
+            if not any(callee(call)[0] == "step" and not call.args for call in calls):
                 continue
             if self._steps_schedule(file, line):
                 return False
@@ -262,25 +213,25 @@ class Idioms:
         return False
 
     def _raises(self, file: str, line: int) -> bool:
-        places = self._places(file, line)
+        places = self._places.at(file, line)
         return bool(places) and all(isinstance(place.statement, ast.Raise) for place in places)
 
     def _makes_loss(self, file: str, line: int) -> bool:
         """Whether a statement computes a loss, or a part of it."""
         return any(
             words_of(writes(place.statement)) & LOSS_WORDS or isinstance(place.statement, ast.AugAssign)
-            for place in self._places(file, line)
+            for place in self._places.at(file, line)
         )
 
     def _schedules(self, stack: Sequence[Frame]) -> bool:
         """Whether a stack steps a learning-rate schedule, or is in what a line calls for one."""
         for depth, (file, line, function) in enumerate(stack):
-            calls = self._calls(file, line)
+            calls = self._places.calls(file, line)
             if self._steps_schedule(file, line):
                 return not depth or len(calls) == 1
             if depth and SCHEDULE in self.of_line(file, line):
                 # What a rate is made with is all for that; what a schedule is given may have other uses.
-                made = all(isinstance(place.statement, Assignment) for place in self._places(file, line))
+                made = all(isinstance(place.statement, Assignment) for place in self._places.at(file, line))
                 return made or len(calls) == 1
             if depth and words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
                 return False  # the loop, or a part of it, inside of something that is stepped
@@ -288,10 +239,10 @@ class Idioms:
 
     def _formats(self, stack: Sequence[Frame]) -> bool:
         """Whether a line makes text for a caller that makes text, which is written to a file."""
-        if not any(formats(place.statement) for place in self._places(*stack[0][:2])):
+        if not any(formats(place.statement) for place in self._places.at(*stack[0][:2])):
             return False
         for file, line, function in stack[1:]:
-            if any(makes_only(place.statement, place.texts) for place in self._places(file, line)):
+            if any(makes_only(place.statement, place.texts) for place in self._places.at(file, line)):
                 return True
             if words(function.rpartition(".")[2]) & OUTERMOST_WORDS:
                 return False
@@ -301,30 +252,18 @@ class Idioms:
         """Whether a schedule of torch's was stepped from a line, and nothing else is."""
         if (file, line) not in self._scheduled:
             return False
-        return sum(callee(call)[0] == "step" for call in self._calls(file, line)) == 1
-
-    def _calls(self, file: str, line: int) -> list[ast.Call]:
-        nodes = (node for place in self._places(file, line) for node in nodes_of(place.statement))
-        return [node for node in nodes if isinstance(node, ast.Call)]
+        return sum(callee(call)[0] == "step" for call in self._places.calls(file, line)) == 1
 
     def of_line(self, file: str, line: int, within: Within | None = None) -> tuple[str, ...]:
         """Returns what the statement on a line does, by itself; of several, what all of them do."""
         within = within or Within()
         known = self._known.get((file, line, within))
         if known is None:
-            known = of_places(self._places(file, line), within)
-            if line in self._attention[file]:
+            known = of_places(self._places.at(file, line), within)
+            if self._places.writes_attention(file, line):
                 known = (*known, ATTENTION)
             self._known[file, line, within] = known
         return known
-
-    def _places(self, file: str, line: int) -> list[Place]:
-        if file not in self._files:
-            tree = self._sources.tree(file)
-            self._files[file] = _read(tree) if tree is not None else {}
-            self._functions[file] = _functions(tree) if tree is not None else {}
-            self._attention[file] = attention_lines(tree) if tree is not None else set()
-        return self._files[file].get(line, [])
 
     def _acts(self, stack: Sequence[Frame], via: str, phase: Phase) -> str:
         """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing."""
@@ -338,7 +277,7 @@ class Idioms:
             found = ROLLOUT
         for file, line, _ in stack:
             if (file, line) not in self._environments:
-                places = self._places(file, line)
+                places = self._places.at(file, line)
                 place = innermost(places)
                 steps = any(
                     steps_environment(each.statement, each.loops)
@@ -353,152 +292,6 @@ class Idioms:
             if acts and phase in ACTING:
                 found = ROLLOUT
         return found
-
-    def _named(self, stack: Sequence[Frame], purposes: Mapping[str, str]) -> str:
-        """Returns what the innermost function with a telling name is for; empty if there is none.
-
-        What a module's `forward` calls is a part of it, whatever it is called.
-        """
-        named = ""
-        for file, line, function in stack:
-            if function.rpartition(".")[2] == "forward":
-                named = ""
-                continue
-            *around, own = [part for part in function.split(".")[-2:] if part != "<locals>"]
-            if words(own) & OUTERMOST_WORDS or function == "<module>":
-                break
-            # What a `MetricTrainer` is called says nothing of each of its methods.
-            parts = [*(part for part in around if not words(part) & OUTERMOST_WORDS), own]
-            named = named or self._by_name(file, line, parts, purposes)
-        return named
-
-    def _by_name(self, file: str, line: int, parts: Sequence[str], purposes: Mapping[str, str]) -> str:
-        """Returns what a function is for by its name and its class's, if its code does not contradict."""
-        of_name = words(".".join(parts))
-        for word, purpose in purposes.items():
-            if word not in of_name:
-                continue
-            if of_name & {LOG: MATH_WORDS, METRIC: LEARNING_WORDS}.get(purpose, set()):
-                continue
-            if purpose == LOG and self._only_scores(file, line, word, of_name, purposes):
-                continue
-            if purpose == CLIP and not (of_name | self._words_at(file, line)) & GRADIENT_WORDS:
-                continue
-            if purpose == CLIP and self._has_torch_clip(file, line):
-                continue
-            if purpose == EMA and word not in words(parts[-1]) and not self._averages(file, line):
-                continue
-            return purpose
-        return ""
-
-    def _only_scores(
-        self, file: str, line: int, word: str, of_name: frozenset[str], purposes: Mapping[str, str]
-    ) -> bool:
-        """Whether a function that is named for logging and for a score logs nothing: `AccuracyLogger.log`.
-
-        Metrics are what is logged, `log_metrics`, but for a `MetricLogger`.
-        """
-        scores = {each for each in of_name if purposes.get(each) == METRIC}
-        if word != "logger":
-            scores -= {"metric", "metrics"}
-        return bool(scores) and not self._logs(file, line)
-
-    def _logs(self, file: str, line: int) -> bool:
-        """Whether the function that holds a line logs, or what it calls in the same file does."""
-        pending = [self._function_at(file, line)]
-        seen: set[Function | None] = {None}
-        while pending:
-            function = pending.pop()
-            if function in seen:
-                continue
-            seen.add(function)
-            for statement in _statements(function):
-                if LOG in self.of_line(file, statement.lineno):
-                    return True
-                for name, base in (
-                    callee(node) for node in nodes_of(statement) if isinstance(node, ast.Call)
-                ):
-                    known = self._functions[file].get(name, [])
-                    if not known and base == "self" and words(name) & {*LOG_WORDS}:
-                        return True  # a base class's: `self.log("accuracy", hits)`
-                    pending += known
-        return False
-
-    def _has_torch_clip(self, file: str, line: int) -> bool:
-        """Whether a line, or all of the function that holds it, leaves the clipping to torch, which does it
-        at once."""
-        found = _statements(self._function_at(file, line))
-        by_hand = any(CLIP in self.of_line(file, statement.lineno) for statement in found)
-        if by_hand:
-            found = [place.statement for place in self._places(file, line)]
-        called = {
-            callee(node)[0] for each in found for node in nodes_of(each) if isinstance(node, ast.Call)
-        }
-        return any(name.startswith("clip_grad") and name not in self._functions[file] for name in called)
-
-    def _averages(self, file: str, line: int) -> bool:
-        return bool(self._words_at(file, line) & {"parameters", "params", "state", "weights", "buffers"})
-
-    def _function_at(self, file: str, line: int) -> Function | None:
-        return next((place.function for place in self._places(file, line)), None)
-
-    def _words_at(self, file: str, line: int) -> set[str]:
-        """Returns the words of all names in the function that holds a line."""
-        function = self._function_at(file, line)
-        if function is None:
-            return set()
-        if function not in self._words:
-            self._words[function] = words_of(names(ast.walk(function)))
-        return self._words[function]
-
-
-def _read(tree: ast.Module) -> dict[int, list[Place]]:
-    weights, aliases = Weights(tree), aliases_of(tree)
-    at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
-
-    @cache
-    def flows(function: Function | None) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        if isinstance(function, ast.Lambda):
-            return frozenset(), frozenset(), frozenset()
-        scope = function or tree
-        return rates_of(scope), saved_in(scope, aliases), texts_of(scope)
-
-    def known(place: Place) -> Place:
-        rates, saved, texts = flows(place.function)
-        return replace(
-            place,
-            weights=weights.of(place.function),
-            gradients=weights.of(place.function, "gradients"),
-            norms=weights.norms(place.function),
-            hooked=weights.hooked(place.function),
-            rates=rates,
-            saved=saved,
-            texts=texts,
-            aliases=aliases,
-            at_once=at_once,
-            imported=imported,
-            waited_for=waits,
-        )
-
-    return {line: [known(place) for place in places] for line, places in by_line(tree).items()}
-
-
-def _functions(tree: ast.Module) -> dict[str, list[Function]]:
-    """Returns the functions and methods of a file by name."""
-    found: dict[str, list[Function]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.setdefault(node.name, []).append(node)
-    return found
-
-
-def _statements(function: Function | None) -> list[ast.stmt]:
-    return [] if function is None or isinstance(function, ast.Lambda) else list(statements_of(function))
-
-
-def _calls_step(statement: ast.stmt) -> bool:
-    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
-    return any(callee(call)[0] == "step" and not call.args for call in calls)
 
 
 def is_training(via: str) -> bool:

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.blocks import lines_beside
+from diagnose.analysis.function_names import PURPOSES
 from diagnose.analysis.gaps import measured_samples
-from diagnose.analysis.idioms import PURPOSES, Idioms
-from diagnose.analysis.results import Results
-from diagnose.analysis.roles import Roles, schedules_of
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statement_idioms import (
+from diagnose.analysis.idioms import Idioms
+from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import (
     CHAIN,
     ENVIRONMENT,
     LOG,
@@ -28,6 +27,10 @@ from diagnose.analysis.statement_idioms import (
     SYNC,
     WAIT,
 )
+from diagnose.analysis.results import Results
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sites import schedules_of
+from diagnose.analysis.sources import Sources
 from diagnose.analysis.statements import words
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
@@ -60,7 +63,7 @@ MOST = 0.5
 
 
 def source_lines(
-    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, sources: Sources
+    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, places: Places
 ) -> list[SourceLine]:
     """Returns the user's lines on the training thread by their share of the measured time, highest first.
 
@@ -72,7 +75,7 @@ def source_lines(
         rows: Its measured steps.
         warmup: Leading steps whose samples are left out.
         roles: Tells what a line between hooks serves.
-        sources: Where the text of a line is read.
+        places: Where the statements of a line, and its text, are read.
     """
     slot_ns = rows[:, len(COUNTS) :].sum(axis=0).astype(float)
     total_ns = float(slot_ns.sum())
@@ -81,8 +84,9 @@ def source_lines(
     sampled: dict[int, float] = defaultdict(float)
     weights: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     libraries: dict[LineKey, dict[Frame, float]] = defaultdict(lambda: defaultdict(float))
-    idioms = Idioms(sources, schedules_of(log.sites))
-    results = Results(sources)
+    sources = places.sources
+    idioms = Idioms(places, schedules_of(log.sites))
+    results = Results(places)
     waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     acting: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))

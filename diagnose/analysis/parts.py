@@ -19,11 +19,13 @@ from diagnose.analysis.rollouts import CHOOSES, steps_environment, takes_action,
 from diagnose.analysis.statements import (
     Scope,
     callee,
+    calls_of,
     functions_of,
     header_lines,
     innermost_of,
     names,
     nodes_of,
+    parameters_of,
     reads,
     statements_of,
     writes,
@@ -106,15 +108,13 @@ class Part:
         made = self.derived(self.models)
         chooses = [s for s in self.statements if id(s) in made and names(nodes_of(s)) & CHOOSES]
         chosen = set().union(*self.derived(chooses).values())
-        calls = (node for s in self.models for node in nodes_of(s) if isinstance(node, ast.Call))
-        models = {ast.unparse(call.func) for call in calls}
         return [
             s
             for s in self.statements
             if steps_environment(s)
             or takes_action(s, self._definition)
             or any(
-                told & chosen and base not in models and not self.effects.is_module(base)
+                told & chosen and base not in self._called_models and not self.effects.is_module(base)
                 for base, told in told_to_step(s)
             )
         ]
@@ -140,6 +140,11 @@ class Part:
     def models(self) -> list[ast.stmt]:
         """The statements that call models."""
         return [*self.calls, *self.further]
+
+    @cached_property
+    def _called_models(self) -> set[str]:
+        """What models are called by there, and all else that is called beside."""
+        return {ast.unparse(call.func) for s in self.models for call in calls_of(s)}
 
     @property
     def feeds(self) -> bool:
@@ -190,8 +195,7 @@ class Part:
 
     def from_outside(self, wanted: set[str]) -> set[str]:
         """Returns what of these names is an attribute of the function's object, or a parameter."""
-        spec = None if isinstance(self.function, ast.Module) else self.function.args
-        parameters = {arg.arg for arg in (*spec.posonlyargs, *spec.args)} if spec else set()
+        parameters = parameters_of(self._definition) if self._definition is not None else []
         return {name for name in wanted if name.startswith("self.") or name in parameters}
 
     def is_computed(self, statement: ast.stmt) -> bool:
@@ -201,12 +205,7 @@ class Part:
             return True
         nodes = nodes_of(statement)
         called = {id(node.func): callee(node)[0] for node in nodes if isinstance(node, ast.Call)}
-        models = {
-            ast.unparse(node.func)
-            for s in self.models
-            for node in nodes_of(s)
-            if isinstance(node, ast.Call)
-        }
+        models = self._called_models
         for node in nodes:
             if isinstance(node, ast.Name) and id(node) in called and node.id in models:
                 return True

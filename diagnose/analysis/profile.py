@@ -29,7 +29,8 @@ from diagnose.analysis.imbalance import imbalance_of
 from diagnose.analysis.late_bins import bin_width, late_ranks
 from diagnose.analysis.lateness import lateness
 from diagnose.analysis.lines import source_lines, worker_lines
-from diagnose.analysis.loading import input_stats, loaders_of
+from diagnose.analysis.loaders import loaders_of
+from diagnose.analysis.loading import input_stats
 from diagnose.analysis.opening import with_reading
 from diagnose.analysis.program import program_of, with_call
 from diagnose.analysis.rank_clocks import clock_offset
@@ -279,7 +280,7 @@ def composed(
         steps=stats,
         phase_time_ns=ranks[0].phase_time_ns,
         where=(
-            *with_waits(source_lines(main, rows, warmup, roles, sources), main, host),
+            *with_waits(source_lines(main, rows, warmup, roles, script.places), main, host),
             *worker_lines(main, sources),
         ),
         input=with_reading(input_stats(main, warmup, divided(rows, parts)[Phase.DATA_WAIT]), main, sources),

@@ -9,19 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Sequence
 
-from diagnose.analysis.roles import Frame
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import (
-    Scope,
-    by_line,
-    callee,
-    functions_of,
-    grow,
-    innermost_of,
-    nodes_of,
-    reads,
-    statements_of,
-)
+from diagnose.analysis.places import Places
+from diagnose.analysis.sites import Frame
+from diagnose.analysis.statements import Scope, callee, grow, parameters_of, reads, statements_of
 
 INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 """Functions that are a part of the statement which they stand in."""
@@ -34,13 +24,11 @@ class Results:
     """Answers whether a line works on what a model has computed.
 
     Args:
-        sources: Text of each file; through a file without text nothing is followed.
+        places: The statements of the script; through a file without text nothing is followed.
     """
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._functions: dict[str, list[Scope]] = {}
-        self._statements: dict[str, dict[int, list[ast.stmt]]] = {}
+    def __init__(self, places: Places) -> None:
+        self._places = places
         self._known: dict[tuple[tuple[str, int], ...], bool] = {}
 
     def reach(self, stack: Sequence[Frame], held: Collection[str], kept: Collection[str]) -> bool:
@@ -58,36 +46,21 @@ class Results:
         return self._known[key]
 
     def _reach(self, last: Frame, frames: Sequence[Frame], held: set[str], kept: set[str]) -> bool:
-        if any(_given_to(statement, kept) for statement in self._at(*frames[-1][:2])):
+        if any(callee(call)[1] in kept for call in self._places.calls(*frames[-1][:2])):
             return False
         for outer, inner in zip(frames[:0:-1], frames[-2::-1], strict=True):
-            function = self._function(inner)
-            calls = _calls_of(self._at(*outer[:2]), inner[2].rpartition(".")[2])
+            function = self._places.scope(*inner[:2])
+            calls = _named_or_all(self._places.calls(*outer[:2]), inner[2].rpartition(".")[2])
             if function is None or not calls:
                 return False
             held = set().union(*(_received(call, function, held) for call in calls))
             grow(held, statements_of(function))
-        return any(reads(s) & held and not _hands_over(s) for s in self._at(*last[:2]))
-
-    def _at(self, file: str, line: int) -> list[ast.stmt]:
-        if file not in self._statements:
-            tree = self._sources.tree(file)
-            places = by_line(tree) if tree is not None else {}
-            self._statements[file] = {
-                at: [place.statement for place in found] for at, found in places.items()
-            }
-            self._functions[file] = list(functions_of(tree)) if tree is not None else []
-        return self._statements[file].get(line, [])
-
-    def _function(self, frame: Frame) -> Scope | None:
-        self._at(*frame[:2])
-        functions = self._functions[frame[0]]
-        return functions[innermost_of(functions, frame[1])] if functions else None
+        statements = (place.statement for place in self._places.at(*last[:2]))
+        return any(reads(s) & held and not _hands_over(s) for s in statements)
 
 
-def _calls_of(statements: Iterable[ast.stmt], name: str) -> list[ast.Call]:
+def _named_or_all(calls: list[ast.Call], name: str) -> list[ast.Call]:
     """Returns the calls among which that of a function is: those by its name, or else all of them."""
-    calls = [node for s in statements for node in nodes_of(s) if isinstance(node, ast.Call)]
     return [call for call in calls if callee(call)[0] == name] or calls
 
 
@@ -97,17 +70,11 @@ def _hands_over(statement: ast.stmt) -> bool:
     return isinstance(value, ast.Call) and callee(value)[0] in HANDS_OVER
 
 
-def _given_to(statement: ast.stmt, kept: set[str]) -> bool:
-    calls = (node for node in nodes_of(statement) if isinstance(node, ast.Call))
-    return any(callee(call)[1] in kept for call in calls)
-
-
 def _received(call: ast.Call, function: Scope, held: set[str]) -> set[str]:
     """Returns the names that hold, in a function, what it was given of it."""
     if isinstance(function, ast.Module):
         return set()
-    spec = function.args
-    taken = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+    spec, taken = function.args, parameters_of(function)
     own = taken[:1] == ["self"]
     received: set[str] = set()
     for position, value in enumerate(call.args, start=own):

@@ -9,31 +9,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from diagnose.analysis.dependencies import Dependencies, Found, Links, own_code
 from diagnose.analysis.effects import Effects, Function
 from diagnose.analysis.parts import Anchors, Part, parts_of
 from diagnose.analysis.returned import first_items, items_of
 from diagnose.analysis.scores import Scores, links_of
+from diagnose.analysis.sites import Frame, Sample, Site, by_place, callers_of, files_of, one_call
 from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import callee, header_lines, names, nodes_of, writes
+from diagnose.analysis.statements import callee, calls_of, header_lines, names, nodes_of, writes
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
-from diagnose.core.places import decoded
 
-Frame = tuple[str, int, str]
-"""File, line, function."""
-Site = tuple[str, str, int, str, int]
-"""Kind, file, line, function, calls. The kind: `next`, `forward`, `further`, `backward`, `optimizer` or
-`schedule`."""
-Sample = tuple[int, int, Sequence[Frame], int]
-"""First step, slot and place, a package's frame and then the user's, nanoseconds, as the store has them."""
-
-SCHEDULE_SITE = "schedule"
-"""A learning-rate schedule of torch's is stepped there, which says nothing of phases."""
-
-KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""
 
@@ -68,19 +55,19 @@ class Roles:
         self._acts: set[tuple[str, int]] = set()
         self._own: set[tuple[str, int, str]] = set()
         self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
-        straight, samples = _by_place(sites), list(samples)
+        straight, samples = by_place(sites), list(samples)
         by_file: dict[str, list[tuple[int, str]]] = {}
         for (file, line), kinds in straight.items():
             by_file.setdefault(file, []).extend((line, kind) for kind in kinds)
         through: dict[tuple[str, int], set[str]] = {}
-        for file, line, kind, called in _callers(straight, samples):
+        for file, line, kind, called in callers_of(straight, samples):
             by_file.setdefault(file, []).append((line, kind))
             if kind == "forward":
                 through.setdefault((file, line), set()).add(called)
         trees = {file: tree for file in by_file if (tree := sources.tree(file)) is not None}
         others = {
             other: tree
-            for other in _files(samples) - trees.keys()
+            for other in files_of(samples) - trees.keys()
             if (tree := sources.tree(other)) is not None
         }
         self._effects = effects = Effects({**others, **trees})
@@ -242,7 +229,7 @@ class Roles:
         file = part.file
         for statement in part.statements:
             lines = header_lines(statement)
-            kinds = _one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
+            kinds = one_call(set().union(*(straight.get((file, line), ()) for line in lines)))
             if kinds:
                 self._kinds.update(((file, line), kinds) for line in lines)
             leads = set().union(*(through.get((file, line), ()) for line in lines))
@@ -285,58 +272,6 @@ def _own(wanted: set[str], function: Function) -> set[str]:
     parameters = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
     attributes = {f"self.{name.partition('.')[2]}" for name in wanted if "." in name}
     return attributes | set(parameters)
-
-
-def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
-    """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same."""
-    straight, samples = _by_place(sites), list(samples)
-    kinds = frozenset((line, kind) for line, kinds in straight.items() for kind in kinds)
-    return kinds, frozenset((*_callers(straight, samples), *_files(samples)))
-
-
-def _files(samples: Iterable[Sample]) -> set[str]:
-    """Returns the files of the script in which time was spent."""
-    return {file for _, _, (_, *stack), _ in samples for file, _, _ in stack}
-
-
-def _by_place(sites: Iterable[Site]) -> dict[tuple[str, int], set[str]]:
-    kinds: dict[tuple[str, int], set[str]] = {}
-    for kind, file, line, _, _ in sites:
-        if kind != SCHEDULE_SITE:
-            kinds.setdefault((file, line), set()).add(kind)
-    return {place: _one_call(found) for place, found in kinds.items()}
-
-
-def schedules_of(sites: Iterable[Site]) -> set[tuple[str, int]]:
-    """Returns file and line from which schedules are stepped, and nothing else that trains."""
-    kinds: dict[tuple[str, int], set[str]] = {}
-    for kind, file, line, _, _ in sites:
-        kinds.setdefault((file, line), set()).add(kind)
-    return {place for place, found in kinds.items() if found == {SCHEDULE_SITE}}
-
-
-def _one_call(kinds: set[str]) -> set[str]:
-    """Where one of several model calls is of a batch, or one sometimes is, the others do not count."""
-    return kinds - {"further"} if "forward" in kinds else kinds
-
-
-def _callers(
-    straight: Mapping[tuple[str, int], set[str]], samples: Iterable[Sample]
-) -> set[tuple[str, int, str, str]]:
-    """Returns the lines that call, at some remove, a function that calls a model or begins a backward, and
-    what it is that they call."""
-    callers: set[tuple[str, int, str, str]] = set()
-    for _, slot, (_, *stack), _ in samples:
-        kind = KIND_OF_SLOT.get(decoded(slot)[0])
-        if kind is not None:
-            wanted = {kind, "further"} if kind == "forward" else {kind}
-            depths = (
-                i for i, (file, line, _) in enumerate(stack) if wanted & straight.get((file, line), set())
-            )
-            for depth in range(next(depths, len(stack)) + 1, len(stack)):
-                file, line, _ = stack[depth]
-                callers.add((file, line, kind, stack[depth - 1][2].rpartition(".")[2]))
-    return callers
 
 
 def _beside(kinds: set[str], slot: int, *, within: bool) -> Phase:
@@ -412,9 +347,6 @@ def _given(statement: ast.stmt, leads: set[str]) -> set[str]:
         statement: It calls such a function.
         leads: The names of those.
     """
-    calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
-    arguments = [
-        each for call in calls if callee(call)[0] in leads for each in (*call.args, *call.keywords)
-    ]
-    inner = (node for each in arguments for node in ast.walk(each) if isinstance(node, ast.Call))
-    return {callee(call)[0] for call in inner} - leads
+    calls = [call for call in calls_of(statement) if callee(call)[0] in leads]
+    inner = (node for call in calls for each in (*call.args, *call.keywords) for node in ast.walk(each))
+    return {callee(node)[0] for node in inner if isinstance(node, ast.Call)} - leads

@@ -11,6 +11,7 @@ from diagnose.analysis.statements import (
     Loop,
     Place,
     callee,
+    calls_of,
     names,
     nodes_of,
     reads,
@@ -20,16 +21,7 @@ from diagnose.analysis.statements import (
 )
 
 ENVIRONMENTS = {
-    "env",
-    "envs",
-    "venv",
-    "environment",
-    "environments",
-    "game",
-    "gym",
-    "sim",
-    "simulator",
-    "world",
+    *("env", "envs", "venv", "environment", "environments", "game", "gym", "sim", "simulator", "world"),
 }
 """Words of what an environment is called."""
 
@@ -57,15 +49,7 @@ ACTS = {"act", "acts", "action", "actions", "policy"}
 """Words of functions that choose what an environment is then told to do."""
 
 LEAST_RESULTS = 3
-ANSWERS = {
-    *REWARDS,
-    "done",
-    "dones",
-    "terminated",
-    "truncated",
-    "terminations",
-    "terminal",
-}
+ANSWERS = {*REWARDS, "done", "dones", "terminated", "truncated", "terminations", "terminal"}
 """An environment's step returns an observation and a reward, and mostly an end. That of a trainer may
 return as many results, but of other names."""
 
@@ -92,10 +76,8 @@ def steps_environment(statement: ast.stmt, loops: Iterable[Loop] = ()) -> bool:
         loops: Those around it. What a loop's variable is of is told by what the loop goes over.
     """
     turns = _turns(statement, loops)
-    for node in nodes_of(statement):
-        if not isinstance(node, ast.Call):
-            continue
-        name, base = callee(node)
+    for call in calls_of(statement):
+        name, base = callee(call)
         of_base = words(base)
         if of_base & EVALUATES or not base or name not in ADVANCES:
             continue
@@ -107,7 +89,7 @@ def steps_environment(statement: ast.stmt, loops: Iterable[Loop] = ()) -> bool:
         if not isinstance(statement, ast.Assign):
             continue
         # `zip(*[pipe.recv() for pipe in pipes])` gives what all of them answered.
-        if name == "recv" or (name == "step" and statement.value is node and node.args):
+        if name == "recv" or (name == "step" and statement.value is call and call.args):
             return _answers(statement.targets[0])
     return False
 
@@ -159,11 +141,10 @@ CHOOSES = {"sample", "argmax", "multinomial", "item", "tolist", "numpy"}
 
 def told_to_step(statement: ast.stmt) -> Iterator[tuple[str, set[str]]]:
     """Yields what a statement steps, other than what learns, and the names that it is given."""
-    for node in nodes_of(statement):
-        if isinstance(node, ast.Call) and callee(node)[0] == "step" and callee(node)[1] and node.args:
-            base = callee(node)[1]
-            if not words(base) & (EVALUATES | LEARNERS):
-                yield base, set().union(*(reads(ast.Expr(arg)) for arg in node.args))
+    for call in calls_of(statement):
+        name, base = callee(call)
+        if name == "step" and base and call.args and not words(base) & (EVALUATES | LEARNERS):
+            yield base, set().union(*(reads(ast.Expr(arg)) for arg in call.args))
 
 
 def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable[Loop] = ()) -> bool:
@@ -172,18 +153,18 @@ def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable
     turns = _turns(statement, loops)
     given = {
         name
-        for node in nodes_of(statement)
-        if isinstance(node, ast.Call) and callee(node)[0] == "step" and callee(node)[1]
-        if not words(callee(node)[1]) & (EVALUATES | LEARNERS)
-        if callee(node)[1] not in turns or not words(_last_name(turns[callee(node)[1]])) & LEARNERS
-        for arg in node.args
+        for called, base, args in ((*callee(call), call.args) for call in calls_of(statement))
+        if called == "step" and base
+        if not words(base) & (EVALUATES | LEARNERS)
+        if base not in turns or not words(_last_name(turns[base])) & LEARNERS
+        for arg in args
         for name in names(ast.walk(arg))
     }
     given |= {name for turn in given & turns.keys() for name in names(ast.walk(turns[turn]))}
     if not given or function is None:
         return False
     return any(
-        writes(each) & given and any(_acts(words(callee(call)[0])) for call in _calls(each))
+        writes(each) & given and any(_acts(words(callee(call)[0])) for call in calls_of(each))
         for each in ast.walk(function)
         if isinstance(each, ast.stmt)
     )
@@ -191,10 +172,6 @@ def takes_action(statement: ast.stmt, function: Function | None, loops: Iterable
 
 def _acts(name: frozenset[str]) -> bool:
     return bool(name & ACTS) and not name & {"loss", "gradient", "gradients"}
-
-
-def _calls(statement: ast.stmt) -> list[ast.Call]:
-    return [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
 
 
 def collects(place: Place) -> bool:
@@ -223,7 +200,7 @@ def collects(place: Place) -> bool:
 
 
 def _learns(statement: ast.stmt) -> bool:
-    return any(words(callee(call)[0]) & LEARNS for call in _calls(statement))
+    return any(words(callee(call)[0]) & LEARNS for call in calls_of(statement))
 
 
 def is_environments(function: Function | None) -> bool:

@@ -11,11 +11,13 @@ from diagnose.analysis.parts import Part
 from diagnose.analysis.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
 from diagnose.analysis.statements import (
     callee,
+    calls_of,
+    closure,
     expressions,
+    given_to,
     grow,
     header_lines,
     key_of,
-    nodes_of,
     reads,
     writes,
 )
@@ -112,7 +114,7 @@ class Scores:
         given_on = [
             (s, part.reads[id(s)])
             for s in part.statements
-            if any(callee(node)[1] in kept for node in nodes_of(s) if isinstance(node, ast.Call))
+            if any(callee(call)[1] in kept for call in calls_of(s))
         ]
         return asked_of(part, [*self._found.for_batch, *given_on], models)
 
@@ -126,13 +128,7 @@ class Scores:
         """Returns the names of that which batches are made of, such as a replay memory."""
         part, roles = self._part, self._found.roles
         makes = [s for s in part.statements if s in part.asks or roles.get(s.lineno) is Phase.DATA_WAIT]
-        given = (
-            ast.Expr(value)
-            for s in part.calls
-            for node in nodes_of(s)
-            if isinstance(node, ast.Call)
-            for value in (*node.args, *(keyword.value for keyword in node.keywords))
-        )
+        given = (ast.Expr(value) for s in part.calls for call in calls_of(s) for value in given_to(call))
         used = set().union(*(reads(s) for s in (*makes, *given)))
         return used - set().union(*(writes(s) for s in (*makes, *part.calls) if self._in_each_step(s)))
 
@@ -150,13 +146,8 @@ class Scores:
             losses = set().union(
                 *(part.with_needs(_summed(item), ast.Expr(item.value), links.losses) for item in items)
             )
-        sums = self._sums()
-        grew = True
-        while grew:
-            more = set().union(*(_terms(s) for s in sums if writes(s) & losses)) - losses
-            grew = bool(more)
-            losses |= more
-        return losses
+        sums = [(writes(s), _terms(s)) for s in self._sums()]
+        return closure(losses, lambda held: (each for made, more in sums if made & held for each in more))
 
     def _sums(self) -> list[ast.stmt]:
         """Returns the statements that add up terms of a loss."""
@@ -254,5 +245,4 @@ def _summed(item: Item) -> set[str]:
 
 def _adds_up(statement: ast.stmt) -> bool:
     """Whether a statement only adds up what it reads, or brings it to Python."""
-    calls = [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
-    return all(callee(call)[0] in ARITHMETIC for call in calls)
+    return all(callee(call)[0] in ARITHMETIC for call in calls_of(statement))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.roles import Roles, anchors_of
+from diagnose.analysis.places import Places
+from diagnose.analysis.roles import Roles
+from diagnose.analysis.sites import anchors_of
 from diagnose.analysis.sources import Sources
 from diagnose.store.reader import RankLog
 
@@ -15,12 +17,14 @@ class Script:
 
     Attributes:
         sources: Its text.
+        places: Its statements.
         idioms: What its lines are there for.
     """
 
     def __init__(self) -> None:
         self.sources = Sources()
-        self.idioms = Idioms(self.sources)
+        self.places = Places(self.sources)
+        self.idioms = Idioms(self.places)
         self._roles: dict[Any, Roles] = {}
 
     def roles(self, log: RankLog) -> Roles:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from diagnose.core.phases import Phase
 from diagnose.core.series import Series
+from diagnose.core.units import MAD_TO_SIGMA
 
 Vector = npt.NDArray[np.float64]
 
@@ -21,8 +22,6 @@ SPIKE_DEVIATIONS = 5.0
 
 RARE_STEP_SHARE = 0.02
 """A phase that a usual step does not have spikes from this part of a usual step on."""
-
-MAD_TO_SIGMA = 1.4826
 
 MIN_SPIKES = 3
 """Fewer do not make a period."""

@@ -184,10 +184,9 @@ def is_chain(statement: ast.stmt, loops: Sequence[ast.stmt], nodes: Sequence[ast
         return False
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     written = {target.id for target in targets if isinstance(target, ast.Name)}
-    reads = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     return (
-        bool(written & reads or isinstance(statement, ast.AugAssign))
+        bool(written & _read(nodes) or isinstance(statement, ast.AugAssign))
         and bool(calls)
         and all(isinstance(call.func, ast.Attribute) and call.func.attr in ELEMENTWISE for call in calls)
         and not any(isinstance(node, ast.MatMult) for node in nodes)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Sources:
-    """Source text by file, read once.
+    """Source text by file, read and parsed once.
 
     Args:
         texts: Texts that are known already: those kept with the run. The file may be another by now.
@@ -16,6 +16,7 @@ class Sources:
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts: dict[str, str | None] = dict(texts or {})
+        self._trees: dict[str, ast.Module | None] = {}
 
     def know(self, texts: Mapping[str, str]) -> None:
         """Takes in what is kept with one more rank."""
@@ -36,11 +37,14 @@ class Sources:
         return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
     def tree(self, file: str) -> ast.Module | None:
-        """Returns the parsed file, or `None` when it is not Python."""
-        text = self.text(file)
-        if text is None:
-            return None
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError):
-            return None
+        """Returns the parsed file, or `None` when it is not Python.
+
+        It is one tree for all who ask: none may change it.
+        """
+        if file not in self._trees:
+            text = self.text(file)
+            try:
+                self._trees[file] = None if text is None else ast.parse(text)
+            except (SyntaxError, ValueError):
+                self._trees[file] = None
+        return self._trees[file]

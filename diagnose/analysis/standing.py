@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from diagnose.analysis.idioms import is_training
-from diagnose.analysis.statement_idioms import PYTHON_LOOP, WAIT
+from diagnose.analysis.purposes import PYTHON_LOOP, WAIT
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -83,6 +83,11 @@ def nodes_of(statement: ast.stmt) -> list[ast.AST]:
     return [node for expression in expressions(statement) for node in ast.walk(expression)]
 
 
+def calls_of(statement: ast.stmt) -> list[ast.Call]:
+    """Returns the calls in a statement's own expressions."""
+    return [node for node in nodes_of(statement) if isinstance(node, ast.Call)]
+
+
 def callee(call: ast.Call) -> tuple[str, str]:
     """Returns what is called and on what: `("item", "loss")`; the latter is only a hint."""
     function = call.func
@@ -91,6 +96,25 @@ def callee(call: ast.Call) -> tuple[str, str]:
     if isinstance(function, ast.Attribute):
         return function.attr, ast.unparse(function.value)
     return "", ""
+
+
+def given_to(call: ast.Call) -> list[ast.expr]:
+    """Returns what a call is given, by place or by name."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def parameters_of(function: Function) -> list[str]:
+    """Returns the parameters of a function that are given by place."""
+    return [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+
+
+def bound(call: ast.Call, function: Function | None) -> list[tuple[str, ast.expr]]:
+    """Returns the parameters of a function, other than its object, and what a call gives them; where it is
+    not known, those that are named."""
+    taken = parameters_of(function) if function is not None else []
+    taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
+    named = [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
+    return [*zip(taken, call.args, strict=False), *named]
 
 
 def names(nodes: Iterable[ast.AST]) -> set[str]:
@@ -223,14 +247,28 @@ def key_of(node: ast.Subscript) -> str | None:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yields what is assigned to, and what to it; of `a, b = c, d` one by one."""
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
+def closure(held: set[str], more: Callable[[set[str]], Iterable[str]]) -> set[str]:
+    """Adds to names those that `more` finds by them, until these are all; returns them."""
+    while new := set(more(held)) - held:
+        held |= new
+    return held
+
+
 def grow(held: set[str], statements: Iterable[ast.stmt]) -> None:
     """Adds the names of all that is made of what is held."""
-    statements = list(statements)
-    grew = True
-    while grew:
-        more = set().union(*(writes(s) for s in statements if reads(s) & held)) - held
-        grew = bool(more)
-        held |= more
+    flows = [(reads(statement), writes(statement)) for statement in statements]
+    closure(held, lambda known: (name for read, made in flows if read & known for name in made))
 
 
 def functions_of(tree: ast.Module) -> Iterator[Scope]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from diagnose.core.units import MAD_TO_SIGMA
+
 MIN_ENTRIES = 3
 """A level needs so many measurements: one or two may be a bad day of the machine."""
 
@@ -17,8 +19,6 @@ MIN_CHANGE = 0.03
 MIN_DEVIATIONS = 3.0
 """And the change is so many robust standard deviations of a measurement from the one before it: a change
 of level is one such difference among many, and does not pass for noise."""
-
-MAD_TO_SIGMA = 1.4826
 
 
 def level_changes(values: Sequence[float]) -> list[int]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from diagnose.analysis.statements import Function, callee, in_place, nodes_of, statements_of
+from diagnose.analysis.statements import (
+    Function,
+    assigned,
+    callee,
+    closure,
+    in_place,
+    nodes_of,
+    statements_of,
+)
 
 ELEMENTWISE_NAMES = """
     abs add addcdiv addcmul clamp clamp_max clamp_min clip copysign div exp lerp log maximum minimum mul
@@ -34,13 +42,8 @@ def operations_by_statement(function: Function | None) -> dict[int, int]:
         return {}
     statements = list(statements_of(function))
     held = {text for statement in statements for text in _told(nodes_of(statement))}
-    grew = True
-    while grew:
-        before = len(held)
-        for target, value in (pair for statement in statements for pair in _assigned(statement)):
-            if _holds(value, held):
-                held.add(ast.unparse(target))
-        grew = len(held) > before
+    pairs = [pair for statement in statements for pair in assigned(statement)]
+    closure(held, lambda known: (ast.unparse(target) for target, value in pairs if _holds(value, known)))
     return {id(statement): _count(statement, held) for statement in statements}
 
 
@@ -66,18 +69,6 @@ def _is_product(node: ast.AST) -> bool:
         return False
     name, base = callee(node)
     return name in PRODUCTS or base.endswith("linalg")
-
-
-def _assigned(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yields what is assigned, and what to that, one by one."""
-    if not isinstance(statement, ast.Assign):
-        return
-    value = statement.value
-    for target in statement.targets:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            yield from zip(target.elts, value.elts, strict=False)
-        else:
-            yield target, value
 
 
 def _told(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -6,7 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from diagnose.analysis.flows import made_for, makes_only
-from diagnose.analysis.statements import Assignment, Scope, callee, nodes_of, statements_of, words, writes
+from diagnose.analysis.statements import (
+    Assignment,
+    Scope,
+    callee,
+    calls_of,
+    closure,
+    nodes_of,
+    statements_of,
+    words,
+    writes,
+)
 
 FILES = {"file", "f", "fh", "fp", "out", "output", "log", "logs", "stdout", "stderr", "csv", "stream"}
 """Words of what files are called."""
@@ -22,7 +32,7 @@ def texts_of(function: Scope) -> frozenset[str]:
         name
         for statement in statements
         if isinstance(statement, (ast.With, ast.AsyncWith, ast.Assign))
-        if any(isinstance(node, ast.Call) and callee(node)[0] == "open" for node in nodes_of(statement))
+        if any(callee(call)[0] == "open" for call in calls_of(statement))
         for name in writes(statement)
     }
     written = {id(statement): set(_written(statement, files)) for statement in statements}
@@ -32,18 +42,16 @@ def texts_of(function: Scope) -> frozenset[str]:
     def serves(statement: ast.stmt, name: str) -> bool:
         return name in written[id(statement)] and isinstance(statement, ast.Expr)
 
-    direct = set().union(*written.values())
-    grew = True
-    while grew:
-        before = len(direct)
-        direct.update(name for each in statements if makes_only(each, direct) for name in _made_of(each))
-        grew = len(direct) > before
+    def more(known: set[str]) -> Iterator[str]:
+        return (name for each in statements if makes_only(each, known) for name in _made_of(each))
+
+    direct = closure(set().union(*written.values()), more)
     return made_for(statements, serves) & direct
 
 
 def _written(statement: ast.stmt, files: set[str]) -> Iterator[str]:
     """Yields the names of texts that a statement writes to a file."""
-    for call in (node for node in nodes_of(statement) if isinstance(node, ast.Call)):
+    for call in calls_of(statement):
         name, base = callee(call)
         is_file = base in files or words(base.rpartition(".")[2]) & FILES
         if name in TEXT_WRITERS or (name == "write" and is_file):

@@ -6,18 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from diagnose.analysis.averaging import AVERAGED_WORDS, averages, blends_in
+from diagnose.analysis.purposes import CLIP, EMA, UPDATE, WHOLE
 from diagnose.analysis.statements import Place, callee, key_of, names, words, words_of
 from diagnose.analysis.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
 from diagnose.analysis.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON, turns_of
-
-CLIP = "clip"
-"""Norms or scales gradients tensor by tensor."""
-EMA = "ema"
-"""Averages weights tensor by tensor."""
-UPDATE = "update"
-"""Updates weights by their gradients, tensor by tensor."""
-WHOLE = "whole"
-"""Besides: does that in one call for all tensors."""
 
 CHANGES = (WRITES - {"copy_"}) | {"addcdiv_", "addcmul_"}
 GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}

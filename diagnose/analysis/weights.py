@@ -12,6 +12,7 @@ from typing import Literal
 
 from diagnose.analysis.statements import (
     Loop,
+    bound,
     callee,
     grow,
     names,
@@ -145,13 +146,7 @@ class Weights:
 
     def _give(self, call: ast.Call, scope: Scope, function: Function) -> None:
         """Takes in what a call gives to a function of the file."""
-        taken = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-        taken = taken[1:] if taken[:1] in (["self"], ["cls"]) else taken
-        given = [
-            *zip(taken, call.args, strict=False),
-            *((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg),
-        ]
-        for name, value in given:
+        for name, value in bound(call, function):
             kind = self._kind(value, scope)
             if kind:
                 self._held.setdefault((function, kind), set()).add(name)

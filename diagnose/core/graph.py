@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+HEAVY_NS = 80_000
+"""Threads divide an operation, or a module's forward, that takes less to no gain: measured with layers of
+256 to 512 features, threads won nothing at 60 us and two thirds of what they could at 100 us."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:

@@ -6,6 +6,9 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation of a normal distribution as a multiple of its median absolute deviation."""
+
 
 def format_ms(time_ns: float) -> str:
     """Formats nanoseconds as milliseconds with about three digits: `412 ms`, `41.2 ms`, `0.41 ms`.

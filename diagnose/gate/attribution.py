@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diagnose.analysis.statement_idioms import SYNC, SYNCHRONIZE
+from diagnose.analysis.purposes import SYNC, SYNCHRONIZE
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine

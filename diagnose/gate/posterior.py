@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from diagnose.core.units import MAD_TO_SIGMA
 from diagnose.gate.statistics import hodges_lehmann
 
 COMMIT_SD = 0.004
@@ -36,9 +37,6 @@ one slow commit ended so now and then, and at four not once."""
 PART_OF_LOSS = (0.3, 0.7)
 """A commit that has lost a part between these is as near to fast as to slow. Else the search goes on, and
 names the commit that lost the larger part."""
-
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation of a normal distribution as a multiple of its median absolute deviation."""
 
 EFFICIENCY = 1.1
 """Standard error of the Hodges-Lehmann estimate as a multiple of a mean's, on scatter of this kind."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from math import prod
 from typing import Any
 
+from diagnose.core.graph import HEAVY_NS
 from diagnose.hooks._graph import (
     FUSED_ATTENTION,
     MATMULS,
@@ -18,8 +19,6 @@ from diagnose.hooks._graph import (
 )
 from diagnose.hooks._graph_attention import dropped_weights, written_out_attention
 
-HEAVY_NS = 80_000
-"""Threads divide an operation to some gain from here on: see `rules._cpus.HEAVY_LEAF_NS`."""
 SLOW_NS = 50_000
 """A node that takes longer in the backward pass computes, and is not only dispatched, however few numbers
 it gives: the factors of many small matrices, say."""

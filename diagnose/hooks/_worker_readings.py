@@ -15,8 +15,7 @@ from time import perf_counter_ns, process_time_ns, thread_time_ns
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-PER_OCTAVE = 4
-"""Buckets of the histogram per doubling of the time: a bucket is 19 % wide."""
+from diagnose.core.workers import PER_OCTAVE
 
 POINTS = 32
 """Points of the history at most; when it is full, every second one goes, then they come half as often."""

@@ -31,8 +31,6 @@ REPORT_KEYS = {
     "sightings",
     "stacks",
 }
-NOT_TRAINING = -1
-"""Stands for the index of a loader that does not feed training."""
 
 
 def address_of(pid: int) -> str:

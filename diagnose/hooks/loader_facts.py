@@ -10,9 +10,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from diagnose.core.ledger import SLOT_OF
+from diagnose.core.workers import NOT_TRAINING
 from diagnose.hooks._frames import INTERNAL, LIBRARY, owner, place_of, resolve, user_frame
 from diagnose.hooks._recorder import Recorder
-from diagnose.hooks._worker_reports import NOT_TRAINING, inbox
+from diagnose.hooks._worker_reports import inbox
 from diagnose.hooks.base import THEN, Hook, around, replaced, spanned
 
 DATA_WAIT = SLOT_OF["data_wait"]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from diagnose.core.graph import HEAVY_NS
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.rules._compute import shares_of
 from diagnose.rules._phases import shared
 
-HEAVY_LEAF_NS = 80_000
-"""A module whose forward takes less is not divided among threads to any gain: measured with layers of 256
-to 512 features, threads won nothing at 60 us and two thirds of what they could at 100 us."""
-
 MIN_HEAVY = 0.25
-"""The part of the forward pass that has to be such operations."""
+"""The part of the forward pass that has to be heavy operations."""
 
 USUAL_HEAVY = 0.9
 """The part of forward and backward that such operations are in a model of large products, as those were of
@@ -81,7 +78,7 @@ def has_heavy_operations(profile: Profile) -> bool | None:
     leaves = profile.settings.num_leaf_modules
     if not leaves or Phase.FORWARD not in profile.phase_time_ns:
         return None
-    return profile.phase_time_ns[Phase.FORWARD] / leaves >= HEAVY_LEAF_NS
+    return profile.phase_time_ns[Phase.FORWARD] / leaves >= HEAVY_NS
 
 
 def won_by_threads(profile: Profile, now: int, then: int) -> Mapping[Phase, float]:

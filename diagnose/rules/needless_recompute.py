@@ -11,7 +11,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Memory, Model, Program
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import busy_ns
-from diagnose.rules._examples import card, profile
+from diagnose.rules._examples import GIB, card, profile
 from diagnose.rules._phases import shared
 from diagnose.rules.base import Rule
 
@@ -27,8 +27,6 @@ two of it. The host's phases do not tell, because the host runs ahead."""
 
 LOW, HIGH = 0.7, 1.25
 """The second computation meets other caches than the first, and frees what the first kept."""
-
-GIB = 2**30
 
 
 def checkpointed(share: float, **changes: object) -> Program:

@@ -10,7 +10,7 @@ from diagnose.core.program import Memory, Program
 from diagnose.core.settings import Settings
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._examples import GIB, profile
-from diagnose.rules._ranks import meeting
+from diagnose.rules._rank_examples import meeting
 from diagnose.rules.base import Rule
 
 FITS = 0.85

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from diagnose.analysis.idioms import OUTERMOST_WORDS
+from diagnose.analysis.function_names import OUTERMOST_WORDS
 from diagnose.analysis.statements import words
 from diagnose.core.finding import Finding
 from diagnose.core.input import InputStats

@@ -12,6 +12,8 @@ import math
 import statistics
 from collections import deque
 
+from diagnose.core.units import MAD_TO_SIGMA
+
 BLOCK_STEPS = 10
 """Single steps scatter with heavy tails and hang together; means of so many do less."""
 
@@ -103,7 +105,7 @@ class LossTrend:
         above = mean - self._level
         if len(self._above) >= BASELINE_BLOCKS:
             usual = statistics.median(self._above)
-            spread = 1.4826 * statistics.median(abs(each - usual) for each in self._above)
+            spread = MAD_TO_SIGMA * statistics.median(abs(each - usual) for each in self._above)
             # A loss that does not move at all, to the last bit, still rounds.
             spread = max(spread, 1e-6 * abs(self._level))
             # Where the loss falls, blocks usually lie below: that it falls no more is no alarm.

@@ -1,0 +1,295 @@
+"""What a call is there for, told from its names and what it is given: to log, to save, to wait, ..."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from diagnose.analysis.files import SAVERS, STATE_FILES, WRITERS, file_written, opens_to_write, origin
+from diagnose.analysis.purposes import (
+    CLIP,
+    COLLECT,
+    EMA,
+    LOG,
+    METRIC,
+    SAVE,
+    SCHEDULE,
+    SYNC,
+    SYNCHRONIZE,
+    WAIT,
+    WHOLE,
+)
+from diagnose.analysis.statements import Place, assigned, callee, given_to, names, words, writes
+from diagnose.analysis.tensor_values import PREDICATES, may_be_tensor
+from diagnose.analysis.texts import FILES
+from diagnose.analysis.weight_idioms import clips_one
+
+SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
+CASTS = {"float", "int", "bool"}
+CHEAP = {"detach", "append", "extend", "add", "size", "dim", "len", "numel", "get", "setdefault", "round"}
+"""Calls beside which reading a value is still all that a statement does."""
+LOG_FUNCTIONS = {"print", "pprint"}
+LOG_METHODS = {
+    *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "log_metric", "log_metrics"),
+    *("log_dict", "log_artifact", "write", "writelines", "write_text", "write_bytes", "writerow"),
+    *("writerows", "flush", "fsync", "fdatasync", "urlopen", "sendall", "savefig", "savetxt", "tofile"),
+    *("imsave", "imwrite", "save_image", "to_csv", "to_json", "to_parquet", "to_feather", "to_excel"),
+    *("set_postfix", "set_postfix_str", "set_description", "set_description_str"),
+}
+ALSO_OF_MEMORIES = {"write", "flush"}
+"""Methods that models with a memory have, too."""
+
+LEVELS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
+LOGGERS = re.compile(
+    r"(log|logs|logging)$|logger|wandb|mlflow|comet|neptune|writer|tracker|board|accelerator|run$|fabric",
+    re.IGNORECASE,
+)
+"""What one of the names before the method's is called: `log`, but not `logits`."""
+PACKAGES_OF_LOGGERS = re.compile(r"logger|wandb|mlflow|comet|neptune|tensorboard|writer", re.IGNORECASE)
+"""Whatever such a thing is told to do for no result, it logs; a board, a tracker or a run may do else."""
+BOOKKEEPING = {
+    *("update", "add", "reset", "step", "watch", "define_metric", "finish", "close", "synchronize"),
+    *("append", "extend", "insert", "clear", "pop", "remove", "addHandler", "removeHandler", "init"),
+    *("set", "register", "start", "stop", "join", "to", "train", "eval", "backward"),
+}
+"""What a logger is told to do, for no result, that writes nothing."""
+WRITES_TABLE = re.compile(r"\s*(insert|update|replace|delete)\b", re.IGNORECASE)
+DUMPERS = {"json", "csv", "yaml", "msgpack", "orjson"}
+NETWORK = {"requests", "httpx", "urllib", "session"}
+SAVES = {"save_pretrained", "save_checkpoint"}
+"""Methods that save what they are called on, of packages: a script's own is told by what it does."""
+SYNCHRONIZERS = {"synchronize", "empty_cache", "ipc_collect"}
+WAITERS = {"sleep", "system", "check_call", "check_output", "communicate", "flock", "lockf"}
+JOINS = {
+    "wait": frozenset({"process", "proc", "popen", "child", "event", "stop", "barrier", "condition"}),
+    "join": frozenset({"thread", "process", "proc", "worker", "workers", "pool", "queue"}),
+    "result": frozenset({"future", "fut", "job", "task", "pending"}),
+    "get": frozenset({"queue", "inbox", "mailbox"}),
+    "acquire": frozenset({"lock", "mutex", "semaphore"}),
+    "select": frozenset({"select", "selector", "selectors"}),
+    "poll": frozenset({"poller", "epoll"}),
+    "accept": frozenset({"socket", "server", "listener"}),
+}
+"""Methods that wait for another thread or process, by a word of what they are called on: `handle.wait()`
+is a collective, and `", ".join()` a text."""
+WAITED_FOR = {
+    *("Queue", "SimpleQueue", "LifoQueue", "PriorityQueue", "JoinableQueue", "Thread", "Process", "Popen"),
+    *("Event", "Condition", "Semaphore", "Barrier", "Lock", "RLock"),
+}
+"""Classes of what such methods wait for."""
+
+RECEIVERS = {"recv", "recvfrom", "recv_into", "recv_bytes", "recv_json", "recv_pyobj", "recv_string"}
+METRIC_WORDS = {
+    *("metric", "metrics", "accuracy", "acc", "f1", "auc", "auroc", "auprc", "bleu", "rouge", "confusion"),
+    *("precision", "recall", "topk", "iou", "perplexity", "meter", "ndcg", "mrr", "wer", "cer", "psnr"),
+    *("ssim", "dice", "jaccard", "mae", "mape", "rmse", "spearman", "kendall", "kappa", "mcc", "ece"),
+    *("error", "errors", "calibration"),
+}
+ALSO_OF_MODELS = {
+    *("acc", "meter", "precision", "recall", "topk", "iou", "psnr", "ssim", "dice", "jaccard", "mae"),
+    *("mape", "rmse", "spearman", "kendall", "error", "errors", "calibration"),
+}
+"""Words that functions of models and losses are called by, too."""
+
+NO_SCORES = {"topk", "error", "define_metric"}
+"""The largest values of a tensor are no score, and `log.error` no error of a prediction."""
+LEARNING_WORDS = frozenset({"learner", "learning", "loss"})
+"""Beside one of these, `metric` is what is learned."""
+NO_SCHEDULES = {"sampler", "sampling", "noise", "diffusion"}
+"""What else is scheduled: the noise of a diffusion, or which of its steps are trained on."""
+
+
+class Within(NamedTuple):
+    """Where a line's time passed.
+
+    Attributes:
+        model: In the forward or backward pass.
+        loss: In the forward pass, so that the loss may depend on it.
+        module: In the `forward` of a module.
+        waits: On a device, for which a value that is read is waited for.
+        stepping: In the step of an optimizer that the script has written itself.
+    """
+
+    model: bool = False
+    loss: bool = False
+    module: bool = False
+    waits: bool = True
+    stepping: bool = False
+
+
+def of_call(call: ast.Call, place: Place, within: Within, *, in_comprehension: bool) -> Iterator[str]:
+    """Yields what one call does; in a comprehension a cast is of Python's numbers."""
+    name, base = callee(call)
+    owner = base.rpartition(".")[2] or base
+    source = origin(call, place.aliases)
+    unused = isinstance(place.statement, ast.Expr) and place.statement.value is call
+    method = base not in ("", "self")  # a function of the script's own is told by its lines
+    saves = (
+        source in SAVERS
+        or name in ("copyfile", "copytree", "copy2")
+        or (name in SAVES and method)
+        or (name == "save_file" and ("safetensors" in base or (not base and name in place.imported)))
+    )
+    written = file_written(call) if unused and method and not saves else ""
+    reads = (name in SYNC_METHODS and base not in ("np", "torch")) or _to_cpu(call, name)
+    if reads and not (unused and name in ("cpu", "to")):  # `model.cpu()` moves a module
+        yield SYNC
+    casts = not base and name in CASTS and not in_comprehension and call.args
+    if casts and may_be_tensor(call.args[0], place.imported):
+        yield SYNC
+    if _waits_for(call, place, name, owner):
+        yield WAIT
+    elif (
+        name in LOG_FUNCTIONS
+        or (not base and name == "urlopen")
+        or opens_to_write(call)
+        or (unused and _tells_logger(name, base) and not _of_a_memory(name, owner, within))
+        or (base and name in LOG_METHODS and not _of_a_memory(name, owner, within))
+        or (name in LEVELS and (name != "log" or call.args or call.keywords) and _is_logger(base))
+        or (base and name in LEVELS - {"log"} and call.args and _is_text(call.args[0]))
+        or (source[0] in DUMPERS and name in ("dump", "dumps"))
+        or (owner in NETWORK and name in ("get", "post", "put", "request"))
+        or writes_table(call, name)
+        or (written and written not in STATE_FILES)
+    ):
+        yield SAVE if name in WRITERS and _of_saved(call, place) else LOG
+    if name in SYNCHRONIZERS:
+        yield SYNCHRONIZE
+    if source == ("gc", "collect"):
+        yield COLLECT
+    if name in WAITERS or source in (("subprocess", "run"), ("subprocess", "call")):
+        yield WAIT
+    if saves or written in STATE_FILES:
+        yield SAVE
+    if clips_one(call, place) or (name.startswith("clip_grad") and _keyword(call, "foreach") is False):
+        yield CLIP
+    averages = words(name) & {"update", "step"} and "ema" in words(name) | words(owner)
+    if (name == "update_parameters" and len(call.args) + len(call.keywords) == 1) or (
+        averages and not within.model
+    ):
+        yield EMA
+        if name == "update_parameters" and owner in place.at_once:
+            yield WHOLE
+    if _steps_schedule(name, base, owner):
+        yield SCHEDULE
+    of_owner = name in ("update", "compute", "add") and not _is_logger(base)
+    called = words(name) | (words(owner) if of_owner else set())
+    if name.endswith("Error") or "matmul" in called:
+        called -= {"error", "precision"}  # an exception, or that of all products
+    scores = METRIC_WORDS - ALSO_OF_MODELS if within.loss else METRIC_WORDS
+    if called & scores and name not in NO_SCORES and not called & LEARNING_WORDS:
+        yield METRIC
+
+
+def _of_saved(call: ast.Call, place: Place) -> bool:
+    """Whether a call is of a file that state is saved to, or of what will be written to one."""
+    made = {name.rpartition(".")[2] for name in writes(place.statement)}
+    return bool((names(ast.walk(call)) | made) & place.saved)
+
+
+def waited_for(tree: ast.Module) -> frozenset[str]:
+    """Returns the names and attributes of a file that hold queues, threads, processes and the like:
+    `answers`, after `self.asked, self.answers = Queue(), Queue()`."""
+    return frozenset(
+        ast.unparse(name).rpartition(".")[2]
+        for node in ast.walk(tree)
+        for name, value in assigned(node)
+        if isinstance(value, ast.Call) and callee(value)[0] in WAITED_FOR
+    )
+
+
+def _may_block(call: ast.Call) -> bool:
+    """Whether a `get` says that it waits, as a queue's does: a mapping's is given a key."""
+    first = call.args[0] if call.args else None
+    says = isinstance(first, ast.Constant) and first.value is True
+    return says or any(keyword.arg in ("block", "timeout") for keyword in call.keywords)
+
+
+def _waits_for(call: ast.Call, place: Place, name: str, owner: str) -> bool:
+    """Whether a call waits for another process or thread, but a rank: `p.stdout.readline()`."""
+    if name in RECEIVERS:
+        return owner not in ("dist", "distributed")
+    if name == "join" and owner and not call.args:
+        return True  # neither a text nor a path is joined of nothing
+    if name == "get" and owner and owner not in NETWORK and _may_block(call):
+        return True
+    if name in JOINS:
+        waits = owner in place.waited_for or words(owner) & JOINS[name]
+        return bool(waits) or (name == "wait" and bool(call.args))
+    if name in LOG_FUNCTIONS:
+        file = next((keyword.value for keyword in call.keywords if keyword.arg == "file"), None)
+        return isinstance(file, ast.Attribute) and file.attr == "stdin"
+    return owner == "stdin" or (owner == "stdout" and name.startswith("read"))
+
+
+def writes_table(call: ast.Call, name: str) -> bool:
+    """Whether a call writes to a database: `db.execute("INSERT ...")`, `connection.commit()`."""
+    if name in ("commit", "executemany"):
+        return True
+    query = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    return name == "execute" and isinstance(query, str) and bool(WRITES_TABLE.match(query))
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an expression is a text that is written out there."""
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def _is_logger(base: str) -> bool:
+    return any(LOGGERS.search(part) for part in re.findall(r"\w+", base))
+
+
+def _tells_logger(name: str, base: str) -> bool:
+    """Whether a method whose result is not used is a logger's, and no bookkeeping: `logger.logkv(k, v)`."""
+    owner = re.findall(r"\w+", base.removesuffix(".experiment"))[-1:]
+    first = re.split(r"_|(?<=[a-z])(?=[A-Z])", name)[0]
+    if not owner or name in BOOKKEEPING or first in ("update", "reset", "synchronize", "set"):
+        return False
+    return bool(PACKAGES_OF_LOGGERS.search(owner[0]))
+
+
+def _steps_schedule(name: str, base: str, owner: str) -> bool:
+    """Whether a call steps a learning-rate schedule: `scheduler.step()`, `self.sched.update_lr()`."""
+    if "sched" not in base.lower() or words(owner) & NO_SCHEDULES:
+        return False
+    if name == "update":  # `schedule.update(...)` may be a dictionary's
+        return bool(words(owner) & {"sched", "scheduler", "schedulers"})
+    return name.startswith(("step", "update_"))
+
+
+def _of_a_memory(name: str, owner: str, within: Within) -> bool:
+    """Whether `memory.write(key, value)` is a part of a model: nothing says that this is a file."""
+    return within.model and name in ALSO_OF_MEMORIES and not words(owner) & FILES
+
+
+def only_reads(nodes: Sequence[ast.AST], *, of_each: bool) -> bool:
+    """Whether bringing values to Python is all that a statement does.
+
+    Args:
+        nodes: What its own expressions are made of.
+        of_each: It does so for each of many things. Then to find out whether a tensor is finite takes
+            longer than to read the answer.
+    """
+    cheap = SYNC_METHODS | CASTS | CHEAP | (set() if of_each else PREDICATES)
+    return all(
+        callee(node)[0] in cheap or _to_cpu(node, callee(node)[0])
+        for node in nodes
+        if isinstance(node, ast.Call)
+    )
+
+
+def _to_cpu(call: ast.Call, name: str) -> bool:
+    return name == "to" and any(
+        isinstance(value, ast.Constant) and value.value == "cpu" for value in given_to(call)
+    )
+
+
+def _keyword(call: ast.Call, name: str) -> object:
+    for keyword in call.keywords:
+        if keyword.arg == name and isinstance(keyword.value, ast.Constant):
+            return keyword.value.value
+    return None

@@ -1,0 +1,155 @@
+"""What a function is there for by what it is called, where its lines do not say."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from diagnose.analysis.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_WORDS
+from diagnose.analysis.places import Places
+from diagnose.analysis.purposes import CLIP, EMA, LOG, METRIC, SAVE
+from diagnose.analysis.sites import Frame
+from diagnose.analysis.statements import Function, callee, calls_of, names, statements_of, words, words_of
+
+MATH_NAMES = """
+    cosh density det exp gamma likelihood mel odds partition pdf prob probability probs ratio scale sigmoid
+    softmax softplus space spectrogram std stft sum var variance
+"""
+MATH_WORDS = frozenset(MATH_NAMES.split())
+"""Beside one of these, `log` in a name is the logarithm."""
+GRADIENT_WORDS = {"grad", "grads", "gradient", "gradients"}
+LOG_WORDS = ("log", "logging", "logs", "report", "print", "tensorboard", "wandb", "logger")
+
+NAMED = {
+    **dict.fromkeys(LOG_WORDS, LOG),
+    **dict.fromkeys(("ema", "averaged", "shadow"), EMA),
+    **dict.fromkeys(("clip", "clipping", "clipper"), CLIP),
+    **dict.fromkeys((METRIC_WORDS - ALSO_OF_MODELS) | {"recall", "iou"}, METRIC),
+}
+"""What a function is for by a word of its name or its class's, where its lines do not say."""
+
+SHOWS = ("display", "plot", "plots", "visualize", "visualizer", "visuals", "summarize")
+NAMED_BESIDE = {
+    **dict.fromkeys(SHOWS, LOG),
+    **NAMED,
+    **dict.fromkeys(ALSO_OF_MODELS - {"acc", "meter", "precision", "topk"}, METRIC),
+}
+"""Likewise, where no model computes: there `joint_errors` are a score."""
+
+PURPOSES = frozenset((LOG, EMA, CLIP, METRIC, SAVE))
+"""What a whole function may be there for. Its other lines, which build a record, serve that."""
+
+OUTERMOST_WORDS = {"train", "training", "trainer", "main", "fit", "run", "epoch", "loop", "module"}
+"""A function so named is the loop: what it is called says nothing of a single line."""
+
+
+class FunctionNames:
+    """Answers what functions are there for by what they are called.
+
+    Args:
+        places: The statements of the script.
+        of_line: Tells what the statement on a line does, by file and line.
+    """
+
+    def __init__(self, places: Places, of_line: Callable[[str, int], Collection[str]]) -> None:
+        self._places = places
+        self._of_line = of_line
+        self._words: dict[Function, set[str]] = {}
+
+    def purpose(self, stack: Sequence[Frame], purposes: Mapping[str, str]) -> str:
+        """Returns what the innermost function with a telling name is for; empty if there is none.
+
+        What a module's `forward` calls is a part of it, whatever it is called.
+        """
+        named = ""
+        for file, line, function in stack:
+            if function.rpartition(".")[2] == "forward":
+                named = ""
+                continue
+            *around, own = [part for part in function.split(".")[-2:] if part != "<locals>"]
+            if words(own) & OUTERMOST_WORDS or function == "<module>":
+                break
+            # What a `MetricTrainer` is called says nothing of each of its methods.
+            parts = [*(part for part in around if not words(part) & OUTERMOST_WORDS), own]
+            named = named or self._by_name(file, line, parts, purposes)
+        return named
+
+    def _by_name(self, file: str, line: int, parts: Sequence[str], purposes: Mapping[str, str]) -> str:
+        """Returns what a function is for by its name and its class's, if its code does not contradict."""
+        of_name = words(".".join(parts))
+        for word, purpose in purposes.items():
+            if word not in of_name:
+                continue
+            if of_name & {LOG: MATH_WORDS, METRIC: LEARNING_WORDS}.get(purpose, set()):
+                continue
+            if purpose == LOG and self._only_scores(file, line, word, of_name, purposes):
+                continue
+            if purpose == CLIP and not (of_name | self._words_at(file, line)) & GRADIENT_WORDS:
+                continue
+            if purpose == CLIP and self._has_torch_clip(file, line):
+                continue
+            if purpose == EMA and word not in words(parts[-1]) and not self._averages(file, line):
+                continue
+            return purpose
+        return ""
+
+    def _only_scores(
+        self, file: str, line: int, word: str, of_name: frozenset[str], purposes: Mapping[str, str]
+    ) -> bool:
+        """Whether a function that is named for logging and for a score logs nothing: `AccuracyLogger.log`.
+
+        Metrics are what is logged, `log_metrics`, but for a `MetricLogger`.
+        """
+        scores = {each for each in of_name if purposes.get(each) == METRIC}
+        if word != "logger":
+            scores -= {"metric", "metrics"}
+        return bool(scores) and not self._logs(file, line)
+
+    def _logs(self, file: str, line: int) -> bool:
+        """Whether the function that holds a line logs, or what it calls in the same file does."""
+        pending = [self._function_at(file, line)]
+        seen: set[Function | None] = {None}
+        while pending:
+            function = pending.pop()
+            if function in seen:
+                continue
+            seen.add(function)
+            for statement in _statements(function):
+                if LOG in self._of_line(file, statement.lineno):
+                    return True
+                for name, base in map(callee, calls_of(statement)):
+                    known = self._places.functions(file, name)
+                    if not known and base == "self" and words(name) & {*LOG_WORDS}:
+                        return True  # a base class's: `self.log("accuracy", hits)`
+                    pending += known
+        return False
+
+    def _has_torch_clip(self, file: str, line: int) -> bool:
+        """Whether a line, or all of the function that holds it, leaves the clipping to torch, which does it
+        at once."""
+        found = _statements(self._function_at(file, line))
+        by_hand = any(CLIP in self._of_line(file, statement.lineno) for statement in found)
+        if by_hand:
+            found = [place.statement for place in self._places.at(file, line)]
+        called = {callee(call)[0] for each in found for call in calls_of(each)}
+        clips = [name for name in called if name.startswith("clip_grad")]
+        return not all(self._places.functions(file, name) for name in clips)
+
+    def _averages(self, file: str, line: int) -> bool:
+        return bool(self._words_at(file, line) & {"parameters", "params", "state", "weights", "buffers"})
+
+    def _function_at(self, file: str, line: int) -> Function | None:
+        return next((place.function for place in self._places.at(file, line)), None)
+
+    def _words_at(self, file: str, line: int) -> set[str]:
+        """Returns the words of all names in the function that holds a line."""
+        function = self._function_at(file, line)
+        if function is None:
+            return set()
+        if function not in self._words:
+            self._words[function] = words_of(names(ast.walk(function)))
+        return self._words[function]
+
+
+def _statements(function: Function | None) -> list[ast.stmt]:
+    return [] if function is None or isinstance(function, ast.Lambda) else list(statements_of(function))

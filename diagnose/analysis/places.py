@@ -1,0 +1,115 @@
+"""The statements of the script's files by line, with what the names there are known to hold."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from diagnose.analysis.attention import attention_lines
+from diagnose.analysis.call_idioms import waited_for
+from diagnose.analysis.files import aliases_of, saved_in
+from diagnose.analysis.schedules import rates_of
+from diagnose.analysis.sources import Sources
+from diagnose.analysis.statements import (
+    Function,
+    Place,
+    Scope,
+    by_line,
+    calls_of,
+    functions_of,
+    innermost_of,
+)
+from diagnose.analysis.tensor_values import without_tensors
+from diagnose.analysis.texts import texts_of
+from diagnose.analysis.weights import Weights, averaged_at_once
+
+
+class _File(NamedTuple):
+    places: dict[int, list[Place]]
+    functions: dict[str, list[Function]]
+    scopes: list[Scope]
+    attention: set[int]
+
+
+class Places:
+    """Answers what stands on a line. Each file is looked into once.
+
+    Args:
+        sources: Text of each file; in a file without text nothing stands.
+
+    Attributes:
+        sources: It.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self._files: dict[str, _File] = {}
+
+    def at(self, file: str, line: int) -> list[Place]:
+        """Returns the statements on a line."""
+        return self._file(file).places.get(line, [])
+
+    def calls(self, file: str, line: int) -> list[ast.Call]:
+        """Returns the calls in the statements on a line."""
+        return [call for place in self.at(file, line) for call in calls_of(place.statement)]
+
+    def writes_attention(self, file: str, line: int) -> bool:
+        """Whether a line is part of an attention that is written out."""
+        return line in self._file(file).attention
+
+    def scope(self, file: str, line: int) -> Scope | None:
+        """Returns the innermost function around a line, or the module; `None` in a file without text."""
+        scopes = self._file(file).scopes
+        return scopes[innermost_of(scopes, line)] if scopes else None
+
+    def functions(self, file: str, name: str) -> list[Function]:
+        """Returns the functions and methods of a file that have a name."""
+        return self._file(file).functions.get(name, [])
+
+    def _file(self, file: str) -> _File:
+        if file not in self._files:
+            tree = self.sources.tree(file)
+            self._files[file] = _File({}, {}, [], set()) if tree is None else _read(tree)
+        return self._files[file]
+
+
+def _read(tree: ast.Module) -> _File:
+    scopes = list(functions_of(tree))
+    functions: dict[str, list[Function]] = {}
+    for scope in scopes:
+        if not isinstance(scope, ast.Module):
+            functions.setdefault(scope.name, []).append(scope)
+    return _File(_places(tree), functions, scopes, attention_lines(tree))
+
+
+def _places(tree: ast.Module) -> dict[int, list[Place]]:
+    weights, aliases = Weights(tree), aliases_of(tree)
+    at_once, imported, waits = averaged_at_once(tree), without_tensors(tree), waited_for(tree)
+
+    @cache
+    def flows(function: Function | None) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        if isinstance(function, ast.Lambda):
+            return frozenset(), frozenset(), frozenset()
+        scope = function or tree
+        return rates_of(scope), saved_in(scope, aliases), texts_of(scope)
+
+    def known(place: Place) -> Place:
+        rates, saved, texts = flows(place.function)
+        return replace(
+            place,
+            weights=weights.of(place.function),
+            gradients=weights.of(place.function, "gradients"),
+            norms=weights.norms(place.function),
+            hooked=weights.hooked(place.function),
+            rates=rates,
+            saved=saved,
+            texts=texts,
+            aliases=aliases,
+            at_once=at_once,
+            imported=imported,
+            waited_for=waits,
+        )
+
+    return {line: [known(place) for place in places] for line, places in by_line(tree).items()}

@@ -1,0 +1,75 @@
+"""The lines of the script from which hooks were entered, straight or through functions that lines call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from diagnose.core.ledger import SLOT_OF
+from diagnose.core.places import decoded
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
+Site = tuple[str, str, int, str, int]
+"""Kind, file, line, function, calls. The kind: `next`, `forward`, `further`, `backward`, `optimizer` or
+`schedule`."""
+Sample = tuple[int, int, Sequence[Frame], int]
+"""First step, slot and place, a package's frame and then the user's, nanoseconds, as the store has them."""
+
+SCHEDULE_SITE = "schedule"
+"""A learning-rate schedule of torch's is stepped there, which says nothing of phases."""
+
+KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
+
+
+def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same."""
+    straight, samples = by_place(sites), list(samples)
+    kinds = frozenset((line, kind) for line, kinds in straight.items() for kind in kinds)
+    return kinds, frozenset((*callers_of(straight, samples), *files_of(samples)))
+
+
+def files_of(samples: Iterable[Sample]) -> set[str]:
+    """Returns the files of the script in which time was spent."""
+    return {file for _, _, (_, *stack), _ in samples for file, _, _ in stack}
+
+
+def by_place(sites: Iterable[Site]) -> dict[tuple[str, int], set[str]]:
+    """Returns what kinds of calls were made from each file and line, but for steps of schedules."""
+    kinds: dict[tuple[str, int], set[str]] = {}
+    for kind, file, line, _, _ in sites:
+        if kind != SCHEDULE_SITE:
+            kinds.setdefault((file, line), set()).add(kind)
+    return {place: one_call(found) for place, found in kinds.items()}
+
+
+def schedules_of(sites: Iterable[Site]) -> set[tuple[str, int]]:
+    """Returns file and line from which schedules are stepped, and nothing else that trains."""
+    kinds: dict[tuple[str, int], set[str]] = {}
+    for kind, file, line, _, _ in sites:
+        kinds.setdefault((file, line), set()).add(kind)
+    return {place for place, found in kinds.items() if found == {SCHEDULE_SITE}}
+
+
+def one_call(kinds: set[str]) -> set[str]:
+    """Where one of several model calls is of a batch, or one sometimes is, the others do not count."""
+    return kinds - {"further"} if "forward" in kinds else kinds
+
+
+def callers_of(
+    straight: Mapping[tuple[str, int], set[str]], samples: Iterable[Sample]
+) -> set[tuple[str, int, str, str]]:
+    """Returns the lines that call, at some remove, a function that calls a model or begins a backward, and
+    what it is that they call."""
+    callers: set[tuple[str, int, str, str]] = set()
+    for _, slot, (_, *stack), _ in samples:
+        kind = KIND_OF_SLOT.get(decoded(slot)[0])
+        if kind is not None:
+            wanted = {kind, "further"} if kind == "forward" else {kind}
+            depths = (
+                i for i, (file, line, _) in enumerate(stack) if wanted & straight.get((file, line), set())
+            )
+            for depth in range(next(depths, len(stack)) + 1, len(stack)):
+                file, line, _ = stack[depth]
+                callers.add((file, line, kind, stack[depth - 1][2].rpartition(".")[2]))
+    return callers
