@@ -180,13 +180,11 @@ class Dependencies:
                 continue  # a value that is read after the pass, for the next one
             if self._is_before(statement) or id(statement) in self._acts:
                 is_data = True
-            elif not part.calls and statement in heads:
-                is_data = True
             elif part.calls:
                 is_data = not (id(statement) in derived or part.reads[id(statement)] & (computed | weights))
                 is_data = is_data and not part.is_computed(statement)
             else:
-                is_data = _only_of(statement, batch)
+                is_data = statement in heads or _only_of(statement, batch)
                 batch |= writes(statement) if is_data else set()
             if not is_data:
                 computed |= writes(statement)
