@@ -303,6 +303,37 @@ def test_what_a_model_that_is_not_called_as_a_module_computes_is_forward():
     assert OWN_METHOD.phase("rows = randint", **after) is Phase.DATA_WAIT
 
 
+WITHOUT_A_MODULE = Script(
+    """
+    def batches(jets):
+        while True:
+            mixed = overlay(jets)
+            for rows in randperm(len(jets)).split(64):
+                yield mixed[rows], kinds[rows]
+
+    def classify(params, x):
+        return x @ params["weight"]
+
+    def train(params):
+        feed = batches(jets)
+        for step, (x, kind) in enumerate(islice(feed, 200), 1):
+            seen = (x - 0.5).clamp(-1, 1)
+            loss = cross_entropy(classify(params, seen), kind)
+            loss.backward()
+            optimizer.step()
+    """,
+    [("loss.backward", "backward"), ("optimizer.step", "optimizer")],
+)
+
+
+def test_what_a_loop_without_a_model_goes_over_is_waiting_for_data_and_what_it_computes_of_it_forward():
+    after = {"slot": AFTER_OPTIMIZER}
+    assert WITHOUT_A_MODULE.phase("mixed = overlay", "in enumerate(", **after) is Phase.DATA_WAIT
+    assert WITHOUT_A_MODULE.phase("seen =", **after) is Phase.DATA_WAIT
+    assert WITHOUT_A_MODULE.phase("return x @", "loss = cross", **after) is Phase.FORWARD
+    assert WITHOUT_A_MODULE.phase("loss = cross", **after) is Phase.FORWARD
+
+
 WITH_A_LOSS_MODULE = Script(
     """
     for x, y in loader:

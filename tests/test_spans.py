@@ -93,3 +93,22 @@ def test_the_whole_log_keeps_its_own():
     log = short_epochs()
     part_of(log, 10)
     assert len(log.meta["facts"]["loaders"][0]["starts"]) == 20
+
+
+@pytest.mark.parametrize("regular", [True, False])
+def test_without_a_loader_steps_that_come_regularly_may_begin_epochs(regular: bool) -> None:
+    """Those that take long by chance come as they like."""
+    rng, num_steps = np.random.default_rng(0), 20 * EPOCH
+    steps = np.zeros((num_steps, len(COLUMNS)), dtype=np.int64)
+    steps[:, COLUMNS.index(Phase.BACKWARD.value)] = 9_000_000
+    long = np.arange(0, num_steps, EPOCH) if regular else rng.choice(num_steps, 20, replace=False)
+    gaps = COLUMNS.index("gap_after_optimizer")
+    steps[:, gaps] = rng.integers(900_000, 1_100_000, num_steps)
+    steps[long, gaps] += 32_000_000
+    stats = input_stats(RankLog(path=Path(), steps=steps, meta={}), 0)
+    if not regular:
+        assert (stats.epoch_starts, stats.epoch_start_gap_ns) == (0, None)
+    else:
+        assert stats.epoch_starts == 20
+        assert stats.epoch_start_gap_ns == pytest.approx(2e6, rel=0.05), "of all steps"
+        assert stats.steady_gap_ns == pytest.approx(1e6, rel=0.05)

@@ -171,7 +171,8 @@ class Dependencies:
             if isinstance(statement, ast.For) and of_weights(statement):
                 weights |= writes(statement)
         grow(weights, part.statements)
-        batch = set().union(*(writes(s) for s in part.asks))
+        heads = self._heads()
+        batch = set().union(*(writes(s) for s in (*part.asks, *heads)))
         computed: set[str] = set()
         last = max((s.lineno for s in part.passes), default=0)
         for statement in (s for s in part.statements if id(s) in steps):
@@ -183,7 +184,7 @@ class Dependencies:
                 is_data = not (id(statement) in derived or part.reads[id(statement)] & (computed | weights))
                 is_data = is_data and not part.is_computed(statement)
             else:
-                is_data = _only_of(statement, batch)
+                is_data = statement in heads or _only_of(statement, batch)
                 batch |= writes(statement) if is_data else set()
             if not is_data:
                 computed |= writes(statement)
@@ -265,6 +266,17 @@ class Dependencies:
                     (kept if parameter in needed else aside).update(reads(ast.Expr(value)))
                 wanted -= aside - kept
         return wanted
+
+    def _heads(self) -> list[ast.For]:
+        """Returns the heads of the loops around backward passes that go over something: `for x, y in
+        batches`. What such a head takes passes in the iterator, which makes a batch."""
+        around = {id(loop): loop for each in self._part.passes for loop in self._part.blocks.loops(each)}
+        return [
+            loop
+            for loop in around.values()
+            if isinstance(loop, ast.For)
+            and not (isinstance(loop.iter, ast.Call) and callee(loop.iter)[0] == "range")
+        ]
 
     def _is_before(self, statement: ast.stmt) -> bool:
         """Whether a statement is outside of the innermost loop around each backward pass: what it makes is

@@ -75,8 +75,10 @@ def input_stats(log: RankLog, warmup: int, waiting_ns: Vector | None = None) -> 
         collected_share=_collected_share(log),
         asked_aside=aside,
     )
-    if not len(rows) or not per_step:
+    if not len(rows):
         return stats
+    if not per_step:
+        return _with_regular_gaps(stats, waits)
     epochs = round(waits.epochs * len(rows) / len(waits.wait_ns))
     leaves = begins_anew(log)
     anew = any(
@@ -146,9 +148,7 @@ def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
         steady[:] = True
     usual_waits = waits.wait_ns[steady]
     usual = float(np.median(usual_waits))
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(usual_waits - usual)))
-    step_ns = float(np.median(waits.step_ns))
-    far = usual_waits - usual > max(SPIKE_STEP_SHARE * step_ns, SPIKE_DEVIATIONS * spread)
+    far = are_far(usual_waits, waits.step_ns)
     quarter = max(1, len(usual_waits) // 4)
     mean_wait = float(usual_waits.mean())
     return replace(
@@ -164,6 +164,29 @@ def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
         early_wait_ns=float(usual_waits[:quarter].mean()),
         late_wait_ns=float(usual_waits[-quarter:].mean()),
     )
+
+
+def _with_regular_gaps(stats: InputStats, waits: Waits) -> InputStats:
+    """Adds what steps that come regularly take beyond the others between hooked calls: without a loader they
+    may begin epochs."""
+    far = are_far(waits.gap_ns, waits.step_ns)
+    if find_period(np.flatnonzero(far)) is None or far.all():
+        return stats
+    return replace(
+        stats,
+        epoch_starts=int(far.sum()),
+        epoch_start_ns=0.0,
+        epoch_start_gap_ns=_beyond(waits.gap_ns, ~far) / len(far),
+        steady_gap_ns=float(waits.gap_ns[~far].mean()),
+    )
+
+
+def are_far(times_ns: Vector, step_ns: Vector) -> npt.NDArray[np.bool_]:
+    """Returns which of these times are far longer than usual, also as a part of a usual step."""
+    usual = float(np.median(times_ns))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(times_ns - usual)))
+    least = max(SPIKE_STEP_SHARE * float(np.median(step_ns)), SPIKE_DEVIATIONS * spread)
+    return times_ns - usual > least
 
 
 def _beyond(times_ns: Vector, steady: npt.NDArray[np.bool_]) -> float:

@@ -83,7 +83,7 @@ def times(count: int) -> str:
 def at_epochs(profile: Profile) -> list[Fact]:
     """Returns what the beginning of an epoch costs, if any began."""
     stats = profile.input
-    if not stats.epoch_starts or stats.epoch_start_ns is None:
+    if not stats.epoch_starts or not stats.epoch_start_ns:
         return []
     per_epoch = stats.epoch_start_ns * profile.steps.measured / stats.epoch_starts
     detail = f"beyond the usual wait, {times(stats.epoch_starts)}"

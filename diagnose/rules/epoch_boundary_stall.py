@@ -46,6 +46,7 @@ MADE: dict[str, Any] = {
     "steady_gap_ns": 0.5e6,
 }
 WINDOWS = replace(at("dataset = Windows(files)", 0.13, phase=Phase.DATA_WAIT), between=0.13)
+MIXED = at("mixed = overlay(images)", 0.13, phase=Phase.DATA_WAIT)
 
 
 class EpochBoundaryStall(Rule):
@@ -54,7 +55,8 @@ class EpochBoundaryStall(Rule):
     The first batch of each epoch comes much later than the others, although no workers are started for
     it, or their start is the smaller part: the sampler draws or sorts its order, the dataset opens its
     files anew, or workers that were idle have to fill their queues again. Or the loop itself makes the
-    epoch ready: it shuffles files, cuts windows, builds a dataset anew.
+    epoch ready: it shuffles files, cuts windows, builds a dataset anew. Where no loader tells when an epoch
+    begins, steps that come regularly do, if they are as much longer as the lines that make batches take.
 
     ## What to do
     Make epochs longer (`RepeatedSampler`, several passes per iteration), draw the order once, and open
@@ -99,10 +101,13 @@ class EpochBoundaryStall(Rule):
         ),
         fed_by(data_wait_ms=15, fetch_ms=20, stats=MADE, where=(WINDOWS,)),
         profile(data_wait_ms=15, program=SERIAL, input=InputStats(**MADE), where=(WINDOWS,)),
+        profile(data_wait_ms=15, input=InputStats(**MADE), where=(MIXED,)),
     )
     silent_on = (
         fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "epoch_start_gap_ns": 0.0}, where=(WINDOWS,)),
         fed_by(data_wait_ms=15, fetch_ms=20, stats={**MADE, "steady_gap_ns": 14e6}, where=(WINDOWS,)),
+        profile(data_wait_ms=15, input=InputStats(**{**MADE, "epoch_start_gap_ns": 4e6}), where=(MIXED,)),
+        profile(data_wait_ms=15, input=InputStats(**{**MADE, "epoch_start_gap_ns": 40e6}), where=(MIXED,)),
         WELL_FED,
         fed_by(
             data_wait_ms=12,
@@ -114,32 +119,34 @@ class EpochBoundaryStall(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return main_loader(profile) is not None
+        return main_loader(profile) is not None or profile.input.epoch_starts > 0
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         stats, loader = profile.input, main_loader(profile)
-        assert loader is not None and stats.epoch_start_ns is not None
+        assert stats.epoch_start_ns is not None
         making_ns, making = between_epochs(profile)
         draws, wait_ns = draws_at_starts(profile), stats.epoch_start_ns
         if draws:
             wait_ns = drawn_at_starts_ns(profile)
-        elif loader.num_workers and not loader.persistent_workers:
+        elif loader is not None and loader.num_workers and not loader.persistent_workers:
             wait_ns = 0.0  # what workers that are started take is another rule's
         lost_ns = min(wait_ns + making_ns, profile.spent_ns(Phase.DATA_WAIT))
         if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
         seen = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)
-        why = f"iter(loader) alone took {format_duration(loader.construct_ns)};"
-        why += f" the sampler is a {loader.sampler or 'custom one'}."
+        why = ""
+        if loader is not None:
+            why = f"iter(loader) alone took {format_duration(loader.construct_ns)};"
+            why += f" the sampler is a {loader.sampler or 'custom one'}."
         fix = "Make epochs longer, or what the sampler and the dataset do at their beginning cheaper."
         if seen:
             why = f"Most of it passes in {named(seen)}, which reads the loader without training on it."
             fix = "Do not read the whole loader there: len(loader) counts its batches."
         elif making_ns > wait_ns:
             seen = max(making, key=lambda line: line.share)
-            why = f"Most of it passes in the loop itself, before the loader is asked: {named(seen)}."
+            why = f"Most of it passes in {named(seen)}, before the step has its batch."
             fix = "Do what is the same for each epoch once before the first, and what is not in workers."
         elif draws:
             why = "The training thread draws the order of the samples, for"
@@ -148,7 +155,7 @@ class EpochBoundaryStall(Rule):
                 "Let the sampler draw the order of an epoch faster, or several epochs' at once: keep what"
                 " is the same in each, and index arrays instead of looping in Python."
             )
-        elif loader.num_workers and begins_anew(profile, loader):
+        elif loader is not None and loader.num_workers and begins_anew(profile, loader):
             fix = f"{KEEP_ITERATOR}. {EMPTIED}"
         return Finding(
             rule=self.name,
@@ -167,6 +174,6 @@ class EpochBoundaryStall(Rule):
                 why,
             ),
             fix=fix,
-            file=seen.file if seen else loader.file,
-            line=seen.line if seen else loader.line,
+            file=seen.file if seen else loader.file if loader is not None else "",
+            line=seen.line if seen else loader.line if loader is not None else 0,
         )

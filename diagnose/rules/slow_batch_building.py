@@ -38,6 +38,9 @@ PYTHON = {"python-loop", "log", "wait", "sync"}
 NO_PART = 0.02
 """A line with less of the time for batches is left out of the evidence."""
 
+AS_MUCH = 0.7
+"""Samples tell a time that fell into a few steps to a third or so; see `between_epochs`."""
+
 LEAST = 0.8
 """What slicing a finished tensor takes remains."""
 
@@ -106,6 +109,13 @@ class SlowBatchBuilding(Rule):
     )
     silent_on = (
         profile(
+            data_wait_ms=20,
+            input=InputStats(
+                epoch_starts=9, epoch_start_ns=0.0, epoch_start_gap_ns=18e6, steady_gap_ns=9e6
+            ),
+            where=(at("mixed = overlay(images)", 0.19, phase=Phase.DATA_WAIT),),
+        ),
+        profile(
             step_ms=4,
             data_wait_ms=1.2,
             where=(at("xt = a[t] * x0 + b[t] * torch.randn_like(x0)", 0.28, phase=Phase.DATA_WAIT),),
@@ -145,8 +155,9 @@ class SlowBatchBuilding(Rule):
         seen = sum(line.share for line in lines)
         wait_ns = least_wait_ns(profile) - rollout_share(profile, Phase.DATA_WAIT) * profile.step_time_ns
         wait_ns -= sum(line.share for line in holding_up_batches(profile)) * profile.step_time_ns
+        wait_ns -= between_epochs(profile)[0]
         if is_fed:
-            wait_ns -= _fed_ns(profile) + between_epochs(profile)[0]
+            wait_ns -= _fed_ns(profile)
             wait_ns = min(wait_ns, seen * profile.step_time_ns)
         drawing_ns = profile.input.drawing_ns or 0.0 if is_fed and has_workers else 0.0
         draws = drawing_ns > wait_ns
@@ -218,15 +229,21 @@ def between_epochs(profile: Profile) -> tuple[float, tuple[SourceLine, ...]]:
     """Returns how long the loop itself makes an epoch ready, per step and at least, and in which lines.
 
     A usual step spends its time between hooked calls on something else, or on its batch: what these lines
-    take beyond all of that passes in the steps that begin an epoch, which are so much longer there.
+    take beyond all of that passes in the steps that begin an epoch, which are so much longer there. Without
+    a loader, steps that come regularly begin one, if they are as much longer, in all, as these lines take.
     """
-    stats = profile.input
-    lines = tuple(_own_part(line) for line in _making(profile) if line.between)
-    if stats.epoch_start_gap_ns is None or stats.steady_gap_ns is None or not profile.program.loaders:
+    stats, is_fed = profile.input, bool(profile.program.loaders)
+    lines = tuple(
+        _own_part(line) if is_fed else line for line in _making(profile) if line.between or not is_fed
+    )
+    if stats.epoch_start_gap_ns is None or stats.steady_gap_ns is None:
         return 0.0, ()
     if sum(line.num_samples for line in lines) < MIN_SAMPLES:
         return 0.0, ()
     seen_ns = sum(line.share for line in lines) * profile.step_time_ns
+    if not is_fed:
+        alike = AS_MUCH * seen_ns <= stats.epoch_start_gap_ns <= seen_ns / AS_MUCH
+        return (min(seen_ns, stats.epoch_start_gap_ns), lines) if alike else (0.0, ())
     return max(0.0, min(stats.epoch_start_gap_ns, seen_ns - stats.steady_gap_ns)), lines
 
 

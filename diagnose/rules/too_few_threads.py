@@ -45,6 +45,7 @@ QUOTA_OF_TWO = HostStats(
 )
 BESIDE_A_WORKER = replace(ONE_OF_FOUR, cpus=2, machine_cpus=2, busy_cpus=1.15, child_cpus=0.15)
 LARGE, SMALL = Settings(num_leaf_modules=10, omp_num_threads=1), Settings(num_leaf_modules=2000)
+NO_MODULE = Settings(num_leaf_modules=0, omp_num_threads=1)
 CHOSEN = replace(LARGE, sets_threads=True)
 
 
@@ -81,6 +82,7 @@ class TooFewThreads(Rule):
         profile(host=ONE_OF_FOUR, settings=LARGE),
         profile(host=replace(BESIDE_A_WORKER, cpus=4, machine_cpus=4), settings=CHOSEN),
         profile(host=BESIDE_A_WORKER, settings=LARGE, program=timed(0.9)),
+        profile(host=ONE_OF_FOUR, settings=NO_MODULE, program=timed(0.9)),
     )
     silent_on = (
         profile(host=ONE_OF_FOUR, settings=SMALL),
@@ -106,7 +108,7 @@ class TooFewThreads(Rule):
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         host, settings = profile.host, profile.settings
-        assert host.num_threads and host.whole_cpus and settings.num_leaf_modules
+        assert host.num_threads and host.whole_cpus
         idle = host.free_cpus or 0.0
         free = int(idle + 1 - LEAST_IDLE) // settings.local_processes
         then = min(host.whole_cpus, host.num_threads + free)
