@@ -137,6 +137,8 @@ class Recorder:
         stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
             autograd's: those of a GPU's tensors do, in a hook of a parameter.
         fed: Iterators that the loop began for training, each with the number of its loader among the facts.
+        undrawn: Those of them that have still to draw the order of their samples, each with what
+            `random_state` was when it had been begun.
         epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
@@ -204,6 +206,7 @@ class Recorder:
         "stop_after",
         "thread",
         "tokens",
+        "undrawn",
     )
 
     def __init__(self, *, max_steps: int = 0, stop_after: int = 0) -> None:
@@ -218,7 +221,7 @@ class Recorder:
         self.stepped_times: dict[int, int] = {}
         self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_pass: Callable[[tuple[Any, ...]], None] | None = None
-        self.on_step: Callable[[Any], None] | None = None
+        self.on_step: list[Callable[[Any], None]] = []
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []
         self.routes: dict[int, list[Route]] = {}
@@ -248,6 +251,7 @@ class Recorder:
         self.tokens = 0
         self.epochs_ended = 0
         self.fed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.undrawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.backward_passes = 0
         self.passes_stepped = 0
         self.rounds = 0
@@ -384,8 +388,8 @@ class Recorder:
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer steps; only told while the hooks look around."""
-        if self.on_step is not None:
-            self.guarded(self.on_step, optimizer)
+        for called in list(self.on_step):
+            self.guarded(called, optimizer)
         self.stepped_times[id(optimizer)] = self.stepped_times.get(id(optimizer), 0) + 1
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
