@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
@@ -334,6 +335,63 @@ def test_what_makes_it_permanent_can_be_written_into_the_script() -> None:
     assert "shuffled otherwise" in settings["note"]
     assert LoaderPrefetch().settings(Job(), 4) == {"DataLoader.prefetch_factor": "4"}
     assert Path(_loader_choice.SHARED_MEMORY).is_absolute()
+
+
+class Eager(Sampler[int]):
+    """Draws the order of an epoch as soon as somebody begins to iterate."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(37).tolist())
+
+    def __len__(self) -> int:
+        return 37
+
+
+class EagerBatches(Eager):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.array_split(np.random.permutation(37), 6))
+
+
+@pytest.mark.parametrize("action", [LoaderWorkers(), LoaderPrefetch()])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"batch_sampler": EagerBatches()}, r"ask the sampler \(EagerBatches\) ahead"),
+        ({"sampler": Eager()}, r"ask the sampler \(Eager\) ahead"),
+        ({"shuffle": True, "generator": torch.Generator()}, r"ask the sampler \(BatchSampler\) ahead"),
+        ({"worker_init_fn": print}, "worker_init_fn, which nobody calls without workers"),
+        ({"in_order": False}, "in_order=False lets batches come in any order"),
+        ({"shuffle": True}, "draws random numbers between iter"),
+        ({"shuffle": True}, ""),
+    ],
+)
+def test_where_torchs_own_workers_would_do_something_else_no_setting_is_named(
+    action: Action, options: dict[str, Any], reason: str
+) -> None:
+    job = Job(facts={"drawn_before_batch": "draws" in reason})
+    begin(job, DataLoader(Rows(), **options))
+    settings = action.settings(job, 4)
+    if reason:
+        assert settings.keys() == {"note"}
+        assert re.search(reason, settings["note"])
+    else:
+        assert "4" in settings.values()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_torchs_workers_begin_an_epoch_twice(num_workers: int) -> None:
+    """What is said of samplers in words."""
+
+    class Counting(Eager):
+        begun = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.begun += 1
+            return iter(range(37))
+
+    sampler = Counting()
+    list(DataLoader(Rows(), None, sampler=sampler, num_workers=num_workers))
+    assert sampler.begun == 1 + num_workers
 
 
 def test_where_processes_are_not_forked_by_default_the_script_is_told_to_fork_its_workers(

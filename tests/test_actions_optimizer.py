@@ -17,7 +17,7 @@ from diagnose.actions import _fused_step
 from diagnose.actions._fused_step import fits
 from diagnose.actions._shadow import compare_update
 from diagnose.actions.base import CannotApply
-from diagnose.actions.fused_optimizer import FusedOptimizer
+from diagnose.actions.fused_optimizer import LATE, FusedOptimizer
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from tests.kernels_on_cpu import kernels_on_cpu
@@ -284,6 +284,29 @@ def test_no_setting_is_named_for_what_is_fused_already_or_a_class_one_of_which_t
     dense, sparse = nn.Linear(2, 2), nn.Embedding(5, 2, sparse=True)
     both = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (dense, sparse)]
     assert FusedOptimizer().settings(Job(models=[dense, sparse], optimizers=both), None) == {}
+
+
+@pytest.mark.parametrize("late", ["frozen", "seen by the hooks", ""])
+def test_no_setting_is_named_where_torchs_fused_sgd_would_raise_an_exception_later(late: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(late != "frozen")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    job = Job(models=[model], optimizers=[optimizer])
+    if late == "seen by the hooks":
+        job.facts["late_momenta"] = True
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    settings = FusedOptimizer().settings(job, None)
+    assert settings == ({"note": LATE} if late else {"SGD.fused": "True"})
+
+
+def test_no_setting_is_named_where_torchs_fused_step_would_compute_garbage() -> None:
+    weight = nn.Parameter(torch.randn(8, 4, 3, 3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.randn(8, 4, 3, 3)
+    assert FusedOptimizer().settings(Job(optimizers=[optimizer]), None) == {"AdamW.fused": "True"}
+    weight.grad = weight.grad.to(memory_format=torch.channels_last)
+    assert FusedOptimizer().settings(Job(optimizers=[optimizer]), None) == {}
 
 
 @pytest.mark.gpu

@@ -85,6 +85,7 @@ def test_what_a_package_makes_of_a_loader_has_the_line_of_that_one(tmp_path):
     found = diagnose.detach().program.loaders
     assert [loader.line for loader in found] == [line_of("wet = DataLoader("), line_of("dry = DataLoader(")]
     assert [loader.num_objects for loader in found] == [1, 1]
+    assert [loader.num_others for loader in found] == [0, 0]
 
 
 class Stacked:
@@ -259,6 +260,35 @@ def test_a_loader_made_anew_on_the_same_line_each_epoch_is_one(tmp_path):
     assert (loader.epochs, loader.num_objects, loader.made_anew) == (3, 3, True)
 
 
+def loader_made_by(rows: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(rows, batch_size=4, **options)
+
+
+@pytest.mark.parametrize("other", ["evaluates", "waits", "another dataset", "workers"])
+def test_another_loader_of_the_same_line_is_counted(tmp_path, other):
+    rows = TensorDataset(torch.zeros(24, 4))
+    diagnose.attach(tmp_path / "run")
+    train(loader_made_by(ROWS))
+    if other == "evaluates":
+        with torch.no_grad():
+            list(loader_made_by(ROWS))
+    elif other == "waits":
+        loader_made_by(ROWS)
+    else:
+        train(loader_made_by(rows) if other == "another dataset" else loader_made_by(ROWS, num_workers=1))
+    assert [loader.num_others for loader in diagnose.detach().program.loaders] == [1]
+
+
+@pytest.mark.parametrize("rows", [ROWS, [(row,) for row in ROWS.tensors[0]]], ids=["dataset", "list"])
+def test_a_loader_made_anew_from_the_same_dataset_is_no_other(tmp_path, rows):
+    diagnose.attach(tmp_path / "run")
+    for _ in range(3):
+        train(loader_made_by(rows))
+        with torch.no_grad():
+            list(DataLoader(rows))
+    assert [loader.num_others for loader in diagnose.detach().program.loaders] == [0]
+
+
 def test_a_loader_made_once_is_not_made_anew_though_its_line_makes_two(tmp_path):
     diagnose.attach(tmp_path / "run")
     pair = [DataLoader(ROWS, batch_size=4) for _ in range(2)]
@@ -308,6 +338,23 @@ def test_epochs_of_one_batch_are_steps_like_others(tmp_path: Path):
     train(DataLoader(ROWS, batch_size=48, num_workers=1, persistent_workers=True), epochs=20)
     found = diagnose.detach().input
     assert (found.epoch_start_ns, found.batches_per_step) == (0, 1)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_random_numbers_drawn_before_a_sampler_has_drawn_its_own_are_told(draws, shuffle):
+    with measured(
+        FakeClock(), "dataloader", "loader-facts", "forward", "backward", "optimizer"
+    ) as recorder:
+        model = nn.Linear(4, 1)
+        for _ in range(2):
+            batches = iter(DataLoader(ROWS, batch_size=4, shuffle=shuffle))
+            if draws:
+                model.reset_parameters()
+            for (rows,) in batches:
+                model(rows).sum().backward()
+                torch.rand(1)  # as a dropout does
+    assert recorder.facts.get("drawn_before_batch", False) is (draws and shuffle)
 
 
 def test_making_an_iterator_is_time_spent_waiting_for_data():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import diagnose
 from diagnose.actions.ddp_bf16_hook import DdpBf16Hook
 from diagnose.actions.ddp_fp16_hook import DdpFp16Hook
 from diagnose.actions.ddp_fp16_scaled_hook import DdpFp16ScaledHook
@@ -36,7 +38,7 @@ def kept(action: str, **settings: str) -> Trial:
 def profile(
     script: Path, *trials: Trial, loader: int = 0, adamw: int = 0, ddp: int = 0, found: str = "AdamW"
 ) -> Profile:
-    loaders = (Loader(num_workers=0, file=str(script), line=loader),) if loader else ()
+    loaders = (Loader(num_workers=0, num_others=0, file=str(script), line=loader),) if loader else ()
     optimizer = Optimizer(kind=found, num_tensors=1, num_elements=1, file=str(script), line=adamw)
     return replace(
         PROFILE,
@@ -94,6 +96,134 @@ def test_a_longer_queue_is_only_written_where_there_are_workers(tmp_path):
     )
     after, _ = changed(tmp_path, source, deeper, WORKERS, loader=1)
     assert "prefetch_factor=8" in after
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        (1, "makes other loaders, too, which were not tried"),
+        (None, "may make other loaders, too: nobody has counted them"),
+    ],
+)
+def test_a_line_that_makes_other_loaders_too_is_left_alone(tmp_path, others, reason):
+    script = tmp_path / "train.py"
+    script.write_text("loader = DataLoader(data)\n", encoding="utf-8")
+    made = profile(script, WORKERS, loader=1)
+    loaders = (replace(made.program.loaders[0], num_others=others),)
+    patch = patch_of(replace(made, program=replace(made.program, loaders=loaders)), tmp_path)
+    assert patch.diff == ""
+    assert patch.left_out == (
+        f"DataLoader.num_workers = 2: train.py:1 {reason}.",
+        f"DataLoader.persistent_workers = True: train.py:1 {reason}.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("num_workers=4", "8"),
+        ("num_workers=args.workers", "8 if args.workers else None"),
+        ("num_workers=4 if train else 0", "8 if (4 if train else 0) else None"),
+        ("4, True, None, None, workers", "8 if workers else None"),
+        ("num_workers=count()", ""),
+    ],
+)
+def test_a_longer_queue_is_asked_for_only_where_another_run_has_workers_too(tmp_path, given, written):
+    script = tmp_path / "train.py"
+    source = f"loader = DataLoader(data, {given})\n"
+    deeper = kept("loader-prefetch", DataLoader__prefetch_factor="8")
+    script.write_text(source, encoding="utf-8")
+    ran = profile(script, deeper, loader=1)
+    loaders = (replace(ran.program.loaders[0], num_workers=4),)
+    patch = patch_of(replace(ran, program=replace(ran.program, loaders=loaders)), tmp_path)
+    changes = [line for line in patch.diff.splitlines()[2:] if line.startswith("+")]
+    assert changes == ([f"+{source[:-2]}, prefetch_factor={written})"] if written else [])
+    assert patch.left_out == (
+        ()
+        if written
+        else ("train.py:1: prefetch_factor=8 needs num_workers, which is not simply a number there.",)
+    )
+
+
+HELPER = """
+def make(rows, train):
+    return DataLoader(rows, shuffle=train)
+
+train = make(some, True)
+"""
+METHOD = """
+class Trainer:
+    def make(self, rows):
+        return DataLoader(rows)
+
+    def fit(self):
+        return self.make(self.some)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "name"),
+    [
+        (HELPER, "if args.test:\n    test = make(others, False)\n", "make"),
+        (METHOD, "\n    def test(self):\n        return self.make(self.others)\n", "self.make"),
+    ],
+)
+def test_a_function_that_may_make_a_loader_in_another_run_is_left_alone(tmp_path, source, more, name):
+    line = source.splitlines().index(next(each for each in source.splitlines() if "DataLoader" in each)) + 1
+    after, patch = changed(tmp_path, source + more, WORKERS, loader=line)
+    assert (after, patch.diff) == (source + more, "")
+    assert patch.left_out == (
+        f"train.py:{line}: {name}() is called in several places; which one needs num_workers=2,"
+        " persistent_workers=True?",
+    )
+    others = "model.make()\nmodel.make()\nprint(len(some))\nprint(len(some))\n"
+    after, patch = changed(tmp_path, source + "\n" + others, WORKERS, loader=line)
+    assert "num_workers=2" in after.splitlines()[line - 1]
+    assert patch.left_out == ()
+
+
+SCRIPT = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def make(rows, train):
+    return DataLoader(rows, batch_size=8, shuffle=train, num_workers=1 if train else 0)
+
+loaders = {}
+for name in ("train", "held_out")[: 1 + (sys.argv[1:] == ["--evaluate"])]:
+    loaders[name] = make(TensorDataset(torch.randn(32, 4)), name == "train")
+for (x,) in loaders["train"]:
+    opt.zero_grad(); model(x).sum().backward(); opt.step()
+with torch.no_grad():
+    print([float(model(x).sum()) for (x,) in loaders.get("held_out", ())])
+"""
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_longer_queue_is_not_written_where_the_evaluation_has_no_workers(tmp_path, evaluates):
+    """torch refuses `prefetch_factor` without workers: the changed script would raise an exception."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    argv = [str(script), *(["--evaluate"] if evaluates else [])]
+    diagnose.attach(tmp_path / "run")
+    before, sys.argv = sys.argv, argv
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv = before
+        ran = diagnose.detach()
+    deeper = kept("loader-prefetch", DataLoader__prefetch_factor="8")
+    patch = patch_of(replace(ran, tuning=Tuning(trials=(deeper,))), tmp_path)
+    if patch.diff:
+        subprocess.run(["git", "apply", "-"], input=patch.diff.encode(), cwd=tmp_path, check=True)
+    assert ("prefetch_factor=8" in script.read_text(encoding="utf-8")) is not evaluates
+    assert ("which were not tried" in "".join(patch.left_out)) is evaluates
+    for more in ([], ["--evaluate"]):  # also where this run has not shown that the line makes others
+        subprocess.run([sys.executable, str(script), *more], check=True, timeout=100)
 
 
 def test_an_argument_that_is_there_gets_the_new_value(tmp_path):
@@ -249,7 +379,7 @@ def test_of_several_calls_none_is_changed_and_all_are_named(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("a = DataLoader(one)\nb = DataLoader(two)\n", encoding="utf-8")
     two = profile(script, WORKERS, loader=1)
-    other = Loader(num_workers=0, iterable=True, file=str(script), line=2)
+    other = Loader(num_workers=0, num_others=0, iterable=True, file=str(script), line=2)
     program = replace(two.program, loaders=(*two.program.loaders, other))
     assert patch_of(replace(two, program=program), tmp_path) == Patch(
         diff="",
@@ -288,6 +418,16 @@ def test_arguments_in_a_mapping_are_left_to_the_user(tmp_path):
     assert patch.left_out == (
         "train.py:1: the call of DataLoader takes ** of a mapping;"
         " set num_workers, persistent_workers in there.",
+    )
+
+
+def test_arguments_in_a_list_are_left_to_the_user(tmp_path):
+    source = "loader = DataLoader(data, *options)\n"
+    after, patch = changed(tmp_path, source, WORKERS, loader=1)
+    assert after == source
+    assert patch.left_out == (
+        "train.py:1: the call of DataLoader takes * of a list;"
+        " set num_workers, persistent_workers by hand.",
     )
 
 

@@ -147,6 +147,20 @@ def test_an_optimizer_is_known_with_the_line_that_made_it():
     assert not recorder.inspections
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_parameter_that_gets_its_momentum_after_others_is_told(late: bool):
+    recorder = Recorder()
+    with OptimizerFactsHook().install(recorder), OptimizerHook().install(recorder):
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for number in range(3):
+            model.bias.requires_grad_(number > 0 or not late)
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    assert recorder.facts.get("late_momenta", False) is late
+    assert not recorder.on_step
+
+
 # -- models
 
 

@@ -184,7 +184,7 @@ def test_every_kept_setting_is_written_as_the_script_would_have_it() -> None:
     tuning = TUNED.tuning
     assert tuning is not None
     kept = {
-        "one": {"DataLoader.num_workers": 2},
+        "one": {"DataLoader.num_workers": 2, "note": "they start anew in each epoch"},
         "two": {"statement": "torch.set_num_threads(1)"},
         "three": {"statement": "import gc; gc.freeze()"},
         "four": {"advice": "with model.no_sync(): ..."},
@@ -197,6 +197,8 @@ def test_every_kept_setting_is_written_as_the_script_would_have_it() -> None:
         "DataLoader.num_workers = 2\ntorch.set_num_threads(1)\nimport gc; gc.freeze()\n"
         "with model.no_sync(): ..." in text
     )
+    assert "One: they start anew in each epoch." in text
+    assert "note =" not in text
 
 
 def test_of_a_fix_that_helped_and_was_undone_later_it_is_not_said_that_it_did_not_help() -> None:

@@ -626,6 +626,35 @@ def test_what_was_kept_is_undone_when_it_comes_to_cost():
     assert "slower" in machine.last("undone")["reason"]
 
 
+def test_a_true_gain_of_a_twentieth_stays_however_often_it_is_measured():
+    undone = 0
+    for seed in range(40):
+        machine = Machine(seed=seed)
+        control = controller(machine, [Change(machine, "good", factor=0.95)], reuse=[Kept(action="good")])
+        train(machine, control, 8_000)
+        undone += not machine.factors
+    assert undone <= 1
+
+
+def test_what_won_its_trial_and_costs_a_twentieth_afterwards_is_undone():
+    at_once = later = 0
+    for seed in range(40):
+        machine = Machine(seed=seed)
+        action = Change(machine, "fickle", factor=0.7)
+        control = controller(machine, [action])
+        while control.state != "confirming":
+            train(machine, control, 1)
+        assert machine.factors == {}, "it is measured without the change first"
+        action.factor = 1.05
+        while control.state == "confirming":
+            train(machine, control, 1)
+        at_once += not machine.factors
+        train(machine, control, 4_000)
+        later += not machine.factors
+    assert at_once >= 18
+    assert later >= 37
+
+
 def test_two_pairs_that_agree_by_chance_undo_nothing():
     class Even(Machine):
         def step_ns(self) -> int:

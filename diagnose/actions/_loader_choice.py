@@ -11,7 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from diagnose.actions._loader_probe import Probed, probe
-from diagnose.actions._loader_purity import unsharable
+from diagnose.actions._loader_purity import generators, unsharable
+from diagnose.actions._loader_sampler import not_torchs
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Job
 from diagnose.core.units import format_bytes
@@ -188,6 +189,32 @@ def sampler_objection(probed: Probed) -> str:
             f"the sampler keeps its place in itself ({', '.join(probed.sampler_changed[:3])}): a loop that"
             " leaves an epoch early would find it moved on"
         )
+    return ""
+
+
+def not_like_torchs(job: Job) -> str:
+    """Returns why torch's own workers, which the script itself would ask for, do something else than is
+    done here; empty if they do the same. Here a sampler is watched while it is asked ahead: see `Order`."""
+    for loader, batches in zip(job.loaders, job.iterators, strict=True):
+        sampler = getattr(batches, "_index_sampler", None)
+        own = not_torchs(sampler)
+        if own is not None or generators(sampler):
+            name = type(sampler if own is None else own).__name__
+            return (
+                f"torch's workers ask the sampler ({name}) ahead whatever the loop does to it meanwhile,"
+                " and begin to iterate over it twice"
+            )
+        if getattr(batches, "_num_workers", 0):
+            continue
+        if getattr(loader, "worker_init_fn", None) is not None:
+            return "its worker_init_fn, which nobody calls without workers, would be called"
+        if not getattr(loader, "in_order", True):
+            return "with workers, in_order=False lets batches come in any order"
+        if job.facts.get("drawn_before_batch"):
+            return (
+                "the loop draws random numbers between iter() of its loader and the first batch; with"
+                " workers the sampler draws before that"
+            )
     return ""
 
 

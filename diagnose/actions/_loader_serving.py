@@ -11,6 +11,7 @@ from diagnose.actions._loader_choice import (
     cores,
     counts,
     most_workers,
+    not_like_torchs,
     sources,
     start_method,
     waiting,
@@ -86,6 +87,8 @@ class LoaderServing(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
+        if reason := not_like_torchs(job):
+            return {"note": f"num_workers={value} is not written into the script: {reason}"}
         settings = {"DataLoader.num_workers": str(value), "note": PERSISTENT}
         if start_method() != "fork":
             settings["DataLoader.multiprocessing_context"] = '"fork"'

@@ -145,7 +145,8 @@ class Action:
         """Returns what makes the action permanent in a script, such as `{"DataLoader.num_workers": "2"}`.
 
         A key is `Callable.argument` of a call in the script, `statement` for a line to add once before the
-        loop, or `advice` for one with names of the script, which its author has to put into place; a value
-        is source code. Asked for while the action is not in force.
+        loop, `advice` for one with names of the script, which its author has to put into place, or `note`
+        for a sentence on what that does beside, or why it is no setting; every other value is source code.
+        Asked for while the action is not in force.
         """
         return {}

@@ -8,18 +8,24 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-from diagnose.actions._fused_step import CHECKED, implementation, is_fused, why_not
+from diagnose.actions._fused_step import CHECKED, implementation, is_fused, tensors_together, why_not
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
-from diagnose.hooks._fusing import CLASSES, why_not_fused, why_sparse
+from diagnose.hooks._fusing import CLASSES, momenta, why_not_fused, why_sparse
 from diagnose.kernels._clip import CLIPPING
+from diagnose.kernels._layout import fits
 from diagnose.kernels._swap import COPIED, support
 
 MIN_ELEMENTS = 100_000
 """Of fewer no step takes a tenth of a millisecond: without a finding a trial would not be worth it."""
+
+LATE = (
+    "fused=True of SGD has to be left out: torch's raises an exception where a parameter gets its first"
+    " gradient in a later step than others, as those of a part do that is frozen at first"
+)
 
 
 class FusedOptimizer(Action):
@@ -90,20 +96,18 @@ class FusedOptimizer(Action):
         return [_state(optimizer) for optimizer in job.optimizers]
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
-        """See `Action.settings`: a key names all of a class, so torch must be able to fuse each of them."""
+        """See `Action.settings`: a key names all of a class, so torch must be able to fuse each of them, in
+        every step: in the script nobody leaves one to torch's other implementations."""
         served = [each for each in job.optimizers if not _why_not(job, each) and not is_fused(each)]
         unfit = {type(each) for each in job.optimizers if why_not_fused(each, job.models)}
-        # Torch's own raises an exception where some parameters have a momentum by then, and others none.
-        unfit |= {type(each) for each in job.optimizers if _begins_late(each)}
-        return {f"{type(each).__name__}.fused": "True" for each in served if type(each) not in unfit}
-
-
-def _begins_late(optimizer: Optimizer) -> bool:
-    """Whether some parameter of an SGD with momentum has not been stepped yet."""
-    return isinstance(optimizer, torch.optim.SGD) and any(
-        group["momentum"] and any(p.requires_grad and p not in optimizer.state for p in group["params"])
-        for group in optimizer.param_groups
-    )
+        unfit |= {type(each) for each in served if not all(map(fits, tensors_together(each)))}
+        settings: dict[str, str] = {}
+        if job.facts.get("late_momenta") or not all(chain(*map(momenta, job.optimizers))):
+            unfit.add(SGD)
+            if any(type(each) is SGD for each in served):
+                settings["note"] = LATE
+        settings |= {f"{type(each).__name__}.fused": "True" for each in served if type(each) not in unfit}
+        return settings
 
 
 def _eligible(job: Job) -> list[Optimizer]:

@@ -11,6 +11,7 @@ from diagnose.actions._loader_ahead import Depth
 from diagnose.actions._loader_choice import (
     available_bytes,
     lacks_memory,
+    not_like_torchs,
     obstacle,
     probed_once,
     sampler_objection,
@@ -117,6 +118,8 @@ class LoaderPrefetch(Action):
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
+        if reason := not_like_torchs(job):
+            return {"note": f"prefetch_factor={value} is not written into the script: {reason}"}
         return {"DataLoader.prefetch_factor": str(value)}
 
 

@@ -47,14 +47,21 @@ class LoaderWorkers(LoaderServing):
     between two of them are made in the training process from then on.
 
     A sampler of the script's own is asked ahead only when it was seen for three batches that nobody else
-    changes it, and for the last index of an epoch not at all.
+    changes it, and for the last index of an epoch not at all. Once somebody does, it is not asked ahead any
+    more.
 
     ## What is not seen
     Of tables of more than a million elements or 32 MiB, all but evenly spaced ones; what is written to a
     file, to mapped memory, or to a tensor's memory through NumPy; globals that only code of installed
     packages reads; the environment. Numbers drawn from generators that are none of the process's and no
     part of the dataset. Of a change deep in the dataset that comes for the first time in the middle of a
-    long epoch, the batches made by then.
+    long epoch, the batches made by then. Of a sampler of the script's that the loop changes for the first
+    time after it has been asked ahead, the two batches for each worker that were named by then.
+
+    ## What is not written into the script
+    `num_workers` where torch's own workers would do something else: they ask any sampler ahead, whatever
+    the loop does to it, and begin an epoch of it twice; and they call a `worker_init_fn`, which nobody does
+    without workers.
     """
 
     safety = Safety.EXACT

@@ -167,8 +167,10 @@ def _with_waits(stats: InputStats, waits: Waits, *, anew: bool) -> InputStats:
 
 
 def _with_regular_gaps(stats: InputStats, waits: Waits) -> InputStats:
-    """Adds what steps that come regularly take beyond the others between hooked calls: without a loader they
-    may begin epochs."""
+    """Adds what steps that come regularly take beyond the others between hooked calls.
+
+    Without a loader they may begin epochs.
+    """
     far = are_far(waits.gap_ns, waits.step_ns)
     if find_period(np.flatnonzero(far)) is None or far.all():
         return stats

@@ -31,6 +31,8 @@ class Loader:
         sampler: Class of the sampler.
         epochs: Times the loop began to iterate over it, over the whole run.
         num_objects: Loaders that these were, all made by the same line; `None` when unknown.
+        num_others: Loaders of the same line that have not fed training, or are of another dataset or with
+            another number of workers than the first; `None` when unknown.
         construct_ns: Mean time that `iter(loader)` took: with workers, mostly their start.
         file: Where the loader was made, absolute; empty when unknown.
         line: Its line.
@@ -53,6 +55,7 @@ class Loader:
     sampler: str = ""
     epochs: int = 0
     num_objects: int | None = None
+    num_others: int | None = None
     construct_ns: float = 0.0
     file: str = ""
     line: int = 0

@@ -42,6 +42,21 @@ def why_not_fused(optimizer: Optimizer, models: Iterable[torch.nn.Module] = ()) 
     return why_sparse(optimizer, models)
 
 
+def momenta(optimizer: Optimizer) -> list[bool]:
+    """Returns, for each parameter that an SGD steps with a momentum, whether it has its own yet.
+
+    Where some have and others get theirs in a later step, as those of a part that is frozen at first,
+    torch's fused step raises an exception (`torch.optim.sgd._fused_sgd`); its others do not.
+    """
+    state, groups = optimizer.state, optimizer.param_groups if isinstance(optimizer, SGD) else ()
+    return [
+        state.get(p, {}).get("momentum_buffer") is not None
+        for group in groups
+        if group["momentum"]
+        for p in group["params"]
+    ]
+
+
 def why_sparse(optimizer: Optimizer, models: Iterable[torch.nn.Module]) -> str:
     """Returns which layer gives an optimizer sparse gradients, in words; empty if none does."""
     params = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -132,6 +132,8 @@ class Recorder:
         stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
             autograd's: those of a GPU's tensors do, in a hook of a parameter.
         fed: Iterators that the loop began for training, each with the number of its loader among the facts.
+        undrawn: Those of them that have still to draw the order of their samples, each with what
+            `random_state` was when it had been begun.
         epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
@@ -194,6 +196,7 @@ class Recorder:
         "stop_after",
         "thread",
         "tokens",
+        "undrawn",
     )
 
     def __init__(self, *, max_steps: int = 0, stop_after: int = 0) -> None:
@@ -207,7 +210,7 @@ class Recorder:
         self.on_batch: Callable[[Any], None] | None = None
         self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
         self.on_pass: list[Callable[[tuple[Any, ...]], None]] = []
-        self.on_step: Callable[[Any], None] | None = None
+        self.on_step: list[Callable[[Any], None]] = []
         self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_iterator: list[Callable[[Any, Any], None]] = []
         self.routes: dict[int, list[Route]] = {}
@@ -237,6 +240,7 @@ class Recorder:
         self.tokens = 0
         self.epochs_ended = 0
         self.fed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.undrawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.backward_passes = 0
         self.passes_stepped = 0
         self.rounds = 0

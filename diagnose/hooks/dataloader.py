@@ -12,6 +12,7 @@ from weakref import WeakSet, ref
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
 from diagnose.hooks._batch import batch_size, is_on_device, tells_samples_first
 from diagnose.hooks._collate import CollateClock
+from diagnose.hooks._drawing import random_state
 from diagnose.hooks._log import WIDTH
 from diagnose.hooks._recorder import EVALUATED, GAP_AFTER_EVALUATION, TRAINED, UNUSED, Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, spanned, unseen
@@ -78,6 +79,9 @@ class DataLoaderHook(Hook):
                     recorder.tokens -= loaded[1]
             else:
                 latest = ref(batches)
+                then = recorder.undrawn.pop(batches, None)
+                if then is not None and then != random_state():
+                    recorder.facts["drawn_before_batch"] = True
             trained = recorder.evaluated and batches in recorder.fed
             evaluating = not is_grad_enabled() or (recorder.evaluating and not trained)
             if evaluating or (for_evaluation and batches in for_evaluation):

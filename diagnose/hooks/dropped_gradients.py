@@ -145,13 +145,13 @@ class DroppedGradientsHook(Hook):
             alone = len(recorder.met.optimizers) < 2
             if alone and is_short is None and passes < LAST_BEGIN:
                 begun_at = passes + 1
-                recorder.on_step = on_step
+                look_at_steps()
                 return
             watched = [each for kind in kinds.values() for each in kind.passes]
             if passes > LAST_LOOK or (passes > begun_at and not watched) or (alone and not is_short):
                 stop_looking_at_steps()
                 return
-            recorder.on_step = on_step
+            look_at_steps()
             parameters = parameters_of(recorder)
             for each in watched:
                 each.look(parameters, alone)
@@ -173,9 +173,13 @@ class DroppedGradientsHook(Hook):
                 for each in kind.passes:
                     each.look_at_step(parameters)
 
+        def look_at_steps() -> None:
+            if on_step not in recorder.on_step:
+                recorder.on_step.append(on_step)
+
         def stop_looking_at_steps() -> None:
-            if recorder.on_step is on_step:
-                recorder.on_step = None
+            if on_step in recorder.on_step:
+                recorder.on_step.remove(on_step)
 
         def watch(losses: Sequence[Any], parameters: Mapping[int, Owned]) -> None:
             nonlocal timed

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.workers import NOT_TRAINING
+from diagnose.hooks._drawing import draws_with_first_batch, random_state
 from diagnose.hooks._frames import INTERNAL, LIBRARY, owner, place_of, resolve, user_frame
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks._worker_reports import inbox
@@ -72,6 +75,8 @@ class LoaderFactsHook(Hook):
             if begun_ns:
                 index = facts.begins(args[0], recorder.clock() - begun_ns)
                 recorder.fed[batches] = index
+                if draws_with_first_batch(args[0]):
+                    recorder.undrawn[batches] = random_state()
                 for begins in list(recorder.on_iterator):
                     recorder.guarded(begins, args[0], batches)
             else:
@@ -86,6 +91,19 @@ class LoaderFactsHook(Hook):
             yield
 
 
+@dataclass(slots=True)
+class Made:
+    """A loader that a line of the script has made, and what packages have made of it.
+
+    Attributes:
+        site: File and line.
+        has_fed: Whether it has fed training.
+    """
+
+    site: tuple[str, int]
+    has_fed: bool = False
+
+
 class LoaderFacts:
     """Gathers facts of loaders into `recorder.facts["loaders"]`, the first used first.
 
@@ -96,8 +114,10 @@ class LoaderFacts:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._sites: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[Any, Made] = WeakKeyDictionary()
         self._seen: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._num_others: Counter[tuple[str, int]] = Counter()
+        self._datasets: dict[tuple[str, int], ref[Any] | int] = {}
         self._begun_at = -1
 
     def made(self, loader: Any, dataset: Any) -> None:
@@ -106,11 +126,20 @@ class LoaderFacts:
         What a package makes of a loader of the user's, as `accelerator.prepare(loader)` does, is that one.
         """
         frame = user_frame(sys._getframe(1))
-        if frame is not None:
-            file, line, _ = resolve(*frame)
-            sites = self._sites.items() if _in_package(sys._getframe(1)) else ()
-            same = (site for known, site in sites if getattr(known, "dataset", None) is dataset)
-            self._sites[loader] = next(same, (file, line))
+        if frame is None:
+            return
+        known = self._made.items() if _in_package(sys._getframe(1)) else ()
+        made = next((made for each, made in known if getattr(each, "dataset", None) is dataset), None)
+        if made is None:
+            made = Made(resolve(*frame)[:2])
+            self._num_others[made.site] += 1
+            loaders = self._recorder.facts.get("loaders", ())
+            if any(_site(fact) == made.site for fact in loaders):
+                more = {"num_others": self._num_others[made.site]}
+                self._recorder.facts["loaders"] = [
+                    {**fact, **more} if _site(fact) == made.site else fact for fact in loaders
+                ]
+        self._made[loader] = made
 
     def has_fed(self, loader: Any) -> bool:
         """Whether the loop has iterated over a loader for training before."""
@@ -154,18 +183,46 @@ class LoaderFacts:
         index = self._seen.get(loader)
         if index is not None and index < len(loaders):
             return index
-        site = self._sites.get(loader, ("", 0))
-        same = [i for i, known in enumerate(loaders) if site[0] and (known["file"], known["line"]) == site]
+        made = self._made.get(loader)
+        site = made.site if made is not None else ("", 0)
+        same = [i for i, known in enumerate(loaders) if site[0] and _site(known) == site]
+        alike = True
         if same:
             index = same[0]  # made anew each epoch, on the same line
             loaders[index]["num_objects"] += 1
+            alike = self._is_alike(loader, loaders[index])
         elif len(loaders) < MAX_LOADERS:
             index = len(loaders)
             loaders.append(described(loader, *site))
+            self._datasets[site] = _identity(getattr(loader, "dataset", None))
         else:
             index = 0
         self._seen[loader] = index
+        if made is not None:
+            self._num_others[site] += (not alike) - (not made.has_fed)
+            made.has_fed = True
+            if _site(loaders[index]) == site:
+                loaders[index]["num_others"] = self._num_others[site]
         return index
+
+    def _is_alike(self, loader: Any, fact: Mapping[str, Any]) -> bool:
+        """Whether a loader has the dataset and the number of workers of the first one of its line."""
+        dataset, first = getattr(loader, "dataset", None), self._datasets.get(_site(fact))
+        is_same = first() is dataset if isinstance(first, ref) else first == id(dataset)
+        return is_same and getattr(loader, "num_workers", 0) == fact["num_workers"]
+
+
+def _site(fact: Mapping[str, Any]) -> tuple[str, int]:
+    return fact["file"], fact["line"]
+
+
+def _identity(dataset: Any) -> ref[Any] | int:
+    """Returns what tells a dataset from others, and does not keep it alive. A list allows no weak
+    references: another one may have its identity when it is gone."""
+    try:
+        return ref(dataset)
+    except TypeError:
+        return id(dataset)
 
 
 def described(loader: Any, file: str, line: int) -> dict[str, Any]:
@@ -197,6 +254,7 @@ def described(loader: Any, file: str, line: int) -> dict[str, Any]:
         "line": line,
         "epochs": 0,
         "num_objects": 1,
+        "num_others": None,
         "steps": 0,
         "begun_at": -1,
         "total_construct_ns": 0,

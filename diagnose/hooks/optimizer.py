@@ -79,8 +79,8 @@ class OptimizerHook(Hook):
                     recorder.work_begins(by_optimizer=True)
                     if recorder.curious:
                         recorder.met.site("optimizer")
-                        if recorder.on_step is not None:
-                            recorder.guarded(recorder.on_step, optimizer)
+                        for called in list(recorder.on_step):
+                            recorder.guarded(called, optimizer)
                         recorder.met.optimizer_steps(optimizer)
                 open_steps.append((id(optimizer), recorder.push(OPTIMIZER)))
                 recorder.in_step += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from diagnose.hooks._made import UNKNOWN, remembered
 from diagnose.hooks._recorder import Recorder
@@ -12,7 +13,10 @@ from diagnose.hooks.base import Hook
 
 
 class OptimizerFactsHook(Hook):
-    """Remembers where each optimizer is made, and reads its settings and sizes once, after some steps."""
+    """Remembers where each optimizer is made, and reads its settings and sizes once, after some steps.
+
+    Of an SGD with momentum it looks once, before its second step, whether all parameters were in the first.
+    """
 
     requires = "torch.optim.optimizer"
 
@@ -21,8 +25,22 @@ class OptimizerFactsHook(Hook):
         """See `Hook.install`."""
         from torch.optim.optimizer import Optimizer
 
+        looked_at: WeakSet[Any] = WeakSet()
+
         def made() -> None:
             recorder.met.optimizers_made = True
+
+        def steps(optimizer: Any) -> None:
+            from diagnose.hooks._fusing import momenta
+
+            if optimizer in looked_at:
+                return
+            has = momenta(optimizer)
+            if has and not any(has):
+                return  # it has not stepped yet
+            looked_at.add(optimizer)
+            if not all(has):
+                recorder.facts["late_momenta"] = True
 
         def inspect() -> None:
             facts: list[dict[str, Any]] = []
@@ -33,11 +51,13 @@ class OptimizerFactsHook(Hook):
             recorder.facts["optimizers"] = facts
 
         recorder.inspections.append(inspect)
+        recorder.on_step.append(steps)
         try:
             with remembered(Optimizer, recorder, made) as places:
                 yield
         finally:
             recorder.inspections.remove(inspect)
+            recorder.on_step.remove(steps)
 
 
 def describe(optimizer: Any, models: Sequence[Any] = ()) -> dict[str, Any]:

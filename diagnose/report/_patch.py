@@ -99,6 +99,9 @@ def patch_of(
                 left_out.append(f"{key} = {value}: where {callee} is called is not known.")
             else:
                 ((file, line),) = sites
+                if callee == "DataLoader" and (doubt := _of_others(profile)):
+                    left_out.append(f"{key} = {value}: {_relative(Path(file), folder)}:{line} {doubt}.")
+                    continue
                 if argument == "prefetch_factor" and not _has_workers(profile, trial):
                     left_out.append(f"{key} = {value}: torch refuses it without workers.")
                     continue
@@ -127,6 +130,15 @@ def _has_workers(profile: Profile, but: Trial) -> bool:
     kept = profile.tuning.kept if profile.tuning else ()
     given = any("DataLoader.num_workers" in trial.settings for trial in kept if trial is not but)
     return given or any(loader.num_workers for loader in profile.program.loaders)
+
+
+def _of_others(profile: Profile) -> str:
+    """Says what forbids to change the one line that makes the loaders: another loader made there, such as
+    that of an evaluation, would be changed, too. Empty if there is none."""
+    others = [loader.num_others for loader in profile.program.loaders]
+    if None in others:
+        return "may make other loaders, too: nobody has counted them"
+    return "makes other loaders, too, which were not tried" if any(others) else ""
 
 
 def _main_file(profile: Profile, started_in: Path) -> Path | None:
@@ -159,14 +171,20 @@ def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
     calls = _Calls(edits.arguments, known)
     wrapper.visit(calls)
     failed = []
+    single = dict(edits.arguments)
     for (line, callee), arguments in edits.arguments.items():
-        count = calls.found[line, callee]
+        count, function = calls.found[line, callee], calls.function.get((line, callee), "")
         settings = ", ".join(f"{name}={value}" for name, value in arguments.items())
         if count > 1:
             failed.append(f"{line}: {count} calls of {callee} stand there; which one needs {settings}?")
         elif not count:
             failed.append(f"{line}: no call of {callee} that takes {', '.join(arguments)} was found there.")
-    single = {site: wanted for site, wanted in edits.arguments.items() if calls.found[site] == 1}
+        elif callee == "DataLoader" and calls.called[function] > 1:
+            # One may come to be made in another run that this one did not make.
+            failed.append(f"{line}: {function}() is called in several places; which one needs {settings}?")
+        else:
+            continue
+        del single[line, callee]
     change = _Change(single, known)
     module = wrapper.visit(change)
     for statement in dict.fromkeys(edits.statements):
@@ -181,11 +199,16 @@ def _edited(source: str, edits: _Edits) -> tuple[str, list[str]]:
 
 
 class _Calls(cst.CSTVisitor):
-    """Counts the calls of names that begin or end around given lines.
+    """Counts the calls of names that begin or end around given lines, and those of functions they are in.
 
     Args:
         wanted: Lines and names.
         known: What the file calls each of these names.
+
+    Attributes:
+        found: How many there are, by line and name.
+        function: How the function that the last of these stands in is called; empty of none.
+        called: How often each function of the file is called in it, by how: `make`, `self.make`.
     """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
@@ -193,16 +216,38 @@ class _Calls(cst.CSTVisitor):
     def __init__(self, wanted: Iterable[tuple[int, str]], known: Mapping[str, set[str]]) -> None:
         super().__init__()
         self.found: Counter[tuple[int, str]] = Counter()
+        self.function: dict[tuple[int, str], str] = {}
+        self.called: Counter[str] = Counter()
         self._wanted = wanted
         self._known = known
+        self._inside: list[cst.FunctionDef | cst.ClassDef] = []
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        self._inside.append(node)
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
+        self._inside.pop()
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:
+        self._inside.append(node)
+
+    def leave_ClassDef(self, original_node: cst.ClassDef) -> None:
+        self._inside.pop()
 
     def visit_Call(self, node: cst.Call) -> None:
         where = self.get_metadata(PositionProvider, node)
-        self.found.update(
-            (line, callee)
-            for line, callee in self._wanted
-            if _is_at(node, where, line, self._known[callee])
-        )
+        if name := _full_name(node.func):
+            self.called[name] += 1
+        for line, callee in self._wanted:
+            if _is_at(node, where, line, self._known[callee]):
+                self.found[line, callee] += 1
+                self.function[line, callee] = self._function()
+
+    def _function(self) -> str:
+        *outer, inner = [None, *self._inside]
+        if not isinstance(inner, cst.FunctionDef):
+            return ""
+        return f"self.{inner.name.value}" if isinstance(outer[-1], cst.ClassDef) else inner.name.value
 
 
 class _Setters(cst.CSTVisitor):
@@ -260,6 +305,8 @@ class _Change(cst.CSTTransformer):
             if not _is_at(original_node, where, line, self._known[callee]):
                 continue
             reason = _cannot_take(original_node, callee, arguments)
+            if not reason and "prefetch_factor" in arguments and "num_workers" not in arguments:
+                arguments, reason = _with_workers_only(original_node, arguments)
             if reason:
                 self.refused.append(f"{line}: {reason}")
                 continue
@@ -279,15 +326,44 @@ def _name(function: cst.BaseExpression) -> str:
     return function.value if isinstance(function, cst.Name) else ""
 
 
+def _full_name(function: cst.BaseExpression) -> str:
+    """How a function is called, by its name or as a method of the own object; empty for others."""
+    if isinstance(function, cst.Attribute):
+        of_self = isinstance(function.value, cst.Name) and function.value.value in ("self", "cls")
+        return f"self.{function.attr.value}" if of_self else ""
+    return function.value if isinstance(function, cst.Name) else ""
+
+
 def _cannot_take(call: cst.Call, callee: str, arguments: Mapping[str, str]) -> str:
     """Says why arguments cannot be set by keyword; empty if they can."""
-    if any(argument.star == "**" for argument in call.args):
+    stars = {argument.star for argument in call.args}
+    if "**" in stars:
         return f"the call of {callee} takes ** of a mapping; set {', '.join(arguments)} in there."
+    if "*" in stars and callee in BY_PLACE:
+        return f"the call of {callee} takes * of a list; set {', '.join(arguments)} by hand."
     by_position = sum(argument.keyword is None for argument in call.args)
     taken = set(BY_PLACE.get(callee, ())[:by_position]) & set(arguments)
     if taken:
         return f"{', '.join(sorted(taken))} is given by position; write it as a keyword first."
     return ""
+
+
+def _with_workers_only(call: cst.Call, arguments: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
+    """Returns the arguments, with a longer queue only where there are workers, as torch demands; or why
+    that cannot be written. What another run gives the call need not be what this one has."""
+    place = BY_PLACE["DataLoader"].index("num_workers")
+    given = [each for each in call.args if each.keyword is not None and each.keyword.value == "num_workers"]
+    given += [each for each in call.args[place : place + 1] if each.keyword is None]
+    factor = arguments["prefetch_factor"]
+    if not given or matchers.findall(given[0].value, matchers.Call() | matchers.NamedExpr()):
+        return arguments, f"prefetch_factor={factor} needs num_workers, which is not simply a number there."
+    workers = given[0].value
+    if isinstance(workers, cst.Integer):
+        return arguments, ""
+    number = cst.Module([]).code_for_node(workers)
+    if not isinstance(workers, cst.Name | cst.Attribute):
+        number = f"({number})"
+    return {**arguments, "prefetch_factor": f"{factor} if {number} else None"}, ""
 
 
 def _without(call: cst.Call, name: str | None) -> cst.Call:

@@ -26,12 +26,22 @@ class TuningSection(Section):
         tuning = profile.tuning
         if tuning is None:
             return []
-        permanent = [_written(*setting) for trial in tuning.kept for setting in trial.settings.items()]
+        permanent = [
+            _written(key, value)
+            for trial in tuning.kept
+            for key, value in trial.settings.items()
+            if key != "note"
+        ]
         alarm = bool(tuning.errors or tuning.frozen)
         blocks: list[Block] = [Paragraph(text=sentence(verdict(tuning)), alarm=alarm)]
         if permanent:
             code = "\n".join(dict.fromkeys(permanent))
             blocks.append(Paragraph(text="To make it permanent, set in the script:", code=code))
+        blocks += [
+            Paragraph(text=sentence(f"{named(trial)}: {trial.settings['note']}"))
+            for trial in tuning.kept
+            if "note" in trial.settings
+        ]
         rows = gain_rows(tuning)
         if rows:
             blocks.append(Gains(title="Speedup of each fix", rows=rows))

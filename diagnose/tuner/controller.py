@@ -17,7 +17,7 @@ from diagnose.core.units import NS_PER_S
 from diagnose.tuner.agreement import RankFailed, RanksLost, until
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.diagnosis import Diagnosis
-from diagnose.tuner.holding import drop_what_must_go, is_early, measure_kept
+from diagnose.tuner.holding import LOST, drop_what_must_go, is_early, measure_kept
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.loss_trend import LossAlarm
@@ -56,9 +56,8 @@ LOOK_STEPS = 100
 
 RECHECK_STEPS = 500
 RECHECK_PAIRS = 2
-LOST = 0.98
-"""What is kept is measured again after so many steps. Where that looks like a loss of 2 % it is looked at
-as closely as at first, and undone if the interval then lies below 1."""
+"""What is kept is measured again after so many steps. Where that looks like a loss (`LOST`) it is looked at
+as closely as at first."""
 
 NEVER_BEGUN = (Outcome.REFUSED, Outcome.NOT_ALLOWED)
 """What no finding asked for is not told of where this became of it."""
