@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -397,3 +399,48 @@ def test_a_cold_cache_costs_twenty_seconds(tmp_path, monkeypatch):
     assert action.start_up_s(Job()) == 20
     (tmp_path / "fxgraph" / "ab").mkdir(parents=True)
     assert action.start_up_s(Job()) == 1
+
+
+class Preempted(RuntimeError):
+    """What a script raises when it is told to make room."""
+
+
+@pytest.mark.parametrize("when", ["it compiles", "it runs"])
+def test_what_a_signal_handler_raises_in_a_compiled_block_reaches_the_script(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def rings(number: int, frame: object) -> None:
+        raise Preempted("save now")
+
+    def once() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def backend(self: Compiler, graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            if when == "it runs":
+                once()
+            return graph(*args)
+
+        if when == "it compiles":
+            once()
+        self.num_graphs += 1
+        return run
+
+    monkeypatch.setattr(Compiler, "_backend", backend)
+    model, action = Deep(depth=2), RegionalCompile()
+    job = Job(models=[model], optimizers=[])
+    before = signal.signal(signal.SIGUSR1, rings)
+    try:
+        with action.prepare(job, None) as compiler, action.apply(job, compiler):
+            with pytest.raises(Preempted):
+                model(torch.randn(4, 8))
+            assert not compiler.failure.reason
+            model(torch.randn(4, 8)).sum().backward()
+            assert not compiler.failure.reason and compiler.num_graphs
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import socket
@@ -12,6 +13,7 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, get_worker_info
@@ -178,11 +180,14 @@ class Made(Rows):
         self.by_name = {str(i): [0.0] for i in range(100)}
         self.array = np.zeros((300, 7))
         self.nested = [{"deep": [0.0]}]
+        self.frame = pd.DataFrame({"shift": np.zeros(37), "name": [""] * 37})
+        self.shared = multiprocessing.Array("d", 37)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         row = add_of_module(super().__getitem__(index)) + Made.of_class + self.labels[index]
         row = row + self.pairs[index][1] + self.by_name[str(index)][0] + self.array[index, 3]
-        return row + self.nested[0]["deep"][0]
+        row = row + float(self.frame["shift"].iloc[index]) + len(self.frame.loc[index, "name"])
+        return row + self.nested[0]["deep"][0] + self.shared[index]
 
 
 class Collating:
@@ -228,6 +233,22 @@ def set_nested(dataset: Made, collate: Collating, to: float) -> None:
     dataset.nested[0]["deep"][0] = to
 
 
+def set_frame(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.frame.loc[17, "shift"] = to
+
+
+def set_column(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.frame["shift"] = np.full(37, to)
+
+
+def set_text(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.frame.loc[17, "name"] = "x" * int(to)
+
+
+def set_shared(dataset: Made, collate: Collating, to: float) -> None:
+    dataset.shared[17] = to
+
+
 CHANGES = [
     set_of_module,
     set_of_class,
@@ -237,6 +258,10 @@ CHANGES = [
     set_by_name,
     set_array,
     set_nested,
+    set_frame,
+    set_column,
+    set_text,
+    set_shared,
 ]
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
+import signal
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from diagnose.actions import _loader_keep
+from diagnose.actions._loader_parts import Watch
 from diagnose.actions.base import CannotApply
 from diagnose.actions.persistent_workers import PersistentWorkers
 from diagnose.core.job import Job
@@ -109,6 +114,57 @@ def test_left_in_the_middle_of_an_epoch_it_goes_on_and_its_workers_end_with_it()
     job.iterators.clear()
 
 
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_copies_and_pickles_of_a_loader_are_the_scripts_own(way: Callable[[Any], Any]) -> None:
+    job, loader = Job(), DataLoader(Rows(13), 4, num_workers=1)
+    batches = begin(job, loader)
+    switch = Switch(PersistentWorkers(), job)
+    switch.on(None)
+    list(batches)
+    list(begin(job, loader))  # its workers are kept
+    other = way(loader)
+    other.dataset.num_rows = 5
+    assert len(torch.cat(list(other))) == 5
+    assert len(torch.cat(list(begin(job, loader)))) == 13
+    switch.close()
+    assert len(torch.cat(list(other))) == 5
+
+
+def test_a_loader_that_makes_iterators_of_its_own_is_refused() -> None:
+    class Mine(DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            return super()._get_iterator()
+
+    job = Job()
+    begin(job, Mine(Rows(), 4, num_workers=1))
+    with pytest.raises(CannotApply, match="in a way of its own"):
+        PersistentWorkers().check(job)
+    job.iterators.clear()
+
+
+def test_what_a_signal_handler_raises_when_an_epoch_begins_reaches_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rings(number: int, frame: object) -> None:
+        raise TimeoutError("the script's own alarm")
+
+    job, loader = Job(), DataLoader(Whose(), 4, num_workers=1)
+    batches = begin(job, loader)
+    switch = Switch(PersistentWorkers(), job)
+    switch.on(None)
+    list(batches)
+    before = signal.signal(signal.SIGUSR1, rings)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Watch, "has_changed", lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1))
+            with pytest.raises(TimeoutError, match="own alarm"):
+                iter(loader)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(list(begin(job, loader))) == 10
+    switch.close()
+
+
 def test_a_dataset_that_the_script_has_changed_gets_new_workers() -> None:
     job, dataset = Job(), Whose()
     loader = DataLoader(dataset, 4, num_workers=1)
@@ -164,6 +220,34 @@ def test_workers_call_the_function_that_the_script_has_put_in(
             if switched and epoch == 0:
                 switch.on(None)
             found += [batch.tolist() for batch in batches]
+        switch.close()
+        return found
+
+    assert rows(True) == rows(False)
+
+
+class Framed(Rows):
+    """Rows that are shifted by a column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = pd.DataFrame({"label": np.zeros(37), "name": "a"})
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + self.table.iloc[index]["label"]
+
+
+def test_labels_that_are_written_into_a_frame_after_each_epoch_are_trained_on() -> None:
+    def rows(switched: bool) -> list[Any]:
+        job, dataset, found = Job(), Framed(), []
+        loader = DataLoader(dataset, 4, num_workers=1)
+        switch = Switch(PersistentWorkers(), job)
+        for epoch in range(5):
+            batches = begin(job, loader)
+            if switched and epoch == 0:
+                switch.on(None)
+            found += [batch.tolist() for batch in batches]
+            dataset.table.loc[[3, 30], "label"] = float(epoch)
         switch.close()
         return found
 

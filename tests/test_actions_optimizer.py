@@ -163,6 +163,34 @@ def test_an_exception_in_a_step_leaves_the_flags_as_they_were_once_it_is_undone(
     action.verify_undone(job, before)
 
 
+@pytest.mark.parametrize("where", ["after a step that was interrupted", "in a hook of the script's"])
+def test_a_checkpoint_that_is_saved_in_between_has_the_scripts_flags(where: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    saved = []
+
+    def save(*_: Any) -> None:
+        saved.append(optimizer.state_dict()["param_groups"][0])
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if where.startswith("in"):
+        optimizer.register_step_post_hook(save)
+    with FusedOptimizer().apply(Job(optimizers=[optimizer]), []):
+        if where.startswith("after"):
+            hook = optimizer.register_step_pre_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+            hook.remove()
+            save()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert is_fused(optimizer.step)
+    assert {(each["fused"], each["foreach"]) for each in saved} == {(None, None)}
+    assert not optimizer._optimizer_state_dict_pre_hooks
+
+
 def test_a_gradient_in_another_layout_is_left_to_the_scripts_implementation() -> None:
     """Torch's fused step on a CPU pairs elements by their place in memory."""
     ends = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +19,7 @@ import torch
 from torch import nn
 
 from diagnose.actions import _autocast
-from diagnose.actions._careful import Failure
+from diagnose.actions._careful import Careful, Failure
 from diagnose.actions._loss_scale import FIRST_GROWTH_STEPS, FIRST_SCALE, GROWTH_STEPS, LossScale
 from diagnose.actions._nested import mapped
 from diagnose.actions.autocast_bf16 import AutocastBf16
@@ -501,3 +503,35 @@ def test_on_a_gpu_training_stays_near(action: Any) -> None:
             action.verify_undone(job, before)
         ends.append([tensor.cpu() for tensor in weights(model)])
     assert 0 < distance(ends[1], ends[0]) < 1e-2
+
+
+def test_what_a_signal_handler_raises_in_the_model_is_the_scripts() -> None:
+    """A failure of the change itself, of the same type, is not."""
+    failing: list[Callable[[], None]] = []
+
+    class Rung(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if failing:
+                failing.pop()()
+            return super().forward(x)
+
+    def rings(number: int, frame: object) -> None:
+        raise RuntimeError("the script's own alarm")
+
+    def fails() -> None:
+        raise RuntimeError("no such kernel")
+
+    model, failure = Rung(2, 2), Failure()
+    careful = Careful(lambda call, args, kwargs: call(*args, **kwargs), failure)
+    call: Any = lambda model, x: model(x)  # noqa: E731
+    before = signal.signal(signal.SIGUSR1, rings)
+    try:
+        failing.append(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        with pytest.raises(RuntimeError, match="own alarm"):
+            careful(call, (model, torch.ones(1, 2)), {})
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not failure.reason
+    failing.append(fails)
+    careful(call, (model, torch.ones(1, 2)), {})
+    assert "no such kernel" in failure.reason

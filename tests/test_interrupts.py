@@ -8,12 +8,21 @@ import sys
 import threading
 import timeit
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from diagnose.launch.interrupts import interrupts_wait
+from diagnose.actions._watch import watched
+from diagnose.core.trial import Safety
+from diagnose.launch.interrupts import handlers_wait, interrupts_wait
+from diagnose.launch.tuning import _check_numerics
+from tests.test_shadow import ConvNet, trained
 from tests.test_tuner import Change, Machine, controller, lead, train
+from tests.toggled import assert_equal, weights
 
 
 def test_ctrl_c_comes_when_the_change_is_done():
@@ -101,6 +110,65 @@ def test_a_handler_that_raises_nothing_runs_at_once(preempting):
     with interrupts_wait():
         os.kill(os.getpid(), signal.SIGUSR1)
         assert preempting == [0, signal.SIGUSR1]
+
+
+def test_handlers_that_are_put_off_run_once_when_they_may_and_each_of_them(preempting):
+    other, seen = [], []
+    before = signal.signal(signal.SIGUSR2, lambda *_: other.append(signal.SIGUSR2))
+    try:
+        with pytest.raises(Preempted), interrupts_wait():
+            with handlers_wait():
+                for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1):
+                    os.kill(os.getpid(), number)
+                assert (preempting, other) == ([], [])
+                seen.append("all of it")
+            seen.append("what comes after an exception")
+        assert (preempting, other, seen) == ([signal.SIGUSR1], [signal.SIGUSR2], ["all of it"])
+        with interrupts_wait():
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert len(other) == 2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+to_send: list[int] = []
+
+
+class Rung(ConvNet):
+    """A signal arrives in the middle of its call."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        output = super().forward(images)
+        while to_send:
+            os.kill(os.getpid(), to_send.pop())
+        return output
+
+
+def test_what_a_handler_saves_during_the_check_is_what_the_script_has():
+    """The check's own calls of the model move buffers and generators, and put them back."""
+    training, saved = trained(Rung, dropout=0.5), []
+    model = training.model
+
+    def state() -> tuple[int, list[torch.Tensor], torch.Tensor]:
+        return model.calls, weights(model), torch.get_rng_state()
+
+    installed: Any = SimpleNamespace(
+        context=nullcontext, action=SimpleNamespace(touches="model", safety=Safety.ROUNDING)
+    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: saved.append(state()))
+    try:
+        with watched(training.job):
+            training.step()
+            own = state()
+            to_send.append(signal.SIGUSR1)
+            with interrupts_wait():
+                assert _check_numerics(training.job, installed).ok
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    ((calls, tensors, generator),) = saved
+    assert calls == own[0]
+    assert_equal(tensors, own[1])
+    assert torch.equal(generator, own[2])
 
 
 def test_in_a_forked_process_a_handler_raises_what_it_raises(preempting):

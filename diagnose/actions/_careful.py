@@ -14,6 +14,7 @@ from diagnose.actions._nested import tensors
 from diagnose.actions._untouched import put_back
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Route
+from diagnose.hooks._recorder import from_signal_handler
 
 MAX_SIGNATURES = 32
 """Kinds of input before whose first call the state is kept. Keeping it copies every buffer; a model that
@@ -48,8 +49,8 @@ class Careful:
 
     When the other one raises, the model is called once more as the script wrote it, with random number
     generators and buffers as they were; an error of the script's own is then raised by that call. Ever
-    after, the change is off. Memory that runs out, and what torch never raises, is the script's at once,
-    unless it comes from our own lines.
+    after, the change is off. Memory that runs out, what torch never raises, and what a signal handler
+    raises is the script's at once, unless it comes from our own lines.
 
     Args:
         change: Calls the model in another way.
@@ -81,6 +82,8 @@ class Careful:
             restore = self._restorer(args, kwargs)
             return self._change(call, args, kwargs)
         except Exception as error:
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
             lasting = isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RECOVERABLE)
             if lasting and not raised_by_us(error):
                 raise

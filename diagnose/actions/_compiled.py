@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from diagnose.actions._blame import raised_by_handler
 from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._module_hooks import hooks_of
 
@@ -93,16 +94,20 @@ class Slot:
         as_written = compiler.failure.reason or not block.training or not torch.is_grad_enabled()
         if as_written or any(self._hooks):
             return block._call_impl(*args, **kwargs)
-        graphs, begun = compiler.num_graphs, time.perf_counter()
+        graphs, begun, theirs = compiler.num_graphs, time.perf_counter(), None
         try:
             return self._compiled(block, *args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (the block runs as written; its own exceptions come again)
-            compiler.failure.reason = f"{type(block).__name__} could not be compiled: {in_short(error)}"
+            theirs = raised_by_handler(error)
+            if theirs is None:
+                compiler.failure.reason = f"{type(block).__name__} could not be compiled: {in_short(error)}"
         finally:
             if compiler.num_graphs > graphs:
                 compiler.seconds += time.perf_counter() - begun
+        if theirs is not None:
+            raise theirs
         return block._call_impl(*args, **kwargs)
 
 

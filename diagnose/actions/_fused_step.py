@@ -73,6 +73,8 @@ def fused_by_torch(optimizer: Optimizer) -> Iterator[list[str]]:
         stack.callback(flags.restore)
         stack.callback(optimizer.register_step_pre_hook(flags.set).remove)
         stack.callback(optimizer.register_step_post_hook(flags.restore).remove)
+        # A step that raises has no end, and hooks of the script's come before ours: both may save.
+        stack.callback(optimizer.register_state_dict_pre_hook(flags.restore).remove)
         yield []
 
 

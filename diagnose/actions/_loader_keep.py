@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import ref
 
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
@@ -15,6 +16,8 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_pool import beside_training
 from diagnose.actions._loader_probe import reseed_worker
+from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks.base import replaced
 
 OF_WORKERS = (
     "_data_queue",
@@ -76,8 +79,41 @@ def functions(loader: Any) -> dict[str, Any]:
     return {"collate_fn": loader.collate_fn, "worker_init_fn": loader.worker_init_fn}
 
 
+_keepers: dict[int, Keeper] = {}
+"""By the id of their loaders. The loaders know nothing of them: scripts copy and pickle loaders, which
+would fail with the queues and processes of a keeper in them."""
+
+
+def keeper_of(loader: Any) -> Keeper | None:
+    """Returns what keeps the workers of a loader, if they are kept."""
+    keeper = _keepers.get(id(loader))
+    return keeper if keeper is not None and keeper.is_of(loader) else None
+
+
+def makes_its_own(loader: Any) -> bool:
+    """Whether a loader gets its iterators from elsewhere than from torch."""
+    usual = getattr(DataLoader, "_get_iterator", None)
+    own = getattr(type(loader), "_get_iterator", None)
+    return usual is None or own is not usual or "_get_iterator" in vars(loader)
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """While open, loaders that have a keeper get their iterators from it."""
+
+    def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def _get_iterator(loader: Any) -> Any:
+            keeper = keeper_of(loader)
+            return original(loader) if keeper is None else keeper.begin(loader, original)
+
+        return _get_iterator
+
+    with replaced(DataLoader, "_get_iterator", wrap):
+        yield
+
+
 class Keeper:
-    """Hands the workers of a loader's iterator to the next one, until `end` is called.
+    """Hands the workers of a loader's iterator to the next one, while `keeping`, until `end` is called.
 
     Args:
         loader: The script's loader.
@@ -89,19 +125,23 @@ class Keeper:
     def __init__(self, loader: Any, batches: Any, watch: Watch, *, known: bool) -> None:
         self._loader = weakly(loader, self._dropped)
         self._watch = watch
+        self._id = id(loader)
         self._keep(batches, known)
-        vars(loader)["_get_iterator"] = self._get_iterator
+        _keepers[self._id] = self
+
+    def is_of(self, loader: Any) -> bool:
+        """Whether it is this loader's, and not that of one whose place it has taken in memory."""
+        return self._loader() is loader
 
     def end(self) -> None:
         """The script's own iterators own their workers again."""
-        loader = self._loader()
-        if loader is not None:
-            vars(loader).pop("_get_iterator", None)
+        if _keepers.get(self._id) is self:
+            del _keepers[self._id]
         self._give_back()
 
     def _dropped(self) -> None:
         """The script is done with the loader: nothing is kept for another epoch."""
-        self._give_back()
+        self.end()
         self._watch = Watch(None)
 
     def _keep(self, batches: Any, known: bool = True) -> None:
@@ -132,22 +172,23 @@ class Keeper:
             batches._shutdown = self._end.came
             batches._worker_pids_set = not self._end.came
 
-    def _get_iterator(self) -> Any:
+    def begin(self, loader: Any, original: Callable[[Any], Any]) -> Any:
         """Takes the place of `DataLoader._get_iterator`: the script begins an epoch."""
-        loader = self._loader()
         stream = torch.default_generator if loader.generator is None else loader.generator
         before = stream.get_state()
         batches = None
         self._changed = False
         try:
-            self._changed = self._watch.has_changed(**functions(loader))
+            self._changed = self._watch.has_changed(**functions(loader)) or bool(self._watch.unseen)
             if self._can_go_on(loader):
                 batches = self._handed_over(loader)
-        except Exception:  # noqa: BLE001 (ours: the script gets what it would have got)
+        except Exception as error:  # ours: the script gets what it would have got
+            if from_signal_handler(error.__traceback__):
+                raise  # the script's own
             stream.set_state(before)
         if batches is None:
             self._ours(self._give_back)
-            batches = type(loader)._get_iterator(loader)
+            batches = original(loader)
         else:
             self._ours(self._let_go)
         self._ours(self._keep, batches)

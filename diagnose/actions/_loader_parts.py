@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -19,12 +18,23 @@ from weakref import WeakMethod, ref
 import torch
 
 from diagnose.actions._loader_contents import (
+    MAX_BYTES,
     Room,
     contents_of_array,
     contents_of_bytes,
     contents_of_items,
 )
-from diagnose.hooks._frames import USER, file_owner, owner
+from diagnose.actions._loader_objects import (
+    BUFFERS,
+    arrays_in,
+    has_attributes,
+    is_index,
+    is_opaque,
+    is_users,
+    is_users_module,
+    slot_names,
+)
+from diagnose.hooks._frames import USER, owner
 from diagnose.hooks._signals import from_signal_handler
 
 MAX_DEPTH = 10
@@ -49,7 +59,6 @@ Part = tuple[str, Any, "Mapping[str, Any] | None"]
 
 NOTHING: tuple[Part, ...] = ()
 
-_whose_file = functools.lru_cache(maxsize=10_000)(file_owner)
 GONE = object()
 
 
@@ -60,26 +69,33 @@ class Stream(int):
 class Look:
     """One look at objects and what they are made of.
 
-    Seen are attributes, elements of containers, bytes of NumPy's arrays, version counters of tensors, the
-    state of random number generators, and what functions close over. Of the script's own code also the
-    global names that functions read, and the attributes of classes. Of long tables a sample is seen, and of
-    memory-mapped files and what is written to a tensor's memory without its knowledge nothing.
+    Seen are attributes, elements of containers, bytes of NumPy's arrays, of ctypes' objects and of pandas'
+    tables, version counters of tensors, the state of random number generators, and what functions close
+    over. Of the script's own code also the global names that functions read, and the attributes of classes.
+    Of long tables a sample is seen, and of memory-mapped files and what is written to a tensor's memory
+    without its knowledge nothing.
 
     Args:
         whole: The object that has the empty path.
         others: Objects by the name that their paths begin with.
         closely: Whether elements of long containers and arrays are seen.
+        most_bytes: Of arrays that are seen.
 
     Attributes:
         seen: The state of each part.
         objects: The parts.
         slots: Names that lead to a part, and the mappings that have them: outermost first.
+        unseen: The first part that may change without being seen to, looked at closely: a sampled table, or
+            a compiled object that shows nothing. Empty if there is none.
     """
 
-    def __init__(self, whole: Any, *, closely: bool = True, **others: Any) -> None:
+    def __init__(
+        self, whole: Any, *, closely: bool = True, most_bytes: int = MAX_BYTES, **others: Any
+    ) -> None:
         self.seen: Signature = {}
         self.slots: list[tuple[Mapping[str, Any], str, Any]] = []
-        room = Room() if closely else None
+        self.unseen = ""
+        room = Room(most_bytes) if closely else None
         known: dict[int, tuple[Any, Any]] = {}  # with the object: one that is alive shares its id with none
         waiting: deque[tuple[tuple[str, ...], Any]] = deque([((), whole)])
         waiting.extend(((name,), other) for name, other in others.items())
@@ -89,6 +105,8 @@ class Look:
                 self.seen[path] = known[id(value)][1]
                 continue
             state, parts = _seen_part(value, room)
+            if room is not None and room.left_out and not self.unseen:
+                self.unseen = f"{'.'.join(path) or 'the dataset'} ({type(value).__qualname__})"
             known[id(value)] = value, state
             self.seen[path] = state
             for name, part, holder in parts if len(path) < MAX_DEPTH else NOTHING:
@@ -130,11 +148,17 @@ class Watch:
     Args:
         whole: See `Look`.
         draws: Whether the states of generators of torch's are looked at.
+        most_bytes: See `Look`.
         others: See `Look`.
+
+    Attributes:
+        unseen: See `Look`.
     """
 
-    def __init__(self, whole: Any, *, draws: bool = True, **others: Any) -> None:
-        self._whole, self._draws = weakly(whole), draws
+    def __init__(
+        self, whole: Any, *, draws: bool = True, most_bytes: int = MAX_BYTES, **others: Any
+    ) -> None:
+        self._whole, self._draws, self._most_bytes = weakly(whole), draws, most_bytes
         self._others = {name: weakly(other) for name, other in others.items()}
         self.renew()
 
@@ -174,7 +198,9 @@ class Watch:
 
     def _look(self) -> Look:
         begun = time.perf_counter()
-        look = Look(self._whole(), **{name: other() for name, other in self._others.items()})
+        others = {name: other() for name, other in self._others.items()}
+        look = Look(self._whole(), most_bytes=self._most_bytes, **others)
+        self.unseen = look.unseen
         self._at = time.perf_counter()
         self._took_s = self._at - begun
         return look
@@ -200,6 +226,8 @@ def _seen_part(value: Any, room: Room | None) -> tuple[Any, Iterable[Part]]:
     except Exception as error:
         if from_signal_handler(error.__traceback__):
             raise  # the script's own
+        if room is not None:
+            room.left_out = True
         return id(value), NOTHING  # an object that does not let itself be looked at
 
 
@@ -222,8 +250,13 @@ def _part(value: Any, room: Room | None) -> tuple[Any, Iterator[Part] | tuple[Pa
     numpy_state = _numpy_state(value, room)
     if numpy_state is not None:
         return numpy_state, NOTHING
-    if isinstance(value, bytearray | array):
-        return (id(value), len(value), contents_of_bytes(value, room) if room else 0), NOTHING
+    if isinstance(value, BUFFERS):
+        return (id(value), contents_of_bytes(value, room) if room else 0), NOTHING
+    if is_index(value):
+        return id(value), NOTHING
+    arrays = arrays_in(value)
+    if arrays is not None:
+        return _of_arrays(value, arrays, room)
     if isinstance(value, dict | list | tuple | set | frozenset | deque):
         return _of_container(value, room)
     if isinstance(value, FunctionType):
@@ -233,7 +266,7 @@ def _part(value: Any, room: Room | None) -> tuple[Any, Iterator[Part] | tuple[Pa
         return id(value), parts
     if isinstance(value, MethodType):
         return id(value.__func__), (("self", value.__self__, None), ("func", value.__func__, None))
-    return _of_instance(value)
+    return _of_instance(value, room)
 
 
 def _of_container(value: Any, room: Room | None) -> tuple[Any, Iterator[Part] | tuple[Part, ...]]:
@@ -246,32 +279,34 @@ def _of_container(value: Any, room: Room | None) -> tuple[Any, Iterator[Part] | 
     return state, ((str(i), part, None) for i, part in enumerate(value))
 
 
-def _of_instance(value: Any) -> tuple[Any, Iterator[Part]]:
-    attributes = getattr(value, "__dict__", None)
-    size = len(attributes) if isinstance(attributes, dict) else 0
+def _of_arrays(value: Any, arrays: list[Any], room: Room | None) -> tuple[Any, Iterator[Part]]:
+    """What is compiled in pandas' tables; arrays of its own, and of others, are its parts."""
+    states = [_numpy_state(each, room) for each in arrays]
+    others = ((str(i), arrays[i], None) for i, state in enumerate(states) if state is None)
+    return (id(value), *map(id, getattr(value, "axes", ())), *states), others
+
+
+def _of_instance(value: Any, room: Room | None) -> tuple[Any, Iterator[Part]]:
+    attributes = vars(value) if has_attributes(value) else {}
+    if room is not None and is_opaque(value):
+        room.left_out = True
 
     def parts() -> Iterator[Part]:
-        if isinstance(attributes, dict):
-            # A copy: looking at a part must not meet what the script's own threads add meanwhile.
-            for name, part in list(attributes.items()):
-                yield name, part, attributes
+        # A copy: looking at a part must not meet what the script's own threads add meanwhile.
+        for name, part in list(attributes.items()):
+            yield name, part, attributes
         cls = type(value)
-        if _is_users(cls):
+        if is_users(cls):
             yield f"class {cls.__name__}", cls, None
-            for name in [name for each in cls.__mro__ for name in _slot_names(each)]:
-                yield name, getattr(value, name, None), None
+        for name in slot_names(cls) or ():
+            yield name, getattr(value, name, None), None
 
-    return (id(value), size), parts()
-
-
-def _slot_names(cls: type) -> tuple[str, ...]:
-    names = vars(cls).get("__slots__", ())
-    return (names,) if isinstance(names, str) else tuple(name for name in names if name[:2] != "__")
+    return (id(value), len(attributes)), parts()
 
 
 def _of_class(cls: type) -> Iterator[Part]:
     """Yields what the script's own classes have in common for all their instances."""
-    if not _is_users(cls):
+    if not is_users(cls):
         return
     attributes = vars(cls)
     for name, part in list(attributes.items()):
@@ -283,16 +318,6 @@ def _of_class(cls: type) -> Iterator[Part]:
             yield name, part, attributes
     for base in cls.__bases__:
         yield f"class {base.__name__}", base, None
-
-
-def _is_users(cls: type) -> bool:
-    module = sys.modules.get(cls.__module__)
-    return cls.__module__ == "__main__" or (module is not None and _is_users_module(module))
-
-
-def _is_users_module(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and _whose_file(file) == USER
 
 
 def _of_function(function: FunctionType) -> Iterator[Part]:
@@ -310,7 +335,7 @@ def _of_function(function: FunctionType) -> Iterator[Part]:
         part = names.get(name, GONE)
         if isinstance(part, ModuleType):
             inside = vars(part)
-            if attribute in inside and _is_users_module(part):
+            if attribute in inside and is_users_module(part):
                 yield f"{name}.{attribute}", inside[attribute], None
         elif part is not GONE:
             yield name, part, names
@@ -344,9 +369,6 @@ def _numpy_state(value: Any, room: Room | None) -> Any:
     if numpy is None or not type(value).__module__.startswith("numpy"):
         return None
     if isinstance(value, numpy.ndarray):
-        state = id(value), value.shape
-        if room is None or isinstance(value, numpy.memmap):
-            return state
-        return *state, contents_of_array(value, room)
+        return id(value), value.shape, contents_of_array(value, room) if room else 0
     generator = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
     return str(generator.state) if generator is not None else None

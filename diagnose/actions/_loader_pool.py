@@ -324,12 +324,18 @@ class Pool:
         """An epoch begins: where the script has changed what batches are made from, new workers get it as
         it is now, as new ones of the script's would."""
         kept, init = batches._num_workers and loader.persistent_workers, loader.worker_init_fn
-        if not kept and (self._is_stale or self._watch.has_changed(worker_init_fn=init)):
+        changed = not kept and (self._is_stale or self._watch.has_changed(worker_init_fn=init))
+        if changed or (not kept and self._watch.unseen):
             self.workers.stop()
-            self.workers = self._start(loader, batches)
-        elif self._exact and (time.monotonic() - self._proven_at) * PROOF_SHARE > self._batch_s:
+            self.workers = self._start(loader, batches, is_seen=not changed)
+        elif self._is_due:
             # Beside workers of the script's, a proof costs the training process nothing, and ours go on.
             self.proven, self._doubted = self.proven and self._has_own, True
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether it has been long since a batch was compared."""
+        return self._exact and (time.monotonic() - self._proven_at) * PROOF_SHARE > self._batch_s
 
     @property
     def wants_proof(self) -> bool:
@@ -345,7 +351,9 @@ class Pool:
 
     def is_stale(self) -> bool:
         """Whether what batches are made from has changed since the workers began, as far as there is time
-        to look between two batches."""
+        to look between two batches. Where that could change unseen, a batch is compared now and then."""
+        if self._watch.unseen and self._is_due:
+            self.proven = False
         self._is_stale = self._is_stale or self._watch.has_changed_now()
         return self._is_stale
 
@@ -355,7 +363,7 @@ class Pool:
         self.workers.give_up("the script is done with the dataset")
         self.workers.stop()
 
-    def _start(self, loader: Any, batches: Any) -> Workers:
+    def _start(self, loader: Any, batches: Any, *, is_seen: bool = False) -> Workers:
         collate_fn, init = batches._collate_fn, None
         if batches._num_workers:
             init = loader.worker_init_fn  # where there are no workers, the script's is never called
@@ -364,9 +372,10 @@ class Pool:
         init = functools.partial(begin_apart, open_sockets(), init)
         seeds = torch.Generator()
         seeds.set_state(torch.get_rng_state())  # reproducible, and the script's own stream stays put
-        self._watch = Watch(
-            batches._dataset, collate_fn=batches._collate_fn, worker_init_fn=loader.worker_init_fn
-        )
+        if not is_seen:
+            self._watch = Watch(
+                batches._dataset, collate_fn=batches._collate_fn, worker_init_fn=loader.worker_init_fn
+            )
         self._is_stale, self.proven = False, not self._exact
         changed = {
             "dataset": batches._dataset,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from diagnose.actions._careful import in_short
+from diagnose.actions._loader_contents import MANY_BYTES
 from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_purity import moved, random_states, same
 from diagnose.hooks._signals import from_signal_handler
@@ -43,7 +44,8 @@ class Samples:
         self._made: list[tuple[int, Any, int]] = []
         self._room = budget_bytes
         self._budget = budget_bytes
-        self._watch = Watch(dataset)
+        self._watch = Watch(dataset, most_bytes=MANY_BYTES)
+        self._refuse_unseen()
         self._doubted = False
         self._states: dict[str, int] = {}
         self._took_s = self._due_s = 0.0
@@ -68,10 +70,15 @@ class Samples:
 
     def _forget(self) -> None:
         self._watch.renew()
+        self._refuse_unseen()
         self._kept.clear()
         self._made.clear()
         self._room = self._budget
         self.asked = 0
+
+    def _refuse_unseen(self) -> None:
+        if self._watch.unseen and not self.refused:
+            self.refuse(f"nobody could see whether the script changes {self._watch.unseen}")
 
     def need_nothing(self, indices: list[Any]) -> bool:
         """Whether the dataset may make these samples unwatched, and counts them then: not where one is new,

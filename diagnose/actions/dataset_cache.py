@@ -162,7 +162,10 @@ def _cache(job: Job) -> Cache:
             f"all samples take {format_bytes(num_bytes)}; a quarter of the memory is {format_bytes(budget)}"
         )
     left = -batches._num_yielded % len(batches)
-    return Cache(batches._dataset, left + len(batches), budget)
+    cache = Cache(batches._dataset, left + len(batches), budget)
+    if cache.samples.refused:
+        raise CannotApply(cache.samples.refused)
+    return cache
 
 
 def _makes_batches(dataset: Any) -> bool:

@@ -40,23 +40,29 @@ class LoaderWorkers(LoaderServing):
     or a worker die, hang or raise, the script gets its own batch, and the workers are not asked again.
 
     What batches are made from is looked at when an epoch begins: attributes of the dataset and of
-    `collate_fn` and all that they hold, elements of lists and bytes of NumPy's arrays, globals that the
-    script's functions read, attributes of its classes. If it has changed, new workers get it as it is now.
-    Without workers of the script's, a change counts from the next batch on: names are looked at before each
-    batch, everything before the first ones and then for 1 % of the time. Batches of a dataset that changes
-    between two of them are made in the training process from then on.
+    `collate_fn` and all that they hold, elements of lists, bytes of NumPy's arrays, pandas' tables and
+    `multiprocessing`'s values, globals that the script's functions read, attributes of its classes. If it
+    has changed, new workers get it as it is now. Without workers of the script's, a change counts from the
+    next batch on: names are looked at before each batch, everything before the first ones and then for 1 %
+    of the time. Batches of a dataset that changes between two of them are made in the training process from
+    then on.
+
+    What cannot be seen to change, new workers get with each epoch: tables of more than a million elements
+    or 32 MiB, of which evenly spaced ones are looked at, and what compiled objects hold that are of none of
+    the packages numpy, pandas, pyarrow and torch, such as tables of polars', or stand for those of another
+    process. Without workers of the script's, batches are then compared in the middle of an epoch, too.
 
     A sampler of the script's own is asked ahead only when it was seen for three batches that nobody else
     changes it, and for the last index of an epoch not at all. Once somebody does, it is not asked ahead any
     more.
 
     ## What is not seen
-    Of tables of more than a million elements or 32 MiB, all but evenly spaced ones; what is written to a
-    file, to mapped memory, or to a tensor's memory through NumPy; globals that only code of installed
-    packages reads; the environment. Numbers drawn from generators that are none of the process's and no
-    part of the dataset. Of a change deep in the dataset that comes for the first time in the middle of a
-    long epoch, the batches made by then. Of a sampler of the script's that the loop changes for the first
-    time after it has been asked ahead, the two batches for each worker that were named by then.
+    What is written to a file, to mapped memory, or to a tensor's memory through NumPy; globals that only
+    code of installed packages reads; the environment; of more than 2000 objects the innermost. Numbers
+    drawn from generators that are none of the process's and no part of the dataset. Of a change deep in the
+    dataset, or in what cannot be seen to change, that comes in the middle of a long epoch, the batches made
+    by then. Of a sampler of the script's that the loop changes for the first time after it has been asked
+    ahead, the two batches for each worker that were named by then.
 
     ## What is not written into the script
     `num_workers` where torch's own workers would do something else: they ask any sampler ahead, whatever

@@ -8,7 +8,15 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from diagnose.actions._loader_choice import obstacle, probed_once
-from diagnose.actions._loader_keep import OF_WORKERS, Keeper, functions
+from diagnose.actions._loader_contents import MANY_BYTES
+from diagnose.actions._loader_keep import (
+    OF_WORKERS,
+    Keeper,
+    functions,
+    keeper_of,
+    keeping,
+    makes_its_own,
+)
 from diagnose.actions._loader_parts import Watch
 from diagnose.actions._loader_serving import PERSISTENT
 from diagnose.actions.base import Action, CannotApply
@@ -39,9 +47,10 @@ class PersistentWorkers(Action):
     Where the dataset changes itself: a new worker begins with it as the training process has it, a kept one
     as it has left it. Where a worker that is kept makes another batch, seeded anew, than a new one would: a
     dataset that seeds generators once in each worker, or has one that nobody sees. Where its samples are
-    random and the script sets up its workers by a function of its own. Where the script has changed what
-    batches are made from, new workers get it (`loader-workers` says what is seen); an epoch that is begun
-    while another one is under way gets new ones, too.
+    random and the script sets up its workers by a function of its own. Where batches are made from what
+    cannot be seen to change (`loader-workers` says what that is): more than 256 MiB of arrays, tables of
+    polars'. Where the script has changed what they are made from, new workers get it; an epoch that is
+    begun while another one is under way gets new ones, too.
     """
 
     safety = Safety.EXACT
@@ -69,16 +78,17 @@ class PersistentWorkers(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         keepers: list[Keeper] = []
-        try:
-            _keep(job, keepers, prepared)
-            yield
-        finally:
-            for keeper in keepers:
-                keeper.end()
+        with keeping():
+            try:
+                _keep(job, keepers, prepared)
+                yield
+            finally:
+                for keeper in keepers:
+                    keeper.end()
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
-        kept = sum("_get_iterator" in vars(loader) for loader in job.loaders)
+        kept = sum(keeper_of(loader) is not None for loader in job.loaders)
         return kept, sum("_shutdown_workers" in vars(batches) for batches in job.iterators)
 
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
@@ -96,7 +106,7 @@ class Beginnings:
         """An epoch begins."""
         if loader in self._known:
             watch = self._known[loader][1]
-            if "_get_iterator" not in vars(loader):  # else the keeper has looked
+            if keeper_of(loader) is None:  # else it has looked
                 watch.renew(**functions(loader))
         else:
             watch = _watch(loader)
@@ -117,7 +127,7 @@ def _nothing() -> None:
 
 
 def _watch(loader: Any) -> Watch:
-    return Watch(loader.dataset, **functions(loader))
+    return Watch(loader.dataset, most_bytes=MANY_BYTES, **functions(loader))
 
 
 def _keep(job: Job, keepers: list[Keeper], beginnings: Beginnings) -> None:
@@ -150,7 +160,7 @@ def _objection(loader: Any, batches: Any) -> str:
         return "the loader has no workers"
     if getattr(loader, "persistent_workers", False):
         return "the loader keeps its workers already"
-    if "_get_iterator" in vars(loader) or not hasattr(loader, "_get_iterator"):
+    if makes_its_own(loader):
         return "the loader makes its iterators in a way of its own"
     missing = [name for name in OF_WORKERS if name not in vars(batches) and not name.startswith("_pin")]
     if missing:
@@ -160,6 +170,9 @@ def _objection(loader: Any, batches: Any) -> str:
         return reason
     if len(batches) > MAX_EPOCH_STEPS:
         return f"an epoch has {len(batches)} steps, and only its first is affected"
+    unseen = _watch(loader).unseen
+    if unseen:
+        return f"nobody could see whether the script changes what its batches are made from: {unseen}"
     probed = probed_once(batches)
     if probed.error:
         return f"no batch could be made in a forked process: {probed.error}"

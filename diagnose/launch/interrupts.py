@@ -4,17 +4,22 @@ from __future__ import annotations
 
 # What `signal` wraps: that turns each handler into an enumeration and back, 20 us of every tuned step.
 import _signal  # type: ignore[import-not-found]
+import functools
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
 OTHERS = tuple(int(number) for number in signal.valid_signals() if number != signal.SIGINT)
 
 Handler = Callable[[int, "FrameType | None"], Any]
+
+
+_waiting: dict[int, Callable[[], Any]] | None = None
+"""Calls of the script's handlers that are put off, by signal; `None` while they run at once."""
 
 
 class FromHandler(BaseException):
@@ -28,8 +33,8 @@ def interrupts_wait() -> Iterator[Sequence[object]]:
 
     In the middle of a fork Python swallows a `KeyboardInterrupt`, and in the middle of a change it would
     leave half of it behind. Handlers of other signals run at once, as a scheduler may give the script but
-    seconds; an exception that one raises leaves the context, whatever is caught inside. Does nothing
-    outside the main thread, where no handler ever runs.
+    seconds; an exception that one raises leaves the context, whatever is caught inside
+    (`handlers_wait` lets them wait, too). Does nothing outside the main thread, where no handler ever runs.
 
     Yields:
         What is not empty once Ctrl-C was pressed: whoever waits for something in between must give up.
@@ -67,6 +72,23 @@ def interrupts_wait() -> Iterator[Sequence[object]]:
         raise raised[0]
 
 
+@contextmanager
+def handlers_wait() -> Iterator[None]:
+    """Inside of `interrupts_wait`: puts off what the script's other handlers do until the context is left.
+
+    For as long as the model is not as the script knows it, and a handler may save it.
+    """
+    global _waiting
+    _waiting = {}
+    try:
+        yield
+    finally:
+        waiting, _waiting = _waiting, None
+        with ExitStack() as calls:  # each is called, whatever another one raises
+            for call in reversed(waiting.values()):
+                calls.callback(call)
+
+
 def _is_the_scripts(handler: Any) -> bool:
     """Whether neither we nor torch have set it: torch's tells of workers that died, ours among them."""
     return str(getattr(handler, "__module__", "")).partition(".")[0] not in ("diagnose", "torch")
@@ -77,6 +99,9 @@ def _noting(handler: Handler, raised: list[Exception]) -> Handler:
     process = os.getpid()
 
     def call(number: int, frame: FrameType | None) -> None:
+        if _waiting is not None and os.getpid() == process:
+            _waiting.setdefault(number, functools.partial(call, number, frame))
+            return
         try:
             handler(number, frame)
         except Exception as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from diagnose.hooks._allocator import uncounted
 from diagnose.hooks._cuda import cuda_in_use
-from diagnose.launch.interrupts import interrupts_wait
+from diagnose.launch.interrupts import handlers_wait, interrupts_wait
 from diagnose.launch.steps_left import Progress
 
 if TYPE_CHECKING:
@@ -254,7 +254,8 @@ def _check_numerics(job: Any, installed: Installed) -> Numerics:
     compare = (
         _shadow.compare_update if installed.action.touches == "optimizer" else _shadow.compare_gradients
     )
-    return compare(job, installed.context(), installed.action.safety)
+    with handlers_wait():  # what they would save is not the script's model
+        return compare(job, installed.context(), installed.action.safety)
 
 
 def _is_capturing() -> bool:
