@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 
 import torch
+from diagnose.kernels._layout import fits
 from diagnose.kernels.adamw_8bit import BLOCK_ELEMENTS, code_values
 
 SMALLEST = 2.0**-120
@@ -19,13 +20,17 @@ little memory left."""
 def decoded(
     codes: torch.Tensor, scales_B: torch.Tensor, *, signed: bool, like: torch.Tensor
 ) -> torch.Tensor:
-    """The values of `codes` in fp32: a first moment if `signed`, else the root of a second one."""
+    """The values of `codes` in fp32: a first moment if `signed`, else the root of a second one.
+
+    They lie in memory as `like` does. The codes may lie otherwise: a scale is of what lies together there.
+    """
     made = torch.empty_like(like, dtype=torch.float32, memory_format=torch.preserve_format)
+    coded = made if fits([made, codes]) else torch.empty_like(codes, dtype=torch.float32)
     known = _values(signed, codes.device)
-    for made_N, code_N, scale_B in _pieces(made, codes, scales_B):
+    for made_N, code_N, scale_B in _pieces(coded, codes, scales_B):
         scale_N = scale_B.repeat_interleave(BLOCK_ELEMENTS)[: code_N.numel()]
         made_N.copy_(known[code_N.long()] * scale_N)
-    return made
+    return made if coded is made else made.copy_(coded)
 
 
 def encode(values: torch.Tensor, codes: torch.Tensor, scales_B: torch.Tensor, *, signed: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from diagnose.kernels._adamw_8bit_state import decoded, encode, in_order_of
 from diagnose.kernels._algorithms import ADAMW_8BIT
+from diagnose.kernels._layout import fits
 from diagnose.kernels._optimizers import Closure, SteppedByKernels, check_numbers, evaluated
 from diagnose.kernels._swap import ClipLevel, swap_of
 from torch.optim import Optimizer
@@ -82,8 +83,10 @@ def _moments(state: dict[str, Any], p: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _set_moments(state: dict[str, Any], p: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
-    for place, name in enumerate(ADAMW_8BIT.moments({})):
-        state.setdefault(name, ADAMW_8BIT.make(place, p))
+    names = ADAMW_8BIT.moments({})
+    held = [state.get(name) for name in names]
+    if not all(isinstance(each, torch.Tensor) for each in held) or not fits([m, *ADAMW_8BIT.alike(held)]):
+        state.update({name: ADAMW_8BIT.make(place, p) for place, name in enumerate(names)})
     encode(m, state["exp_avg_codes"], state["exp_avg_scales"], signed=True)
     encode(v.sqrt(), state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False)
 

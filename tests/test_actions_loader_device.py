@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, _utils
 
 from diagnose.actions import device_prefetch
+from diagnose.actions._careful import Failure
 from diagnose.actions._device_copies import Copies, asks_for
 from diagnose.actions._loader_ahead import NOTHING
 from diagnose.actions._loader_choice import sources
@@ -37,27 +38,37 @@ class Side:
     device = META
 
     def __init__(self) -> None:
-        self.handed_over = 0
+        self.handed_over = self.waited = 0
 
     def begin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return tensor.to(META), None
 
-    def hand_over(self, copy: torch.Tensor, done: Any) -> None:
+    def hand_over(self, copy: torch.Tensor, done: Any, *, waits: bool) -> None:
         self.handed_over += 1
+        self.waited += waits
 
 
 @pytest.fixture
-def copies() -> Iterator[Copies]:
-    with ExitStack() as stack:
-        found = Copies(Side())
-        stack.enter_context(found.looked_up())
+def side() -> Side:
+    return Side()
+
+
+@pytest.fixture
+def failure() -> Failure:
+    return Failure()
+
+
+@pytest.fixture
+def copies(side: Side, failure: Failure) -> Iterator[Copies]:
+    found = Copies(side, failure)
+    with found.looked_up():
         yield found
 
 
 def test_the_very_tensor_is_found_once(copies: Copies) -> None:
     tensor = torch.ones(3)
     copies.begin(tensor)
-    (_, _, copy, _) = copies._begun[id(tensor)]
+    copy = copies._begun[id(tensor)].copy
     assert tensor.to("meta", non_blocking=True) is copy
     assert tensor.to("meta") is not copy, "a second copy is another tensor, as without us"
 
@@ -66,16 +77,89 @@ def test_the_very_tensor_is_found_once(copies: Copies) -> None:
 def test_another_tensor_is_not_found(copies: Copies, other: Any) -> None:
     tensor = torch.ones(3)
     copies.begin(tensor)
-    (_, _, copy, _) = copies._begun[id(tensor)]
+    copy = copies._begun[id(tensor)].copy
     assert other(tensor).to("meta") is not copy
 
 
-def test_a_tensor_that_was_written_to_is_copied_anew(copies: Copies) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.add_(1),
+        lambda t: t.numpy().__iadd__(1),
+        lambda t: t.data.add_(1),
+        lambda t: memoryview(t.numpy()).__setitem__(0, 5.0),
+        lambda t: setattr(t, "data", torch.ones(2)),
+        lambda t: t.requires_grad_(),
+    ],
+)
+@pytest.mark.parametrize("closely", [True, False])
+def test_a_tensor_that_is_another_by_now_is_copied_anew(
+    copies: Copies, side: Side, change: Callable[[torch.Tensor], object], closely: bool
+) -> None:
     tensor = torch.ones(3)
-    copies.begin(tensor)
-    (_, _, copy, _) = copies._begun[id(tensor)]
-    tensor.add_(1)
-    assert tensor.to("meta") is not copy
+    copies.begin(tensor, closely=closely)
+    change(tensor)
+    copy = tensor.to("meta")
+    assert not side.handed_over
+    assert (copy.shape, copy.requires_grad) == (tensor.shape, tensor.requires_grad)
+
+
+@pytest.mark.parametrize("closely", [True, False])
+def test_a_change_that_torch_does_not_see_ends_the_copies(
+    copies: Copies, side: Side, failure: Failure, closely: bool
+) -> None:
+    images = [torch.ones(8, 3, 32, 32) for _ in range(2)]
+    for image in images:
+        copies.begin(image, closely=closely)
+    images[0].numpy()[:, :, :16] = 0
+    for image in images:
+        image.to("meta")
+    assert not side.handed_over
+    assert failure.reason.startswith("the script changes a batch where torch does not see it")
+
+
+def seen(change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return change(torch.arange(48.0).view(2, 3, 2, 4).clone())
+
+
+@pytest.mark.parametrize("closely", [True, False])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        seen(lambda t: t),
+        seen(lambda t: t.index_fill(0, torch.tensor([0]), float("nan"))),
+        seen(lambda t: t.contiguous(memory_format=torch.channels_last)),
+        seen(lambda t: t[:, :, :, ::2]),
+        seen(lambda t: t[:1].expand(5, 3, 2, 4)),
+        seen(lambda t: t.to(torch.bfloat16)),
+        seen(lambda t: t.to(torch.complex64)),
+        seen(lambda t: t > 3),
+        seen(lambda t: t.to(torch.uint8)),
+        torch.tensor(3),
+        torch.ones(0, 4),
+        torch.ones(5000),
+    ],
+)
+def test_a_tensor_that_is_what_it_was_is_found(
+    copies: Copies, side: Side, tensor: torch.Tensor, closely: bool
+) -> None:
+    copies.begin(tensor, closely=closely)
+    assert tensor.to("meta").shape == tensor.shape
+    assert side.handed_over == 1
+
+
+@pytest.mark.parametrize(
+    ("pinned", "how", "waits"), [(True, {}, 1), (True, {"non_blocking": True}, 0), (False, {}, 0)]
+)
+def test_the_script_waits_where_it_may_write_to_memory_that_is_read(
+    copies: Copies, side: Side, monkeypatch: Any, pinned: bool, how: Any, waits: int
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: pinned)
+    tensors = [torch.ones(3), torch.ones(3)]
+    for tensor in tensors:
+        copies.begin(tensor)
+    tensors[0].to("meta", **how)
+    assert (side.handed_over, side.waited) == (1, waits)
 
 
 def test_an_entry_ends_with_its_tensor(copies: Copies) -> None:
@@ -187,7 +271,7 @@ def test_the_copy_of_the_next_batch_is_begun_when_one_is_handed_out(copies: Copi
 
     feed.finish_with(look_ahead)
     next(batches)
-    begun = [copy for _, _, copy, _ in copies._begun.values()]
+    begun = [each.copy for each in copies._begun.values()]
     assert len(begun) == 1
     assert next(batches).to("meta") is begun[0]
     feed.finish_without(look_ahead)
@@ -210,6 +294,30 @@ def test_all_windows_share_one_stream_on_the_models_gpu(monkeypatch: pytest.Monk
                 pass
     assert made == [SECOND]
     assert len(list(batches)) == 10
+    assert children_end()
+
+
+@pytest.mark.parametrize("hits", [0, 3])
+def test_a_loop_that_changes_batches_past_torch_gets_its_own_and_the_action_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch, hits: int
+) -> None:
+    """From its first batch on, or later, when only some elements are looked at."""
+    side = Side()
+    monkeypatch.setattr(device_prefetch, "SideStream", lambda place: side)
+    monkeypatch.setattr(device_prefetch, "free_at_peak", lambda job: 100 * BATCH_BYTES)
+    action, job = DevicePrefetch(), Job(device="cuda", torch_device=SECOND)
+    batches = begin(job, KINDS["two workers"]())
+    with action.prepare(job, None) as prepared:
+        with action.apply(job, prepared):
+            for batch in batches:
+                if side.handed_over == hits:
+                    batch.numpy()[:] = -1
+                batch.to(META)
+                time.sleep(0.05)
+        assert side.handed_over == hits
+        assert action.why_not_stay(prepared).startswith("the script changes a batch where torch")
+        with pytest.raises(CannotApply, match="numpy"), action.apply(job, prepared):
+            pass
     assert children_end()
 
 
@@ -297,6 +405,51 @@ def test_a_batch_that_cannot_be_pinned_comes_as_it_is() -> None:
                 pass
 
 
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (lambda batch: batch.add_(1), "the script writes to its batches"),
+        (lambda batch: batch.add(1), ""),
+        (lambda batch: batch.sum().item(), ""),
+    ],
+)
+def test_batches_are_pinned_only_where_the_script_does_not_write_to_them(
+    use: Callable[[torch.Tensor], object], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From pinned memory a copy is read when the device comes to it, after the script has written."""
+    pinned: list[torch.Tensor] = []
+
+    def pin(data: torch.Tensor) -> torch.Tensor:
+        pinned.append(data.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(_utils.pin_memory, "pin_memory", pin)
+    job, action = Job(), PinMemory()
+    loader = DataLoader(torch.arange(12.0).reshape(6, 2).unbind(), 2)  # type: ignore[arg-type]
+    batches = begin(job, loader)
+    with action.prepare(job, None) as prepared:
+        with action.apply(job, prepared):
+            for batch in batches:
+                use(batch)
+        assert action.why_not_stay(prepared).startswith(reason)
+        assert bool(action.why_not_stay(prepared)) is bool(reason)
+        assert len(pinned) == (1 if reason else 3)
+
+
+def test_an_evaluation_in_inference_mode_is_no_reason_against_pinning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_utils.pin_memory, "pin_memory", torch.clone)
+    job, action = Job(), PinMemory()
+    loader = DataLoader(torch.arange(12.0).reshape(6, 2).unbind(), 2)  # type: ignore[arg-type]
+    batches = begin(job, loader)
+    with action.prepare(job, None) as prepared, torch.inference_mode():
+        with action.apply(job, prepared):
+            for batch in batches:
+                batch.add_(1)
+        assert action.why_not_stay(prepared) == ""
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("action", [PinMemory(), DevicePrefetch()])
 @pytest.mark.parametrize("kind", ["two workers", "two workers, generator", "persistent"])
@@ -318,4 +471,26 @@ def test_on_a_gpu_batches_and_their_copies_are_the_same(action: Action, kind: st
         return found
 
     assert equal(moved(action), moved(None))
+    assert children_end()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [True, False])
+def test_on_a_gpu_the_script_may_write_to_a_batch_before_and_after_it_is_sent(pinned: bool) -> None:
+    def moved(action: Action | None) -> list[Any]:
+        job, found = Job(device="cuda"), []
+        loader = DataLoader(Rows(), 4, num_workers=2, pin_memory=pinned)
+        with ExitStack() as stack:
+            for number, batch in enumerate(begin(job, loader)):
+                if action is not None and number == 2:
+                    prepared = stack.enter_context(action.prepare(job, None))
+                    stack.enter_context(action.apply(job, prepared))
+                if number > 5:
+                    batch.numpy()[:, 0] = 7
+                on_device = batch.to("cuda")
+                batch.zero_()
+                found.append(on_device.cpu())
+        return found
+
+    assert equal(moved(DevicePrefetch()), moved(None))
     assert children_end()

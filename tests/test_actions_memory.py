@@ -7,7 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -579,11 +579,20 @@ def test_hooks_that_the_script_registers_while_blocks_are_checkpointed_run_once(
 
 # -- replay
 
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
 
 class Starved:
     """Raises as CUDA does, at some calls of a layer in the forward or the backward pass."""
 
-    def __init__(self, forward: set[int] = frozenset(), backward: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    def __init__(
+        self,
+        forward: Collection[int] = (),
+        backward: Collection[int] = (),
+        error: type[RuntimeError] = torch.OutOfMemoryError,
+        words: str = OUT_OF_MEMORY,
+    ) -> None:
+        self.error, self.words = error, words
         self.forward, self.backward = set(forward), set(backward)
         self.calls = self.passes = 0
         self.armed = False
@@ -596,14 +605,14 @@ class Starved:
             def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
                 starved.calls += 1
                 if starved.armed and starved.calls in starved.forward:
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+                    raise starved.error(starved.words)
                 return rows.clone()
 
             @staticmethod
             def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
                 starved.passes += 1
                 if starved.armed and starved.passes in starved.backward:
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+                    raise starved.error(starved.words)
                 return gradient
 
         class Module(nn.Module):
@@ -675,6 +684,31 @@ def test_a_step_replayed_in_pieces_only_rounds_differently(starved: Starved) -> 
     left_alone = train(starving())
     assert 0 < difference(changed, left_alone) < 1e-12
     assert changed[2:] == left_alone[2:]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "FIND was unable to find an engine to execute this computation",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`",
+    ],
+)
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_what_cudnn_and_cublas_say_of_memory_is_replayed_too(where: str, words: str) -> None:
+    failures: Any = {where: {1, 2, 3}}
+    starved = Starved(**failures, error=RuntimeError, words=words)
+    assert 0 < difference(train(starving(starved), failing(starved)), train(starving())) < 1e-12
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_another_error_is_not_replayed(where: str) -> None:
+    failures: Any = {where: {2}}
+    starved = Starved(**failures, error=RuntimeError, words="mat1 and mat2 shapes differ")
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        train(starving(starved), failing(starved))
+    assert (starved.calls if where == "forward" else starved.passes) == 2
 
 
 def test_what_never_fits_fails_as_it_would_have() -> None:

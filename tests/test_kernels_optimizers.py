@@ -389,6 +389,29 @@ def test_moments_of_a_checkpoint_that_lie_in_another_order_stay_with_their_eleme
         assert (m - adamw.state[weight][name]).norm() < 0.05 * m.norm()
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_moments_of_a_parameter_that_the_script_turns_stay_with_their_elements(on_cpu: bool) -> None:
+    """As `model.to(memory_format=torch.channels_last)` turns it, after the first steps."""
+    ends = []
+    for turns in (False, True):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(4, 300, 3, 3))
+        scale = torch.logspace(0, 3, 300).view(1, 300, 1, 1)
+        with nullcontext() if on_cpu else kernels_on_cpu():
+            mine = eight_bits([weight])
+            for number in range(4):
+                if turns and number == 2:
+                    before = mine.state_dict()["state"][0]["exp_avg"].clone()
+                    weight.data = weight.data.to(memory_format=torch.channels_last)
+                    assert torch.equal(mine.state_dict()["state"][0]["exp_avg"], before)
+                weight.grad = torch.randn(4, 300, 3, 3) * scale
+                mine.step()
+            ends.append(mine.state_dict()["state"][0])
+            assert mine.state[weight]["exp_avg_codes"].stride() == weight.stride()
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert (ends[1][name] - ends[0][name]).norm() < 0.05 * ends[0][name].norm()
+
+
 def test_copies_of_one_byte_moments_keep_the_codes(device: CpuDevice) -> None:
     _, optimizer = trained(eight_bits, steps=2)
     twin = pickle.loads(pickle.dumps(optimizer))

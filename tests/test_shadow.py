@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from diagnose.actions import _shadow_step
 from diagnose.actions._judge import Verdict
 from diagnose.actions._shadow import compare_gradients, compare_update
+from diagnose.actions._shadow_step import computes_in_tf32
 from diagnose.actions._watch import watched
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
@@ -187,6 +189,43 @@ def test_a_script_in_bfloat16_is_judged_by_its_own_rounding() -> None:
 
     verdict = checked(training, route(training.job, training.model, channels_last), ROUNDING)
     assert verdict.ok and verdict.allowed > 1e-3, verdict
+
+
+GPU = torch.device("cuda", 0)
+AMPERE: dict[str, Any] = {"hip": False, "capability": [8, 0], "tf32": False, "cudnn_tf32": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "settings", "expected"),
+    [
+        (nn.Conv2d(1, 1, 1), GPU, {}, True),
+        (nn.Linear(1, 1), GPU, {}, False),
+        (nn.Linear(1, 1), GPU, {"tf32": True}, True),
+        (nn.Conv2d(1, 1, 1), GPU, {"cudnn_tf32": False}, False),
+        (nn.Conv2d(1, 1, 1), GPU, {"cudnn_tf32": None}, False),
+        (nn.Conv2d(1, 1, 1), GPU, {"capability": [7, 5]}, False),
+        (nn.Conv2d(1, 1, 1), GPU, {"hip": True}, False),
+        (nn.Conv2d(1, 1, 1).double(), GPU, {"tf32": True}, False),
+        (nn.Conv2d(1, 1, 1), torch.device("cpu"), {"tf32": True}, False),
+    ],
+)
+def test_products_are_tf32s_where_the_gpu_knows_it_and_torch_allows_it(
+    model: nn.Module, device: torch.device, settings: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_shadow_step, "device_now", lambda index: AMPERE | settings)
+    assert computes_in_tf32(model, device) is expected
+
+
+@pytest.mark.parametrize(("tf32", "ok"), [(True, True), (False, False)])
+def test_a_model_whose_products_are_tf32s_is_judged_by_their_rounding(
+    tf32: bool, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another layout lets cuDNN take another kernel, which may round to TF32 or not."""
+    monkeypatch.setattr(_shadow_step, "computes_in_tf32", lambda model, device: tf32)
+    training = trained(ConvNet)
+    rounded = scaled(training.model.head.weight, 1 + 2.0**-13)
+    assert checked(training, rounded, ROUNDING).ok is ok
+    assert not checked(training, scaled(training.model.head.weight, 1.001), ROUNDING).ok
 
 
 # -- what is caught

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diagnose.kernels._optimizer_8bit import AdamW8bit
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -68,6 +69,36 @@ def everything(model, optimizer) -> list[bytes]:
         *flat(optimizer.state_dict()["state"]),
         *flat([torch.get_rng_state(), repr(random.getstate()), repr(np.random.get_state())]),
     ]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_moments_of_one_byte_come_back_to_the_bit_also_where_the_weight_lies_otherwise_by_then(turns):
+    """A scale is of codes that lie together in memory."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(300, 4, 3)
+    optimizer = AdamW8bit(model.parameters())
+    scale_C = torch.logspace(0, 3, 300).view(1, 300, 1, 1)
+
+    def coded_step() -> list[torch.Tensor]:
+        model.weight.grad = torch.randn(4, 300, 3, 3) * scale_C
+        optimizer.step()
+        return shown()
+
+    def shown() -> list[torch.Tensor]:
+        state = optimizer.state_dict()["state"][0]
+        return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
+
+    before = coded_step()
+    codes = optimizer.state[model.weight]["exp_avg_codes"]
+    snapshot = Snapshot(Job(models=[model], optimizers=[optimizer]))
+    if turns:
+        model.weight.data = model.weight.data.to(memory_format=torch.channels_last)
+    coded_step()
+    snapshot.restore(Job(models=[model], optimizers=[optimizer]))
+    assert all(torch.equal(*pair) for pair in zip(shown(), before, strict=True))
+    assert (optimizer.state[model.weight]["exp_avg_codes"] is codes) is not turns
+    coded_step()
+    assert optimizer.state[model.weight]["exp_avg_codes"].stride() == model.weight.stride()
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

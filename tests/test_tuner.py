@@ -364,7 +364,14 @@ def test_an_error_of_an_action_ends_the_tuning_with_the_others_undone(where):
     assert all("the script ended" not in trial["reason"] for trial in machine.trials())
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+class NoEngine(RuntimeError):
+    """As a convolution fails for whose workspace there is no memory."""
+
+    def __str__(self) -> str:
+        return "GET was unable to find an engine to execute this computation"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, NoEngine])
 @pytest.mark.parametrize("where", ["check", "prepare", "apply"])
 def test_an_action_for_which_memory_does_not_suffice_is_refused_and_the_others_stay(where, error):
     machine = Machine()

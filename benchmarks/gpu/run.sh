@@ -160,7 +160,8 @@ kernel_tests() {
 
 # What is read from the device: times are compared, so one after the other, and with nothing beside them.
 device_tests() {
-    tests tests/gpu/test_gpu_device_ledger.py tests/gpu/test_gpu_readings.py tests/gpu/test_gpu_deep_window.py
+    tests tests/gpu/test_gpu_device_ledger.py tests/gpu/test_gpu_readings.py tests/gpu/test_gpu_deep_window.py \
+        tests/gpu/test_gpu_checks.py
 }
 
 # Only looks whether a GPU is there before it does what follows.

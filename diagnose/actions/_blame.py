@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import diagnose
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 PACKAGE = str(Path(diagnose.__file__).parent)
 

@@ -14,7 +14,7 @@ from diagnose.actions._nested import tensors
 from diagnose.actions._untouched import put_back
 from diagnose.actions.base import CannotApply
 from diagnose.core.job import Route
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 
 MAX_SIGNATURES = 32
 """Kinds of input before whose first call the state is kept. Keeping it copies every buffer; a model that

@@ -39,18 +39,26 @@ def in_bytes(optimizer: Optimizer) -> Iterator[list[str]]:
 
     `state_dict` shows them as torch's AdamW has them, rounded to what the codes can tell, and a checkpoint
     that is loaded meanwhile is coded. Gives a list which says, once the kernels have failed, why.
+
+    Raises:
+        RuntimeError: On leaving, if the device has no room for all moments: then they stay in bytes, and
+            kernels go on to step them. Torch's own step could not.
     """
     kernels = _Kernels(optimizer)
-    with ExitStack() as stack:
-        stack.callback(_decode, optimizer)
-        stack.callback(kernels.stepper.release)
-        stack.callback(optimizer.__dict__.pop, COPIED, None)
-        setattr(optimizer, COPIED, kernels.as_torch_copies)
-        stack.callback(optimizer.register_load_state_dict_post_hook(kernels.loaded).remove)
-        stack.callback(optimizer.register_state_dict_post_hook(kernels.as_torch_saves).remove)
-        stack.callback(optimizer.register_step_pre_hook(kernels.before_step).remove)
+    hooks = kernels.hung()
+    try:
         _encode(optimizer)
         yield kernels.stepper.broken
+    finally:
+        kernels.stepper.release()
+        num_coded = _decode(optimizer)
+        if not num_coded:
+            hooks.close()
+    if num_coded:  # where the script has raised, its own error is the one to hear of
+        raise RuntimeError(
+            f"the device has no room for the moments of {num_coded} parameters: all stay in one byte each, "
+            "and kernels go on to step them"
+        )
 
 
 class _Kernels:
@@ -59,6 +67,17 @@ class _Kernels:
     def __init__(self, optimizer: Optimizer) -> None:
         self.stepper = _stepper(optimizer)
         self._optimizer = optimizer
+
+    def hung(self) -> ExitStack:
+        """Hooks all into the optimizer; closing takes it out."""
+        hooks, optimizer = ExitStack(), self._optimizer
+        hooks.callback(optimizer.__dict__.pop, COPIED, None)
+        setattr(optimizer, COPIED, self.as_torch_copies)
+        hooks.callback(optimizer.register_load_state_dict_post_hook(self.loaded).remove)
+        # Before all others, which expect moments.
+        hooks.callback(optimizer.register_state_dict_post_hook(self.as_torch_saves, prepend=True).remove)
+        hooks.callback(optimizer.register_step_pre_hook(self.before_step).remove)
+        return hooks
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Hands torch's own `step` a stand-in that leaves it nothing to do."""
@@ -125,13 +144,32 @@ def _encode(optimizer: Optimizer) -> None:
             state.update(coded)
 
 
-def _decode(optimizer: Optimizer) -> None:
-    for p, state in optimizer.state.items():
-        if CODES[0] in state:
-            plain = _as_torch(state, p)
+def _decode(optimizer: Optimizer) -> int:
+    """Gives each parameter moments as torch keeps them, and frees its codes; returns for how many there is
+    no room on the device."""
+    left = _decode_what_fits(optimizer)
+    if left and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # what the codes have left is in pieces of other sizes
+        left = _decode_what_fits(optimizer)
+    return left
+
+
+def _decode_what_fits(optimizer: Optimizer) -> int:
+    coded = [(p, state) for p, state in optimizer.state.items() if CODES[0] in state]
+    for p, state in coded:
+        plain = _on_device(_as_torch(state, p), p)
+        if plain:
             state.clear()
             state.update(plain)
-            state.update({name: state[name].to(p.device) for name in MOMENTS})
+    return sum(CODES[0] in state for _, state in coded)
+
+
+def _on_device(plain: dict[str, Any], p: torch.Tensor) -> dict[str, Any]:
+    """The state with its moments where the parameter is; empty where there is no room."""
+    try:
+        return {**plain, **{name: plain[name].to(p.device) for name in MOMENTS}}
+    except torch.OutOfMemoryError:
+        return {}
 
 
 def _as_torch(state: dict[str, Any], p: torch.Tensor) -> dict[str, Any]:

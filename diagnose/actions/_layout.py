@@ -14,6 +14,10 @@ from diagnose.core.job import Job
 ALONE = 2
 """References to the storage of a tensor that has it to itself: the tensor's, and the one that asks."""
 
+CODES = torch.uint8
+"""The type of moments in one byte each. A scale is of what lies together in memory, so they stay where they
+are: who reads them goes by their strides, and the next step codes them as the weight lies then."""
+
 
 def weights_to_convert(job: Job) -> list[torch.nn.Parameter]:
     """Returns the weights of the convolutions that lie channel by channel.
@@ -55,7 +59,8 @@ class Conversion:
     """The conversion of some weights.
 
     The parameters remain the objects that they are. Their memory is kept, and written back and put back on
-    leaving; what optimizers keep for them, and gradients, are converted there and back.
+    leaving; what optimizers keep for them, and gradients, are converted there and back. `CODES` are left
+    alone.
     """
 
     def __init__(self, weights: list[torch.nn.Parameter], optimizers: list[Any]) -> None:
@@ -91,7 +96,7 @@ class Conversion:
             yield weight.grad
         for optimizer in self._optimizers:
             for value in optimizer.state.get(weight, {}).values():
-                if isinstance(value, torch.Tensor) and value.shape == weight.shape:
+                if lies_as(weight, value):
                     yield value
 
     def _loaded(self, optimizer: Any) -> None:
@@ -112,6 +117,11 @@ class Conversion:
             stack.callback(optimizer.register_state_dict_post_hook(show).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(self._loaded).remove)
             yield
+
+
+def lies_as(weight: torch.Tensor, kept: Any) -> bool:
+    """Whether what an optimizer keeps for a weight has to lie in memory as the weight does."""
+    return isinstance(kept, torch.Tensor) and kept.shape == weight.shape and kept.dtype is not CODES
 
 
 def image_to_channels_last(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,10 +151,11 @@ def _like(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def _contiguous(state: Any) -> Any:
     if not isinstance(state, Mapping):
         return state
-    return {
-        key: value.contiguous() if isinstance(value, torch.Tensor) and value.dim() == 4 else value
-        for key, value in state.items()
-    }
+    return {key: value.contiguous() if _may_be_converted(value) else value for key, value in state.items()}
+
+
+def _may_be_converted(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.dtype is not CODES
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

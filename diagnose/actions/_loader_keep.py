@@ -16,7 +16,7 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._loader_parts import Watch, weakly
 from diagnose.actions._loader_pool import beside_training
 from diagnose.actions._loader_probe import reseed_worker
-from diagnose.hooks._recorder import from_signal_handler
+from diagnose.hooks._signals import from_signal_handler
 from diagnose.hooks.base import replaced
 
 OF_WORKERS = (

@@ -16,6 +16,7 @@ from diagnose.actions._shadow_step import Result, Shadow
 from diagnose.actions._shadow_update import ShadowUpdate
 from diagnose.actions._untouched import CannotCheck
 from diagnose.actions.base import CannotApply
+from diagnose.core.errors import is_short_of_memory
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 
@@ -102,6 +103,8 @@ def compare_update(job: Job, applied: AbstractContextManager[None], safety: Safe
 
 
 def _failed(error: Exception) -> Verdict:
+    if is_short_of_memory(error):  # as cuDNN says it
+        return cannot_check("there is too little memory to compute a step twice")
     return Verdict(ok=False, reason=f"with the action the step fails: {type(error).__name__}: {error}")
 
 

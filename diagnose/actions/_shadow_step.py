@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from diagnose.actions._distance import Tensors
 from diagnose.actions._module_hooks import hooks_of
@@ -31,9 +32,14 @@ from diagnose.actions._watch import (
     refuse_lasting_changes,
     unwrapped,
 )
+from diagnose.actions.tf32_matmul import TENSOR_CORES
 from diagnose.core.job import Job
+from diagnose.hooks.device_settings import device_now
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+TF32 = 2.0**-10
+"""What TF32 rounds the inputs of a product by, relative: like float16 it keeps ten bits after the first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +71,7 @@ class Shadow:
         call: What is remembered of its latest call.
         inner: The model itself.
         devices: Where its parameters and inputs lie.
-        unit: What the coarsest floating type in its own computation rounds by, relative.
+        unit: What the coarsest floating type in its own computation rounds by, relative; TF32 is one.
     """
 
     job: Job
@@ -173,6 +179,8 @@ class Shadow:
             yield
         for parameter in self.inner.parameters():
             note(parameter)
+        if any(computes_in_tf32(self.inner, device) for device in self.devices):
+            self.unit = max(self.unit, TF32)
 
     def called(self, inputs: Inputs) -> Any:
         """Calls the model through the routes that lie on it now, and under the script's own autocast."""
@@ -223,6 +231,18 @@ class Shadow:
             raise CannotCheck("the script has changed the model's last inputs since")
         if any(_is_freed(tensor) for tensor in tensors(self.inputs)):
             raise CannotCheck("the script has freed the model's last inputs")
+
+
+def computes_in_tf32(model: nn.Module, device: torch.device) -> bool:
+    """Whether products of float32 on a device may be TF32's: those of convolutions, unless the script has
+    said no, and others where it has said yes. Which are, cuDNN decides by their layout."""
+    if device.type != "cuda" or all(p.dtype is not torch.float32 for p in model.parameters()):
+        return False
+    now = device_now(device.index)
+    if now["hip"] or tuple(now["capability"]) < TENSOR_CORES:
+        return False
+    convolves = any(isinstance(module, _ConvNd) for module in model.modules())
+    return bool(now["tf32"] or (convolves and now["cudnn_tf32"]))
 
 
 def _hooks_of_the_script(model: nn.Module) -> bool:

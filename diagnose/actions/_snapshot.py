@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from diagnose.actions._layout import CODES
 from diagnose.actions._loader_choice import available_bytes
 from diagnose.actions._untouched import RandomState, devices_of, put_back
 from diagnose.actions.base import CannotApply
@@ -128,7 +129,7 @@ def _refill(container: Any, held: dict[Any, Any]) -> None:
         now = container.get(key)
         if isinstance(value, _Held):
             kept = value.tensor
-            if isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (kept.shape, kept.dtype):
+            if _takes(now, kept):
                 now.copy_(kept)
             else:
                 container[key] = kept.clone().to(value.device)
@@ -142,3 +143,10 @@ def _refill(container: Any, held: dict[Any, Any]) -> None:
             _refill(made, value)
         else:
             container[key] = copy.deepcopy(value)
+
+
+def _takes(now: Any, kept: torch.Tensor) -> bool:
+    """Whether a tensor can get the values; `CODES` only where they lie as they did, for their scales."""
+    if not isinstance(now, torch.Tensor) or (now.shape, now.dtype) != (kept.shape, kept.dtype):
+        return False
+    return kept.dtype is not CODES or now.stride() == kept.stride()

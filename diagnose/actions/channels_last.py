@@ -17,6 +17,7 @@ from diagnose.actions._layout import (
     Conversion,
     image_to_channels_last,
     image_to_contiguous,
+    lies_as,
     refuse_shared,
     weights_to_convert,
 )
@@ -122,7 +123,7 @@ class ChannelsLast(Action):
             for p in held
             for optimizer in job.optimizers
             for value in optimizer.state.get(p, {}).values()
-            if getattr(value, "shape", None) == p.shape
+            if lies_as(p, value)
         )
         hooks = [
             (list(each._optimizer_state_dict_post_hooks), list(each._optimizer_load_state_dict_post_hooks))

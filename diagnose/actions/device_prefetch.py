@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,11 @@ ROOM = 4
 """So many batches must find room at the peak: one in use, one on its way, and what blocks of other sizes
 waste."""
 
+CLOSELY = 2
+"""So many batches of a window are kept as a whole to be compared with what the script sends in the end; of
+those that follow, some elements are. Copying and reading all of 40 MB takes tens of milliseconds, in
+steps that settle."""
+
 
 class DevicePrefetch(Action):
     """Begins the copy of the next batch to the GPU before the script asks for it.
@@ -34,7 +40,8 @@ class DevicePrefetch(Action):
     The script gets the batches it always got, on the CPU. When one is handed out and the workers have the
     next one ready, its tensors are copied to the GPU on a stream of their own, while the model computes.
     `tensor.to(device)` and `tensor.cuda()` then return that copy, if the tensor is the very object and
-    nothing was written to it since; the script's stream waits for the copy to be complete, not the script.
+    nothing was written to it since. The script's stream waits for the copy to be complete; the script does,
+    too, where it would have waited, from pinned memory and without `non_blocking`.
 
     ## When it takes effect
     With the batch after the next.
@@ -43,18 +50,25 @@ class DevicePrefetch(Action):
     Where no workers make the batches: the next one is not there early. Where the script changes batches on
     the CPU first, or asks for another type in the same call. On a machine without a GPU it is refused.
 
+    ## Hazards
+    Torch sees not all that is written to a tensor: nothing through `tensor.numpy()` or `tensor.data`. So
+    the first two batches of each window are compared with what was sent, and 1024 elements of each tensor
+    afterwards; where they differ the script gets a copy of its own, and the action is taken back. A script
+    that changes, later and that way, so little of a batch that none of these elements is in it, would train
+    on the batch without the change.
+
     ## Its price
     Memory on the GPU for one more batch. Where it is short at the peak the action is refused.
 
     ## What was measured
-    The look-up on a CPU: hit, stale after a change in place, miss for other tensors. Nothing yet on a GPU:
-    the tuner measures it in pairs of windows on the job itself.
+    The look-up on a CPU: hit, stale after a change in place, seen by torch or not, miss for other tensors.
+    Nothing yet on a GPU: the tuner measures it in pairs of windows on the job itself.
     """
 
     safety = Safety.EXACT
     order = 21
     excludes = frozenset({"pin-memory"})  # which hands out other tensors than those that are copied
-    settle_steps = 2
+    settle_steps = 1 + CLOSELY  # the first step has no copy yet
 
     def check(self, job: Job) -> None:
         """See `Action.check`."""
@@ -74,15 +88,16 @@ class DevicePrefetch(Action):
         """See `Action.apply`."""
         side, failure = prepared
         failure.refuse_again()
-        copies, known = Copies(side), False
+        copies, num_begun = Copies(side, failure), 0
 
         def copy_early(batch: Any) -> None:
-            nonlocal known
+            nonlocal num_begun
             try:
-                if not known:
-                    known, failure.reason = True, why_foreign(batch) or why_too_large(job, batch)
+                if not num_begun:
+                    failure.reason = why_foreign(batch) or why_too_large(job, batch)
+                num_begun += 1
                 if not failure.reason:
-                    leaves(batch, copies.begin)
+                    leaves(batch, partial(copies.begin, closely=num_begun <= CLOSELY))
             except Exception as error:
                 if from_signal_handler(error.__traceback__):
                     raise  # the script's own

@@ -21,6 +21,7 @@ from diagnose.actions._splitting import refuse_coupled, refuse_sharded
 from diagnose.actions.activation_checkpointing import blocks_of
 from diagnose.actions.base import Action, CannotApply
 from diagnose.actions.micro_batching import rehearse
+from diagnose.core.errors import is_short_of_memory
 from diagnose.core.job import Job, Route
 from diagnose.core.trial import Safety
 
@@ -34,11 +35,12 @@ class OomReplay(Action):
     """A step that runs out of memory is computed again in a smaller way; the script does not notice.
 
     ## What it does
-    The model's call is put behind one node of autograd. Where it raises `torch.OutOfMemoryError`, forward
-    or backward, what it had computed is freed, generators and buffers are set back, and it is made again:
-    first as it was, with the allocator's cache emptied, then with the blocks' activations computed twice
-    instead of kept, and then, if the samples do not know of each other, in 2, 4, 8 and 16 pieces. The loss,
-    which is the script's, is not computed again: the gradient it sent is still there.
+    The model's call is put behind one node of autograd. Where it runs out of memory, forward or backward,
+    by `torch.OutOfMemoryError` or by what cuDNN and cuBLAS say then, what it had computed is freed,
+    generators and buffers are set back, and it is made again: first as it was, with the allocator's cache
+    emptied, then with the blocks' activations computed twice instead of kept, and then, if the samples do
+    not know of each other, in 2, 4, 8 and 16 pieces. The loss, which is the script's, is not computed
+    again: the gradient it sent is still there.
 
     ## When it takes effect
     At the next call of the model. Under DDP a replay is each rank's own affair: its reducer sees every
@@ -143,14 +145,18 @@ class Replaying(Pieces):
         """See `Segment.forward`."""
         try:
             return self.whole(self.model)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_short_of_memory(error):
+                raise
             failure = error.with_traceback(None)  # whose frames hold the activations
         for rung in self._ladder:
             self._take_back()
             try:
                 with _broadcast_already(self.model):
                     return self._forward_by(rung)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_short_of_memory(error):
+                    raise
                 failure = error.with_traceback(None)
             except CannotSplit:
                 break
@@ -160,7 +166,9 @@ class Replaying(Pieces):
         """See `Segment.backward`."""
         try:
             return super().backward(gradients, keep)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_short_of_memory(error):
+                raise
             failure = error.with_traceback(None)
         if self._input_versions != self._versions_of_inputs():
             raise failure  # the script has written to them since: there is nothing to begin with
@@ -171,7 +179,9 @@ class Replaying(Pieces):
             _empty_caches()
             try:
                 return self._backward_by(rung, gradients)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_short_of_memory(error):
+                    raise
                 failure = error.with_traceback(None)
         raise failure
 

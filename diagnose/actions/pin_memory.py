@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils.data import _utils
@@ -13,10 +14,16 @@ from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._loader_choice import obstacle
 from diagnose.actions._loader_service import on_every_feed, shape
 from diagnose.actions._loader_switch import Feed, feed_of
+from diagnose.actions._nested import tensors
 from diagnose.actions.base import Action, CannotApply
 from diagnose.core.job import Job
 from diagnose.core.trial import Safety
 from diagnose.hooks._signals import from_signal_handler
+
+WRITTEN = "the script writes to its batches: from pinned memory the device may read them later than before"
+
+Versions = list[tuple[ref[torch.Tensor], int]]
+"""Tensors of a batch, each with its version when it was handed out."""
 
 
 class PinMemory(Action):
@@ -33,6 +40,13 @@ class PinMemory(Action):
     On a machine without a GPU, where it is refused. Where batches are small: pinning costs a copy on the
     training thread. In the script it is done by a thread of its own, if the loader has workers. Where a
     batch cannot be pinned the loop gets it as it is, and the action is taken back.
+
+    ## Hazards
+    From ordinary memory `to(device, non_blocking=True)` returns when the batch has been read; from pinned
+    memory it is read later, when the device comes to it. A script that then writes to the batch trains on
+    what it has written. Where a batch was written to by the time the next one is asked for, no more are
+    pinned, and the action is taken back. Torch does not see what is written through `tensor.numpy()` or
+    `tensor.data`.
 
     ## What was measured
     Nothing yet on a GPU: the tuner measures it in pairs of windows on the job itself.
@@ -56,12 +70,17 @@ class PinMemory(Action):
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
         prepared.refuse_again()
+        handed: WeakKeyDictionary[Feed, Versions] = WeakKeyDictionary()
 
         def pin(feed: Feed, data: Any) -> Any:
+            if not prepared.reason and _written(handed.pop(feed, [])):
+                prepared.reason = WRITTEN
             if prepared.reason:
                 return data
             try:
-                return _utils.pin_memory.pin_memory(data)
+                pinned = _utils.pin_memory.pin_memory(data)
+                handed[feed] = _versions(pinned)
+                return pinned
             except Exception as error:
                 if from_signal_handler(error.__traceback__):
                     raise  # the script's own
@@ -88,6 +107,16 @@ class PinMemory(Action):
     def settings(self, job: Job, value: int | None) -> Mapping[str, str]:
         """See `Action.settings`."""
         return {"DataLoader.pin_memory": "True"}
+
+
+def _versions(batch: Any) -> Versions:
+    # An inference tensor counts no versions: it is one of an evaluation.
+    return [(ref(tensor), tensor._version) for tensor in tensors(batch) if not tensor.is_inference()]
+
+
+def _written(versions: Versions) -> bool:
+    """Whether something was written to a tensor that is still there."""
+    return any((tensor := of()) is not None and tensor._version != version for of, version in versions)
 
 
 def _start(job: Job, pin: Any) -> None:

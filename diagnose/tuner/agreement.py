@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from diagnose.actions.base import CannotApply, NotYet
+from diagnose.core.errors import is_short_of_memory
 from diagnose.core.units import NS_PER_MS
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
@@ -120,7 +121,7 @@ def _done(world: World, work: Callable[[], Any], dear: bool, back: bool) -> Any:
     try:
         return apart(world, work) if dear else work()
     except Exception as error:
-        if back or not _lacks_memory(error):
+        if back or not is_short_of_memory(error):
             raise
     # Outside of that, as the error's frames hold what there was hardly room for.
     raise CannotApply("there is too little memory to try it")
@@ -135,12 +136,6 @@ def apart(world: World, work: Callable[[], Any]) -> Any:
             return work()
     finally:
         world.synchronize()
-
-
-def _lacks_memory(error: Exception) -> bool:
-    """Whether it is `torch.OutOfMemoryError`, or Python's own."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return not kinds.isdisjoint({"OutOfMemoryError", "MemoryError"})
 
 
 def _whose(said: dict[int, str], num_ranks: int) -> str:
