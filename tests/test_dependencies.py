@@ -7,12 +7,12 @@ import ast
 import pytest
 from test_roles import AFTER_BACKWARD, AFTER_FORWARD, AFTER_OPTIMIZER, Script
 
-from diagnose.analysis.blocks import Blocks
-from diagnose.analysis.places import Places
-from diagnose.analysis.results import Results
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import reads, statements_of, writes
 from diagnose.core.phases import Phase
+from diagnose.source.blocks import Blocks
+from diagnose.source.places import Places
+from diagnose.source.results import Results
+from diagnose.source.sources import Sources
+from diagnose.source.statements import reads, statements_of, writes
 
 FORWARD, DATA, OTHER = Phase.FORWARD, Phase.DATA_WAIT, Phase.OTHER
 

@@ -7,8 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from diagnose.analysis.effects import Effects
-from diagnose.analysis.gradients import Gradients
+from diagnose.source.effects import Effects
+from diagnose.source.gradients import Gradients
 
 HELPERS = """
 def mean_iou(out, y):

@@ -6,10 +6,11 @@ import ast
 
 import pytest
 
-from diagnose.analysis.attention import attention_lines
-from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.places import Places
-from diagnose.analysis.purposes import (
+from diagnose.core.phases import Phase
+from diagnose.source.attention import attention_lines
+from diagnose.source.idioms import Idioms
+from diagnose.source.places import Places
+from diagnose.source.purposes import (
     CLIP,
     COLLECT,
     EMA,
@@ -25,10 +26,9 @@ from diagnose.analysis.purposes import (
     UPDATE,
     WAIT,
 )
-from diagnose.analysis.slices import is_chain
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import rarer
-from diagnose.core.phases import Phase
+from diagnose.source.slices import is_chain
+from diagnose.source.sources import Sources
+from diagnose.source.statements import rarer
 
 FILE = "/train.py"
 

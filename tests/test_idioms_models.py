@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.places import Places
-from diagnose.analysis.purposes import (
+from diagnose.core.phases import Phase
+from diagnose.source.idioms import Idioms
+from diagnose.source.places import Places
+from diagnose.source.purposes import (
     CLIP,
     EMA,
     ENVIRONMENT,
@@ -16,8 +17,7 @@ from diagnose.analysis.purposes import (
     ROLLOUT,
     SYNC,
 )
-from diagnose.analysis.sources import Sources
-from diagnose.core.phases import Phase
+from diagnose.source.sources import Sources
 
 FILE = "/train.py"
 PURPOSES = {LOG, CLIP, EMA, METRIC}

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 GROUPS = (
     ("core",),
-    ("hooks", "store", "kernels"),
+    ("hooks", "store", "source", "kernels"),
     ("analysis",),
     ("rules", "actions"),
     ("tuner", "report", "gate"),

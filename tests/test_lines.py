@@ -10,12 +10,12 @@ import pytest
 from test_profile import NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.lines import source_lines
-from diagnose.analysis.places import Places
-from diagnose.analysis.purposes import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
-from diagnose.analysis.roles import Roles
-from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
+from diagnose.source.places import Places
+from diagnose.source.purposes import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
+from diagnose.source.roles import Roles
+from diagnose.source.sources import Sources
 
 SCRIPT = """\
     import json

@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import diagnose
-from diagnose.analysis.calls import call_at, with_arguments
-from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.hooks import loader_facts
+from diagnose.source.calls import call_at, with_arguments
+from diagnose.source.sources import Sources
 from tests.fakes import FakeClock, SlowData, SlowModel, SlowOptimizer, measured, steps_of
 
 MS = 1_000_000

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from diagnose.analysis.opening import reading_of
-from diagnose.analysis.sources import Sources
 from diagnose.core.input import Reading
+from diagnose.source.sources import Sources
 from diagnose.store.reader import Frame
 
 FILE = "/home/u/data.py"

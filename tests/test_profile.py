@@ -18,10 +18,7 @@ from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import measured_samples, split_gaps
 from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loading import input_stats
-from diagnose.analysis.places import Places
 from diagnose.analysis.profile import load_profile, load_series, profile_of, read_logs
-from diagnose.analysis.roles import Roles
-from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.steps import find_warmup, phase_series, step_times
 from diagnose.analysis.throughput import interval_95
@@ -29,6 +26,9 @@ from diagnose.core.ledger import COLUMNS, COUNTS, FIRST_GAP, HOOKED, SLOT_OF, SL
 from diagnose.core.phases import Phase
 from diagnose.core.places import PLACES, begins_ns, coded, decoded, place_of
 from diagnose.core.profile import Profile, Status
+from diagnose.source.places import Places
+from diagnose.source.roles import Roles
+from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
 from diagnose.store.writer import Writer
 from tests.recorded import BATCH, USUAL_MS, manifest, record

@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from diagnose.analysis.program import program_of
-from diagnose.analysis.sources import Sources
 from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._graph import walk
 from diagnose.hooks._graph_facts import summarize
@@ -33,6 +32,7 @@ from diagnose.hooks.torch_settings import settings_now
 from diagnose.rules._engine import ask_one
 from diagnose.rules._examples import card, profile
 from diagnose.rules.optimizer_offload import OptimizerOffload
+from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
 from tests.fakes import tell_of_pass
 from tests.running import run, write

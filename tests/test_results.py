@@ -6,11 +6,11 @@ from textwrap import dedent
 
 import pytest
 
-from diagnose.analysis.places import Places
-from diagnose.analysis.results import Results
-from diagnose.analysis.roles import Roles
-from diagnose.analysis.sources import Sources
 from diagnose.core.ledger import SLOT_OF
+from diagnose.source.places import Places
+from diagnose.source.results import Results
+from diagnose.source.roles import Roles
+from diagnose.source.sources import Sources
 
 FILE = "/home/u/train.py"
 

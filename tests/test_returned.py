@@ -8,10 +8,10 @@ import pytest
 from test_dependencies import PASSES
 from test_roles import AFTER_FORWARD, AFTER_OPTIMIZER, FILE, Script
 
-from diagnose.analysis.places import Places
-from diagnose.analysis.results import Results
-from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
+from diagnose.source.places import Places
+from diagnose.source.results import Results
+from diagnose.source.sources import Sources
 
 FORWARD, OTHER = Phase.FORWARD, Phase.OTHER
 

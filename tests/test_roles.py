@@ -7,10 +7,10 @@ from textwrap import dedent
 
 import pytest
 
-from diagnose.analysis.roles import Roles
-from diagnose.analysis.sources import Sources
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
+from diagnose.source.roles import Roles
+from diagnose.source.sources import Sources
 
 FILE = "/home/u/train.py"
 AFTER_DATA_WAIT = SLOT_OF["gap_after_data_wait"]

@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from diagnose.analysis.slices import takes_slices
-from diagnose.analysis.statements import by_line, nodes_of
+from diagnose.source.slices import takes_slices
+from diagnose.source.statements import by_line, nodes_of
 
 
 @pytest.mark.parametrize(

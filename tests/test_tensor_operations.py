@@ -6,11 +6,11 @@ from textwrap import dedent
 
 import pytest
 
-from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.places import Places
-from diagnose.analysis.purposes import PYTHON_LOOP
-from diagnose.analysis.sources import Sources
 from diagnose.core.phases import Phase
+from diagnose.source.idioms import Idioms
+from diagnose.source.places import Places
+from diagnose.source.purposes import PYTHON_LOOP
+from diagnose.source.sources import Sources
 
 FILE = "/train.py"
 

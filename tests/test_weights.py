@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 from test_idioms import of_marked
 
-from diagnose.analysis.purposes import CLIP, EMA, PYTHON_LOOP, UPDATE, WHOLE
-from diagnose.analysis.weights import Weights
+from diagnose.source.purposes import CLIP, EMA, PYTHON_LOOP, UPDATE, WHOLE
+from diagnose.source.weights import Weights
 
 
 @pytest.mark.parametrize(

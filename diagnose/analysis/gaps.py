@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.device_ledger import BY_DEVICE
-from diagnose.analysis.roles import Roles
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOTS
 from diagnose.core.phases import Phase
 from diagnose.core.places import begins_ns, decoded
+from diagnose.source.roles import Roles
 from diagnose.store.reader import Frame, RankLog
 
 CELL_SAMPLES = 8

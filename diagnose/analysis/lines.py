@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.analysis.blocks import lines_beside
-from diagnose.analysis.function_names import PURPOSES
 from diagnose.analysis.gaps import measured_samples
-from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.places import Places
-from diagnose.analysis.purposes import (
+from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
+from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
+from diagnose.source.blocks import lines_beside
+from diagnose.source.function_names import PURPOSES
+from diagnose.source.idioms import Idioms
+from diagnose.source.places import Places
+from diagnose.source.purposes import (
     CHAIN,
     ENVIRONMENT,
     LOG,
@@ -27,14 +30,11 @@ from diagnose.analysis.purposes import (
     SYNC,
     WAIT,
 )
-from diagnose.analysis.results import Results
-from diagnose.analysis.roles import Roles
-from diagnose.analysis.sites import schedules_of
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import words
-from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
-from diagnose.core.phases import Phase
-from diagnose.core.profile import SourceLine
+from diagnose.source.results import Results
+from diagnose.source.roles import Roles
+from diagnose.source.sites import schedules_of
+from diagnose.source.sources import Sources
+from diagnose.source.statements import words
 from diagnose.store.reader import Frame, RankLog
 
 MIN_SHARE = 0.001

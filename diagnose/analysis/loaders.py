@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from diagnose.analysis.calls import call_at
-from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import whole_steps
 from diagnose.core.program import Loader
+from diagnose.source.calls import call_at
+from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
 
 HALF = 2

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from diagnose.analysis.sources import Sources
 from diagnose.core.input import InputStats, Reading
 from diagnose.core.workers import NOT_TRAINING
+from diagnose.source.sources import Sources
 from diagnose.store.reader import Frame, RankLog
 
 MIN_PART = 0.05

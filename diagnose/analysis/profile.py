@@ -43,12 +43,10 @@ from diagnose.analysis.rank_summary import (
 )
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.analysis.reduction import Reduced, read_or_note, reduce_files, reduce_logs
-from diagnose.analysis.roles import Roles
 from diagnose.analysis.run_info import notes_of, notes_of_files, overhead_of, run_info
 from diagnose.analysis.script import Script
 from diagnose.analysis.series import summarize_series
 from diagnose.analysis.signals import host_stats, settings_of
-from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import part_of
 from diagnose.analysis.standing import with_waits
 from diagnose.analysis.steps import GapParts, divided, phase_series, step_times, warmup_of
@@ -60,6 +58,8 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, Status, StepStats
 from diagnose.core.trial import Tuning
 from diagnose.core.units import NS_PER_S
+from diagnose.source.roles import Roles
+from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
 from diagnose.store.runs import earlier_files, number_of, rank_files, read_lost, read_manifest
 

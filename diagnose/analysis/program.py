@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from diagnose.analysis.calls import call_at
 from diagnose.analysis.device_ledger import BY_DEVICE
-from diagnose.analysis.sources import Sources
 from diagnose.analysis.spans import rank_of, whole_steps
 from diagnose.core.graph import Compiler, Dropped, Graph, GraphBreak, Work
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.parallel import Averaging, Ddp, Fsdp, Pipeline
 from diagnose.core.program import Calls, Loader, Memory, Model, Optimizer, Program
+from diagnose.source.calls import call_at
+from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
 
 FIRST_TIMED = 4

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from diagnose.analysis.idioms import Idioms
-from diagnose.analysis.places import Places
-from diagnose.analysis.roles import Roles
-from diagnose.analysis.sites import anchors_of
-from diagnose.analysis.sources import Sources
+from diagnose.source.idioms import Idioms
+from diagnose.source.places import Places
+from diagnose.source.roles import Roles
+from diagnose.source.sites import anchors_of
+from diagnose.source.sources import Sources
 from diagnose.store.reader import RankLog
 
 

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from diagnose.analysis.idioms import is_training
-from diagnose.analysis.purposes import PYTHON_LOOP, WAIT
 from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
+from diagnose.source.idioms import is_training
+from diagnose.source.purposes import PYTHON_LOOP, WAIT
 from diagnose.store.reader import Frame, RankLog
 
 STANDS = 0.8

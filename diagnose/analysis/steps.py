@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from diagnose.analysis.gaps import phase_weights, split_gaps
-from diagnose.analysis.roles import Roles
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
+from diagnose.source.roles import Roles
 from diagnose.store.reader import RankLog
 
 WARMUP_CUTS = (1, 2, 3, 5, 8, 12, 16, 20)

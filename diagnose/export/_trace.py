@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from diagnose.analysis.device_ledger import by_device_clock
 from diagnose.analysis.gaps import phase_weights, split_gaps
-from diagnose.analysis.roles import Roles
-from diagnose.analysis.sources import Sources
 from diagnose.analysis.tuning import KINDS
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.parallel import ClockOffset
 from diagnose.core.phases import Phase
 from diagnose.export._follower import SCRIPT_EVENTS, UNREADABLE, rank_name, unix_minus_clock_ns
 from diagnose.export._reading import clean, finite
+from diagnose.source.roles import Roles
+from diagnose.source.sources import Sources
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
 from diagnose.store.tail import Event, Look, look

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from diagnose.analysis.purposes import SYNC, SYNCHRONIZE
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
@@ -23,6 +22,7 @@ from diagnose.gate.facts import fact_changes, for_same_work
 from diagnose.gate.matching import Matching, relative
 from diagnose.gate.result import Metric
 from diagnose.gate.statistics import FEW_PAIRS
+from diagnose.source.purposes import SYNC, SYNCHRONIZE
 
 MIN_PAIRS = 5
 """Fewer pairs point one way by chance too often: four do so for one phase in sixteen, and there are ten."""

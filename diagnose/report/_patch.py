@@ -16,10 +16,10 @@ import libcst as cst
 from libcst import matchers
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
-from diagnose.analysis.calls import BY_PLACE, aliases
 from diagnose.core.profile import Profile
 from diagnose.core.trial import Trial
 from diagnose.report._tuning_words import named
+from diagnose.source.calls import BY_PLACE, aliases
 
 STATEMENT = "statement"
 ADVICE = "advice"

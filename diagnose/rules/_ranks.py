@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.analysis.lateness import WAITS, beyond_others_ns
 from diagnose.core.parallel import Averaging, Ddp, Meetings
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
+from diagnose.source.calls import with_arguments
 
 MIN_TIMED = 5
 """Of fewer timed passes the quickest may still be a slow one."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from diagnose.analysis.calls import with_arguments
 from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._lines import under_trainer
+from diagnose.source.calls import with_arguments
 
 MIN_WORKER_BATCHES = 10
 """Workers that have told of fewer batches have told of little but their own start."""

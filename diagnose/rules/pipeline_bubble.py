@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from diagnose.analysis.calls import BY_PLACE, with_arguments
 from diagnose.core.finding import Finding
 from diagnose.core.parallel import Pipeline
 from diagnose.core.phases import Phase
@@ -11,6 +10,7 @@ from diagnose.core.program import Calls, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules.base import Rule
+from diagnose.source.calls import BY_PLACE, with_arguments
 
 ENOUGH = 4
 """Micro-batches per rank: the bubble is then a fifth at most, and more of them hardly help."""

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from diagnose.analysis.idioms import is_training
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
@@ -16,6 +15,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, loop_lines, lost_of, named, share_of
 from diagnose.rules._machine import one_core
 from diagnose.rules.base import Rule
+from diagnose.source.idioms import is_training
 
 MIN_SHARE = 0.03
 """Some code stands between the calls of every loop; below this it is nobody's fault."""

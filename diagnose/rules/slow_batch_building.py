@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from diagnose.analysis.function_names import OUTERMOST_WORDS
-from diagnose.analysis.statements import words
 from diagnose.core.finding import Finding
 from diagnose.core.input import InputStats
 from diagnose.core.phases import Phase
@@ -19,6 +17,8 @@ from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, supply_of
 from diagnose.rules._worker_examples import fed_by
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import is_rollout, rollout_share
+from diagnose.source.function_names import OUTERMOST_WORDS
+from diagnose.source.statements import words
 
 MIN_SHARE = 0.05
 """Of the step. Slicing tensors, as a loop without a loader does, takes less."""

@@ -7,8 +7,8 @@ import ast
 import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from diagnose.analysis.effects import Function
-from diagnose.analysis.statements import MODULES, callee, closure, reads, statements_of, writes
+from diagnose.source.effects import Function
+from diagnose.source.statements import MODULES, callee, closure, reads, statements_of, writes
 
 CUTS = {
     *("detach", "item", "tolist", "numpy", "long", "size", "numel", "dim"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Sequence
 
-from diagnose.analysis.dependencies import Dependencies, Found, Links
-from diagnose.analysis.effects import methods_called, rebased
-from diagnose.analysis.parts import Part
-from diagnose.analysis.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
-from diagnose.analysis.statements import (
+from diagnose.core.phases import Phase
+from diagnose.source.dependencies import Dependencies, Found, Links
+from diagnose.source.effects import methods_called, rebased
+from diagnose.source.parts import Part
+from diagnose.source.returned import WHOLE, Item, asked_of, given, items_of, lost_items, merged
+from diagnose.source.statements import (
     callee,
     calls_of,
     closure,
@@ -21,7 +22,6 @@ from diagnose.analysis.statements import (
     reads,
     writes,
 )
-from diagnose.core.phases import Phase
 
 ARITHMETIC = {"mean", "sum", "item", "detach", "float", "stack", "div", "mul", "add"}
 """Calls beside which a statement still only adds up terms of a loss."""

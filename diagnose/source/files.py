@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 
-from diagnose.analysis.statements import (
+from diagnose.source.statements import (
     APPENDS,
     Scope,
     callee,

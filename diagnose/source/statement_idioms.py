@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from diagnose.analysis.call_idioms import Within, of_call, only_reads, writes_table
-from diagnose.analysis.flows import makes_only
-from diagnose.analysis.purposes import (
+from diagnose.source.call_idioms import Within, of_call, only_reads, writes_table
+from diagnose.source.flows import makes_only
+from diagnose.source.purposes import (
     CHAIN,
     CLIP,
     COLLECT,
@@ -25,12 +25,12 @@ from diagnose.analysis.purposes import (
     WAIT,
     WHOLE,
 )
-from diagnose.analysis.schedules import sets_rate
-from diagnose.analysis.slices import is_chain, is_side_loop, takes_slices
-from diagnose.analysis.statements import Assignment, Loop, Place, callee, names, nodes_of, reads, writes
-from diagnose.analysis.tensor_operations import is_at_once
-from diagnose.analysis.tensor_values import asks_tensor
-from diagnose.analysis.weight_idioms import of_lists, of_weights
+from diagnose.source.schedules import sets_rate
+from diagnose.source.slices import is_chain, is_side_loop, takes_slices
+from diagnose.source.statements import Assignment, Loop, Place, callee, names, nodes_of, reads, writes
+from diagnose.source.tensor_operations import is_at_once
+from diagnose.source.tensor_values import asks_tensor
+from diagnose.source.weight_idioms import of_lists, of_weights
 
 HOOKED_CALLS = {"backward", "step", "zero_grad"}
 """Calls whose time is measured apart: beside them a line's time is that of what else it does."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.analysis.flows import made_for, makes_only
-from diagnose.analysis.statements import (
+from diagnose.source.flows import made_for, makes_only
+from diagnose.source.statements import (
     Assignment,
     Scope,
     callee,

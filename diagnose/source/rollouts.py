@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from diagnose.analysis.statements import (
+from diagnose.source.statements import (
     Function,
     Loop,
     Place,

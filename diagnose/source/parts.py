@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from diagnose.analysis.blocks import Blocks
-from diagnose.analysis.effects import WEIGHTS, Effects, Function, methods_called, rebased
-from diagnose.analysis.gradients import Gradients
-from diagnose.analysis.rollouts import CHOOSES, steps_environment, takes_action, told_to_step
-from diagnose.analysis.statements import (
+from diagnose.source.blocks import Blocks
+from diagnose.source.effects import WEIGHTS, Effects, Function, methods_called, rebased
+from diagnose.source.gradients import Gradients
+from diagnose.source.rollouts import CHOOSES, steps_environment, takes_action, told_to_step
+from diagnose.source.statements import (
     Scope,
     callee,
     calls_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Container
 
-from diagnose.analysis.sources import Sources
+from diagnose.source.sources import Sources
 
 MAX_LENGTH = 300
 """A longer call is no line to paste; the fix then names the argument alone."""

@@ -7,11 +7,12 @@ import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from diagnose.analysis.call_idioms import Within
-from diagnose.analysis.flows import makes_only
-from diagnose.analysis.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
-from diagnose.analysis.places import Places
-from diagnose.analysis.purposes import (
+from diagnose.core.phases import Phase
+from diagnose.source.call_idioms import Within
+from diagnose.source.flows import makes_only
+from diagnose.source.function_names import NAMED, NAMED_BESIDE, OUTERMOST_WORDS, FunctionNames
+from diagnose.source.places import Places
+from diagnose.source.purposes import (
     ATTENTION,
     CHAIN,
     ENVIRONMENT,
@@ -23,7 +24,7 @@ from diagnose.analysis.purposes import (
     SCHEDULE,
     SLICES,
 )
-from diagnose.analysis.rollouts import (
+from diagnose.source.rollouts import (
     ENVIRONMENT_PACKAGES,
     EVALUATES,
     LEARNER_PACKAGES,
@@ -33,10 +34,10 @@ from diagnose.analysis.rollouts import (
     steps_environment,
     takes_action,
 )
-from diagnose.analysis.sites import Frame
-from diagnose.analysis.slices import takes_slices
-from diagnose.analysis.statement_idioms import of_places
-from diagnose.analysis.statements import (
+from diagnose.source.sites import Frame
+from diagnose.source.slices import takes_slices
+from diagnose.source.statement_idioms import of_places
+from diagnose.source.statements import (
     Assignment,
     Function,
     callee,
@@ -46,9 +47,8 @@ from diagnose.analysis.statements import (
     words_of,
     writes,
 )
-from diagnose.analysis.tensor_operations import is_at_once, operations_by_statement
-from diagnose.analysis.texts import formats
-from diagnose.core.phases import Phase
+from diagnose.source.tensor_operations import is_at_once, operations_by_statement
+from diagnose.source.texts import formats
 
 LOSS_WORDS = {"loss", "losses", "criterion", "objective"}
 BARS = re.compile(r"^(tqdm|rich)/(?!.* (\S+\.)?(__iter__|__init__|track)$)")

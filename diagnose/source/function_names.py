@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from diagnose.analysis.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_WORDS
-from diagnose.analysis.places import Places
-from diagnose.analysis.purposes import CLIP, EMA, LOG, METRIC, SAVE
-from diagnose.analysis.sites import Frame
-from diagnose.analysis.statements import Function, callee, calls_of, names, statements_of, words, words_of
+from diagnose.source.call_idioms import ALSO_OF_MODELS, LEARNING_WORDS, METRIC_WORDS
+from diagnose.source.places import Places
+from diagnose.source.purposes import CLIP, EMA, LOG, METRIC, SAVE
+from diagnose.source.sites import Frame
+from diagnose.source.statements import Function, callee, calls_of, names, statements_of, words, words_of
 
 MATH_NAMES = """
     cosh density det exp gamma likelihood mel odds partition pdf prob probability probs ratio scale sigmoid

@@ -6,7 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from diagnose.analysis.statements import Loop, Scope, functions_of, header_lines, innermost_of, rebinds
+from diagnose.source.statements import Loop, Scope, functions_of, header_lines, innermost_of, rebinds
 
 Block = tuple[int, str]
 """Statement and field of what runs or does not run as a whole: `(id(branch), "orelse")`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Sequence
 
-from diagnose.analysis.statements import callee, calls_of, closure, reads, writes
+from diagnose.source.statements import callee, calls_of, closure, reads, writes
 
 TRAINS = {"backward", "step"}
 

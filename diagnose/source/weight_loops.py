@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.analysis.statements import Place, callee, names
-from diagnose.analysis.weights import OVER_WEIGHTS
+from diagnose.source.statements import Place, callee, names
+from diagnose.source.weights import OVER_WEIGHTS
 
 WRITES = {"mul_", "add_", "lerp_", "copy_", "sub_"}
 """Methods that change a weight, or what is kept beside it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from diagnose.analysis.blocks import Blocks
-from diagnose.analysis.flows import made_for
-from diagnose.analysis.statements import Loop, Scope, names, statements_of
+from diagnose.source.blocks import Blocks
+from diagnose.source.flows import made_for
+from diagnose.source.statements import Loop, Scope, names, statements_of
 
 RATES = {"lr", "weight_decay", "momentum"}
 """What a schedule sets in an optimizer's groups of parameters."""

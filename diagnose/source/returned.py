@@ -10,8 +10,8 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diagnose.analysis.parts import Part
-from diagnose.analysis.statements import callee, header_lines, names, nodes_of, reads, words, writes
+from diagnose.source.parts import Part
+from diagnose.source.statements import callee, header_lines, names, nodes_of, reads, words, writes
 
 WHOLE = ""
 """The key of what is returned as one thing."""

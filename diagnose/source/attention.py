@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.analysis.statements import callee
+from diagnose.source.statements import callee
 
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 OF_THE_SCORES = ("drop", "mask", "bias", "scale")

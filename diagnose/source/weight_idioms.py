@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from diagnose.analysis.averaging import AVERAGED_WORDS, averages, blends_in
-from diagnose.analysis.purposes import CLIP, EMA, UPDATE, WHOLE
-from diagnose.analysis.statements import Place, callee, key_of, names, words, words_of
-from diagnose.analysis.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
-from diagnose.analysis.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON, turns_of
+from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in
+from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
+from diagnose.source.statements import Place, callee, key_of, names, words, words_of
+from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
+from diagnose.source.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON, turns_of
 
 CHANGES = (WRITES - {"copy_"}) | {"addcdiv_", "addcmul_"}
 GRADIENT_MATH = {"norm", "vector_norm", "clamp_", "clip_", "pow", "square", "sum"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from diagnose.analysis.statements import (
+from diagnose.source.statements import (
     Function,
     assigned,
     callee,

@@ -7,7 +7,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from diagnose.analysis.statements import (
+from diagnose.source.statements import (
     bound,
     callee,
     calls_of,

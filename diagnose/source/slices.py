@@ -6,7 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterator, Sequence
 
-from diagnose.analysis.statements import callee, nodes_of
+from diagnose.source.statements import callee, nodes_of
 
 FEW_PARTS = 8
 """Of fewer parts than that, named in the script, each may be large: queries, keys and values. Likewise of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from diagnose.analysis.statements import Place, callee, names, nodes_of, words, words_of
-from diagnose.analysis.weight_loops import WRITES, changed, data_of, in_pairs, key, turns
+from diagnose.source.statements import Place, callee, names, nodes_of, words, words_of
+from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, key, turns
 
 IN_PLACE = {*WRITES, "mul", "lerp"}
 AVERAGED_WORDS = {"ema", "shadow", "avg", "average", "averaged", "target", "teacher", "decay"}

@@ -10,16 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 
-from diagnose.analysis.dependencies import Dependencies, Found, Links, own_code
-from diagnose.analysis.effects import Effects, Function
-from diagnose.analysis.parts import Anchors, Part, parts_of
-from diagnose.analysis.returned import first_items, items_of
-from diagnose.analysis.scores import Scores, links_of
-from diagnose.analysis.sites import Frame, Sample, Site, by_place, callers_of, files_of, one_call
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import callee, calls_of, header_lines, names, nodes_of, writes
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
+from diagnose.source.dependencies import Dependencies, Found, Links, own_code
+from diagnose.source.effects import Effects, Function
+from diagnose.source.parts import Anchors, Part, parts_of
+from diagnose.source.returned import first_items, items_of
+from diagnose.source.scores import Scores, links_of
+from diagnose.source.sites import Frame, Sample, Site, by_place, callers_of, files_of, one_call
+from diagnose.source.sources import Sources
+from diagnose.source.statements import callee, calls_of, header_lines, names, nodes_of, writes
 
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""

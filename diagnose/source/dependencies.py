@@ -11,9 +11,10 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from diagnose.analysis.parts import SETTINGS, Part, of_weights
-from diagnose.analysis.returned import Item, items_of, lines_of, wanted_items
-from diagnose.analysis.statements import (
+from diagnose.core.phases import Phase
+from diagnose.source.parts import SETTINGS, Part, of_weights
+from diagnose.source.returned import Item, items_of, lines_of, wanted_items
+from diagnose.source.statements import (
     callee,
     calls_of,
     expressions,
@@ -25,7 +26,6 @@ from diagnose.analysis.statements import (
     reads,
     writes,
 )
-from diagnose.core.phases import Phase
 
 DETACHES = {"detach", "item", "tolist", "cpu", "numpy", "data", "float", "int"}
 """Names in a statement that keeps a value without its gradients."""

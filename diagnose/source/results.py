@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Sequence
 
-from diagnose.analysis.places import Places
-from diagnose.analysis.sites import Frame
-from diagnose.analysis.statements import Scope, callee, grow, parameters_of, reads, statements_of
+from diagnose.source.places import Places
+from diagnose.source.sites import Frame
+from diagnose.source.statements import Scope, callee, grow, parameters_of, reads, statements_of
 
 INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 """Functions that are a part of the statement which they stand in."""

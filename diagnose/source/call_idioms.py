@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from diagnose.analysis.files import SAVERS, STATE_FILES, WRITERS, file_written, opens_to_write, origin
-from diagnose.analysis.purposes import (
+from diagnose.source.files import SAVERS, STATE_FILES, WRITERS, file_written, opens_to_write, origin
+from diagnose.source.purposes import (
     CLIP,
     COLLECT,
     EMA,
@@ -21,10 +21,10 @@ from diagnose.analysis.purposes import (
     WAIT,
     WHOLE,
 )
-from diagnose.analysis.statements import Place, assigned, callee, given_to, names, words, writes
-from diagnose.analysis.tensor_values import PREDICATES, may_be_tensor
-from diagnose.analysis.texts import FILES
-from diagnose.analysis.weight_idioms import clips_one
+from diagnose.source.statements import Place, assigned, callee, given_to, names, words, writes
+from diagnose.source.tensor_values import PREDICATES, may_be_tensor
+from diagnose.source.texts import FILES
+from diagnose.source.weight_idioms import clips_one
 
 SYNC_METHODS = {"item", "tolist", "cpu", "numpy"}
 CASTS = {"float", "int", "bool"}

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from diagnose.analysis.statements import (
+from diagnose.source.statements import (
     Loop,
     bound,
     callee,

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from diagnose.analysis.attention import attention_lines
-from diagnose.analysis.call_idioms import waited_for
-from diagnose.analysis.files import aliases_of, saved_in
-from diagnose.analysis.schedules import rates_of
-from diagnose.analysis.sources import Sources
-from diagnose.analysis.statements import (
+from diagnose.source.attention import attention_lines
+from diagnose.source.call_idioms import waited_for
+from diagnose.source.files import aliases_of, saved_in
+from diagnose.source.schedules import rates_of
+from diagnose.source.sources import Sources
+from diagnose.source.statements import (
     Function,
     Place,
     Scope,
@@ -21,9 +21,9 @@ from diagnose.analysis.statements import (
     functions_of,
     innermost_of,
 )
-from diagnose.analysis.tensor_values import without_tensors
-from diagnose.analysis.texts import texts_of
-from diagnose.analysis.weights import Weights, averaged_at_once
+from diagnose.source.tensor_values import without_tensors
+from diagnose.source.texts import texts_of
+from diagnose.source.weights import Weights, averaged_at_once
 
 
 class _File(NamedTuple):

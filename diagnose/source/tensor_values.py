@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from diagnose.analysis.statements import callee
+from diagnose.source.statements import callee
 
 PREDICATES = {"isnan", "isinf", "isfinite", "allclose", "equal", "any", "all"}
 

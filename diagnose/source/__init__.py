@@ -1,0 +1,1 @@
+"""What the text of the script says: what a line is for, and what values flow where."""
