@@ -18,7 +18,8 @@ PLAIN_OPTIONS = frozenset({"device", "non_blocking"})
 """What a call may say and still ask for nothing but the tensor on the device."""
 
 SOME = 1024
-"""So many elements of a tensor are looked at where not all are: some 0.2 ms to read them on a busy CPU."""
+"""So many elements of a tensor are looked at where not all are: reading them takes some 0.2 ms, on a busy
+CPU."""
 
 CHANGED = "the script changes a batch where torch does not see it, as by `tensor.numpy()` or `tensor.data`"
 
