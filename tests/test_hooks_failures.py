@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -230,19 +232,28 @@ def test_exceptions_that_are_no_errors_pass_through(clock):
                 Model()(error)
 
 
+class Interrupted(FakeClock):
+    """Ctrl-C comes at one of its readings."""
+
+    left = 10**9
+
+    def __call__(self) -> int:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().__call__()
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize("reading", range(1, 9))
-def test_an_interrupt_that_lands_in_our_own_code_is_still_an_interrupt(clock, reading):
+def test_an_interrupt_that_lands_in_our_own_code_is_still_an_interrupt(reading, no_collections):
     """Ctrl-C comes between any two instructions; the calls of the clock stand for all of them."""
-
-    class Interrupted(FakeClock):
-        left = 10**9
-
-        def __call__(self) -> int:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-            return super().__call__()
-
     clock = Interrupted()
     model = SlowModel(clock, 1, 1)
     optimizer = SlowOptimizer(clock, model, 1)
@@ -263,6 +274,17 @@ def test_an_interrupt_that_lands_in_our_own_code_is_still_an_interrupt(clock, re
         recorder.finish()
         assert not recorder.notes
     assert all(time_ns >= 0 for step in steps_of(recorder) for time_ns in step.times.values())
+
+
+@pytest.mark.parametrize("reading", [1, 2])
+def test_an_interrupt_that_lands_in_what_the_collector_calls_is_still_an_interrupt(reading, no_collections):
+    """The collector itself prints what its callbacks raise, and goes on."""
+    clock = Interrupted()
+    with measured(clock):
+        clock.left = reading
+        with pytest.raises(KeyboardInterrupt):
+            gc.collect()
+            time.sleep(20)
 
 
 # -- warnings point where they point without us

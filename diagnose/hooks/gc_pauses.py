@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,8 +46,14 @@ class GcPausesHook(Hook):
                 if info["generation"] == OLDEST:
                     recorder.event("gc", collected=info["collected"])
 
-        gc.callbacks.append(pause)
+        def told(phase: str, info: dict[str, Any]) -> None:
+            try:
+                pause(phase, info)
+            except KeyboardInterrupt:  # the collector swallows it: it comes again once this has returned
+                start_new_thread(interrupt_main, ())
+
+        gc.callbacks.append(told)
         try:
             yield
         finally:
-            gc.callbacks.remove(pause)
+            gc.callbacks.remove(told)

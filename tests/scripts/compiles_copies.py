@@ -14,6 +14,7 @@ original = torch.Tensor.to
 diagnose.attach("run")
 assert torch.Tensor.to is not original
 
+from diagnose.actions._careful import Failure  # noqa: E402
 from diagnose.actions._device_copies import Copies  # noqa: E402
 
 
@@ -53,7 +54,7 @@ def methods_of(function):
 
 
 measured = {name: methods_of(function) for name, function in FUNCTIONS.items()}
-with Copies(Side()).looked_up():
+with Copies(Side(), Failure()).looked_up():
     looked_up = {name: methods_of(function) for name, function in FUNCTIONS.items()}
 diagnose.detach()
 print(json.dumps([measured, looked_up, {name: methods_of(f) for name, f in FUNCTIONS.items()}]))
