@@ -13,7 +13,6 @@ from diagnose.actions._blame import raised_by_us
 from diagnose.actions._nested import tensors
 from diagnose.actions._untouched import put_back
 from diagnose.actions.base import CannotApply
-from diagnose.core.errors import is_short_of_memory
 from diagnose.core.job import Route
 from diagnose.hooks._signals import from_signal_handler
 
@@ -85,7 +84,7 @@ class Careful:
         except Exception as error:
             if from_signal_handler(error.__traceback__):
                 raise  # the script's own
-            lasting = is_short_of_memory(error) or not isinstance(error, RECOVERABLE)
+            lasting = isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RECOVERABLE)
             if lasting and not raised_by_us(error):
                 raise
             self._failure.reason = f"it failed in use: {in_short(error)}"

@@ -14,7 +14,6 @@ from torch import nn
 from diagnose.actions._blame import raised_by_handler
 from diagnose.actions._careful import Failure, in_short
 from diagnose.actions._module_hooks import hooks_of
-from diagnose.core.errors import is_short_of_memory
 
 GRAPHS_OF_A_KIND = 6
 """Graphs that blocks of one kind may need: the first, and one for the block whose input needs no gradient;
@@ -98,10 +97,9 @@ class Slot:
         graphs, begun, theirs = compiler.num_graphs, time.perf_counter(), None
         try:
             return self._compiled(block, *args, **kwargs)
-        except Exception as error:
-            if is_short_of_memory(error):
-                raise
-            # The block runs as written below; exceptions of its own come again.
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the block runs as written; its own exceptions come again)
             theirs = raised_by_handler(error)
             if theirs is None:
                 compiler.failure.reason = f"{type(block).__name__} could not be compiled: {in_short(error)}"
