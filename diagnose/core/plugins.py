@@ -14,7 +14,7 @@ def discover(package: ModuleType, base: type[T]) -> dict[str, T]:
     """Instantiates the one subclass of `base` in each file of `package`.
 
     Files that start with an underscore, and `base.py`, are not plugins. The name of a plugin is its file's
-    name with dashes: `rules/input_starved.py` holds `input-starved`.
+    name with dashes: `rules/slow_collate.py` holds `slow-collate`.
 
     Args:
         package: An imported package whose folder holds one plugin per file.

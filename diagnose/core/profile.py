@@ -136,7 +136,7 @@ class SourceLine:
         text: The source line without indentation, when it could be read.
         via: The frame of an installed package, inside that line, that most of its time was spent in:
             `transformers/trainer.py:2520 Trainer._inner_training_loop`. Empty when there was none.
-        idiom: What the line is there for, the most telling first: the names of `analysis.purposes`, such as
+        idiom: What the line is there for, the most telling first: the names of `source.purposes`, such as
             `log` and `sync` for `print(loss.item())`. Empty when its source does not say.
         every: The condition with a remainder under which it runs, `step % 10 == 0`; empty for none.
         off_cpu: Part of its time, 0 to 1, in which the thread used no CPU: it waited, for whatever it was.

@@ -72,7 +72,7 @@ class LineGrowth:
         after_ns: What it takes in the second version: median over the runs.
         in_worker: Whether DataLoader workers, not the training thread, spent the time.
         in_diff: Whether the two versions differ in its statement.
-        idiom: What it is there for: `sync`, `log`, ... (`analysis.purposes`).
+        idiom: What it is there for: `sync`, `log`, ... (`source.purposes`).
     """
 
     phase: Phase
