@@ -284,7 +284,7 @@ def test_an_interrupt_that_lands_in_what_the_collector_calls_is_still_an_interru
         clock.left = reading
         with pytest.raises(KeyboardInterrupt):
             gc.collect()
-            time.sleep(20)
+            time.sleep(10)
 
 
 # -- warnings point where they point without us

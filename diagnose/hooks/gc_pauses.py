@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from _thread import interrupt_main, start_new_thread
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,9 @@ DATA_WAIT = SLOT_OF["data_wait"]
 GC = SLOT_OF["gc"]
 OLDEST = 2
 """The generation whose collections walk the whole heap; only these are counted as events."""
+
+AGAIN_S = 0.05
+"""After which the collector has called everybody: what they raise is swallowed, too."""
 
 
 class GcPausesHook(Hook):
@@ -49,11 +54,17 @@ class GcPausesHook(Hook):
         def told(phase: str, info: dict[str, Any]) -> None:
             try:
                 pause(phase, info)
-            except KeyboardInterrupt:  # the collector swallows it: it comes again once this has returned
-                start_new_thread(interrupt_main, ())
+            except KeyboardInterrupt:  # the collector swallows it
+                threading.Thread(target=_interrupt_again, daemon=True).start()
 
         gc.callbacks.append(told)
         try:
             yield
         finally:
             gc.callbacks.remove(told)
+
+
+def _interrupt_again() -> None:
+    """Sends the main thread the Ctrl-C once more that came while the collector called us."""
+    time.sleep(AGAIN_S)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

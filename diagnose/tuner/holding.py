@@ -70,6 +70,7 @@ def measure_kept(
             measured = yield from measured_to(sum(pairs))
         is_lost = doubted and measured.high < 1
         if doubted and not is_lost and measured.speedup <= LOST:
+            world.tell(kind, asdict(measured))  # training may be over before all pairs are made
             measured = yield from measured_to(LOSS_PAIRS)
             is_lost = measured.speedup <= LOST and found_with(LOSS_CONFIDENCE).high < 1
     except CannotApply:
