@@ -153,7 +153,9 @@ def test_real_runs_at_once_have_the_figures_that_they_have_alone(tmp_path: Path)
         assert measured.machine.foreign_cpus is None
         assert measured.startup_s < measured.wall_s / 2
         profile = load_profile(measured.folder)
-        assert wait_ms < profile.phase_time_ns[Phase.OTHER] / 1e6 < 1.8 * wait_ms, "nor in what is analysed"
+        assert 0.9 * wait_ms < profile.phase_time_ns[Phase.OTHER] / 1e6 < 1.8 * wait_ms, (
+            "nor in what is analysed"
+        )
         assert 0 < 120 - measured.num_steps <= profile.steps.left_out < 50, "and those of the warm-up"
     assert measured.wall_s > 120 * 0.015
 

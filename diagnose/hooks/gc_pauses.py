@@ -20,7 +20,7 @@ OLDEST = 2
 """The generation whose collections walk the whole heap; only these are counted as events."""
 
 AGAIN_S = 0.05
-"""After which the collector has called everybody: what they raise is swallowed, too."""
+"""In which a collection that has ended for us has ended for all whom it calls: they swallow it, too."""
 
 
 class GcPausesHook(Hook):
@@ -33,6 +33,7 @@ class GcPausesHook(Hook):
         holds_up = holding_up(recorder)
         interrupted = -1
         begun_ns = 0
+        is_due = False
 
         def pause(phase: str, info: dict[str, Any]) -> None:
             nonlocal interrupted, begun_ns
@@ -52,9 +53,13 @@ class GcPausesHook(Hook):
                     recorder.event("gc", collected=info["collected"])
 
         def told(phase: str, info: dict[str, Any]) -> None:
+            nonlocal is_due
             try:
                 pause(phase, info)
-            except KeyboardInterrupt:  # the collector swallows it
+            except KeyboardInterrupt:  # the collector would swallow it
+                is_due = True
+            if is_due and phase == "stop":
+                is_due = False
                 threading.Thread(target=_interrupt_again, daemon=True).start()
 
         gc.callbacks.append(told)
