@@ -2,7 +2,7 @@
 #   make demo     where does the time of a real training script go?
 #   make test     all tests; ARGS="-k layers" narrows them
 #   make lint     ruff and mypy, as in CI
-#   make bench    the figures of the README: attribution, overhead, accuracy and tuning
+#   make bench    the tables behind docs/: attribution, overhead, accuracy and tuning; hours
 # PYTHON=python3.12 chooses the interpreter for a new .venv.
 
 PYTHON ?= python3

@@ -1,6 +1,6 @@
 """What the dashboard costs: its server, in time and bytes, and the job that trains beside it.
 
-    python benchmarks/dashboard.py [--answers FILE] [--only PART ...] [--markdown docs/dashboard-cost.md]
+    python benchmarks/dashboard.py [--answers FILE] [--only PART ...] [--markdown FILE]
 
 Pages: a run that goes on is opened in a real browser. First paint is the time from the navigation to the
 first chart, or the first row of the list, on the screen, with an empty cache. Then the page is left open:

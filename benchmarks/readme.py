@@ -2,8 +2,8 @@
 
     python benchmarks/readme.py
 
-Run `attribution.py --markdown docs/attribution.md` before, and `overhead_parts.py --markdown
-docs/overhead-parts.md`, and `accuracy.py` for `docs/accuracy.md`.
+Run `attribution.py > docs/attribution.md` before, and `overhead_parts.py --markdown
+docs/overhead-parts.md`, and `accuracy.py` for the tables of `docs/accuracy.md`.
 """
 
 from __future__ import annotations
