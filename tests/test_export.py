@@ -56,7 +56,7 @@ KEPT = {
 
 ANCHOR_NS = [0, 1_700_000_000 * 10**9]
 
-OFFLINE = ("perfetto", "prometheus", "tensorboard")
+OFFLINE = ("csv", "perfetto", "prometheus", "tensorboard")
 """Exporters that write files with what is installed for the tests."""
 
 
@@ -153,7 +153,7 @@ def test_an_odd_run_is_sent_by_opentelemetry_too(odd):
 
 
 def test_what_is_unknown_or_not_installed_is_said_with_what_to_do(monkeypatch):
-    with pytest.raises(DiagnoseError, match=r"^export: there is no 'grafana' to export to. There are: ml"):
+    with pytest.raises(DiagnoseError, match=r"^export: there is no 'grafana' to export to. There are: csv"):
         Destination.parse("grafana=x")
     with pytest.raises(DiagnoseError, match="names no target"):
         Destination.parse("perfetto=")

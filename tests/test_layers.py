@@ -25,7 +25,13 @@ GROUPS = (
 RANK = {folder: rank for rank, group in enumerate(GROUPS) for folder in group}
 
 # The package itself is a door: what it gives away lazily belongs to the folder that defines it.
-DOOR = {"attach": "launch", "detach": "launch", "step": "launch", "__version__": "core"}
+DOOR = {
+    "attach": "launch",
+    "detach": "launch",
+    "step": "launch",
+    "read_steps": "analysis",
+    "__version__": "core",
+}
 
 ONLY_IN = {
     "torch": {"hooks", "actions", "kernels", "launch"},

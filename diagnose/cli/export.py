@@ -19,7 +19,7 @@ def export(
         list[str],
         typer.Option(
             metavar="NAME[=TARGET]",
-            help="mlflow, otel, perfetto, prometheus, tensorboard or wandb; may be given several times.",
+            help="csv, mlflow, otel, perfetto, prometheus, tensorboard or wandb; several may be given.",
         ),
     ],
     run: Annotated[

@@ -15,6 +15,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._cpus import delayed_share
 from diagnose.rules._lines import under_trainer
 from diagnose.source.calls import with_arguments
 
@@ -40,14 +41,16 @@ ASIDE = (Phase.EVALUATION, Phase.CHECKPOINT, Phase.COMPILE)
 nothing there."""
 
 MIN_CROWDED = 0.08
-"""Part of its time that the training thread, and a worker, must want a CPU in vain; a free machine has
-under 1 %, and a machine of which others use a little has less than this."""
+"""Part of its time that training (see `delayed_share`), and a worker, must want a CPU in vain; a free
+machine has under 1 %, and a machine of which others use a little has less than this."""
 
 FULL = 0.8
 """Part of all CPUs that the process and its workers use where they are in each other's way."""
 
-WORKERS_PART = 0.4
-"""And the part of that which is the workers'."""
+WORKERS_CPUS = 0.15
+"""And CPUs that the workers use of that, on average; handing over finished tensors takes less than 0.09.
+What they use is not compared with what the training process does: threads of torch's that wait for one
+which has no CPU use theirs all the time."""
 
 HANDOVER_NS = 500_000
 """What taking over a batch of a few tensors from a worker costs the loop; measured: 0.4 to 1.1 ms."""
@@ -218,18 +221,20 @@ def supply_of(profile: Profile) -> Supply | None:
 
 
 def crowded_ns(profile: Profile, supply: Supply) -> float:
-    """Returns nanoseconds of each step in which the training thread wants a CPU and has none, as its
-    workers compute: they keep up, no more of them than CPUs, and all the same they and the model together
-    want all CPUs there are. 0 where it is not so."""
-    runnable, cpus = profile.host.runnable_share, profile.own_cpus
-    if runnable is None or not cpus or runnable < MIN_CROWDED or supply.behind:
+    """Returns nanoseconds of each step in which the training thread, or a thread of torch's that it waits
+    for, wants a CPU and has none, as its workers compute: they keep up, no more of them than CPUs, and all
+    the same they and the model together want all CPUs there are. At most what the workers use of them,
+    and 0 where it is not so."""
+    delayed, cpus = delayed_share(profile.host), profile.own_cpus
+    if not cpus or delayed < MIN_CROWDED or supply.behind:
         return 0.0
     used_ns = supply.worker_cpu_ns + supply.own_cpu_ns
-    if used_ns < FULL * cpus * supply.training_ns or supply.worker_cpu_ns < WORKERS_PART * used_ns:
+    full = used_ns >= FULL * cpus * supply.training_ns
+    if not full or supply.worker_cpu_ns < WORKERS_CPUS * supply.training_ns:
         return 0.0
     if supply.delay_share < MIN_CROWDED or supply.loader.num_workers > cpus:
         return 0.0
-    return runnable * supply.training_ns
+    return min(delayed * supply.training_ns, supply.worker_cpu_ns)
 
 
 def drawn_at_starts_ns(profile: Profile) -> float:

@@ -88,5 +88,16 @@ CROWDED: dict[str, Any] = {
 }
 """Two workers that keep up, on two CPUs; with 110 ms for a batch they and the model want both always."""
 
+BESIDE_A_TEAM: dict[str, Any] = {
+    "cpus": 2,
+    "num_workers": 1,
+    "host": HostStats(
+        cpus=2, process_cpus=1.6, num_threads=2, runnable_share=0.14, native_delay_share=0.23
+    ),
+    "workers": {"cpu_share": 0.67, "delay_share": 0.3, "ready_batches": 1.8},
+}
+"""A worker that keeps up beside two threads of torch's on two CPUs: the one that has none holds up the
+other, which meanwhile spins. Measured; steps of 100 ms, of which 35 ms are the worker's."""
+
 WELL_FED = fed_by(data_wait_ms=0.3, fetch_ms=90, workers={"ready_batches": 3.4, "idle_share": 0.5})
 """Two workers that keep up."""

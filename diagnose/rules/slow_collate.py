@@ -11,7 +11,7 @@ from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._phases import shared
 from diagnose.rules._supply import HANDOVER_NS, MIN_HANDOVERS, MIN_SHARE, crowded_ns, main_loader, supply_of
-from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
+from diagnose.rules._worker_examples import BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
 DOMINATES = 0.5
@@ -68,6 +68,7 @@ class SlowCollate(Rule):
         ),
         fed_by(data_wait_ms=40, fetch_ms=10, collate_ms=90, num_workers=1),
         fed_by(data_wait_ms=10, fetch_ms=40, collate_ms=70, **CROWDED),
+        fed_by(data_wait_ms=6, fetch_ms=1, collate_ms=51, **BESIDE_A_TEAM),
         profile(step_ms=1, data_wait_ms=0.4, program=NO_WORKER, input=QUICK),
         profile(step_ms=8, data_wait_ms=1.3, program=NO_WORKER, input=HALF),
     )
@@ -83,6 +84,7 @@ class SlowCollate(Rule):
         fed_by(data_wait_ms=40, fetch_ms=90, collate_ms=10, num_workers=1),
         fed_by(data_wait_ms=1, fetch_ms=10, collate_ms=50, num_workers=1),
         fed_by(data_wait_ms=10, fetch_ms=70, collate_ms=40, **CROWDED),
+        fed_by(data_wait_ms=6, fetch_ms=1, collate_ms=12, **BESIDE_A_TEAM),
         profile(step_ms=1, data_wait_ms=0.4, program=OF_TORCH, input=QUICK),
         profile(step_ms=8, data_wait_ms=1.3, program=OF_TORCH, input=HALF),
     )

@@ -150,7 +150,7 @@ class SlowStorage(WorkerRule):
             low_ns = CROWDED_BOUNDS[0] * lost_ns
             high_ns = CROWDED_BOUNDS[1] * crowded_by_ns + supply.wait_ns
             vain = format_share(crowded_by_ns / supply.training_ns)
-            waits = f"the training thread wants a CPU in vain {vain}"
+            waits = f"training wants a CPU in vain {vain}"
         elif supply.behind and not supply.cured_by_workers:
             making = (supply.workers.fetch_ns + supply.workers.collate_ns) * supply.batches
             lost_ns = supply.won_ns(busy_ns=supply.busy_ns - reading.share * making)

@@ -95,7 +95,7 @@ class SlowTransform(WorkerRule):
         where = where_slow(profile, supply.loader)
         return Finding(
             rule=self.name,
-            summary="Preparing samples takes the CPUs there are: the training thread waits for one"
+            summary="Preparing samples takes the CPUs there are: training waits for one"
             f" {format_share(lost_ns / supply.training_ns)} of the time",
             lost_ns=shared(profile, lost_ns),
             low_ns=CROWDED_BOUNDS[0] * lost_ns,

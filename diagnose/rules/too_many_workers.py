@@ -7,9 +7,12 @@ from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
 from diagnose.rules._phases import LOOP, shared
-from diagnose.rules._supply import MIN_SHARE, WORKERS_PART, applicable, supply_of, with_loader_arguments
+from diagnose.rules._supply import MIN_SHARE, applicable, supply_of, with_loader_arguments
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
+
+WORKERS_PART = 0.4
+"""Part of the CPU time that the workers, and not the training process, must use."""
 
 MIN_DELAY = 0.2
 """Workers that have no CPU for a fifth of their working time have too many rivals."""
