@@ -21,7 +21,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, SourceLine
-from diagnose.core.program import Loader, Program
+from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.series import Series
 from diagnose.core.settings import Settings
 from diagnose.rules._cpus import delayed_share, spread
@@ -30,7 +30,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from diagnose.rules._rank_examples import ranks_example
 from diagnose.rules.frequent_evaluation import epoch_steps
-from diagnose.rules.slow_clipping import SlowClipping
+from diagnose.rules.slow_clipping import CALL_NS, ELEMENT_NS, LEAST, SlowClipping
 
 pytestmark = pytest.mark.alone
 
@@ -412,6 +412,23 @@ def test_evaluation_is_blamed_on_its_own_function_and_comes_once_an_epoch_at_lea
 def test_what_replaces_a_loop_over_gradients_clips_as_that_did_or_not_at_all(text: str, code: str):
     finding = SlowClipping().check(profile(other_ms=12, where=(at(text, 0.1, "clip"),)))
     assert finding is not None and code in finding.code
+
+
+def test_of_a_loop_over_gradients_what_one_call_takes_for_them_is_not_won():
+    def won_ms(num_tensors: int, num_elements: int, every: str = "", **facts: Any) -> float:
+        made = Optimizer(kind="AdamW", num_tensors=num_tensors, num_elements=num_elements)
+        line = replace(at("total += p.grad.norm().item() ** 2", 0.1, "clip", "sync"), every=every)
+        program = Program(optimizers=(made,) if num_tensors else ())
+        finding = SlowClipping().check(profile(other_ms=12, where=(line,), program=program, **facts))
+        assert finding is not None and "10.0 ms" in finding.summary
+        return finding.lost_ns_per_step / 1e6
+
+    whole = pytest.approx(10)
+    assert won_ms(0, 0) == whole, "no optimizer is known"
+    assert won_ms(400, 400_000) == pytest.approx(10 - (400 * CALL_NS + 400_000 * ELEMENT_NS) / 1e6)
+    assert won_ms(400, 400_000_000) == pytest.approx(10 * LEAST)
+    assert won_ms(400, 400_000, every="step % 50 == 0") == whole, "how often is not known"
+    assert won_ms(400, 400_000, device="cuda") == whole, "a few launches"
 
 
 @pytest.mark.parametrize(
