@@ -3,7 +3,8 @@
     python benchmarks/optimizer_step.py [--threads 1]
 
 Prints the least median of three turns, one by one and fused, with freed memory kept: what the rule
-`slow-optimizer` counts on. Then what calls for all tensors save of an optimizer that a script has written.
+`slow-optimizer` counts on. Then what calls for all tensors save of an optimizer that a script has written,
+and what clipping all gradients in one call takes, which the rule `slow-clipping` subtracts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ NUM_LAYERS = 3
 STEPS = 60
 
 SIDES = (16, 40, 70, 128, 256)
+CLIPPED_SIDES = (8, 40, 128, 256, 512)
 VELOCITIES, NUM_OWN, OWN_STEPS = 8, 74, 12
 """Of aggregated momentum (AggMo): each tensor has several velocities, each with a decay of its own."""
 
@@ -56,6 +58,12 @@ def main() -> None:
         loop_ms, each_ms = own_ms(side)
         print(f"| {side * side:,} | {loop_ms:.2f} | {each_ms:.2f} | {1 - each_ms / loop_ms:.0%} |")
 
+    print("\n| clipping, elements per tensor | in a loop, us per tensor | in one call, us per tensor |")
+    print("|---|---|---|")
+    for side in CLIPPED_SIDES:
+        loop_us, each_us = clip_us(side)
+        print(f"| {side * side:,} | {loop_us:.1f} | {each_us:.1f} |")
+
 
 def own_ms(side: int) -> tuple[float, float]:
     """Returns the least median of three turns of a step over square tensors: by a loop, and `foreach`."""
@@ -78,6 +86,26 @@ def own_ms(side: int) -> tuple[float, float]:
     turns = [[median_ms(step, OWN_STEPS) for step in (loop, each)] for _ in range(3)]
     loop_ms, each_ms = (min(column) for column in zip(*turns, strict=True))
     return loop_ms, each_ms
+
+
+def clip_us(side: int) -> tuple[float, float]:
+    """Returns microseconds per tensor, the least median of three turns of clipping square gradients: by
+    a loop that reads each norm, and by `clip_grad_norm_` with `foreach`."""
+    parameters = [nn.Parameter(torch.randn(side, side)) for _ in range(NUM_OWN)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+
+    def loop() -> None:
+        total = sum(parameter.grad.norm().item() ** 2 for parameter in parameters)
+        for parameter in parameters:
+            parameter.grad.mul_(min(1.0, 1e6 / (total**0.5 + 1e-6)))
+
+    def each() -> None:
+        nn.utils.clip_grad_norm_(parameters, 1e6, foreach=True)
+
+    turns = [[median_ms(step, STEPS) for step in (loop, each)] for _ in range(3)]
+    loop_ms, each_ms = (min(column) for column in zip(*turns, strict=True))
+    return 1000 * loop_ms / NUM_OWN, 1000 * each_ms / NUM_OWN
 
 
 def step_ms(kind: str, parameters: list[nn.Parameter], fused: bool, options: dict[str, float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 from diagnose.core.graph import Graph, Work
+from diagnose.core.phases import Phase
 from diagnose.core.program import Calls, Program
 from diagnose.hooks._graph import walk
 from diagnose.hooks._graph_facts import summarize
@@ -103,6 +105,37 @@ def test_tiny_operators_are_told_also_where_several_passes_make_a_step():
 
     assert found(1, 20) and found(8, 160)
     assert not found(1, 160), "few and slow"
+
+
+def clocked(loss: torch.Tensor, *, select_ns: int = 10_000) -> dict[str, Any]:
+    """Returns the facts of a graph whose nodes took 10 us each, and slices so long."""
+    nodes, truncated = walk(loss.grad_fn)
+    for node in nodes:
+        node.backward_ns = select_ns if node.name == "Select" else 10_000
+    return summarize(nodes, truncated, set())
+
+
+def test_the_slices_that_tiny_operations_work_on_are_part_of_what_their_loop_takes():
+    facts = clocked(column_by_column())
+    small, total = facts["small_ops"], facts["total"]
+    assert small["backward_ns"] == 10_000 * (small["num_ops"] + TURNS)
+    works = {name: Work(**facts[name]) for name in ("total", "small_ops")}
+    graph = Graph(**{name: facts[name] for name in ("num_nodes", "names", "small_depth")}, **works)
+    example = profile(step_ms=20, program=Program(graph=graph))
+    finding = SmallOperators().check(example)
+    assert finding is not None
+    part = small["backward_ns"] / total["backward_ns"]
+    assert finding.lost_ns[Phase.BACKWARD] == pytest.approx(
+        SAVED[1] * part * example.spent_ns(Phase.BACKWARD)
+    )
+
+
+def test_slices_that_compute_and_views_of_large_operations_are_no_part_of_it():
+    facts = clocked(column_by_column(), select_ns=1_000_000)
+    assert facts["small_ops"]["backward_ns"] == 10_000 * facts["small_ops"]["num_ops"], "a large gradient"
+    weight = torch.randn(256, 256, requires_grad=True)
+    facts = clocked(((weight @ weight).t() @ weight.t()).relu().mean())
+    assert facts["small_ops"]["backward_ns"] == 10_000 * facts["small_ops"]["num_ops"]
 
 
 # -- padding

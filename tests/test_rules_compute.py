@@ -12,10 +12,13 @@ from torch import nn
 from diagnose.analysis.profile import load_profile
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
+from diagnose.core.program import Optimizer, Program
 from diagnose.hooks._graph import walk
 from diagnose.hooks._graph_facts import summarize
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import built_in
+from diagnose.rules._examples import profile
+from diagnose.rules.slow_optimizer import SAVED, SlowOptimizer
 from tests.running import DIAGNOSE, only_run, run, write
 
 pytestmark = pytest.mark.alone
@@ -94,6 +97,39 @@ def test_all_optimizers_that_can_be_fused_are_named():
     assert finding is not None
     assert finding.line == 69
     assert finding.fix == "Give AdamW fused=True, and likewise what is made at gan.py:70."
+
+
+@pytest.mark.parametrize(
+    ("looped", "fused", "least", "most"),
+    [
+        ((315, 630), (35, 70_000), 0.96, 0.98),
+        ((30, 60), (1, 10_000_000), 0.1, 0.2),
+        ((315, 630), None, 1.0, 1.0),
+    ],
+)
+def test_what_fusing_wins_is_a_part_of_the_time_of_several_optimizers_and_not_of_their_tensors(
+    looped: tuple[int, int], fused: tuple[int, int] | None, least: float, most: float
+):
+    finding = slow_beside(looped, fused, optimizer_ms=30)
+    assert finding is not None
+    part = finding.lost_ns_per_step / (SAVED["Adam"][0] * 30e6)
+    assert least - 0.001 <= part <= most + 0.001
+
+
+def test_a_few_tiny_tensors_one_by_one_beside_a_large_fused_optimizer_are_no_fault():
+    assert slow_beside((20, 40), (1, 100_000_000), optimizer_ms=30) is None
+
+
+def slow_beside(looped: tuple[int, int], fused: tuple[int, int] | None, **parts: float) -> Finding | None:
+    """Asks about an Adam of so many tensors and elements that goes one by one, beside a fused one."""
+    made = tuple(
+        Optimizer(
+            kind="Adam", num_tensors=of[0], num_elements=of[1], implementation=implementation, can_fuse=True
+        )
+        for implementation, of in (("for-loop", looped), ("fused", fused))
+        if of is not None
+    )
+    return SlowOptimizer().check(profile(program=Program(optimizers=made), **parts))
 
 
 def test_gradients_are_switched_off_around_the_pass_not_at_its_backward():

@@ -8,6 +8,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, SourceLine
-from diagnose.core.program import Loader, Program
+from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.series import Series
 from diagnose.core.settings import Settings
 from diagnose.rules._cpus import delayed_share, spread
@@ -29,7 +30,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from diagnose.rules._rank_examples import ranks_example
 from diagnose.rules.frequent_evaluation import epoch_steps
-from diagnose.rules.slow_clipping import SlowClipping
+from diagnose.rules.slow_clipping import CALL_NS, ELEMENT_NS, LEAST, SlowClipping
 
 pytestmark = pytest.mark.alone
 
@@ -413,6 +414,23 @@ def test_what_replaces_a_loop_over_gradients_clips_as_that_did_or_not_at_all(tex
     assert finding is not None and code in finding.code
 
 
+def test_of_a_loop_over_gradients_what_one_call_takes_for_them_is_not_won():
+    def won_ms(num_tensors: int, num_elements: int, every: str = "", **facts: Any) -> float:
+        made = Optimizer(kind="AdamW", num_tensors=num_tensors, num_elements=num_elements)
+        line = replace(at("total += p.grad.norm().item() ** 2", 0.1, "clip", "sync"), every=every)
+        program = Program(optimizers=(made,) if num_tensors else ())
+        finding = SlowClipping().check(profile(other_ms=12, where=(line,), program=program, **facts))
+        assert finding is not None and "10.0 ms" in finding.summary
+        return finding.lost_ns_per_step / 1e6
+
+    whole = pytest.approx(10)
+    assert won_ms(0, 0) == whole, "no optimizer is known"
+    assert won_ms(400, 400_000) == pytest.approx(10 - (400 * CALL_NS + 400_000 * ELEMENT_NS) / 1e6)
+    assert won_ms(400, 400_000_000) == pytest.approx(10 * LEAST)
+    assert won_ms(400, 400_000, every="step % 50 == 0") == whole, "how often is not known"
+    assert won_ms(400, 400_000, device="cuda") == whole, "a few launches"
+
+
 @pytest.mark.parametrize(
     ("every", "code"),
     [
@@ -427,6 +445,54 @@ def test_what_is_done_only_every_so_many_steps_is_to_be_done_more_rarely(rule, i
     finding = found_in(profile(other_ms=12, where=(line,)))[rule]
     assert finding.code == code
     assert f"`{every}`" in finding.fix or not every
+
+
+def test_all_that_acting_takes_is_lost_and_the_fix_is_promised_half_of_it():
+    (example, *_) = RULES["slow-rollout"].fires_on
+    found = found_in(example)
+    assert set(found) == {"slow-rollout"}
+    acts = found["slow-rollout"]
+    assert acts.lost_ns == pytest.approx({Phase.EVALUATION: 60e6})
+    assert acts.fixed_ns_per_step == pytest.approx(30e6)
+
+
+STEPS_ENVIRONMENT = at("obs, reward, done = env.step(a)", 0.3, "environment")
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("python-overhead", at("weights = [f(i) for i in order]", 0.2, "python-loop")),
+        ("slow-batch-building", at("x = [f(c) for c in row]", 0.2, "python-loop", phase=Phase.DATA_WAIT)),
+        ("frequent-evaluation", at("right += score(batch)", 0.2, phase=Phase.EVALUATION)),
+    ],
+)
+def test_what_a_loop_does_beside_acting_is_told_whole(rule: str, line: SourceLine):
+    acts = replace(STEPS_ENVIRONMENT, phase=line.phase)
+    part: dict[str, Any] = {f"{line.phase.value}_ms": 50}
+    found = found_in(profile(**part, where=(acts, line)))
+    assert set(found) == {"slow-rollout", rule}
+    assert found["slow-rollout"].lost_ns_per_step == pytest.approx(30e6)
+    assert found[rule].lost_ns_per_step == pytest.approx(20e6)
+    part = {f"{line.phase.value}_ms": 30}
+    assert set(found_in(profile(**part, where=(acts,)))) == {"slow-rollout"}
+
+
+def test_of_a_helper_that_the_environment_calls_too_only_the_rest_is_overhead():
+    helper = at("seen = observe(place)", 0.15)
+    for acting, rest_ms in ((0.13, 0), (0.05, 10)):
+        where = (STEPS_ENVIRONMENT, replace(helper, acting=acting))
+        found = found_in(profile(other_ms=46, where=where))
+        assert found["slow-rollout"].lost_ns_per_step == pytest.approx((0.3 + acting) * 100e6)
+        lost_ns = found["python-overhead"].lost_ns_per_step if "python-overhead" in found else 0.0
+        assert lost_ns == pytest.approx(rest_ms * 1e6)
+
+
+def test_a_fault_of_the_script_comes_before_acting_that_costs_less_than_twice_as_much():
+    for acting, first in ((0.35, "logging-io"), (0.45, "slow-rollout")):
+        where = (replace(STEPS_ENVIRONMENT, share=acting), at("print(row, file=log)", 0.2, "log"))
+        found, _ = ask(RULES, profile(other_ms=70, where=where))
+        assert found[0].rule == first
 
 
 def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call():

@@ -43,7 +43,8 @@ class Graph:
         names: How often each kind of node occurs.
         total: All operations; its times are those of all nodes, views too.
         convolutions: Those of `total` that are convolutions.
-        small_ops: Operations with a result of a few thousand elements at most.
+        small_ops: Operations with a result of a few thousand elements at most; its times are also those of
+            the views that only these use, except where a view computes long.
         double: Operations whose result is float64 or complex128, without those of a few thousand elements.
         heavy: Operations that take long enough in the forward pass to be divided among threads; `None`
             where no clock was on them.

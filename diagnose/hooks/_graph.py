@@ -6,6 +6,7 @@ Nothing that the graph saved is unpacked, and no node is kept.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod, sqrt
 from time import perf_counter_ns
@@ -212,6 +213,19 @@ def behind_views(op: Node) -> list[Node]:
         else:
             pending += node.inputs
     return found
+
+
+def views_for(nodes: Iterable[Node], counted: Iterable[Node]) -> list[Node]:
+    """Returns the views that nothing but the counted operations use, directly or through other views of
+    theirs: a slice of a turn goes with the turn."""
+    inside = {id(op) for op in counted}
+    views: list[Node] = []
+    # A view is made before what uses it.
+    for node in sorted((n for n in nodes if not n.is_op and not n.leaf), key=lambda n: -n.sequence):
+        if node.users and all(id(user) in inside for user in node.users):
+            views.append(node)
+            inside.add(id(node))
+    return views
 
 
 def is_small(op: Node) -> bool:

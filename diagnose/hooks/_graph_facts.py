@@ -16,12 +16,13 @@ from diagnose.hooks._graph import (
     Node,
     behind_views,
     is_small,
+    views_for,
 )
 from diagnose.hooks._graph_attention import dropped_weights, written_out_attention
 
 SLOW_NS = 50_000
 """A node that takes longer in the backward pass computes, and is not only dispatched, however few numbers
-it gives: the factors of many small matrices, say."""
+it gives: the factors of many small matrices, say, or a slice, whose gradient is as large as the whole."""
 
 POINTWISE_NAMES = """
     Abs Add Addcdiv Addcmul Clamp Cos Div Elu Erf Exp Gelu Hardswish LeakyRelu Log MaskedFill Mul
@@ -50,6 +51,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         op for op in ops if op.name in POINTWISE and len(op.users) == 1 and op.users[0].name in POINTWISE
     ]
     small = [op for op in ops if is_small(op)]
+    slices = [view for view in views_for(nodes, small) if (view.backward_ns or 0) <= SLOW_NS]
     heavy = [op for op in ops if op.forward_ns >= HEAVY_NS]
     saving = [op for op in ops if op.saves]
     products = [op for op in ops if op.flops]
@@ -60,7 +62,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "names": dict(Counter(node.name for node in nodes).most_common(40)),
         "total": work_of(nodes),
         "convolutions": _work([op for op in ops if op.name.startswith("Convolution")]),
-        "small_ops": _work(small),
+        "small_ops": {**_work(small), **_times([*small, *slices])},
         "double": _work([op for op in ops if op.double and _computes(op)]),
         "heavy": _work(heavy) if any(op.backward_ns is not None for op in ops) else None,
         "small_depth": longest_chain(nodes, {id(op) for op in small}),

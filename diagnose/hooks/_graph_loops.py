@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from diagnose.hooks._graph import MATMULS, Node, behind_views, is_small
+from diagnose.hooks._graph import MATMULS, Node, behind_views, is_small, views_for
 from diagnose.hooks._graph_facts import longest_chain, work_of
 
 MIN_TURNS = 8
@@ -34,14 +34,7 @@ def summarize_loops(nodes: list[Node], recurrent: Mapping[int, int]) -> dict[str
     """
     ops = looped_of(nodes, recurrent)
     found = {id(op) for op in ops}
-    with_views = set(found)
-    views: list[Node] = []
-    # A view is made before what uses it: a slice of a turn goes with the turn.
-    for node in sorted((n for n in nodes if not n.is_op and not n.leaf), key=lambda n: -n.sequence):
-        if node.users and all(id(user) in with_views for user in node.users):
-            views.append(node)
-            with_views.add(id(node))
-    return {"looped": work_of([*ops, *views]), "looped_depth": longest_chain(nodes, found)}
+    return {"looped": work_of([*ops, *views_for(nodes, ops)]), "looped_depth": longest_chain(nodes, found)}
 
 
 def looped_of(nodes: Iterable[Node], recurrent: Mapping[int, int]) -> list[Node]:

@@ -15,6 +15,7 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, loop_lines, lost_of, named, share_of
 from diagnose.rules._machine import one_core
 from diagnose.rules.base import Rule
+from diagnose.rules.slow_rollout import beside_acting
 from diagnose.source.idioms import is_training
 
 MIN_SHARE = 0.03
@@ -24,7 +25,9 @@ LINE_SHARE = 0.01
 """A line of the loop that takes less of the step is not counted, nor a function that it calls: that much is
 what a loop is made of."""
 
-OTHERS_NAMES = "log sync synchronize collect wait save clip ema update metric schedule environment whole"
+OTHERS_NAMES = """
+    log sync synchronize collect wait save clip ema update metric schedule environment rollout whole
+"""
 OTHERS = frozenset(OTHERS_NAMES.split())
 """Idioms that rules of their own look after, and `whole`: what is done in one call already is no loop."""
 
@@ -102,7 +105,7 @@ class PythonOverhead(Rule):
         """See `Rule.check`."""
         if not any(profile.phase_time_ns.get(phase) for phase in COMPUTES):
             return None  # gradients that are made by hand: the loop's own code is the training
-        lines = counted(loop_lines(profile, is_own_code), profile.where)
+        lines = counted(beside_acting(loop_lines(profile, is_own_code)), profile.where)
         share = share_of(lines)
         if share < MIN_SHARE:
             return None

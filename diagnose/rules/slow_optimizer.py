@@ -42,6 +42,11 @@ at which it is half of that: the memory is then busier than the calls. Measured 
 one by one and fused: AdamW 25 and 5.4 us at 64 elements, 128 and 39 us at 65,536; SGD with momentum 6.4 and
 2.3, 50 and 26 us; without 3.4 and 1.5, 16 and 14 us. On a CPU no less than `SAVED_AT_ANY_SIZE`."""
 
+LOOP_NS = {"AdamW": (25_000, 1.57), "SGD with momentum": (6_400, 0.67), "SGD": (3_400, 0.19)}
+"""Nanoseconds that a step one by one takes on a CPU for each tensor, and for each of its elements: from the
+measurements that `SAVED` names. Other kinds have about as many operations as AdamW. Used only to divide a
+step among several optimizers."""
+
 SAVED_BY_FOREACH = 0.5
 """On a GPU `foreach` makes a few launches of hundreds; what it saves is at least this."""
 
@@ -201,13 +206,12 @@ class SlowOptimizer(Rule):
         """Of torch's optimizers."""
         if not _slow(profile.program):
             return None
-        whole = sum(optimizer.num_tensors for optimizer in profile.program.optimizers)
         slow, on_gpu = _slow(profile.program), _on_gpu(profile.program)
         worst = max((_of_kind(each, slow) for each in slow), key=lambda optimizer: optimizer.num_tensors)
         if not worst.can_fuse and not (worst.can_group and on_gpu):
             return None  # on a CPU `foreach` saves little
         saved = _saved(worst, on_gpu)
-        part = sum(optimizer.num_tensors for optimizer in slow) / whole
+        part = _part_of(slow, profile.program)
         time_ns = stepping_share(profile) * profile.spent_ns(Phase.OPTIMIZER)
         lost_ns = saved * part * time_ns
         if lost_ns < 0.02 * profile.step_time_ns:
@@ -368,6 +372,29 @@ def _slow(program: Program) -> list[Optimizer]:
     ]
 
 
+def _part_of(slow: list[Optimizer], program: Program) -> float:
+    """Returns the part of the steps of all optimizers that some of them take: on a CPU by what their
+    tensors cost one by one or fused, elsewhere by how many these are."""
+    on_gpu = _on_gpu(program)
+    takes = [float(each.num_tensors) if on_gpu else _takes_ns(each) for each in program.optimizers]
+    whole = sum(takes)
+    return sum(taken for each, taken in zip(program.optimizers, takes, strict=True) if each in slow) / whole
+
+
+def _takes_ns(optimizer: Optimizer) -> float:
+    """Returns about what an optimizer's step takes on a CPU, for shares of several only."""
+    per_tensor, per_element = LOOP_NS.get(_measured_as(optimizer), LOOP_NS["AdamW"])
+    by_loop = optimizer.num_tensors * per_tensor + optimizer.num_elements * per_element
+    fused = optimizer.implementation == "fused"
+    return by_loop * (1 - _saved(optimizer, on_gpu=False)) if fused else by_loop
+
+
+def _measured_as(optimizer: Optimizer) -> str:
+    """Returns under which name a kind was measured: an SGD with a momentum has one of its own."""
+    momentum = " with momentum" if optimizer.kind == "SGD" and optimizer.state_bytes else ""
+    return optimizer.kind + momentum
+
+
 def _saved_at_least(optimizer: Optimizer, on_gpu: bool) -> float:
     if on_gpu or optimizer.num_elements < MIN_ELEMENTS:
         return 0.0
@@ -378,7 +405,6 @@ def _saved(optimizer: Optimizer, on_gpu: bool) -> float:
     """Part of the optimizer's time that one call for all tensors saves."""
     if not optimizer.can_fuse:
         return SAVED_BY_FOREACH
-    momentum = " with momentum" if optimizer.kind == "SGD" and optimizer.state_bytes else ""
-    most, half_elements = SAVED.get(optimizer.kind + momentum, SAVED["SGD"])
-    saved = most / (1 + optimizer.num_elements / optimizer.num_tensors / half_elements)
+    most, half_elements = SAVED.get(_measured_as(optimizer), SAVED["SGD"])
+    saved = most / (1 + optimizer.num_elements / max(1, optimizer.num_tensors) / half_elements)
     return max(saved, _saved_at_least(optimizer, on_gpu))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
@@ -16,7 +17,8 @@ MIN_SHARE = 0.10
 """Experience has to come from somewhere; below this it is nobody's fault."""
 
 WON = 0.5
-"""Two environments at once halve the wait for them. More win more, where there are CPUs for them."""
+"""The part that the fix is said to win: two environments at once halve the wait for them. More win more,
+where there are CPUs for them."""
 
 MAX_LINES = 3
 VECTORIZED = "envs = gymnasium.vector.SyncVectorEnv([make_env] * 8)"
@@ -49,7 +51,7 @@ class SlowRollout(Rule):
     An environment that cannot be copied, such as a robot; an algorithm that must learn after each step.
     """
 
-    explains = ("slow-batch-building", "python-overhead", "frequent-evaluation")
+    is_limit = True  # somebody has to act
     fires_on = (
         profile(
             evaluation_ms=60,
@@ -99,15 +101,17 @@ class SlowRollout(Rule):
             rule=self.name,
             summary=f"Collecting experience takes {format_share(share)} of each step, {format_ms(whole)}:"
             f" the environment {format_share(part)}, in {named(stepping[0])}",
-            lost_ns={phase: WON * ns for phase, ns in lost.items()},
+            lost_ns=lost,
             low_ns=0.0,
             high_ns=max(high, whole),
-            assumption="two environments are stepped at once; more win more, where there are CPUs for them",
+            assumption="the loop waits for no experience; the fix steps two environments at once, and more"
+            " win more, where there are CPUs for them",
             evidence=tuple(
                 f"{format_share(line.share)} of the time in {named(line)}, {line.function}, about"
                 f" {line.num_samples} samples: {ENVIRONMENT if line in stepping else MODEL}."
                 for line in lines[:MAX_LINES]
             ),
+            fix_won_ns=WON * whole,
             fix=TOGETHER.format(more="more" if vectors else "several"),
             code=VECTORIZED if not vectors and by_gymnasium else "",
             file=stepping[0].file,
@@ -128,6 +132,18 @@ def rollouts(profile: Profile) -> tuple[SourceLine, ...]:
         for line in profile.where
         for part in (line.acting or (line.share if is_rollout(line) else 0.0),)
         if part and not line.in_worker
+    ]
+    return tuple(sorted(found, key=lambda line: -line.share))
+
+
+def beside_acting(lines: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
+    """Returns what lines take beside acting, the most expensive first: an environment may call a helper of
+    the loop, too."""
+    parts = ((line, line.share - line.acting) for line in lines)
+    found = [
+        replace(line, share=part, num_samples=max(1, round(line.num_samples * part / line.share)))
+        for line, part in parts
+        if part > 0
     ]
     return tuple(sorted(found, key=lambda line: -line.share))
 
