@@ -15,13 +15,16 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
-from diagnose.rules._rank_examples import ranks_example
+from diagnose.rules._rank_examples import meeting, ranks_example
 from diagnose.rules._ranks import latest
 from diagnose.rules.compute_straggler import ComputeStraggler
+from diagnose.rules.contended_rank import ContendedRank, delayed
 from diagnose.rules.find_unused_parameters import FindUnusedParameters
+from diagnose.rules.frequent_collectives import SENDS, UNPICKLES, FrequentCollectives
 from diagnose.rules.input_straggler import InputStraggler
 from diagnose.rules.missing_no_sync import MissingNoSync
 from diagnose.rules.small_buckets import SmallBuckets
+from diagnose.rules.uneven_work import SEEN, UnevenWork, uneven
 from tests.running import DIAGNOSE, only_run, run, write
 
 pytestmark = pytest.mark.alone
@@ -229,3 +232,60 @@ def test_averages_that_are_not_needed_cost_what_was_waited_in_all_of_them():
     assert found is not None
     hidden = 3 * 0.3 * 3e6
     assert found.lost_ns == {Phase.COMMUNICATION: pytest.approx(24e6 * 3 / 4 + hidden)}
+
+
+COMPUTES_LONGER = {Phase.FORWARD: 20.0, Phase.BACKWARD: 70.0, Phase.COMMUNICATION: 10.0}
+WAITS_FOR_IT = {Phase.FORWARD: 20.0, Phase.BACKWARD: 30.0, Phase.COMMUNICATION: 50.0}
+READS_LONGER = {**WAITS_FOR_IT, Phase.DATA_WAIT: 40.0, Phase.COMMUNICATION: 10.0}
+LAST = meeting(50, 10, last=1, held_ms=40)
+
+
+@pytest.mark.parametrize(
+    ("chance_ms", "left"), [pytest.param(0, 1.0, id="alike in each step"), (4, 0.9), (30, 0.25)]
+)
+def test_what_ranks_that_are_alike_would_wait_for_each_other_is_not_won(chance_ms: float, left: float):
+    met = Program(meetings=replace(LAST, chance_ns=chance_ms * 1e6))
+    computes = ComputeStraggler().check(ranks_example(WAITS_FOR_IT, COMPUTES_LONGER, program=met))
+    reads = InputStraggler().check(ranks_example(WAITS_FOR_IT, READS_LONGER, program=met))
+    for found in (computes, reads):
+        assert found is not None
+        assert found.lost_ns == {Phase.COMMUNICATION: pytest.approx(40e6 * left)}
+        assert any("40.0 ms" in sentence for sentence in found.evidence), "what they wait is said as it is"
+    first = ComputeStraggler().check(
+        ranks_example(
+            COMPUTES_LONGER,
+            WAITS_FOR_IT,
+            program=Program(
+                meetings=replace(meeting(10, 50, last=0, held_ms=40), chance_ns=chance_ms * 1e6)
+            ),
+        )
+    )
+    assert first is not None
+    assert first.lost_ns == {Phase.BACKWARD: pytest.approx(40e6 * left)}
+    contended = delayed(0.02, 0.4)
+    crowded = contended.program.meetings
+    assert crowded is not None
+    crowded = replace(crowded, chance_ns=chance_ms * 1e6 * 0.9)  # it is held up for 36 ms
+    waits = ContendedRank().check(replace(contended, program=Program(meetings=crowded)))
+    assert waits is not None
+    assert waits.lost_ns_per_step == pytest.approx(36e6 * left)
+    fullest = UnevenWork().check(uneven(meetings=replace(SEEN, chance_ns=chance_ms * 0.75e6)))  # for 30 ms
+    assert fullest is not None
+    assert fullest.lost_ns_per_step == pytest.approx(30e6 * left)
+
+
+def test_ranks_that_hold_each_other_up_by_chance_alone_are_not_named():
+    met = Program(meetings=replace(LAST, chance_ns=40e6))
+    for job in (
+        ranks_example(WAITS_FOR_IT, COMPUTES_LONGER, program=met),
+        ranks_example(WAITS_FOR_IT, READS_LONGER, program=met),
+    ):
+        assert ComputeStraggler().check(job) is None
+        assert InputStraggler().check(job) is None
+
+
+def test_what_the_others_wait_while_one_rank_unpickles_is_lost_once():
+    found = FrequentCollectives().check(ranks_example(SENDS, SENDS, program=UNPICKLES))
+    assert found is not None
+    assert found.lost_ns == {Phase.COMMUNICATION: pytest.approx(19e6)}
+    assert "For 16.0 ms more one rank alone unpickles" in found.evidence[-1]
