@@ -189,3 +189,47 @@ def test_ranks_that_take_turns_where_the_loop_averages_are_not_named(tmp_path: P
     profile = diagnosed(load_profile(run))
     assert profile.program.gatherings is not None
     assert profile.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("slower_ms", "pause_ms"),
+    [
+        pytest.param(2.0, 170.0, id="the other is slower in all steps"),
+        pytest.param(0.0, 170.0, id="the other is as fast"),
+    ],
+)
+@pytest.mark.parametrize("paused", [0, 1])
+def test_a_pause_is_lost_whatever_the_other_rank_holds_up_in_other_steps(
+    tmp_path: Path, paused: int, slower_ms: float, pause_ms: float
+) -> None:
+    run = manifest(tmp_path / "run")
+    for rank in range(2):
+        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
+            for step in range(NUM_STEPS):
+                pauses = step % 25 == 7
+                own = {"forward": 10.0, "backward": 20.0, "communication": 2.0}
+                if rank == paused:
+                    own["gc"] = pause_ms * pauses
+                    own["communication"] += slower_ms * (not pauses)
+                else:
+                    own["backward"] += slower_ms
+                    own["communication"] += (pause_ms - slower_ms) * pauses
+                file.add_steps(steps(step, 1, own, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    found = next(each for each in profile.findings if each.rule == "gc-straggler")
+    assert found.ranks == (paused,)
+    assert found.lost_ns_per_step == pytest.approx((pause_ms - slower_ms) / 25 * MS)
+
+
+def test_pauses_that_nobody_waits_for_are_not_lost(tmp_path: Path) -> None:
+    """A rank that pauses a little in each step, and is still the first to come."""
+    run = manifest(tmp_path / "run")
+    for rank in range(2):
+        slots = {"forward": 10.0, "backward": 20.0, "communication": 2.0}
+        slots |= {"gc": 3.0, "communication": 7.0} if rank == 0 else {"backward": 28.0}
+        with contextlib.closing(writer(run, rank, world_size=2, facts=AVERAGES)) as file:
+            file.add_steps(steps(0, NUM_STEPS, slots, spread=0))
+            file.set_meta({"state": {"finished": True}})
+    profile = diagnosed(load_profile(run))
+    assert "gc-straggler" not in {each.rule for each in profile.findings}

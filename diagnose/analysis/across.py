@@ -105,7 +105,7 @@ class Across:
     Attributes:
         steps: Measured steps that every rank made.
         latest: By phase, the rank that takes longest.
-        collectives_S: What the rank that spends least spends in collectives that Python calls.
+        apart_S: What the rank that spends least in collectives that Python calls spends there.
         waits: What the ranks wait for each other's gradients, where DDP averages them.
         meets: What they spend in all that they do together, the waits included.
         sizes: By unit, how large batches are.
@@ -114,7 +114,7 @@ class Across:
 
     steps: int
     latest: dict[Phase, Highest]
-    collectives_S: Vector
+    apart_S: Vector
     waits: Waits
     meets: Waits
     sizes: dict[str, Sizes]
@@ -138,14 +138,16 @@ class Across:
         def highest(times_S: Vector) -> Highest:
             return Highest(times_S.copy(), rank_S.copy())
 
+        zeros_S = np.zeros(len(rows))
+        own_S = sum((ns for phase, ns in series.items() if phase is not Phase.COMMUNICATION), zeros_S)
         size_S = {unit: rows[:, COLUMNS.index(unit)].astype(float) for unit in UNITS}
         chosen = slice(None, None, stride)
         return cls(
             steps=len(rows),
             latest={phase: highest(times_S) for phase, times_S in series.items()},
-            collectives_S=np.maximum(series[Phase.COMMUNICATION] - waits_S, 0.0),
-            waits=Waits.of(rank, waits_S),
-            meets=Waits.of(rank, series[Phase.COMMUNICATION]),
+            apart_S=np.maximum(series[Phase.COMMUNICATION] - waits_S, 0.0),
+            waits=Waits.of(rank, waits_S, own_S),
+            meets=Waits.of(rank, series[Phase.COMMUNICATION], own_S),
             sizes={unit: Sizes(highest(each), each.copy(), each.copy()) for unit, each in size_S.items()},
             points={
                 rank: Points(
@@ -166,10 +168,10 @@ class Across:
                 sizes.cut(steps)
             each.waits.cut(steps)
             each.meets.cut(steps)
-            each.collectives_S = each.collectives_S[:steps]
+            each.apart_S = each.apart_S[:steps]
         for phase, late in other.latest.items():
             self.latest[phase].fold(late)
-        self.collectives_S = np.minimum(self.collectives_S, other.collectives_S)
+        self.apart_S = np.minimum(self.apart_S, other.apart_S)
         self.waits.fold(other.waits)
         self.meets.fold(other.meets)
         for unit, sizes in other.sizes.items():
@@ -188,22 +190,35 @@ class Across:
             {phase: float(count[rank] / self.steps) for phase, count in counts.items()} for rank in ranks
         ]
 
-    def collective_ns(self) -> float | None:
-        """Returns what every rank spends in collectives that Python calls: the mean over the steps of the
-        rank that spends least.
+    def collective_ns(self, *, exchanges: bool = False) -> float | None:
+        """Returns by how much steps would be shorter without the collectives that Python calls: the mean.
 
-        Ranks that take turns at being late each wait for the others on average, and none does in its own
-        turn. `None` with one rank, or without a step that all made.
+        A step ends when the rank has come that does most, so what the rank waits that waits least is what
+        all lose. Without these collectives that would be what it waits for gradients. Whoever is late to
+        one of them and early to the next makes up for it where all meet but once: so this is more than what
+        each rank spends in them that waits for no other.
+
+        Args:
+            exchanges: Whether a rank also waits for a single other one. How much of that would be left is
+                not known, so only what the rank that spends least in collectives spends there is counted.
+
+        Returns:
+            `None` with one rank, or without a step that all made.
         """
         if len(self.points) < 2 or not self.steps:
             return None
-        return float(self.collectives_S.mean())
+        return float(self._collectives_S(exchanges).mean())
 
-    def collective_share(self) -> float | None:
+    def collective_share(self, *, exchanges: bool = False) -> float | None:
         """Returns the part of the steps that have these collectives: those that spend over half of what the
         mean step does. `None` where `collective_ns` is."""
-        mean_ns = self.collective_ns()
-        return None if mean_ns is None else float((self.collectives_S > OFTEN * mean_ns).mean())
+        mean_ns = self.collective_ns(exchanges=exchanges)
+        if mean_ns is None:
+            return None
+        return float((self._collectives_S(exchanges) > OFTEN * mean_ns).mean())
+
+    def _collectives_S(self, exchanges: bool) -> Vector:
+        return self.apart_S if exchanges else np.maximum(self.meets.least_S - self.waits.least_S, 0.0)
 
 
 def stride_for(steps: int, ranks: int) -> int:

@@ -5,7 +5,8 @@ Legend: S is a step that all ranks made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,15 @@ STRETCHES = 10
 MIN_STRETCH = 10
 """So many stretches of a run are looked at one by one, of so many steps at least. In each of them a rank
 that is always slower comes last most often; one that a busy machine slows down now and then does not."""
+
+PAIR_CHANCE = 0.4
+"""By so many standard deviations of their difference each of two ranks that are alike holds the other one
+up, over all steps: `1 / sqrt(2 pi)`, the mean of the positive part of a normal deviate. With heavier tails,
+as on a busy machine, it is more: then too little is taken for chance."""
+
+QUARTILES_TO_SIGMA = 1.349
+"""Standard deviations between the quartiles of a normal distribution. Quartiles, as a rank that is late in
+bursts is no noise."""
 
 END = COLUMNS.index("end_ns")
 
@@ -69,21 +79,31 @@ class Waits:
         second_S: The next one; infinite with one rank.
         last_S: Which rank that is.
         mean: What each rank waits, by its place: the mean over all of its own steps.
+        change: By how much what it does itself differs from step to step, by its place: nanoseconds between
+            the quartiles; of no rank whose own time was not told.
     """
 
     least_S: Vector
     second_S: Vector
     last_S: npt.NDArray[np.int32]
     mean: dict[int, float]
+    change: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rank: int, waits_S: Vector) -> Waits:
-        """Begins with one rank."""
+    def of(cls, rank: int, waits_S: Vector, own_S: Vector | None = None) -> Waits:
+        """Begins with one rank.
+
+        Args:
+            rank: Its place.
+            waits_S: What it waits in each step.
+            own_S: What it does itself in each, if that is to be compared.
+        """
         return cls(
             least_S=waits_S.copy(),
             second_S=np.full(len(waits_S), np.inf),
             last_S=np.full(len(waits_S), rank, dtype=np.int32),
             mean={rank: float(waits_S.mean()) if len(waits_S) else 0.0},
+            change={} if own_S is None else {rank: _between_quartiles(np.diff(own_S))},
         )
 
     def cut(self, steps: int) -> None:
@@ -99,6 +119,7 @@ class Waits:
         self.last_S = np.where(later_S, other.last_S, self.last_S)
         self.least_S = np.minimum(self.least_S, other.least_S)
         self.mean |= other.mean
+        self.change |= other.change
 
     @property
     def met_S(self) -> npt.NDArray[np.bool_]:
@@ -145,8 +166,28 @@ class Waits:
             calm_ns=float(np.quantile(least_S, CALM)) * met / steps,
             last_share={ranks[place]: float(last[place]) for place in places},
             held_ns={ranks[place]: float(held_ns[place]) for place in places},
+            chance_ns=self._chance_ns(int(last.argmax())) * met / steps,
             lead_share=self._lead_share(ranks) if met >= STRETCHES * MIN_STRETCH else {},
         )
+
+    def _chance_ns(self, often: int) -> float:
+        """Returns by how many nanoseconds a rank would hold the others up if all were alike, over the steps
+        in which they meet.
+
+        It is told by how much varies what the rank that is last most often is late by. Where that varies
+        for a reason of its own, as the length of its batches, it is no more than what varies in another.
+
+        Args:
+            often: The place of the rank that is last most often.
+        """
+        met_S = self.met_S
+        late_S = (self.second_S - self.least_S)[met_S]
+        width_ns = _between_quartiles(np.where(self.last_S[met_S] == often, late_S, -late_S))
+        others = [ns for place, ns in self.change.items() if place != often]
+        if others:
+            width_ns = min(width_ns, median(others))
+        # Of two, each comes last in half of the steps; of more, in the fewer the more there are.
+        return 2 / len(self.mean) * PAIR_CHANCE * width_ns / QUARTILES_TO_SIGMA
 
     def _lead_share(self, ranks: dict[int, int]) -> dict[int, float]:
         last = self.last_S[self.met_S]
@@ -154,3 +195,11 @@ class Waits:
         which = [np.bincount(part, minlength=size).argmax() for part in np.array_split(last, STRETCHES)]
         leads = np.bincount(which, minlength=size) / STRETCHES
         return {ranks[place]: float(leads[place]) for place in self.mean}
+
+
+def _between_quartiles(values: Vector) -> float:
+    """Returns how far apart the quartiles are; 0 of nothing."""
+    if not len(values):
+        return 0.0
+    low, high = np.quantile(values, (0.25, 0.75))
+    return float(high - low)

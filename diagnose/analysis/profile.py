@@ -255,6 +255,7 @@ def composed(
     status = Status.SCRIPT_FAILED if failed else Status.OK
     if status is Status.OK and stats.measured < MIN_STEPS:
         status = Status.TOO_FEW_STEPS
+    exchanges = any(rank.exchanged_ns for rank in ranks)
     meetings = across.waits.meetings(numbered)
     program = program_of(main, warmup, sources)
     in_all = meet_in_all(ranks, program, by_meetings=meetings is not None)
@@ -330,8 +331,8 @@ def composed(
             imbalance=imbalance_of(across, numbered),
             meetings=meetings,
             gatherings=gatherings,
-            collective_ns=across.collective_ns(),
-            collective_share=across.collective_share(),
+            collective_ns=across.collective_ns(exchanges=exchanges),
+            collective_share=across.collective_share(exchanges=exchanges),
         ),
         settings=settings_of(main),
         device=device,

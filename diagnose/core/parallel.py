@@ -164,6 +164,8 @@ class Meetings:
             last but one, by rank: the mean over the steps.
         lead_share: Part of ten equal stretches of the run in which each rank came last most often, by rank;
             empty where they would be short.
+        chance_ns: Nanoseconds per step by which a rank would hold the others up by chance, were it as fast
+            as they are: 0 where that was not measured.
     """
 
     num_steps: int
@@ -173,6 +175,7 @@ class Meetings:
     last_share: Mapping[int, float] = field(default_factory=dict)
     held_ns: Mapping[int, float] = field(default_factory=dict)
     lead_share: Mapping[int, float] = field(default_factory=dict)
+    chance_ns: float = 0.0
 
 
 MODEL_SHARE = 0.5

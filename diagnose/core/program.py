@@ -217,8 +217,9 @@ class Program:
         meetings: Likewise; `None` where the ranks' waits for gradients were not measured in each step.
         gatherings: Likewise, of all that the ranks do together, other collectives included; `None` where
             that is not known to hold all that they wait for each other.
-        collective_ns: Nanoseconds per step in collectives of the script's own, of the rank that spends
-            least in that step; `None` with one rank.
+        collective_ns: Nanoseconds by which a step would be shorter without collectives of the script's own;
+            where a rank also waits for a single other one (`RankProfile.exchanged_ns`), those in them of
+            the rank that spends least in that step. `None` with one rank.
         collective_share: Part of the steps that have them; `None` likewise.
     """
 

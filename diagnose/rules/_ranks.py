@@ -62,7 +62,9 @@ class Late:
             empty.
         phase: In which it is slower.
         late_ns: By how much, per step.
-        waits: What is won on the first rank, by the phase it is part of there.
+        waits: What is won on the first rank, by the phase it is part of there: less than `held_ns` where
+            ranks that are alike would wait for each other, too.
+        held_ns: How long it holds the others up, per step.
     """
 
     rank: int
@@ -71,6 +73,7 @@ class Late:
     waits: dict[Phase, float]
     ranks: tuple[int, ...] = ()
     host: str = ""
+    held_ns: float = 0.0
 
     @property
     def who(self) -> str:
@@ -87,17 +90,22 @@ class Late:
         return f"{said}, all on {self.host}," if self.host else said
 
 
-def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = False) -> Late | None:
+def latest(
+    profile: Profile, phases: Collection[Phase], *, steadily: bool = False, in_bursts: bool = False
+) -> Late | None:
     """Returns the rank that is slowest in one of these phases, if the others are seen to wait for it.
 
     Args:
         profile: The run.
         phases: Those that are looked at.
         steadily: Leave out a rank that is so in some steps only.
+        in_bursts: It is so in few steps, and then by much: what the others hold it up in all other steps
+            does not make up for that.
     """
     if len(profile.ranks) < 2:
         return None
     found: Late | None = None
+    found_ns = 0.0
     looked_at = {*phases, *waits_in(profile)}
     others_ns = {phase: medians_of_others([r.own_ns(phase) for r in profile.ranks]) for phase in looked_at}
     later_ns = {
@@ -114,10 +122,12 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
         for phase in phases:
             late_ns = later_ns[phase][index]
             waited_ns = sum(max(0.0, ns) for ns in waited.values())
+            if in_bursts and (held_ns := _held_up_ns(profile, one.rank)) > waited_ns:
+                waited, waited_ns = {reduces_in(profile): held_ns}, held_ns
             if late_ns <= 0 or waited_ns < MIN_AGREEMENT * late_ns:
                 continue
             lost_ns = min(late_ns, waited_ns)
-            if found is not None and lost_ns <= sum(found.waits.values()):
+            if found is not None and lost_ns <= found_ns:
                 continue
             if steadily and most[one.host, phase] < MIN_LATE_SHARE:
                 continue
@@ -131,15 +141,21 @@ def latest(profile: Profile, phases: Collection[Phase], *, steadily: bool = Fals
             first = profile.ranks[0]
             is_first = any(each is first for each in alike)
             parts = {wait: lost_ns * max(0.0, ns) / waited_ns for wait, ns in waited.items()}
+            waits = _own(first, phase, min(lost_ns, later_ns[phase][0])) if is_first else parts
+            # Of those that are alike no one holds the others up, and pauses come beside what varies.
+            meetings = None if in_bursts or len(alike) > 1 else _where_held_up(profile, one.rank)
+            won = won_share(meetings, one.rank, sum(waits.values()))
+            if not won:
+                continue
+            found_ns = sum(waits.values())
             found = Late(
                 rank=one.rank,
                 ranks=tuple(sorted(r.rank for r in alike)),
                 host=one.host if is_host else "",
                 phase=phase,
                 late_ns=late_ns,
-                waits=_own(first, phase, min(lost_ns, later_ns[phase][0]))
-                if is_first
-                else {wait: ns for wait, ns in parts.items() if ns},
+                held_ns=found_ns,
+                waits={wait: won * ns for wait, ns in waits.items() if ns},
             )
     return found
 
@@ -265,7 +281,8 @@ class Held:
         rank: Its number.
         held_ns: How long it holds the others up, per step.
         excess_ns: What it takes longer for than the others do at the median, by phase; never a wait.
-        waits: `held_ns` as a part of the first rank's own phases.
+        waits: What of it is won if the rank is as fast as the others, as a part of the first rank's own
+            phases: less, where ranks that are alike would wait for each other, too.
         last_share: Part of the steps in which it comes last.
         where: What it comes last to, in words.
     """
@@ -276,6 +293,11 @@ class Held:
     waits: dict[Phase, float]
     last_share: float = 1.0
     where: str = GRADIENTS
+
+    @property
+    def won_ns(self) -> float:
+        """All of `waits`."""
+        return sum(self.waits.values())
 
     @property
     def phase(self) -> Phase | None:
@@ -296,6 +318,36 @@ def held_alone_ns(meetings: Meetings, rank: int) -> float:
     """Returns nanoseconds per step that a rank holds the others up, beyond what they hold up each other:
     one that is seldom last is so by chance."""
     return meetings.held_ns[rank] - sum(ns for each, ns in meetings.held_ns.items() if each != rank)
+
+
+def won_share(meetings: Meetings | None, rank: int, waited_ns: float) -> float:
+    """Returns the part of what the others wait for a rank that is won if it is as fast as they are: ranks
+    that are alike wait for each other, too.
+
+    Args:
+        meetings: Where they meet; `None` is not known.
+        rank: The rank.
+        waited_ns: What they wait for it, per step.
+    """
+    alone_ns = 0.0 if meetings is None or rank not in meetings.held_ns else held_alone_ns(meetings, rank)
+    if meetings is None or alone_ns <= 0 or waited_ns <= 0:
+        return 1.0
+    left_ns = max(0.0, meetings.held_ns[rank] - meetings.chance_ns)
+    by_chance_ns = max(0.0, alone_ns - left_ns)
+    return 1 - by_chance_ns / max(alone_ns, waited_ns)
+
+
+def _where_held_up(profile: Profile, rank: int) -> Meetings | None:
+    """Returns the meetings at which a rank holds the others up for longer; `None` where none were seen."""
+    known = [each for each in (profile.program.meetings, profile.program.gatherings) if each is not None]
+    return max(known, key=lambda each: each.held_ns.get(rank, 0.0), default=None)
+
+
+def _held_up_ns(profile: Profile, rank: int) -> float:
+    """Returns nanoseconds per step for which a rank holds the others up, beyond chance; 0 where that is not
+    known."""
+    meetings = _where_held_up(profile, rank)
+    return 0.0 if meetings is None else meetings.held_ns.get(rank, 0.0) - meetings.chance_ns
 
 
 def excess_of(profile: Profile, rank: int) -> dict[Phase, float]:
@@ -338,11 +390,15 @@ def _holding(profile: Profile, meetings: Meetings, where: str) -> Held | None:
         for phase, ns in excess_ns.items():
             for part, own_ns in _own(one, phase, min(1.0, held_ns / slower_ns) * ns).items():
                 waits[part] = waits.get(part, 0.0) + own_ns
+    held_ns = sum(waits.values())
+    won = won_share(meetings, rank, held_ns)
+    if not won:
+        return None
     return Held(
         rank=rank,
-        held_ns=sum(waits.values()),
+        held_ns=held_ns,
         excess_ns=excess_ns,
-        waits=waits,
+        waits={phase: won * ns for phase, ns in waits.items()},
         last_share=meetings.last_share[rank],
         where=where,
     )

@@ -190,10 +190,11 @@ class ComputeStraggler(Rule):
         if not own_ns:
             return None
         phase = max(own_ns, key=lambda phase: own_ns[phase])
-        part_ns = held.held_ns / sum(held.excess_ns.values())  # of each nanosecond that it takes longer
-        lost_ns = part_ns * sum(own_ns.values())
-        if lost_ns < MIN_HELD_SHARE * profile.step_time_ns:
+        whole_ns, slower_ns = sum(held.excess_ns.values()), sum(own_ns.values())
+        if slower_ns / whole_ns * held.held_ns < MIN_HELD_SHARE * profile.step_time_ns:
             return None
+        part_ns = held.won_ns / whole_ns  # of each nanosecond that it takes longer
+        lost_ns = part_ns * slower_ns
         return Finding(
             rule=self.name,
             summary=f"Rank {held.rank} is slower in {phase.label}, and the others wait for it.",

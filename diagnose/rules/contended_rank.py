@@ -105,8 +105,8 @@ class ContendedRank(Rule):
             rule=self.name,
             summary=f"Rank {held.rank} waits for a CPU, and the others for rank {held.rank}.",
             lost_ns=held.waits,
-            low_ns=LOW * held.held_ns,
-            high_ns=HIGH * held.held_ns,
+            low_ns=LOW * held.won_ns,
+            high_ns=HIGH * held.won_ns,
             assumption="with CPUs of its own the rank is as fast as the others",
             evidence=(
                 f"For each second that rank {held.rank} is on a CPU it waits {own:.1f} s for one; the"

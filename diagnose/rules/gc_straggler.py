@@ -51,7 +51,7 @@ class GcStraggler(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
-        late = latest(profile, (Phase.GC,))
+        late = latest(profile, (Phase.GC,), in_bursts=True)
         if late is None or sum(late.waits.values()) < MIN_SHARE * profile.step_time_ns:
             return None
         lost_ns = sum(late.waits.values())
@@ -65,7 +65,7 @@ class GcStraggler(Rule):
             evidence=(
                 f"Rank {late.rank} spends {format_ms(late.late_ns)} more of each step in the collector than"
                 " the others.",
-                f"The others spend {format_ms(lost_ns)} more in backward and collectives: they wait there.",
+                f"The others wait {format_ms(lost_ns)} of each step for it, in backward and collectives.",
             ),
             fix=f"On rank {late.rank}, before the loop: import gc; gc.collect(); gc.freeze().",
             code="gc.collect(); gc.freeze()",

@@ -85,7 +85,8 @@ class InputStraggler(Rule):
             assumption="every step takes as long as its slowest rank",
             evidence=(
                 seen,
-                f"The others spend {format_ms(lost_ns)} more in backward and collectives: they wait there.",
+                f"The others spend {format_ms(late.held_ns)} more in backward and collectives: they wait"
+                " there.",
             ),
             fix=fix,
             ranks=late.ranks,

@@ -29,6 +29,18 @@ MIN_SHARE = 0.02
 HIDDEN_COST = 0.3
 """Part of a hidden reduction that still costs: it takes memory bandwidth, and on CPUs the cores."""
 
+MOST_WAITED = 0.9
+"""Part of what a phase takes that can be won of it: one average remains."""
+
+MOST_BESIDE = 0.5
+"""Part of the backward passes that averaging can take beside what they compute: gradients that are sparse
+are far less than their parameters."""
+
+COPY_NS, COPY_BYTES_PER_NS = 2_400.0, 12.0
+"""By so many nanoseconds each gradient tensor holds a pass on a CPU up, and so many bytes of gradients by
+one, as DDP divides them into its buckets. Measured by `benchmarks/ddp_buckets.py` with one thread, for 20
+and 200 tensors of 1 to 100 MB together, in a process that has the memory for itself."""
+
 LOW, HIGH = 0.6, 1.5
 
 
@@ -134,19 +146,27 @@ class MissingNoSync(Rule):
         if meetings is not None and meetings.wait_ns:
             # Every wait was measured; what the rank that waits least does is no straggler's doing.
             exposed = min(meetings.wait_ns.values()) / (needless + 1)
-        lost_ns = min(needless * (exposed + HIDDEN_COST * hidden), 0.9 * there_ns)
+        backward_ns = profile.spent_ns(Phase.BACKWARD)
+        into_ns = _into_buckets_ns(profile)
+        beside_ns = needless * (HIDDEN_COST * hidden + into_ns)
+        lost = {waiting: min(needless * exposed, MOST_WAITED * there_ns)}
+        in_backward_ns = lost.get(Phase.BACKWARD, 0.0) + min(beside_ns, MOST_BESIDE * backward_ns)
+        lost[Phase.BACKWARD] = min(in_backward_ns, MOST_WAITED * backward_ns)
+        lost_ns, most_ns = sum(lost.values()), sum(map(profile.spent_ns, lost))
+        told = (f"DDP puts the gradients into its buckets meanwhile, in about {format_ms(into_ns)}.",)
         if lost_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
             summary=f"Gradients are averaged {synced * passes:.0f} times in each step; once is enough.",
-            lost_ns={waiting: lost_ns},
+            lost_ns={phase: ns for phase, ns in lost.items() if ns},
             low_ns=LOW * lost_ns,
-            high_ns=min(HIGH * lost_ns, there_ns),
+            high_ns=min(HIGH * lost_ns, most_ns),
             assumption="each average holds a pass up for as long as the others do",
             evidence=(
                 f"{passes:.0f} backward passes per step, all of those looked at with a reduction.",
                 f"One reduction holds the pass up for {format_ms(exposed)}.",
+                *(told if into_ns else ()),
             ),
             fix="Run all but the last micro-batch under model.no_sync().",
             code="with model.no_sync(): criterion(model(x), y).backward()",
@@ -182,3 +202,13 @@ class MissingNoSync(Rule):
             fix="Average once, after the last micro-batch and before the optimizer's step: until then the"
             " gradients add up on each rank.",
         )
+
+
+def _into_buckets_ns(profile: Profile) -> float:
+    """Returns nanoseconds of a backward pass in which DDP puts gradients into its buckets as they come; 0
+    on a GPU, which does so when it is its turn."""
+    ddp = profile.program.ddp[0]
+    if ddp.on_cuda:
+        return 0.0
+    num_tensors = sum(optimizer.num_tensors for optimizer in profile.program.optimizers)
+    return num_tensors * COPY_NS + (ddp.param_bytes or 0) / COPY_BYTES_PER_NS

@@ -101,12 +101,12 @@ class UnevenWork(Rule):
             return None
         there_ns = sum(profile.spent_ns(phase) for phase in COMPUTING)
         lost_ns = min(PASSES * work.forward_ns_per_unit * work.spread, 0.7 * there_ns)
-        lost = shared(profile, lost_ns, COMPUTING)
+        lost, waited_ns = shared(profile, lost_ns, COMPUTING), lost_ns
         if held is not None and held.rank == worst:
             # What the others wait for the rank was measured, and need not be told from its tokens.
-            lost, lost_ns = held.waits, held.held_ns
+            lost, lost_ns, waited_ns = held.waits, held.won_ns, held.held_ns
             there_ns = max(there_ns, HIGH * lost_ns)
-        if lost_ns < MIN_SHARE * profile.step_time_ns:
+        if waited_ns < MIN_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
