@@ -86,7 +86,7 @@ class Trainer:
     def clip_units(self, amount, ratio=0.02):
         """Keeps the gradient of a unit small beside the unit's weights."""
         for weight in self.matrices:
-            for unit, slope in zip(weight[:amount], weight.grad[:amount]):
+            for unit, slope in zip(weight[:amount], weight.grad[:amount], strict=False):
                 most = ratio * max(unit.norm().item(), 1e-3)
                 size = slope.norm().item()
                 if size > most:

@@ -1,6 +1,7 @@
 """Names the rhythm of eight-lead ECG strips with a one-dimensional residual network."""
 
 import argparse
+import itertools
 import tempfile
 from dataclasses import dataclass
 
@@ -120,7 +121,7 @@ def area_under_curve(scores, truth, amount):
         alarms = (called & ~truth).sum().item() / max(1, (~truth).sum().item())
         points.append((alarms, found))
     points.sort()
-    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:]))
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
 
 
 def endless(loader):
@@ -134,7 +135,9 @@ def train(config, folder):
     network = build_network()
     optimizer = torch.optim.AdamW(network.parameters(), lr=config.rate, fused=True)
     areas = []
-    for step, (signals, rhythm) in zip(range(1, config.steps + 1), endless(loader)):  # the training loop
+    for step, (signals, rhythm) in zip(
+        range(1, config.steps + 1), endless(loader), strict=False
+    ):  # the training loop
         logits = network(signals)
         loss = F.cross_entropy(logits, rhythm)
         optimizer.zero_grad()

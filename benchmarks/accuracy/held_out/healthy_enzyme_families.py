@@ -19,7 +19,7 @@ class Enzymes(Dataset):
         self.families = torch.randint(FAMILIES, (amount,), generator=generator)
         self.lengths = torch.randint(40, 161, (amount,), generator=generator).tolist()
         self.chains = []
-        for family, length in zip(self.families.tolist(), self.lengths):
+        for family, length in zip(self.families.tolist(), self.lengths, strict=False):
             chain = torch.randint(1, ACIDS, (length,), generator=generator)
             start = int(torch.randint(length - 6, (), generator=generator))
             chain[start : start + 6] = motifs[family]
@@ -53,7 +53,7 @@ class ByLength(Sampler):
 
 
 def collate(samples):
-    chains, families = zip(*samples)
+    chains, families = zip(*samples, strict=False)
     return nn.utils.rnn.pad_sequence(chains, batch_first=True), torch.stack(families)
 
 

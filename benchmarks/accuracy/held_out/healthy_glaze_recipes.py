@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from itertools import islice
+from itertools import islice, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ def meetings(recipes, colours, kilns):
 
 def fresh_weights(*widths):
     weights = []
-    for before, after in zip(widths, widths[1:]):
+    for before, after in pairwise(widths):
         weights.append(nn.Parameter(torch.randn(after, before) / math.sqrt(before)))
         weights.append(nn.Parameter(torch.zeros(after)))
     return weights

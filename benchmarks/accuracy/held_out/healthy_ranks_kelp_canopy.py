@@ -52,8 +52,7 @@ class CanopyRun:
 
     def shuffled(self):
         while True:
-            for pick in torch.randperm(CHIPS).split(ROWS):
-                yield pick
+            yield from torch.randperm(CHIPS).split(ROWS)
 
     def backward(self, pick, sync):
         with contextlib.nullcontext() if sync else self.model.no_sync():

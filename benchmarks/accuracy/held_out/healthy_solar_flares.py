@@ -71,7 +71,7 @@ if __name__ == "__main__":
 
     steady = deepcopy(network).eval()
     with torch.no_grad():
-        for weight, average in zip(steady.parameters(), averages):
+        for weight, average in zip(steady.parameters(), averages, strict=False):
             weight.copy_(average)
         right = ((steady(held_images).squeeze(1) > 0) == (held_flares > 0)).float().mean()
         print(f"averaged weights: {right.item():.1%} of {len(held_flares)} regions right")

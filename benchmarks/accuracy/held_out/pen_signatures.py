@@ -61,7 +61,7 @@ class Batcher:
         self.dots = dots
 
     def __call__(self, samples):
-        paths, writers = zip(*samples)
+        paths, writers = zip(*samples, strict=False)
         pen = np.zeros((len(paths), 3, LONGEST), np.float32)
         for row, path in enumerate(paths):
             pen[row, :2, : len(path)] = path.T
@@ -119,7 +119,7 @@ class Averages:
 
     @torch.no_grad()
     def update(self, model):
-        for decay, average in zip(self.decays, self.models):
+        for decay, average in zip(self.decays, self.models, strict=False):
             old, mixed = average.state_dict(), {}
             for name, value in model.state_dict().items():
                 if value.is_floating_point():

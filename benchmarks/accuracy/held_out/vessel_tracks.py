@@ -55,7 +55,7 @@ class Tracks(Dataset):
 
 
 def bundle(samples):
-    tracks, kinds, raw = zip(*samples)
+    tracks, kinds, raw = zip(*samples, strict=False)
     return torch.stack(tracks), torch.tensor(kinds), [part for part in raw if part is not None]
 
 

@@ -39,7 +39,7 @@ class Farm(nn.Module):
 
     def forward(self, weather, sectors):
         h = self.normalised(F.gelu(self.encode(weather)))
-        for layer, norm in zip(self.hidden, self.norms):
+        for layer, norm in zip(self.hidden, self.norms, strict=False):
             h = h + F.gelu(layer(norm(h)))
         gain = torch.stack(tuple(self.gain))
         offset = torch.stack(tuple(self.offset))
