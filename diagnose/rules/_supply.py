@@ -52,6 +52,9 @@ WORKERS_CPUS = 0.15
 What they use is not compared with what the training process does: threads of torch's that wait for one
 which has no CPU use theirs all the time."""
 
+WORKERS_PART = 0.4
+"""Part of the CPU time used that is the workers' where these, and not the model, take the CPUs."""
+
 HANDOVER_NS = 500_000
 """What taking over a batch of a few tensors from a worker costs the loop; measured: 0.4 to 1.1 ms."""
 
@@ -133,6 +136,11 @@ class Supply:
         making_ns = max(1.0, self.workers.fetch_ns + self.workers.collate_ns)
         helped_share = (self.workers.helper_ns or 0.0) / making_ns
         return self.workers.cpu_share + self.delay_share + helped_share >= 0.5
+
+    @property
+    def takes_the_cpus(self) -> bool:
+        """Whether the workers use a large part of all that they and the training process use."""
+        return self.worker_cpu_ns >= WORKERS_PART * (self.worker_cpu_ns + self.own_cpu_ns)
 
     @property
     def cured_by_workers(self) -> bool:

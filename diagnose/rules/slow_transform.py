@@ -9,7 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._phases import shared
 from diagnose.rules._supply import CROWDED_BOUNDS, Supply, crowded_ns, supply_of
-from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
+from diagnose.rules._worker_examples import BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 
@@ -48,6 +48,7 @@ class SlowTransform(WorkerRule):
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
         fed_by(data_wait_ms=10, fetch_ms=50, **CROWDED),
+        fed_by(data_wait_ms=6, fetch_ms=52, **BESIDE_A_TEAM),
         fed_by(
             data_wait_ms=10, fetch_ms=110, **{**CROWDED, "host": HostStats(cpus=8, runnable_share=0.15)}
         ),
@@ -60,6 +61,8 @@ class SlowTransform(WorkerRule):
             return None
         crowded = crowded_ns(profile, supply)
         if crowded:
+            if not supply.takes_the_cpus:
+                return None  # workers that keep up beside a model that takes more: what they are for
             return self._crowding(profile, supply, crowded)
         if not supply.behind or supply.cured_by_workers:
             return None

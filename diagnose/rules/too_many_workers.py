@@ -11,9 +11,6 @@ from diagnose.rules._supply import MIN_SHARE, applicable, supply_of, with_loader
 from diagnose.rules._worker_examples import WELL_FED, fed_by
 from diagnose.rules.base import Rule
 
-WORKERS_PART = 0.4
-"""Part of the CPU time that the workers, and not the training process, must use."""
-
 MIN_DELAY = 0.2
 """Workers that have no CPU for a fifth of their working time have too many rivals."""
 
@@ -94,7 +91,7 @@ class TooManyWorkers(Rule):
         used_ns, step_ns = supply.worker_cpu_ns + supply.own_cpu_ns, supply.training_ns
         if used_ns < MIN_LOAD * usable * step_ns:
             return None
-        if supply.worker_cpu_ns < WORKERS_PART * used_ns:
+        if not supply.takes_the_cpus:
             return None
         own_ns = sum(profile.spent_ns(phase) for phase in LOOP)
         # At best the CPUs that others leave are always in use; fewer workers cannot be faster than that.
