@@ -84,7 +84,7 @@ def one_step(recorder: Recorder) -> Iterator[Step]:
 
 def steps_of(recorder: Recorder) -> list[Step]:
     """The finished steps that have not been taken yet."""
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in recorder.take_rows(1_000_000)]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in recorder.log.take_rows(1_000_000)]
     return [
         Step(**{name: row[name] for name in COUNTS}, times={slot: row[slot] for slot in SLOTS if row[slot]})
         for row in rows
@@ -93,8 +93,8 @@ def steps_of(recorder: Recorder) -> list[Step]:
 
 def tell_of_pass(recorder: Recorder, loss: torch.Tensor) -> None:
     """Tells the hooks, as the one of autograd does, that a backward pass is about to begin at this loss."""
-    assert recorder.on_backward
-    for look in recorder.on_backward:
+    assert recorder.looks.on_backward
+    for look in recorder.looks.on_backward:
         look((loss,))
 
 

@@ -152,7 +152,7 @@ def test_a_loop_that_may_count_its_batches_gets_as_many_as_it_counts(loop, grows
     with measured(perf_counter_ns) as recorder:
         job = jobs.Job(models=[model], optimizers=[optimizer])
         loop(job)
-        job.epochs_ended = recorder.epochs_ended
+        job.epochs_ended = recorder.feed.epochs_ended
         job.iterators.clear()
         job.loaders.clear()
         batches = begin(job, DataLoader(Rows(80), 4))
@@ -167,7 +167,7 @@ def test_a_loop_that_may_count_its_batches_gets_as_many_as_it_counts(loop, grows
 def test_an_evaluation_s_end_is_no_epoch_s():
     with measured(perf_counter_ns) as recorder, torch.no_grad():
         list(DataLoader(Rows(8), 4))
-    assert recorder.epochs_ended == 0
+    assert recorder.feed.epochs_ended == 0
 
 
 def test_without_workers_the_very_next_batch_is_larger_and_the_last_has_what_is_left():

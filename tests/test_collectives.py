@@ -76,7 +76,7 @@ def test_what_a_loop_adds_up_between_backward_and_the_optimizer_is_told_with_its
 
 def averaged(recorder: Any) -> dict[str, int]:
     """What the hook tells of sums when the records are written next."""
-    for tell in recorder.flushed:
+    for tell in recorder.looks.flushed:
         tell()
     found: dict[str, int] = recorder.facts["averaging"]
     return found

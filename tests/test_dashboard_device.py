@@ -91,9 +91,9 @@ def train(file: Writer, device: SimulatedDevice, num_steps: int, after_flush: Ca
     with measured(clock) as recorder:
 
         def flush() -> None:
-            while rows := recorder.take_rows(500):
+            while rows := recorder.log.take_rows(500):
                 file.add_steps(rows)
-            while (timed := recorder.take_device_rows(500))[1]:
+            while (timed := recorder.device.take_rows(500))[1]:
                 file.add_device_steps(*timed)
             file.commit()
             after_flush()
@@ -102,7 +102,7 @@ def train(file: Writer, device: SimulatedDevice, num_steps: int, after_flush: Ca
         loader = DataLoader(data, batch_size=1, collate_fn=lambda rows: (torch.stack(rows),))
         model = SlowModel(clock, forward_ns=MS, backward_ns=MS)
         optimizer = SlowOptimizer(clock, model, step_ns=MS // 2)
-        recorder.cared.append(lambda: recorder.device or follow(recorder, device))
+        recorder.looks.cared.append(lambda: recorder.device or follow(recorder, device))
         for step, (rows,) in enumerate(loader):
             optimizer.zero_grad()
             loss = model(rows).sum()

@@ -39,7 +39,7 @@ def recorder() -> Iterator[_recorder.Recorder]:
 
 
 def meetings(recorder: _recorder.Recorder) -> int:
-    recorder.has_rows()  # reads the log
+    recorder.log.has_rows()  # reads the log
     return len(recorder.log.meetings)
 
 
@@ -180,7 +180,7 @@ def test_gradients_are_bit_for_bit_those_of_a_pass_that_is_not_measured(recorder
 
     measured = gradients()
     assert meetings(recorder) == 1
-    recorder.on_pass.clear()
+    recorder.looks.on_pass.clear()
     assert all(map(torch.equal, measured, gradients()))
 
 
@@ -197,8 +197,8 @@ def test_whoever_looks_at_passes_first_keeps_no_other_from_it():
                         assert parameter.grad is not None
                         parameter -= 0.1 * parameter.grad
             assert any("every backward pass" in note for note in recorder.notes)
-        assert len(recorder.on_pass) == 1
-    assert not recorder.on_pass
+        assert len(recorder.looks.on_pass) == 1
+    assert not recorder.looks.on_pass
 
 
 def test_a_look_that_has_taken_itself_out_leaves_the_next_one_its_turn():
@@ -210,7 +210,7 @@ def test_a_look_that_has_taken_itself_out_leaves_the_next_one_its_turn():
         DdpWaitsHook().install(recorder),
     ):
         model = DistributedDataParallel(nn.Linear(4, 1))
-        assert len(recorder.on_pass) == 2
+        assert len(recorder.looks.on_pass) == 2
         model(torch.randn(16, 4)).sum().backward()
-        assert len(recorder.on_pass) == 1
+        assert len(recorder.looks.on_pass) == 1
         assert meetings(recorder) == 1

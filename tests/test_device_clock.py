@@ -76,7 +76,7 @@ def test_every_hook_of_the_loop_tells_the_device_ledger_too() -> None:
         loader = DataLoader(SlowData(clock, 60, MS), batch_size=1, collate_fn=in_a_tuple)
         model = SlowModel(clock, forward_ns=3 * MS, backward_ns=5 * MS)
         optimizer = SlowOptimizer(clock, model, step_ns=2 * MS)
-        recorder.cared.append(lambda: recorder.device or follow(recorder, device))
+        recorder.looks.cared.append(lambda: recorder.device or follow(recorder, device))
         for epoch in range(2):
             for (rows,) in loader:
                 optimizer.zero_grad()
@@ -87,8 +87,8 @@ def test_every_hook_of_the_loop_tells_the_device_ledger_too() -> None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
         clock.spend(10 * MS)
-        host = recorder.take_rows(1000)
-        first, rows_by_device = recorder.take_device_rows(1000)
+        host = recorder.log.take_rows(1000)
+        first, rows_by_device = recorder.device.take_rows(1000)
         assert first == 1
         assert len(rows_by_device) == len(host) - 1 == 119
         for by_host, by_device in zip(host[1:], rows_by_device, strict=True):
@@ -279,7 +279,7 @@ def test_a_whole_process_writes_its_steps_by_both_clocks(tmp_path: Path) -> None
     run = diagnose.attach(tmp_path / "run")
     assert session._session is not None
     recorder = session._session._recorder
-    recorder.cared.append(lambda: recorder.device or follow(recorder, Instant()))
+    recorder.looks.cared.append(lambda: recorder.device or follow(recorder, Instant()))
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(torch.ones(200, 8))
@@ -304,8 +304,8 @@ def test_on_a_build_without_cuda_nothing_is_installed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     recorder = Recorder()
     with HOOKS["device-clock"].install(recorder):
-        assert not recorder.cared
-        assert not recorder.flushed
+        assert not recorder.looks.cared
+        assert not recorder.looks.flushed
 
 
 def test_on_a_build_with_cuda_no_hook_asks_the_driver_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +321,9 @@ def test_on_a_build_with_cuda_no_hook_asks_the_driver_for_anything(monkeypatch: 
         for name in ("is_available", "device_count"):
             monkeypatch.setattr(module, name, asked)
     with measured(FakeClock()) as recorder:
-        for look in (*recorder.cared, *recorder.inspections):
+        for look in (*recorder.looks.cared, *recorder.looks.inspections):
             look()
-        for tell in recorder.flushed:
+        for tell in recorder.looks.flushed:
             tell()
         assert not recorder.notes
 
@@ -336,7 +336,7 @@ def test_a_clock_does_not_begin_while_a_graph_is_captured(monkeypatch: pytest.Mo
     monkeypatch.setattr(device_clock, "device_of", lambda modules: SimulatedDevice())
     recorder = Recorder()
     with HOOKS["device-clock"].install(recorder):
-        (look,) = recorder.cared
+        (look,) = recorder.looks.cared
         look()
         assert recorder.device is None
         captured = False
@@ -353,7 +353,7 @@ def test_on_a_build_for_rocm_no_clock_begins_and_one_note_says_so(monkeypatch: p
     monkeypatch.setattr(device_clock, "device_of", lambda modules: device)
     recorder = Recorder()
     with HOOKS["device-clock"].install(recorder):
-        (look,) = recorder.cared
+        (look,) = recorder.looks.cared
         look()
         look()
     assert recorder.device is None
@@ -365,7 +365,7 @@ def test_on_a_build_with_cuda_a_model_on_the_cpu_starts_no_clock(monkeypatch: py
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     clock = FakeClock()
     with measured(clock) as recorder:
-        (look,) = [each for each in recorder.cared if each.__module__ == device_clock.__name__]
+        (look,) = [each for each in recorder.looks.cared if each.__module__ == device_clock.__name__]
         append = recorder.log.append
         model = SlowModel(clock)
         optimizer = SlowOptimizer(clock, model, step_ns=1)
@@ -375,5 +375,5 @@ def test_on_a_build_with_cuda_a_model_on_the_cpu_starts_no_clock(monkeypatch: py
         assert recorder.steps >= 6
         assert recorder.device is None
         assert recorder.log.append == append
-    assert not recorder.cared
+    assert not recorder.looks.cared
     assert look

@@ -47,7 +47,7 @@ class Loop:
         self.recorder = Recorder()
         self.recorder.clock = self.device
         self.device.slot = lambda: self.recorder.current
-        self.recorder.cared.append(self._follow)
+        self.recorder.looks.cared.append(self._follow)
         self.rows: list[Row] = []
 
     def _follow(self) -> None:
@@ -94,9 +94,10 @@ class Loop:
 
     def read(self) -> list[Row]:
         """What the flusher's thread finds now; the host's log is read, too."""
-        self.recorder.take_rows(10**6)
-        first, rows = self.recorder.take_device_rows(10**6)
-        self.rows += [row_of(first + index, row) for index, row in enumerate(rows)]
+        self.recorder.log.take_rows(10**6)
+        if self.recorder.device is not None:
+            first, rows = self.recorder.device.take_rows(10**6)
+            self.rows += [row_of(first + index, row) for index, row in enumerate(rows)]
         return self.rows
 
     def finish(self) -> list[Row]:
@@ -483,7 +484,7 @@ def test_a_driver_that_fails_on_the_training_thread_ends_the_clock_and_not_the_s
     assert ledger is not None
     assert ledger.gave_up == "an event could not be recorded"
     assert any("the driver said no" in note for note in loop.recorder.notes)
-    assert len(loop.recorder.take_rows(100)) == 7, "the host's clock goes on"
+    assert len(loop.recorder.log.take_rows(100)) == 7, "the host's clock goes on"
 
 
 @pytest.mark.parametrize("call", ["has_passed", "ms_between", "begin_reading"])
@@ -529,7 +530,7 @@ def test_a_collection_between_an_event_and_its_entry_counts_once() -> None:
         if pauses and pauses.pop(0):
             slot = loop.recorder.push(SLOT_OF["gc"])
             loop.device.spend(30 * MS)
-            loop.recorder.resume(slot)
+            loop.recorder.run_into(slot)
 
     loop.device.record = interrupted  # type: ignore[method-assign]
     for _ in range(12):
@@ -555,7 +556,7 @@ def test_a_collection_while_an_entry_is_made_puts_no_event_into_two_places(
             interrupted = loop.recorder.push(SLOT_OF["gc"])
             loop.device.spend(30 * US)
         else:
-            loop.recorder.resume(interrupted)
+            loop.recorder.run_into(interrupted)
             collections += 1
 
     interrupted = 0
@@ -589,7 +590,7 @@ def test_a_forked_child_has_no_device() -> None:
     for _ in range(4):
         loop.usual()
     recorded = loop.device.recorded
-    loop.recorder.cared.clear()
+    loop.recorder.looks.cared.clear()
     loop.recorder.reset()
     for _ in range(4):
         loop.usual()

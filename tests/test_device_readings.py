@@ -21,7 +21,8 @@ from diagnose.core.device import Device
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.hooks._copies import SENT
-from diagnose.hooks._recorder import CURIOUS_UNTIL, Recorder
+from diagnose.hooks._curious import CURIOUS_UNTIL
+from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.copy_to_device import CopyToDeviceHook
 from diagnose.report.base import Facts
 from diagnose.report.device import DeviceReadings
@@ -192,7 +193,7 @@ def steps_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 def told(recorder: Recorder) -> Copies:
-    for look in recorder.flushed:
+    for look in recorder.looks.flushed:
         look()
     return copies_of(by_device(log(copies=recorder.facts["copies"]), 8 * MS), 0)
 

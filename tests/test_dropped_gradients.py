@@ -57,7 +57,7 @@ def told(rounds: Callable[[Callable[[torch.Tensor], None]], None]) -> dict[str, 
     ):
         for _ in range(LAST_LOOK):
             rounds(torch.Tensor.backward)
-    assert not recorder.on_backward
+    assert not recorder.looks.on_backward
     assert not recorder.notes
     return dict(recorder.facts)
 
@@ -296,11 +296,11 @@ def of_graph(tuned: Tuned, care: Callable[[int], None] = lambda step: None) -> l
         for step in range(LAST_PASS + 6):
             tuned.round(torch.Tensor.backward)
             care(step)
-            for cared in recorder.cared:
+            for cared in recorder.looks.cared:
                 cared()
             facts.append(dict(recorder.facts.get("graph", {})))
-        assert recorder.cared
-    assert not recorder.cared and not recorder.notes
+        assert recorder.looks.cared
+    assert not recorder.looks.cared and not recorder.notes
     return facts
 
 

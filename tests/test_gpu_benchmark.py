@@ -420,11 +420,11 @@ def test_the_arm_without_the_devices_clock_differs_in_that_alone(monkeypatch: py
     job = importlib.import_module("device_ledger_job")
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     with measured(FakeClock()) as recorder:
-        before = list(recorder.cared)
-        looks = job.without_clock(recorder.cared)
+        before = list(recorder.looks.cared)
+        looks = job.without_clock(recorder.looks.cared)
         assert [look.__module__ for look in looks] == ["diagnose.hooks.device_clock"]
-        assert recorder.cared == [look for look in before if look not in looks] != []
-        recorder.cared += looks  # each hook takes out what it put in
+        assert recorder.looks.cared == [look for look in before if look not in looks] != []
+        recorder.looks.cared += looks  # each hook takes out what it put in
 
 
 def test_gradients_that_move_take_their_second_place_in_their_own_turn_alone(

@@ -231,8 +231,8 @@ def test_what_a_wait_for_a_batch_leaves_to_the_collector_is_counted_apart(clock)
         for _ in DataLoader(SlowData(clock, num_rows=4, fetch_ns=5), batch_size=2, collate_fn=collate):
             pass
     assert step.times["gc"] == 3 * 9
-    assert recorder.counters["collected_ns"] == 3 * 9
-    assert recorder.counters["collected_waiting_ns"] == 2 * 9
+    assert recorder.feed.counters["collected_ns"] == 3 * 9
+    assert recorder.feed.counters["collected_waiting_ns"] == 2 * 9
 
 
 def test_fetch_and_collate_on_the_training_thread_are_told_apart(clock):
@@ -244,8 +244,8 @@ def test_fetch_and_collate_on_the_training_thread_are_told_apart(clock):
         for _ in DataLoader(SlowData(clock, num_rows=6, fetch_ns=5), batch_size=2, collate_fn=collate):
             clock.spend(3)
     assert step.times == {"data_wait": 54, "gap_after_data_wait": 9}
-    assert recorder.counters["collates"] == 3
-    assert recorder.counters["collate_ns"] == 24
+    assert recorder.feed.counters["collates"] == 3
+    assert recorder.feed.counters["collate_ns"] == 24
 
 
 def test_a_call_on_what_another_model_has_computed_is_a_further_one(clock):

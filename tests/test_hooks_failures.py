@@ -422,10 +422,9 @@ TELLS = [
     if callable(value)
     and not name.startswith("_")
     and name not in ("broke", "guarded", "reset", "push", "leave", "finish")
+    and name not in ("clear", "live_modules", "live_optimizers")
     and name
-    not in ("take_rows", "take_device_rows", "has_rows", "clear", "live_modules", "live_optimizers")
-    and name
-    not in ("on_training_thread", "switch_off", "resume", "claim_thread", "step_marked", "unmeasured")
+    not in ("on_training_thread", "switch_off", "run_into", "claim_thread", "step_marked", "unmeasured")
     and name not in ("tell_stepped_beside", "arrive")  # of DDP: see test_ddp_waits
 ]
 """What hooks tell the recorder."""
@@ -501,8 +500,8 @@ def test_a_look_at_a_pass_that_fails_silences_no_other(clock):
 
     seen: list[tuple[Any, ...]] = []
     with measured(clock, "backward") as recorder:
-        recorder.on_backward += [fail, seen.append]
-        recorder.on_pass += [fail, seen.append]
+        recorder.looks.on_backward += [fail, seen.append]
+        recorder.looks.on_pass += [fail, seen.append]
         loss = SlowModel(clock)(torch.ones(2, 4)).sum()
         loss.backward()
         assert [args[0] is loss for args in seen] == [True, True]

@@ -89,10 +89,10 @@ def test_looks_at_passes_end_with_their_hooks_whichever_closes_first():
     opened = [HOOKS[name].install(recorder) for name in names]
     for each in opened:
         each.__enter__()
-    assert (len(recorder.on_backward), len(recorder.on_pass)) == (2, 1)
+    assert (len(recorder.looks.on_backward), len(recorder.looks.on_pass)) == (2, 1)
     for each in opened:
         each.__exit__(None, None, None)
-    assert (recorder.on_backward, recorder.on_pass) == ([], [])
+    assert (recorder.looks.on_backward, recorder.looks.on_pass) == ([], [])
 
 
 def holder_of(path: str) -> tuple[Any, str]:

@@ -30,7 +30,7 @@ def told(models: list[nn.Module], step: Step, recorder: Recorder | None = None) 
     for model in models:
         recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
         for number in range(LOOKED_AT + 2):
             step(number)

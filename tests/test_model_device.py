@@ -38,7 +38,7 @@ def facts_with(*models: Model) -> dict[str, Any]:
     recorder = Recorder()
     recorder.met.modules += [weakref.ref(model) for model in models]
     with DeviceSettingsHook().install(recorder):
-        (inspect,) = recorder.inspections
+        (inspect,) = recorder.looks.inspections
         inspect()
     return recorder.facts
 

@@ -253,7 +253,7 @@ def test_a_machine_without_a_driver_is_a_note_and_no_thread(monkeypatch):
 def test_a_process_without_a_device_reads_none_and_says_nothing_of_it():
     recorder = Recorder()
     with DeviceSettingsHook().install(recorder):
-        (inspect,) = recorder.inspections
+        (inspect,) = recorder.looks.inspections
         inspect()
     assert "device" not in recorder.facts
     readings = DeviceReadings()

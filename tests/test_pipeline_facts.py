@@ -49,7 +49,7 @@ def test_a_schedule_that_trains_tells_its_sizes_and_the_line_that_made_it(kind, 
     with PipelineFactsHook().install(recorder):
         schedule = kind(given(), 3, loss_fn=torch.nn.MSELoss())
         evaluating = ScheduleGPipe(stage(), 8)
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
     assert not evaluating._has_backward and schedule._has_backward
     facts = recorder.facts["pipeline"]
@@ -61,14 +61,14 @@ def test_a_schedule_that_trains_tells_its_sizes_and_the_line_that_made_it(kind, 
         "num_microbatches": 3,
         "file": __file__,
     }
-    assert not recorder.inspections
+    assert not recorder.looks.inspections
     assert schedules._PipelineSchedule.__init__ is own
 
 
 def test_without_a_schedule_nothing_is_told():
     recorder = Recorder()
     with PipelineFactsHook().install(recorder):
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
     assert "pipeline" not in recorder.facts
 

@@ -138,13 +138,13 @@ def test_an_optimizer_is_known_with_the_line_that_made_it():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
     (facts,) = recorder.facts["optimizers"]
     assert facts["file"] == __file__
     assert facts["line"] > 0
     assert facts["kind"] == "SGD"
-    assert not recorder.inspections
+    assert not recorder.looks.inspections
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -158,7 +158,7 @@ def test_a_parameter_that_gets_its_momentum_after_others_is_told(late: bool):
             model(torch.ones(2, 3)).sum().backward()
             optimizer.step()
     assert recorder.facts.get("late_momenta", False) is late
-    assert not recorder.on_step
+    assert not recorder.looks.on_step
 
 
 # -- models
@@ -317,7 +317,7 @@ def test_nodes_that_no_backward_pass_uses_are_counted():
                 tell_of_pass(recorder, loss)
                 loss.backward()
             shares[extra] = recorder.facts["graph"]["wasted_share"]
-        assert not recorder.on_backward
+        assert not recorder.looks.on_backward
     assert shares[False] == 0
     assert 0.3 < shares[True] <= 0.5
 
@@ -341,7 +341,7 @@ def test_what_is_inside_of_reentrant_checkpoints_is_added_up_while_they_are_comp
         assert facts["num_checkpoints"] == 2
         # Two regions of two results, of 32 float32 each; an inner region is a node of an outer one as well.
         assert facts["inside_bytes"] == 2 * (3 if nested else 2) * 128
-        assert recorder.on_inner_backward is None
+        assert not recorder.looks.on_inner_backward
 
 
 class Again(torch.autograd.Function):
@@ -426,7 +426,7 @@ def test_a_second_call_with_the_tensor_that_was_trained_on_is_counted(again: str
     recorder = Recorder()
     recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
         for _ in range(7):
             x = torch.randn(2, 4)
@@ -450,7 +450,7 @@ def test_a_call_with_the_adapters_off_is_no_second_call_of_the_same_model():
     recorder = Recorder()
     recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
         for _ in range(7):
             x = torch.randn(2, 4)
@@ -469,7 +469,7 @@ def test_the_type_that_autocast_computes_in_is_that_of_the_training_calls(dtype:
     recorder = Recorder()
     recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
         for _ in range(7):
             with torch.autocast("cpu", enabled=bool(dtype)):
@@ -487,7 +487,7 @@ def test_a_teacher_is_told_from_an_evaluation_of_the_trained_model(evaluated: st
     recorder = Recorder()
     recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
         for _ in range(7):
             model(torch.randn(2, 4))
@@ -507,7 +507,7 @@ def test_a_call_without_gradients_in_training_mode_on_something_else_is_none_tha
     recorder = Recorder()
     recorder.met.model_appears(model)
     with ForwardHook().install(recorder), ModelCallsHook().install(recorder):
-        for inspect in recorder.inspections:
+        for inspect in recorder.looks.inspections:
             inspect()
         for _ in range(7):
             batch = torch.randn(2, 4)

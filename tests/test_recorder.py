@@ -214,7 +214,7 @@ def test_the_slots_of_every_step_add_up_to_the_time_since_the_step_before(progra
             for part in program:
                 machine.run((("survive", (part,)),))
             recorder.finish()
-            rows = recorder.take_rows(10_000)
+            rows = recorder.log.take_rows(10_000)
             assert not recorder.notes
             assert recorder.steps == len(rows)
     finally:
@@ -299,18 +299,18 @@ def test_rows_are_taken_in_portions_and_each_once():
     clock = FakeClock()
     recorder = Recorder()
     recorder.clock = clock
-    assert not recorder.has_rows()
+    assert not recorder.log.has_rows()
     recorder.step_marked()
-    assert not recorder.has_rows(), "a beginning is no step"
+    assert not recorder.log.has_rows(), "a beginning is no step"
     for _ in range(5):
         clock.spend(1)
         recorder.step_marked()
-    assert recorder.has_rows()
-    taken = [recorder.take_rows(2) for _ in range(4)]
+    assert recorder.log.has_rows()
+    taken = [recorder.log.take_rows(2) for _ in range(4)]
     assert [len(rows) for rows in taken] == [2, 2, 1, 0]
     first = COLUMNS.index("end_ns")
     assert [row[first] for rows in taken for row in rows] == [1_000_001 + step for step in range(5)]
-    assert not recorder.has_rows()
+    assert not recorder.log.has_rows()
 
 
 def test_a_recorder_that_is_reset_knows_nothing_of_what_was():
@@ -357,7 +357,7 @@ def test_sampled_lines_go_to_the_flusher_with_the_step_that_they_belong_to():
     recorder.log.sampled.append((clock(), 7, 1, (SLOT_OF["gap_after_rest"], 99)))
     clock.spend(10)
     recorder.finish()
-    assert len(recorder.take_rows(100)) == 30
+    assert len(recorder.log.take_rows(100)) == 30
     seen = [(step, stack) for step, _, stack, _ in recorder.log.placed]
     assert seen == [(number, (number,)) for number in range(30)], "what comes after the last is of none"
 
@@ -372,13 +372,13 @@ def test_a_sample_knows_how_much_time_its_slot_had_had_in_this_step():
         interrupted = recorder.push(forward)
         clock.spend(50_000_000)
         recorder.leave(forward, interrupted)
-        recorder._run_into(gap)
+        recorder.run_into(gap)
         clock.spend(1_000_000)
         # Taken when a call that took three ticks had returned, in the second part of the gap.
         recorder.log.sampled.append((clock(), 3_000_000, 3, (gap, 1)))
         clock.spend(4_000_000)
         recorder.step_marked()
-    rows = recorder.take_rows(10)
+    rows = recorder.log.take_rows(10)
     assert [row[COLUMNS.index("gap_after_rest")] for row in rows] == [7_000_000] * 3
     places = [(step, decoded(code)) for step, code, _, weight in recorder.log.placed if weight == 1_000_000]
     assert places == [
@@ -400,7 +400,7 @@ def test_what_was_sampled_after_an_evaluation_goes_with_the_gap_that_it_was_samp
         clock.spend(1_000_000)
         recorder._settle_evaluation(evaluating)
         recorder.step_marked()
-        recorder.take_rows(10)
+        recorder.log.take_rows(10)
         since_ns = 6_000_000 if evaluating else 1_000_000
         assert [code for _, code, _, _ in recorder.log.placed] == [coded(SLOT_OF[slot], place_of(since_ns))]
 
@@ -414,10 +414,10 @@ def test_of_a_step_that_never_ends_only_so_many_samples_are_kept(monkeypatch):
     for number in range(50):
         clock.spend(1)
         recorder.log.sampled.append((clock(), 1, 1, (gap, number)))
-        recorder.resume(gap)
-        assert not recorder.take_rows(1)
+        recorder.run_into(gap)
+        assert not recorder.log.take_rows(1)
     recorder.step_marked()
-    recorder.take_rows(1)
+    recorder.log.take_rows(1)
     assert [stack for _, _, stack, _ in recorder.log.placed] == [(number,) for number in range(40, 50)]
 
 

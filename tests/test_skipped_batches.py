@@ -56,4 +56,4 @@ def test_an_iterator_that_is_only_evaluated_is_known_when_it_begins_anew():
         recorder.finish()
         steps_of(recorder)
         # The first of all cannot be told from a training batch when it is asked for.
-        assert recorder.counters["batches"] == 1
+        assert recorder.log.batches == 1

@@ -295,7 +295,7 @@ def test_what_the_scripts_profiler_records_besides_is_known():
     before = torch.autograd.profiler.profile._start_trace
     with TorchSettingsHook().install(recorder):
         with torch.profiler.profile(with_flops=True, profile_memory=True):
-            (inspect,) = recorder.inspections
+            (inspect,) = recorder.looks.inspections
             inspect()
         assert recorder.facts["settings"]["recorded"] == ["record_shapes", "profile_memory"]
     assert torch.autograd.profiler.profile._start_trace is before
@@ -307,7 +307,7 @@ def test_a_number_of_threads_that_the_script_sets_is_told(more: int):
     try:
         with TorchSettingsHook().install(recorder):
             torch.set_num_threads(before + more)
-            (inspect,) = recorder.inspections
+            (inspect,) = recorder.looks.inspections
             inspect()
     finally:
         torch.set_num_threads(before)
@@ -321,9 +321,9 @@ def burn_nothing(*_: object) -> None:
 def test_the_settings_hook_takes_its_inspection_back():
     recorder = Recorder()
     with TorchSettingsHook().install(recorder):
-        (inspect,) = recorder.inspections
+        (inspect,) = recorder.looks.inspections
         inspect()
-    assert recorder.inspections == []
+    assert recorder.looks.inspections == []
     assert "num_threads" in recorder.facts["settings"]
 
 

@@ -32,7 +32,7 @@ class Live:
     """
 
     def __init__(self, recorder: Recorder, action: Action, value: int | None, on: Callable[[int], bool]):
-        self.job = Job(routes=recorder.routes, on_iterator=recorder.on_iterator)
+        self.job = Job(routes=recorder.routes, on_iterator=recorder.looks.on_iterator)
         self.prepared: Any = None
         self.steps = 0
         self.on_steps: list[int] = []
@@ -45,7 +45,7 @@ class Live:
         self._application = ExitStack()
         recorder.inputs = self.job.inputs = {}
         recorder.on_boundary = self._boundary
-        recorder.on_iterator.append(self._begins)
+        recorder.looks.on_iterator.append(self._begins)
 
     def _begins(self, loader: Any, iterator: Any) -> None:
         self.job.loaders.append(loader)

@@ -53,7 +53,7 @@ class Traced:
         self.ends: list[tuple[int, int]] = []  # number of marks' times, and steps that ended there
         self._recorder, self._folder = recorder, folder
         self._profiler: Any = None
-        recorder.cared.append(self.look)
+        recorder.looks.cared.append(self.look)
 
     def look(self) -> None:
         import torch
@@ -133,9 +133,9 @@ def main() -> None:
     recorder = session._session._recorder
     unused: list[Any] = []
     if args.clock == "off":
-        unused = without_clock(recorder.cared)
+        unused = without_clock(recorder.looks.cared)
     elif args.rehearse:
-        recorder.cared.append(lambda: recorder.device or follow(recorder, Instant()))
+        recorder.looks.cared.append(lambda: recorder.device or follow(recorder, Instant()))
     traced = Traced(recorder, args.out) if args.trace else None
     sys.argv = [args.script, *args.arguments]
     try:
@@ -143,7 +143,7 @@ def main() -> None:
     finally:
         facts = recorder.device.facts() if recorder.device is not None else None
         notes = list(recorder.notes)
-        recorder.cared += unused  # each hook takes out what it put in
+        recorder.looks.cared += unused  # each hook takes out what it put in
         diagnose.detach()
         found = {"clock": facts, "ends": traced.ends if traced else [], "notes": notes}
         (args.out / "job.json").write_text(json.dumps(found), encoding="utf-8")

@@ -13,12 +13,12 @@ class CollateClock:
     """Puts itself in the place of one fetcher's `collate_fn` for one batch at a time.
 
     Args:
-        recorder: Its `counters` get what collating took, what of it on a CPU, and the whole wait for those
-            batches.
+        recorder: Its feed's `counters` get what collating took, what of it on a CPU, and the whole wait for
+            those batches.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self._clock, self._counters = recorder.clock, recorder.feed.counters
         self._fetcher: Any = None
         self._collate_fn: Any = None
         self._asked_ns = 0
@@ -33,7 +33,7 @@ class CollateClock:
             self.end()  # the batch before was never finished
         self._fetcher, self._collate_fn = fetcher, fetcher.collate_fn
         fetcher.collate_fn = self._timed
-        self._asked_ns = self._recorder.clock()
+        self._asked_ns = self._clock()
 
     def end(self) -> None:
         """The batch is there, or will not come."""
@@ -42,7 +42,7 @@ class CollateClock:
         if self._collate_fn is not None:
             self._restore()  # it was not called
         else:
-            self._recorder.counters["collated_wait_ns"] += self._recorder.clock() - self._asked_ns
+            self._counters["collated_wait_ns"] += self._clock() - self._asked_ns
         self._fetcher = None
 
     def _restore(self) -> Any:
@@ -51,19 +51,19 @@ class CollateClock:
         return collate_fn
 
     def _wrapper(self) -> Any:
-        recorder = self._recorder
+        clock, counters = self._clock, self._counters
 
         def collate(*args: Any, **kwargs: Any) -> Any:
             collate_fn = self._restore()
-            begun, begun_cpu_ns = recorder.clock(), thread_time_ns()
+            begun, begun_cpu_ns = clock(), thread_time_ns()
             try:
                 batch = collate_fn(*args, **kwargs)
             except BaseException as error:
                 unseen(error)
                 raise
-            recorder.counters["collates"] += 1
-            recorder.counters["collate_ns"] += recorder.clock() - begun
-            recorder.counters["collate_cpu_ns"] += thread_time_ns() - begun_cpu_ns
+            counters["collates"] += 1
+            counters["collate_ns"] += clock() - begun
+            counters["collate_cpu_ns"] += thread_time_ns() - begun_cpu_ns
             return batch
 
         return collate

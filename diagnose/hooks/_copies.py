@@ -7,8 +7,9 @@ import weakref
 from time import perf_counter_ns
 from typing import Any
 
+from diagnose.hooks._curious import CURIOUS_UNTIL
 from diagnose.hooks._frames import resolve, user_frame
-from diagnose.hooks._recorder import CURIOUS_UNTIL, Recorder
+from diagnose.hooks._recorder import Recorder
 
 Site = tuple[int, int]
 """Code and instruction of the user's that copies."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +18,11 @@ from typing import Any
 
 from diagnose.core.job import Route
 from diagnose.core.ledger import FIRST_GAP, GAP_AFTER, SLOT_OF
+from diagnose.hooks._curious import take_care
 from diagnose.hooks._device_ledger import DeviceLedger
+from diagnose.hooks._feed import Feed
 from diagnose.hooks._log import ARRIVED, SETTLED, STEPPED, WIDTH, Log, Mark, Seen
+from diagnose.hooks._looks import Looks
 from diagnose.hooks._met import Met
 from diagnose.hooks._signals import from_signal_handler
 from diagnose.hooks._steps import StepFinder
@@ -37,42 +39,6 @@ UNSETTLED = (GAP_AFTER_EVALUATION, EVALUATION)
 """Slots in which no training event can begin: it ends the evaluation, and says whose the gap was."""
 
 UNUSED, EVALUATED, TRAINED = range(3)
-
-INSPECT_AFTER = 10
-"""Steps after which the live objects of the loop have all been seen, and are looked at once."""
-
-CURIOUS_UNTIL = 64
-"""The hooks look around in each of so many first steps: for the lines that call, and for modules of new
-classes. A loss or a second model appears early."""
-
-CURIOUS_EVERY = 512
-"""Afterwards they do in one step of so many."""
-
-SEARCH_UNTIL = 8
-"""Of the steps in which the hooks look around, modules of new classes are looked for in so many first ones,
-in those whose number is a power of two, and in all later ones. The search replaces a method of the class
-that all modules come from, so that Python forgets what it knew of each: 1 ms and more in a step."""
-
-COUNTERS = (
-    "batches",
-    "asked_aside",
-    "collates",
-    "collate_ns",
-    "collate_cpu_ns",
-    "collated_wait_ns",
-    "asked",
-    "ready",
-    "draws",
-    "drawn_ns",
-    "drawn_first_ns",
-    "collected_ns",
-    "collected_waiting_ns",
-)
-"""Totals of the input pipeline: training batches asked for, and those that another thread asks for ahead of
-the loop; batches whose collating was timed, the time it took, what of it on a CPU, and the whole wait for
-them; batches asked of workers, and finished ones that were waiting then; batches drawn for workers by the
-sampler, the time that took, and that at the beginnings of epochs; time in the garbage collector, and of it
-what interrupted a wait for a batch."""
 
 NOTHING_SEEN: Seen = {}
 """What a mark holds of the models where a loader tells the samples; one for all, never written to."""
@@ -93,7 +59,7 @@ class Recorder:
         listening: Whether modules of new classes are looked for at this moment.
         current: The slot that time is running into.
         log: What has been charged since the flusher read last. The hooks of the hottest calls write to it
-            themselves, as `_run_into` does.
+            themselves, as `run_into` does.
         in_step: Number of optimizer steps that are running; their closures' events end no step.
         steps: Number of finished steps.
         samples: Samples that loaders have handed over for training, and likewise `tokens`.
@@ -106,40 +72,20 @@ class Recorder:
         called_freely: Identities of the modules called without gradients since training's last event.
         batch_use: What the last batch of a training loader was used for so far: `UNUSED`, `EVALUATED` or
             `TRAINED`.
-        counters: Running totals, see `COUNTERS`.
         met: What the loop is made of.
+        feed: What its loaders feed it with.
+        looks: Whom the hooks show what they see, and what is called between steps.
         events: `(time, step, kind, detail)` of what happened besides.
         notes: What went wrong with measuring, in words.
         facts: What hooks have learnt of the program besides times, by name; JSON's types only.
-        inspections: Called once each, on the training thread, after step `INSPECT_AFTER`: they look at
-            live objects and add to `facts`.
-        cared: Called on the training thread after each of the first `CURIOUS_UNTIL` steps, then now and
-            then.
-        flushed: Called in the flusher's thread with every flush; they add to `facts`, too.
-        on_backward: Called with the arguments of some of the outermost backward passes, before them, in the
-            order in which they came here.
-        accumulates: Whether the latest of these passes leaves a gradient in each parameter that it reaches:
-            it was `backward`, and was not given the inputs to leave one in.
-        on_inner_backward: Called with the arguments of each backward pass inside another one, before it, in
-            whichever thread runs it; `None` but for a pass that is looked at.
-        on_pass: Likewise with those of each outermost backward pass; they may take themselves out.
-        on_forward: Called with the module and the arguments of some of the outermost model calls, likewise;
-            also of those without gradients.
-        on_step: Called with each optimizer that is about to step on the training thread, while the hooks
-            look around.
-        on_batch: Called with some of the batches that loaders gave the loop for training; `None` but for
-            the steps that are looked at.
+        accumulates: Whether the latest outermost backward pass leaves a gradient in each parameter that it
+            reaches: it was `backward`, and was not given the inputs to leave one in.
         stepped_beside: Identities of optimizers that stepped in the backward pass under way, in a thread of
             autograd's: those of a GPU's tensors do, in a hook of a parameter.
-        fed: Iterators that the loop began for training, each with the number of its loader among the facts.
-        undrawn: Those of them that have still to draw the order of their samples, each with what
-            `random_state` was when it had been begun.
-        epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
         asides: Spans so far that evaluated, saved or compiled: no part of what steps are compared by.
         on_boundary: Called between two steps, before the loop gets its next batch or calls its model.
         inputs: What each outermost training-mode call got last, by `id(model)`; see `core.job.Job`. `None`
             keeps nothing.
-        on_iterator: Called with each loader and its iterator when the loop begins to iterate for training.
         routes: By `id(model)`, what its outermost training-mode calls go through; see `core.job.Job`.
     """
 
@@ -155,37 +101,26 @@ class Recorder:
         "called_freely",
         "calm",
         "calm_when_told",
-        "cared",
         "clock",
-        "counters",
         "curious",
         "current",
         "device",
-        "epochs_ended",
         "evaluated",
         "evaluating",
         "events",
         "facts",
-        "fed",
+        "feed",
         "finder",
-        "flushed",
         "in_step",
         "inputs",
-        "inspections",
         "listening",
         "log",
+        "looks",
         "max_steps",
         "met",
         "notes",
-        "on_backward",
-        "on_batch",
         "on_begin",
         "on_boundary",
-        "on_forward",
-        "on_inner_backward",
-        "on_iterator",
-        "on_pass",
-        "on_step",
         "passes_stepped",
         "rounds",
         "routes",
@@ -196,7 +131,6 @@ class Recorder:
         "stop_after",
         "thread",
         "tokens",
-        "undrawn",
     )
 
     def __init__(self, *, max_steps: int = 0, stop_after: int = 0) -> None:
@@ -205,27 +139,21 @@ class Recorder:
         self.stop_after = stop_after
         self.thread = get_ident()
         self.on_begin: Callable[[], None] | None = None
-        self.on_backward: list[Callable[[tuple[Any, ...]], None]] = []
         self.accumulates = True
-        self.on_batch: Callable[[Any], None] | None = None
-        self.on_inner_backward: Callable[[tuple[Any, ...]], None] | None = None
-        self.on_pass: list[Callable[[tuple[Any, ...]], None]] = []
-        self.on_step: list[Callable[[Any], None]] = []
-        self.on_forward: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
-        self.on_iterator: list[Callable[[Any, Any], None]] = []
         self.routes: dict[int, list[Route]] = {}
-        self.inspections: list[Callable[[], None]] = []
-        self.cared: list[Callable[[], None]] = []
-        self.flushed: list[Callable[[], None]] = []
+        self.looks = Looks()
         self.log = Log()
         self.met = Met()
+        self.feed = Feed()
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything measured: a forked child begins with an empty ledger."""
         self.current = GAP_AFTER_REST
         self.device: DeviceLedger | None = None  # a forked child has no device
-        self.log.clear()  # in place, as what was met: the wrappers hold them
+        self.log.clear()  # in place, as what was met and what feeds: the wrappers hold them
+        self.met.clear()
+        self.feed.clear()
         self.asides = 0
         self.on_boundary: Callable[[], None] | None = None
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] | None = None
@@ -238,9 +166,6 @@ class Recorder:
         self.steps = 0
         self.samples = 0
         self.tokens = 0
-        self.epochs_ended = 0
-        self.fed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.undrawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.backward_passes = 0
         self.passes_stepped = 0
         self.rounds = 0
@@ -248,9 +173,7 @@ class Recorder:
         self.evaluating = False
         self.called_freely: set[int] = set()
         self.batch_use = TRAINED
-        self.met.clear()
         self.facts: dict[str, Any] = {}
-        self.counters = dict.fromkeys(COUNTERS, 0)
         self.stepped_beside: deque[int] = deque()
         self.events: deque[tuple[int, int, str, dict[str, Any]]] = deque()
         self.notes: deque[str] = deque()
@@ -293,18 +216,16 @@ class Recorder:
         interrupted = self.current
         if slot in ASIDE:
             self.asides += 1
-        self._run_into(slot)
+        self.run_into(slot)
         return interrupted
 
     def leave(self, slot: int, interrupted: int) -> None:
         """Closes the span in `slot`, and any that an exception left open inside it."""
-        self._run_into(GAP_AFTER[slot] if interrupted >= FIRST_GAP else interrupted)
+        self.run_into(GAP_AFTER[slot] if interrupted >= FIRST_GAP else interrupted)
 
-    def resume(self, interrupted: int) -> None:
-        """Closes a span that was no event of the loop: the gap that it cut in two goes on."""
-        self._run_into(interrupted)
-
-    def _run_into(self, slot: int) -> None:
+    def run_into(self, slot: int) -> None:
+        """From now on time runs into `slot`. Closes by itself a span that was no event of the loop: the gap
+        that it cut in two goes on."""
         # First the slot: a collection between the two lines then ends where the span has begun.
         self.current = slot
         if self._begun:  # else nothing reads the log, and a process that never trains would fill it
@@ -442,13 +363,13 @@ class Recorder:
             if self.current == GAP_AFTER_EVALUATION:
                 self._settle_evaluation(True)
             # With an unused batch in hand it may be an attack on that one: what comes next will tell.
-            self._run_into(GAP_AFTER_EVALUATION if self.batch_use == UNUSED else EVALUATION)
+            self.run_into(GAP_AFTER_EVALUATION if self.batch_use == UNUSED else EVALUATION)
             self.evaluating = True
             self.calm = 0
         elif not inside:
             self.evaluating = False
             if self.current == EVALUATION:
-                self._run_into(GAP_AFTER_REST)
+                self.run_into(GAP_AFTER_REST)
 
     @property
     def outermost(self) -> bool:
@@ -481,29 +402,13 @@ class Recorder:
         """The script ends: the last step ends with its last optimizer step."""
         if self.thread:
             self.switch_off()
-            self.finder.finish(self._mark_where_stepped)
-
-    def take_rows(self, at_most: int) -> list[tuple[int, ...]]:
-        """Returns the next finished steps, in the order of `core.ledger.COLUMNS`. For the flusher's
-        thread."""
-        rows = self.log.take_rows(at_most)
-        self.counters["batches"] = self.log.batches
-        return rows
-
-    def take_device_rows(self, at_most: int) -> tuple[int, list[tuple[int, ...]]]:
-        """Returns the next steps by the device's clock, in the order of `core.ledger.DEVICE_COLUMNS`, and
-        the number of the first. For the flusher's thread."""
-        return self.device.take_rows(at_most) if self.device is not None else (0, [])
-
-    def has_rows(self) -> bool:
-        """Whether `take_rows` has any to return. For the flusher's thread, too."""
-        return self.log.has_rows()
+            self.finder.finish()
 
     def _begin(self) -> None:
         """The first training event: what went before belongs to no step."""
         self._begun = True
         self.log.clear()
-        self._run_into(self.current)
+        self.run_into(self.current)
         self.log.close(self._mark())
         if self.on_begin is not None:
             self.on_begin()
@@ -520,37 +425,12 @@ class Recorder:
         self.log.append(mark)
         return mark
 
-    def _mark_where_stepped(self) -> Mark:
-        return self._mark(where_stepped=True)
-
     def _close(self, mark: Mark) -> None:
         self.log.close(mark)
         self.steps = steps = self.steps + 1
         self._counted = mark[1]
         if steps >= self._next_care:
-            self._take_care(steps)
-
-    def _take_care(self, steps: int) -> None:
-        """Does what is due after some steps only."""
-        if steps == INSPECT_AFTER:
-            for inspect in self.inspections:
-                self.guarded(inspect)
-        if steps == self.max_steps:
-            self.switch_off()
-        for care in self.cared:
-            self.guarded(care)
-        self.calm = 0
-        self.curious = steps < CURIOUS_UNTIL or not steps % CURIOUS_EVERY
-        due = steps < SEARCH_UNTIL or not steps & (steps - 1) or steps > CURIOUS_UNTIL
-        self.searching = self.curious and due
-        # After curiosity one more step with open eyes, in which the search for modules ends.
-        calm = not (self.curious or self.listening or self.stop_after or self.on_boundary)
-        self.calm_when_told = self.thread if calm else 0
-        self._next_care = steps + 1
-        if calm:
-            self._next_care += CURIOUS_EVERY - 1 - steps % CURIOUS_EVERY
-            if steps < self.max_steps:
-                self._next_care = min(self._next_care, self.max_steps)
+            self._next_care = take_care(self, steps)
 
     def _settle_evaluation(self, evaluating: bool) -> None:
         """Decides whose the gap after a gradient-free call was, now that the next event is known."""
@@ -562,7 +442,7 @@ class Recorder:
             if self._begun:
                 self.log.append(self.clock() * WIDTH + target + SETTLED)
         elif self.current == EVALUATION and not evaluating:
-            self._run_into(GAP_AFTER_REST)
+            self.run_into(GAP_AFTER_REST)
 
     def _drop_stale_optimizer(self) -> None:
         """Closes an optimizer span that an exception left open: no optimizer calls a model by itself."""
@@ -579,5 +459,5 @@ class Recorder:
         """A loop without a loader ends its last step where the next forward begins."""
         last = self.steps == self.stop_after - 1
         if last and not self.finder.asks and self.finder.looks_complete():
-            self.finder.finish(self._mark_where_stepped)
+            self.finder.finish()
             raise SystemExit(0)

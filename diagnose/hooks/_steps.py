@@ -14,7 +14,8 @@ class StepFinder:
     steps again: until then it may be the second half of a step that has two optimizers.
 
     Args:
-        mark: Returns the state of the ledger now, from which a step can be closed later.
+        mark: Returns the state of the ledger now, from which a step can be closed later; with
+            `where_stepped`, one that stands for where an optimizer last stepped.
         close: Ends the step at a mark, where `batch_asked` does not.
 
     Attributes:
@@ -34,7 +35,7 @@ class StepFinder:
         "stepped",
     )
 
-    def __init__(self, mark: Callable[[], Any], close: Callable[[Any], None]) -> None:
+    def __init__(self, mark: Callable[..., Any], close: Callable[[Any], None]) -> None:
         self._mark = mark
         self._close = close
         self._last_set: set[int] = set()
@@ -80,14 +81,10 @@ class StepFinder:
         """Whether the open step already holds every optimizer that the step before it had."""
         return bool(self.stepped) and self.stepped >= self._last_set
 
-    def finish(self, mark: Callable[[], Any]) -> None:
-        """The script ends: closes the last step where its last optimizer step ended.
-
-        Args:
-            mark: Returns a mark that stands for that place.
-        """
+    def finish(self) -> None:
+        """The script ends: closes the last step where its last optimizer step ended."""
         if self.stepped:
-            self._end(mark())
+            self._end(self._mark(where_stepped=True))
 
     def _end(self, mark: Any) -> None:
         self._last_set, self.stepped = self.stepped, set()

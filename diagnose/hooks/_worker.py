@@ -58,6 +58,7 @@ class WorkerLog:
 
     def __init__(self, recorder: Recorder, worker_id: int, dataset: Any = None, queue: Any = None) -> None:
         self._recorder = recorder
+        self._counters = recorder.feed.counters
         self._worker_id = worker_id
         self._batches = 0
         self._fetch_ns = 0
@@ -138,7 +139,7 @@ class WorkerLog:
             if key[0] == BUSY:
                 busy[key[1:]] = busy.get(key[1:], 0) + weight_ns
         heaviest = sorted(busy.items(), key=lambda item: -item[1])[:MAX_STACKS]
-        collate_ns = self._recorder.counters["collate_ns"]
+        collate_ns = self._counters["collate_ns"]
         self._history.add(self._batches, self._fetch_ns)
         files = self._files
         report = {
@@ -179,10 +180,11 @@ def frames(key: tuple[int, ...]) -> list[tuple[str, int, str]]:
 
 def time_collate(fetcher: Any, recorder: Recorder, begins: Callable[[], None] | None = None) -> None:
     """Makes a fetcher of torch's add what `collate_fn` takes to the recorder's counters."""
+    counters = recorder.feed.counters
 
     def collated(elapsed_ns: int) -> None:
-        recorder.counters["collates"] += 1
-        recorder.counters["collate_ns"] += elapsed_ns
+        counters["collates"] += 1
+        counters["collate_ns"] += elapsed_ns
 
     fetcher.collate_fn = timed(fetcher.collate_fn, recorder, collated, begins)
 

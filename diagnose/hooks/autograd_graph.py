@@ -11,6 +11,7 @@ from diagnose.hooks._contents import Key, look
 from diagnose.hooks._graph import LEAF_SEQUENCE, MAX_TIME_NS, REGION, Node, walk
 from diagnose.hooks._graph_facts import summarize
 from diagnose.hooks._graph_loops import recurrent_weights, summarize_loops
+from diagnose.hooks._looks import added
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -47,6 +48,7 @@ class AutogradGraphHook(Hook):
         largest: dict[str, Any] = {}
         kept: list[Node] = []
         node_clock = NodeClock(recorder.clock)
+        looks, on_inner_backward = recorder.looks, recorder.looks.on_inner_backward
         regions = 0
         inside_bytes = inside_ns = 0.0
         resting: dict[int, Key] = {}  # parameters that are in an optimizer and do not change
@@ -54,7 +56,7 @@ class AutogradGraphHook(Hook):
 
         def on_backward(args: tuple[Any, ...]) -> None:
             nonlocal passes, last_step, first_root, last_root, largest, regions, inside_bytes, inside_ns
-            recorder.on_inner_backward = None
+            on_inner_backward.clear()
             passes += 1
             if passes <= LAST_PASS + 1:
                 note_times()
@@ -84,7 +86,7 @@ class AutogradGraphHook(Hook):
                 largest["searches_nan"] = is_anomaly_enabled()
                 last_root = roots[0]._sequence_nr()
                 regions, inside_bytes, inside_ns = largest["num_checkpoints"], 0.0, 0.0
-                recorder.on_inner_backward = on_inner
+                on_inner_backward.append(on_inner)
             if not truncated and can_be_timed(losses) and is_alike(nodes, kept):
                 node_clock.watch(passed)
             created = roots[0]._sequence_nr() - first_root
@@ -118,7 +120,7 @@ class AutogradGraphHook(Hook):
             inside_ns += recorder.clock() - begun_ns
             if truncated or inside_ns > MAX_TIME_NS:
                 largest.pop("inside_bytes", None)
-                recorder.on_inner_backward = None
+                on_inner_backward.clear()
             elif not regions:
                 largest["inside_bytes"] = inside_bytes
                 recorder.facts["graph"] = dict(largest)
@@ -160,15 +162,12 @@ class AutogradGraphHook(Hook):
                 recorder.facts["graph"] = {**recorder.facts["graph"], **unless_resting}
                 unless_resting.clear()
 
-        recorder.on_backward.append(on_backward)
-        recorder.cared.append(watch_resting)
         try:
-            yield
+            with added(looks.on_backward, on_backward), added(looks.cared, watch_resting):
+                yield
         finally:
-            recorder.cared.remove(watch_resting)
             node_clock.forget()
-            recorder.on_inner_backward = None
-            recorder.on_backward.remove(on_backward)
+            on_inner_backward.clear()
 
 
 def tensors_of(args: tuple[Any, ...]) -> list[Any]:

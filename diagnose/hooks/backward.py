@@ -36,6 +36,8 @@ class BackwardHook(Hook):
         from torch.compiler import is_dynamo_compiling
 
         clock, log = recorder.clock, recorder.log.append
+        on_backward, on_pass = recorder.looks.on_backward, recorder.looks.on_pass
+        on_inner_backward = recorder.looks.on_inner_backward
         accumulating = torch.autograd.backward
 
         def before(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -51,14 +53,14 @@ class BackwardHook(Hook):
                 if recorder.curious:
                     recorder.met.site("backward")
                     recorder.accumulates = original is accumulating and kwargs.get("inputs") is None
-                    for look in recorder.on_backward:
+                    for look in on_backward:
                         recorder.guarded(look, args)
-                if recorder.on_pass:
-                    tell(args)
+                if on_pass:
+                    tell(on_pass, args)
             return BACKWARD
 
-        def tell(args: tuple[Any, ...]) -> None:
-            for look in (*recorder.on_pass,):  # they may take themselves out
+        def tell(looks: list[Any], args: tuple[Any, ...]) -> None:
+            for look in (*looks,):  # they may take themselves out
                 recorder.guarded(look, args)
 
         def wrap(original: Any) -> Any:
@@ -68,8 +70,8 @@ class BackwardHook(Hook):
                 if is_dynamo_compiling():
                     return original(*args, **kwargs)
                 interrupted = recorder.current
-                if interrupted == BACKWARD and recorder.on_inner_backward is not None:
-                    recorder.guarded(recorder.on_inner_backward, args)
+                if interrupted == BACKWARD and on_inner_backward:
+                    tell(on_inner_backward, args)
                 if interrupted < FIRST_GAP or get_ident() != recorder.calm:
                     try:
                         result = asked(*args, **kwargs)
@@ -80,8 +82,8 @@ class BackwardHook(Hook):
                         recorder.guarded(recorder.tell_stepped_beside)
                     return result
                 recorder.backward_passes += 1
-                if recorder.on_pass:
-                    tell(args)
+                if on_pass:
+                    tell(on_pass, args)
                 try:
                     recorder.current = BACKWARD
                     log(clock() * WIDTH + BACKWARD)

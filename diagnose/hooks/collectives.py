@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import THEN, Hook, hidden, replaced, replaced_in, spanned, unseen
 
@@ -193,15 +194,12 @@ class CollectivesHook(Hook):
             **{name: partial(wrap_sum, *summed) for name, summed in SUMS.items()},
             **dict.fromkeys(EXCHANGES, wrap_exchange),
         }
-        recorder.flushed.append(tell_more)
-        try:
-            with ExitStack() as stack:
-                for name, wrapper in wraps.items():
-                    owners = [owner for owner in (distributed_c10d, distributed) if hasattr(owner, name)]
-                    stack.enter_context(replaced_in(owners, name, wrapper))
-                for name in MADE_BY:
-                    stack.enter_context(replaced(distributed_c10d.ProcessGroup, name, wrap_maker))
-                stack.enter_context(replaced(distributed_c10d.Work, "wait", wrap_wait))
-                yield
-        finally:
-            recorder.flushed.remove(tell_more)
+        with ExitStack() as stack:
+            for name, wrapper in wraps.items():
+                owners = [owner for owner in (distributed_c10d, distributed) if hasattr(owner, name)]
+                stack.enter_context(replaced_in(owners, name, wrapper))
+            for name in MADE_BY:
+                stack.enter_context(replaced(distributed_c10d.ProcessGroup, name, wrap_maker))
+            stack.enter_context(replaced(distributed_c10d.Work, "wait", wrap_wait))
+            stack.enter_context(added(recorder.looks.flushed, tell_more))
+            yield

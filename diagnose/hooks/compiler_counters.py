@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, hidden, replaced
 
@@ -57,13 +58,11 @@ class CompilerCountersHook(Hook):
 
         installed = True
         register()
-        recorder.flushed.append(look)
         try:
-            with replaced(type(handler), "clear", wrap_clear):
+            with replaced(type(handler), "clear", wrap_clear), added(recorder.looks.flushed, look):
                 yield
         finally:
             installed = False
-            recorder.flushed.remove(look)
             handler.remove_start_callback(note)
             handler.remove_end_callback(note)
 

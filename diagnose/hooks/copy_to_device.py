@@ -10,6 +10,7 @@ from typing import Any
 
 from diagnose.core.ledger import FIRST_GAP, SLOT_OF
 from diagnose.hooks._copies import Copies
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import THEN, Hook, StandIn, hidden, replaced, spanned, unseen
 
@@ -112,21 +113,18 @@ class CopyToDeviceHook(Hook):
         def tell() -> None:
             recorder.facts["copies"] = copies.facts()
 
-        recorder.flushed.append(tell)
-        try:
-            with (
-                replaced(torch.Tensor, "to", watching(lambda a, k: (a[0], target_of_to(a, k)))),
-                replaced(
-                    torch.Tensor,
-                    "copy_",
-                    watching(lambda a, k: (a[1] if len(a) > 1 else k["src"], a[0].device.type)),
-                ),
-                replaced(torch.Tensor, "cuda", watching(lambda a, k: (a[0], "cuda"))),
-                replaced(torch.Tensor, "cpu", wrap_cpu),
-            ):
-                yield
-        finally:
-            recorder.flushed.remove(tell)
+        with (
+            replaced(torch.Tensor, "to", watching(lambda a, k: (a[0], target_of_to(a, k)))),
+            replaced(
+                torch.Tensor,
+                "copy_",
+                watching(lambda a, k: (a[1] if len(a) > 1 else k["src"], a[0].device.type)),
+            ),
+            replaced(torch.Tensor, "cuda", watching(lambda a, k: (a[0], "cuda"))),
+            replaced(torch.Tensor, "cpu", wrap_cpu),
+            added(recorder.looks.flushed, tell),
+        ):
+            yield
 
 
 def _built_for() -> str:

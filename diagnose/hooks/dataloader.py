@@ -62,6 +62,7 @@ class DataLoaderHook(Hook):
         plain = False  # whether the size of the first tensor is all that this iterator's batches tell
         calls = 0
         clock, log = recorder.clock, recorder.log.append
+        feed, on_batch = recorder.feed, recorder.looks.on_batch
         collating = CollateClock(recorder)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -79,10 +80,10 @@ class DataLoaderHook(Hook):
                     recorder.tokens -= loaded[1]
             else:
                 latest = ref(batches)
-                then = recorder.undrawn.pop(batches, None)
+                then = feed.undrawn.pop(batches, None)
                 if then is not None and then != random_state():
                     recorder.facts["drawn_before_batch"] = True
-            trained = recorder.evaluated and batches in recorder.fed
+            trained = recorder.evaluated and batches in feed.iterators
             evaluating = not is_grad_enabled() or (recorder.evaluating and not trained)
             if evaluating or (for_evaluation and batches in for_evaluation):
                 latest = nothing
@@ -100,13 +101,13 @@ class DataLoaderHook(Hook):
             return TRAINING
 
         def asked_aside(batches: Any) -> None:
-            if recorder.thread and batches in recorder.fed:
-                recorder.counters["asked_aside"] += 1
+            if recorder.thread and batches in feed.iterators:
+                feed.counters["asked_aside"] += 1
 
         def after(args: tuple[Any, ...], batch: Any) -> None:
             nonlocal asked_ns, loaded, plain
             collating.end()
-            index = recorder.fed.get(args[0]) if asked_ns and "waits" in recorder.facts else None
+            index = feed.iterators.get(args[0]) if asked_ns and "waits" in recorder.facts else None
             if getattr(args[0], "_num_yielded", 0) == 1:  # an epoch begins, and maybe its workers
                 index = None
             if index is not None:
@@ -117,8 +118,9 @@ class DataLoaderHook(Hook):
             asked = getattr(getattr(args[0], "_index_sampler", None), "batch_size", None) or 0
             loaded = batch_size(batch, asked)
             plain = tells_samples_first(batch, asked)
-            if recorder.on_batch is not None:
-                recorder.guarded(recorder.on_batch, batch)
+            if on_batch:
+                for look in (*on_batch,):
+                    recorder.guarded(look, batch)
             if recorder.curious and is_on_device(batch):
                 recorder.facts["batches_on_device"] = True
             recorder.samples += loaded[0]
@@ -156,7 +158,7 @@ class DataLoaderHook(Hook):
                         if latest() is batches:
                             collating.end()
                         if isinstance(error, StopIteration) and latest() is batches:
-                            recorder.epochs_ended += 1
+                            feed.epochs_ended += 1
                             recorder.batch_use = TRAINED
                             latest = nothing  # no batch is under way; persistent workers keep the iterator
                         unseen(error)
@@ -172,7 +174,7 @@ class DataLoaderHook(Hook):
                 except BaseException as error:
                     recorder.leave(DATA_WAIT, interrupted)
                     if isinstance(error, StopIteration):
-                        recorder.epochs_ended += 1
+                        feed.epochs_ended += 1
                         recorder.batch_use = TRAINED
                         latest = nothing
                     unseen(error)

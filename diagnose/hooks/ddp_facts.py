@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._looks import added
 from diagnose.hooks._made import UNKNOWN, remembered
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -75,12 +76,13 @@ class DdpFactsHook(Hook):
                 if isinstance(model, DistributedDataParallel):
                     wrapped.append((weakref.ref(model), weakref.ref(model.logger), {}))
 
-        recorder.on_backward.append(on_backward)
         try:
-            with remembered(DistributedDataParallel, recorder) as places:
+            with (
+                remembered(DistributedDataParallel, recorder) as places,
+                added(recorder.looks.on_backward, on_backward),
+            ):
                 yield
         finally:
-            recorder.on_backward.remove(on_backward)
             wrapped.clear()
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, around, hidden, replaced, unseen
 
@@ -43,6 +44,7 @@ class DdpWaitsHook(Hook):
         queue_callback = Variable._execution_engine.queue_callback
         reducing: list[weakref.ref[Any]] = []
         handle: Any = None
+        looks = recorder.looks
 
         def arrived() -> None:
             nonlocal handle
@@ -59,8 +61,8 @@ class DdpWaitsHook(Hook):
                 recorder.broke(begun)
 
         def watch() -> None:
-            if on_pass not in recorder.on_pass:
-                recorder.on_pass.append(on_pass)
+            if on_pass not in looks.on_pass:
+                looks.on_pass.append(on_pass)
 
         def on_pass(args: tuple[Any, ...]) -> None:
             nonlocal handle
@@ -93,7 +95,7 @@ class DdpWaitsHook(Hook):
                     unseen(error)
                     raise
                 finally:
-                    recorder.resume(interrupted)
+                    recorder.run_into(interrupted)
 
             return hidden(functools.wraps(original)(sync))
 
@@ -105,17 +107,16 @@ class DdpWaitsHook(Hook):
                     reducing.append(weakref.ref(model))
                     watch()
 
-        recorder.on_backward.append(find)
         try:
             with (
+                added(looks.on_backward, find),
                 replaced(DistributedDataParallel, "__init__", wrap),
                 replaced(DistributedDataParallel, "_sync_buffers", wrap_buffers),
             ):
                 yield
         finally:
-            if on_pass in recorder.on_pass:
-                recorder.on_pass.remove(on_pass)
-            recorder.on_backward.remove(find)
+            if on_pass in looks.on_pass:
+                looks.on_pass.remove(on_pass)
 
 
 def root(args: tuple[Any, ...]) -> Any:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from diagnose.hooks._cuda import cuda_in_use, device_of
 from diagnose.hooks._device import Device
 from diagnose.hooks._device_ledger import DeviceLedger
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -54,13 +55,10 @@ class DeviceClockHook(Hook):
                 if recorder.device.gave_up and note not in recorder.notes:
                     recorder.notes.append(note)
 
-        recorder.cared.append(look)
-        recorder.flushed.append(tell)
         try:
-            yield
+            with added(recorder.looks.cared, look), added(recorder.looks.flushed, tell):
+                yield
         finally:
-            recorder.cared.remove(look)
-            recorder.flushed.remove(tell)
             for ledger in ledgers:
                 ledger.stop()
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from diagnose.hooks._cuda import accelerator_of, index_of
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -35,11 +36,8 @@ class DeviceSettingsHook(Hook):
             if torch.cuda.is_initialized():
                 recorder.facts["device"] = device_now(index_of(models))
 
-        recorder.inspections.append(inspect)
-        try:
+        with added(recorder.looks.inspections, inspect):
             yield
-        finally:
-            recorder.inspections.remove(inspect)
 
 
 def device_now(index: int | None = None) -> dict[str, Any]:

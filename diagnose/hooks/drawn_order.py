@@ -31,16 +31,17 @@ class DrawnOrderHook(Hook):
         """See `Hook.install`."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+        counters = recorder.feed.counters
         beginning = False
 
         def drawn(elapsed_ns: int) -> None:
             if recorder.current == DATA_WAIT and get_ident() == recorder.thread:
-                recorder.counters["draws"] += 1
-                recorder.counters["drawn_first_ns" if beginning else "drawn_ns"] += elapsed_ns
+                counters["draws"] += 1
+                counters["drawn_first_ns" if beginning else "drawn_ns"] += elapsed_ns
 
         def makes(elapsed_ns: int) -> None:
             if recorder.current == DATA_WAIT and get_ident() == recorder.thread:
-                recorder.counters["drawn_first_ns"] += elapsed_ns
+                counters["drawn_first_ns"] += elapsed_ns
 
         def wrap_reset(original: Any) -> Any:
             def reset(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from diagnose.hooks._contents import Key, look
 from diagnose.hooks._frames import resolve, user_frame
 from diagnose.hooks._graph import Node, walk
 from diagnose.hooks._graph_facts import unwanted_of, work_for_nothing, work_of
+from diagnose.hooks._looks import added
 from diagnose.hooks._node_clock import NodeClock
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import LAST_PASS, can_be_timed, tensors_of
@@ -131,6 +132,7 @@ class DroppedGradientsHook(Hook):
         kinds: dict[tuple[tuple[str, ...], frozenset[int]], Kind] = {}
         timed: Kind | None = None
         node_clock = NodeClock(recorder.clock)
+        looks = recorder.looks
         begun_at = FIRST_PASS
         is_short: bool | None = None  # whether the only optimizer has stepped without some gradient
 
@@ -174,12 +176,12 @@ class DroppedGradientsHook(Hook):
                     each.look_at_step(parameters)
 
         def look_at_steps() -> None:
-            if on_step not in recorder.on_step:
-                recorder.on_step.append(on_step)
+            if on_step not in looks.on_step:
+                looks.on_step.append(on_step)
 
         def stop_looking_at_steps() -> None:
-            if on_step in recorder.on_step:
-                recorder.on_step.remove(on_step)
+            if on_step in looks.on_step:
+                looks.on_step.remove(on_step)
 
         def watch(losses: Sequence[Any], parameters: Mapping[int, Owned]) -> None:
             nonlocal timed
@@ -211,13 +213,12 @@ class DroppedGradientsHook(Hook):
             node_clock.forget()
             timed = None
 
-        recorder.on_backward.append(on_backward)
         try:
-            yield
+            with added(looks.on_backward, on_backward):
+                yield
         finally:
             node_clock.forget()
             stop_looking_at_steps()
-            recorder.on_backward.remove(on_backward)
 
 
 def parameters_of(recorder: Recorder) -> dict[int, Owned]:

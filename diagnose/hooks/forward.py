@@ -81,6 +81,7 @@ class _Search:
         self._is_compiling = is_compiling
         self._module = torch.nn.Module
         self._recorder = recorder
+        self._on_forward = recorder.looks.on_forward
         self._adopted = adopted
         self._classes: dict[type, Any] = {}  # with what each had for a `__call__` of its own
         self._base: ExitStack | None = None
@@ -271,8 +272,9 @@ class _Search:
         if self._base is not None:
             self._rest()
         module = args[0]
-        if recorder.on_forward is not None:
-            recorder.guarded(recorder.on_forward, module, args[1:], kwargs)
+        if self._on_forward:
+            for look in (*self._on_forward,):  # they may take themselves out
+                recorder.guarded(look, module, args[1:], kwargs)
         without_grad = not self._is_grad_enabled() and not is_checkpointed()
         if without_grad or (recorder.evaluating and self._is_evaluated(module)):
             recorder.evaluation_begins(id(module))

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, replaced, spanned, timed
 
@@ -74,14 +75,11 @@ class FsdpWaitsHook(Hook):
             *((groups.FSDPParamGroup, name, scatters) for name in SCATTERS),
             (groups, "foreach_reduce", scatters),
         ]
-        recorder.flushed.append(tell)
-        try:
-            with ExitStack() as stack:
-                for owner, name, wrap in owners:
-                    stack.enter_context(replaced(owner, name, wrap))
-                yield
-        finally:
-            recorder.flushed.remove(tell)
+        with ExitStack() as stack:
+            for owner, name, wrap in owners:
+                stack.enter_context(replaced(owner, name, wrap))
+            stack.enter_context(added(recorder.looks.flushed, tell))
+            yield
 
 
 def describe(groups: list[Any]) -> dict[str, Any]:

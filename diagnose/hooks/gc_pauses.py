@@ -30,7 +30,7 @@ class GcPausesHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
-        holds_up = holding_up(recorder)
+        holds_up, counters = holding_up(recorder), recorder.feed.counters
         interrupted = -1
         begun_ns = 0
         is_due = False
@@ -44,10 +44,10 @@ class GcPausesHook(Hook):
                 begun_ns = recorder.clock()
             elif interrupted >= 0:
                 took_ns = recorder.clock() - begun_ns
-                recorder.counters["collected_ns"] += took_ns
+                counters["collected_ns"] += took_ns
                 if interrupted == DATA_WAIT:
-                    recorder.counters["collected_waiting_ns"] += took_ns
-                recorder.resume(interrupted)
+                    counters["collected_waiting_ns"] += took_ns
+                recorder.run_into(interrupted)
                 interrupted = -1
                 if info["generation"] == OLDEST:
                     recorder.event("gc", collected=info["collected"])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -63,7 +64,7 @@ class HandWrittenUpdatesHook(Hook):
             finder = recorder.finder
             has_stepped = met.optimizers or (not period and (recorder.steps or finder.stepped))
             if has_stepped or finder.marked or (not period and passes > MOST_PASSES):
-                recorder.on_pass.remove(on_pass)
+                recorder.looks.on_pass.remove(on_pass)
                 return
             passes += 1
             if period:
@@ -82,12 +83,8 @@ class HandWrittenUpdatesHook(Hook):
                 passes = 0
                 on_pass(args)
 
-        recorder.on_pass.append(on_pass)
-        try:
+        with added(recorder.looks.on_pass, on_pass):
             yield
-        finally:
-            if on_pass in recorder.on_pass:
-                recorder.on_pass.remove(on_pass)
 
 
 def leaves(roots: Any) -> list[Any]:

@@ -53,6 +53,7 @@ class LoaderFactsHook(Hook):
         from torch.utils.data import DataLoader
 
         facts = LoaderFacts(recorder)
+        feed, on_iterator = recorder.feed, recorder.looks.on_iterator
         begun_ns = 0
 
         def made(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -74,13 +75,13 @@ class LoaderFactsHook(Hook):
             index = NOT_TRAINING
             if begun_ns:
                 index = facts.begins(args[0], recorder.clock() - begun_ns)
-                recorder.fed[batches] = index
+                feed.iterators[batches] = index
                 if draws_with_first_batch(args[0]):
-                    recorder.undrawn[batches] = random_state()
-                for begins in list(recorder.on_iterator):
+                    feed.undrawn[batches] = random_state()
+                for begins in list(on_iterator):
                     recorder.guarded(begins, args[0], batches)
             else:
-                recorder.fed.pop(batches, None)  # persistent workers keep the iterator
+                feed.iterators.pop(batches, None)  # persistent workers keep the iterator
             for process in getattr(batches, "_workers", ()):
                 inbox.loaders[process.pid] = index
 

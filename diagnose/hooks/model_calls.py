@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from diagnose.hooks._batch import first_tensor
 from diagnose.hooks._contents import MOST_KEPT, MOST_ROWS, Contents, Key, contents_of
 from diagnose.hooks._frames import resolve, user_frame
+from diagnose.hooks._looks import added
 from diagnose.hooks._padding import Padding, padding_in
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -106,24 +107,28 @@ class ModelCallsHook(Hook):
     @contextmanager
     def install(self, recorder: Recorder) -> Iterator[None]:
         """See `Hook.install`."""
+        looks, looking = recorder.looks, ExitStack()
 
         def inspect() -> None:
-            look = _Look(recorder)
-            recorder.on_forward, recorder.on_batch = look.see, look.note_loaded
+            looking.close()  # what a forked child finds here is its parent's
+            look = _Look(recorder, looking.close)
+            looking.enter_context(added(looks.on_forward, look.see))
+            looking.enter_context(added(looks.on_batch, look.note_loaded))
 
-        recorder.inspections.append(inspect)
-        try:
+        with looking, added(looks.inspections, inspect):
             yield
-        finally:
-            recorder.inspections.remove(inspect)
-            recorder.on_forward = recorder.on_batch = None
 
 
 class _Look:
-    """The few steps."""
+    """The few steps.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    Args:
+        recorder: Gets what is learnt of them.
+        goes: Called after the last of them.
+    """
+
+    def __init__(self, recorder: Recorder, goes: Callable[[], None]) -> None:
+        self._recorder, self._goes = recorder, goes
         models = [model for model in recorder.met.live_modules() if _has_parameters(model)]
         self._models = {id(model) for model in models}
         self._trained = frozenset(id(parameter) for model in models for parameter in model.parameters())
@@ -150,7 +155,7 @@ class _Look:
         """A model is about to be called; after the last of the steps, tells what was seen and goes."""
         steps = self._recorder.steps
         if steps - self._first_step > LOOKED_AT:
-            self._recorder.on_forward = self._recorder.on_batch = None
+            self._goes()
             self._tell()
             return
         if steps != self._step:

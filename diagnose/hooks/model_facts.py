@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
 
@@ -35,11 +36,8 @@ class ModelFactsHook(Hook):
             ]
             recorder.facts["memory_bytes"] = _memory_bytes()
 
-        recorder.inspections.append(inspect)
-        try:
+        with added(recorder.looks.inspections, inspect):
             yield
-        finally:
-            recorder.inspections.remove(inspect)
 
 
 def describe(model: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class OptimizerHook(Hook):
             register_optimizer_step_pre_hook,
         )
 
-        clock, log = recorder.clock, recorder.log.append
+        clock, log, on_step = recorder.clock, recorder.log.append, recorder.looks.on_step
         open_steps: list[tuple[int, int]] = []  # identity of the optimizer, slot that it interrupted
 
         def forget(identity: int) -> None:
@@ -79,8 +79,8 @@ class OptimizerHook(Hook):
                     recorder.work_begins(by_optimizer=True)
                     if recorder.curious:
                         recorder.met.site("optimizer")
-                        for called in list(recorder.on_step):
-                            recorder.guarded(called, optimizer)
+                        for look in (*on_step,):
+                            recorder.guarded(look, optimizer)
                         recorder.met.optimizer_steps(optimizer)
                 open_steps.append((id(optimizer), recorder.push(OPTIMIZER)))
                 recorder.in_step += 1

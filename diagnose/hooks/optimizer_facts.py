@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+from diagnose.hooks._looks import added
 from diagnose.hooks._made import UNKNOWN, remembered
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -50,14 +51,13 @@ class OptimizerFactsHook(Hook):
                 facts.append({**describe(optimizer, models), "file": file, "line": line})
             recorder.facts["optimizers"] = facts
 
-        recorder.inspections.append(inspect)
-        recorder.on_step.append(steps)
-        try:
-            with remembered(Optimizer, recorder, made) as places:
-                yield
-        finally:
-            recorder.inspections.remove(inspect)
-            recorder.on_step.remove(steps)
+        looks = recorder.looks
+        with (
+            remembered(Optimizer, recorder, made) as places,
+            added(looks.inspections, inspect),
+            added(looks.on_step, steps),
+        ):
+            yield
 
 
 def describe(optimizer: Any, models: Sequence[Any] = ()) -> dict[str, Any]:

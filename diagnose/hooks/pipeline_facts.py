@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._looks import added
 from diagnose.hooks._made import remembered
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook
@@ -30,12 +31,8 @@ class PipelineFactsHook(Hook):
                 if schedule._has_backward:  # one for evaluation has none
                     recorder.facts["pipeline"] = {**describe(schedule), "file": file, "line": line}
 
-        recorder.inspections.append(inspect)
-        try:
-            with remembered(_PipelineSchedule, recorder) as places:
-                yield
-        finally:
-            recorder.inspections.remove(inspect)
+        with remembered(_PipelineSchedule, recorder) as places, added(recorder.looks.inspections, inspect):
+            yield
 
 
 def describe(schedule: Any) -> dict[str, Any]:

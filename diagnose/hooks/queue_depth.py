@@ -24,6 +24,8 @@ class QueueDepthHook(Hook):
         """See `Hook.install`."""
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+        counters = recorder.feed.counters
+
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
             batches = args[0]
             try:
@@ -32,8 +34,8 @@ class QueueDepthHook(Hook):
                 return -1
             # A task's entry grows from (worker,) to (worker, data) when its batch came before its turn.
             ready += sum(len(task) == 2 for task in batches._task_info.values())
-            recorder.counters["asked"] += 1
-            recorder.counters["ready"] += ready
+            counters["asked"] += 1
+            counters["ready"] += ready
             return -1
 
         with replaced(

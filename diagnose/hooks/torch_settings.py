@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import Hook, replaced, spanned
 
@@ -54,12 +55,11 @@ class TorchSettingsHook(Hook):
                 "sets_threads": settings["num_threads"] != num_threads,
             }
 
-        recorder.inspections.append(inspect)
-        try:
-            with replaced(profiler.profile, "_start_trace", lambda start: spanned(start, recorder, starts)):
-                yield
-        finally:
-            recorder.inspections.remove(inspect)
+        with (
+            replaced(profiler.profile, "_start_trace", lambda start: spanned(start, recorder, starts)),
+            added(recorder.looks.inspections, inspect),
+        ):
+            yield
 
 
 def settings_now(recorder: Recorder) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class Flusher:
         what = f"records after step {safe}" if safe else "all records"
         self.lost = f"{error}; {what} are lost"
         self._say_lost()
-        while self._recorder.take_rows(FLUSH_STEPS):
+        while self._recorder.log.take_rows(FLUSH_STEPS):
             self._recorder.log.placed.clear()
 
     def _say_lost(self) -> None:
@@ -153,23 +153,23 @@ class Flusher:
 
         if self.lost:
             return
-        recorder = self._recorder
+        recorder, log = self._recorder, self._recorder.log
         self._sampler.vary()
         if self._writer is None:
-            if not recorder.has_rows():
+            if not log.has_rows():
                 return  # a helper process that never finishes a step leaves no file
             rank, world_size = place_of(recorder.facts)
             restart = number_in(os.environ, "TORCHELASTIC_RESTART_COUNT") or 0
             self._writer = Writer(self._folder, rank, restart)
             self._writer.set_meta({**_facts(self._writer.journal), "rank": rank, "world_size": world_size})
         writer = self._writer
-        while rows := recorder.take_rows(FLUSH_STEPS):
+        while rows := log.take_rows(FLUSH_STEPS):
             writer.add_steps(rows)
-        while (timed := recorder.take_device_rows(FLUSH_STEPS))[1]:
+        while recorder.device is not None and (timed := recorder.device.take_rows(FLUSH_STEPS))[1]:
             writer.add_device_steps(*timed)
-        meetings = recorder.log.meetings
+        meetings = log.meetings
         writer.add_meetings([meetings.popleft() for _ in range(len(meetings))])
-        placed = recorder.log.placed
+        placed = log.placed
         taken = [placed.popleft() for _ in range(len(placed))]
         for step, samples in groupby(taken, key=itemgetter(0)):
             writer.add_samples(step, [(code, _worker.frames(stack), ns) for _, code, stack, ns in samples])
@@ -187,11 +187,11 @@ class Flusher:
             self._device.stop()
         for report in inbox.receive():
             writer.add_worker(report)
-        for look in list(recorder.flushed):
+        for look in list(recorder.looks.flushed):
             recorder.guarded(look)
         state = {
             "steps": recorder.steps,
-            "counters": dict(recorder.counters),
+            "counters": {"batches": log.batches, **recorder.feed.counters},
             "facts": dict(recorder.facts),
             "sampler_ns": self._sampler.cost_ns,
             "samples": self._sampler.count,

@@ -113,7 +113,7 @@ class Session:
         option = os.environ.get("DIAGNOSE_DEEP_WINDOW", "")
         deep = self._deep = DeepWindows(self._recorder, self.folder, option)
         self._hooks.enter_context(stepping_aside(deep.script_begins, deep.script_prepared))
-        self._recorder.flushed.append(deep.look)
+        self._recorder.looks.flushed.append(deep.look)
 
     def _say_torch_is_here(self) -> None:
         """Leaves torch's version in the run's folder, for the report of a script that never trains."""
@@ -174,7 +174,7 @@ class Session:
             tuning.command if tuning is not None else None,
             deep.ask if deep is not None else None,
         )
-        self._recorder.flushed.append(inbox.look)
+        self._recorder.looks.flushed.append(inbox.look)
         self._takes_commands = True
 
     def _state(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from diagnose.hooks._allocator import uncounted
 from diagnose.hooks._cuda import cuda_in_use
+from diagnose.hooks._looks import added
 from diagnose.launch.interrupts import handlers_wait, interrupts_wait
 from diagnose.launch.steps_left import Progress
 
@@ -72,7 +73,7 @@ class LiveTuning:
         self._ranks.install()
         self._job = Job(
             routes=recorder.routes,
-            on_iterator=recorder.on_iterator,
+            on_iterator=recorder.looks.on_iterator,
             local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
             steps_left=self._steps_left,
             unmeasured=recorder.unmeasured,
@@ -103,7 +104,7 @@ class LiveTuning:
             dry_run=asked["dry_run"],
         )
         reuse = read(Path(asked["apply"])) if asked["apply"] else None
-        recorder.on_iterator.append(self._begins)
+        self._installed.enter_context(added(recorder.looks.on_iterator, self._begins))
         self._controller = Controller(world, policy, reuse)
         recorder.on_boundary = self._boundary
 
@@ -134,8 +135,6 @@ class LiveTuning:
         self._recorder.on_boundary = None
         self._recorder.inputs = None
         self._installed.close()
-        if self._begins in self._recorder.on_iterator:
-            self._recorder.on_iterator.remove(self._begins)
 
     def _boundary(self) -> None:
         if _is_capturing():
@@ -163,10 +162,10 @@ class LiveTuning:
 
     def _look(self) -> None:
         """Fills the job with what the loop uses now."""
-        recorder, job = self._recorder, self._job
+        recorder, met, job = self._recorder, self._recorder.met, self._job
         job.loaders, job.iterators = [], []
-        job.models = recorder.met.live_modules()
-        job.optimizers = recorder.met.live_optimizers()
+        job.models = met.live_modules()
+        job.optimizers = met.live_optimizers()
         for held, iterated in self._feeds:
             loader, iterator = held(), iterated()
             if loader is not None and iterator is not None:
@@ -174,7 +173,7 @@ class LiveTuning:
                 job.iterators.append(iterator)
         job.facts = recorder.facts
         job.steps, job.backward_passes = recorder.steps, recorder.backward_passes
-        job.epochs_ended = recorder.epochs_ended
+        job.epochs_ended = recorder.feed.epochs_ended
         for model in job.models:
             parameter = next(model.parameters(), None)
             if parameter is not None:

@@ -52,7 +52,7 @@ class Loop:
 
     def __init__(self, device: CudaDevice) -> None:
         self.recorder = Recorder()
-        self.recorder.cared.append(lambda: self.recorder.device or follow(self.recorder, device))
+        self.recorder.looks.cared.append(lambda: self.recorder.device or follow(self.recorder, device))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -62,8 +62,8 @@ class Loop:
 
     def rows(self) -> Rows:
         torch.cuda.synchronize()
-        self.recorder.take_rows(10**6)
-        _, rows = self.recorder.take_device_rows(10**6)
+        self.recorder.log.take_rows(10**6)
+        _, rows = self.recorder.device.take_rows(10**6)
         return [dict(zip(DEVICE_COLUMNS, row, strict=True)) for row in rows]
 
     def steps(self, wait_ms: float, forward: Callable[[], Any], backward: Callable[[], Any]) -> Rows:

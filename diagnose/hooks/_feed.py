@@ -1,0 +1,53 @@
+"""What feeds the loop: the iterators that it began for training, and totals of the input pipeline."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+COUNTERS = (
+    "asked_aside",
+    "collates",
+    "collate_ns",
+    "collate_cpu_ns",
+    "collated_wait_ns",
+    "asked",
+    "ready",
+    "draws",
+    "drawn_ns",
+    "drawn_first_ns",
+    "collected_ns",
+    "collected_waiting_ns",
+)
+"""Training batches that another thread asks for ahead of the loop; batches whose collating was timed, the
+time it took, what of it on a CPU, and the whole wait for them; batches asked of workers, and finished ones
+that were waiting then; batches drawn for workers by the sampler, the time that took, and that at the
+beginnings of epochs; time in the garbage collector, and of it what interrupted a wait for a batch."""
+
+
+class Feed:
+    """The loop's input, as the hooks of the loaders tell each other and the flusher.
+
+    Attributes:
+        iterators: Iterators that the loop began for training, each with the number of its loader among the
+            facts.
+        undrawn: Those of them that have still to draw the order of their samples, each with what
+            `random_state` was when it had been begun.
+        epochs_ended: How often the loop has asked for a batch beyond an epoch's last.
+        counters: Running totals, see `COUNTERS`.
+    """
+
+    __slots__ = ("counters", "epochs_ended", "iterators", "undrawn")
+
+    def __init__(self) -> None:
+        self.iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.undrawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.epochs_ended = 0
+        self.counters = dict.fromkeys(COUNTERS, 0)
+
+    def clear(self) -> None:
+        """Forgets everything, in place: the hooks hold the dictionaries."""
+        self.iterators.clear()
+        self.undrawn.clear()
+        self.epochs_ended = 0
+        self.counters.update(dict.fromkeys(COUNTERS, 0))
