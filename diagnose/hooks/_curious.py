@@ -1,4 +1,4 @@
-"""What is due after some steps only: looks at live objects, and whether the hooks look around in the next."""
+"""What is due after some steps only: looks at live objects, and whether the hooks look around next."""
 
 from __future__ import annotations
 

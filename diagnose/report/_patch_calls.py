@@ -13,9 +13,7 @@ REFUSED_BESIDE = {"fused": "foreach"}
 """By argument, another that torch refuses beside it."""
 
 
-def settable(
-    call: cst.Call, callee: str, arguments: Mapping[str, str]
-) -> tuple[Mapping[str, str], str]:
+def settable(call: cst.Call, callee: str, arguments: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
     """Returns what to set in a call, which is not always what was asked for; or why it cannot be set.
 
     Args:
@@ -120,4 +118,3 @@ def _between(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
         bare = cst.TrailingWhitespace(newline=space.first_line.newline)
         return space.with_changes(first_line=bare, empty_lines=[])
     return space if commas else cst.SimpleWhitespace(" ")
-
