@@ -35,7 +35,7 @@ from diagnose.core import plugins
 from diagnose.core.job import Job
 from diagnose.core.trial import Measured
 from diagnose.launch import tuning
-from diagnose.tuner import controller, diagnosis, holding, windows
+from diagnose.tuner import asking, controller, diagnosis, holding, windows
 from diagnose.tuner.paired import PairedTest, Verdict
 from diagnose.tuner.trying import Attempt
 from tests.fakes import measured
@@ -281,13 +281,13 @@ def in_a_hurry(patch: pytest.MonkeyPatch, verdicts: Iterator[Verdict]) -> None:
     """Lets the tuner do in some ten steps what takes hundreds."""
     for module, name, value in (
         (controller, "WARMUP_STEPS", 2),
-        (controller, "OBSERVED_STEPS", 1),
-        (controller, "OBSERVED_NS", 0),
-        (controller, "CONFIRM_PAIRS", 2),
-        (controller, "DOUBT_PAIRS", 1),
+        (asking, "OBSERVED_STEPS", 1),
+        (asking, "OBSERVED_NS", 0),
+        (holding, "CONFIRM_PAIRS", 2),
+        (holding, "DOUBT_PAIRS", 1),
         (holding, "LOST", 0.0),  # with windows of one step anything looks like a loss
-        (controller, "LOOK_STEPS", 3),
-        (controller, "RECHECK_STEPS", 6),
+        (holding, "LOOK_STEPS", 3),
+        (holding, "RECHECK_STEPS", 6),
         (windows, "WINDOW_STEPS", 1),
         (windows, "WINDOW_NS", 0),
         (windows, "MAX_WINDOW_STEPS", 1),

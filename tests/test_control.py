@@ -400,7 +400,7 @@ def test_a_command_does_not_wait_until_another_trial_is_affordable() -> None:
     control = controller(machine, [Change(machine, "a", factor=0.5), Change(machine, "b", factor=0.9)])
     while not machine.outcomes():
         train(machine, control, 1)
-    control._spending.spent_ns = 1e15
+    control._course.spending.spent_ns = 1e15
     train(machine, control, 400)
     assert machine.outcomes() == {"a": "kept"}
     ask(control, "undo", "a")
@@ -410,7 +410,7 @@ def test_a_command_does_not_wait_until_another_trial_is_affordable() -> None:
     ask(control, "pause-tuning")
     train(machine, control, 2)
     assert control.state == "paused"
-    control._spending.spent_ns = 0
+    control._course.spending.spent_ns = 0
     ask(control, "resume-tuning")
     train(machine, control, 500)
     assert "b" in machine.outcomes()
@@ -475,7 +475,6 @@ def test_every_rank_does_what_the_first_was_asked_for() -> None:
     control = controller(machine, [Change(machine, "a", factor=0.5)], ranks=Together(asked))
     ask(control, "undo", "a")  # on a rank that is not the first nobody is asked
     control._world.commands.clear()
-    control._diagnosis = None
     train(machine, control, 20)
     assert control._orders.paused is False
     control._orders._obey()

@@ -360,7 +360,7 @@ def test_an_error_of_an_action_ends_the_tuning_with_the_others_undone(where):
     assert control.state == "ended"
     assert machine.stopped == 1
     assert f"{where} failed" in machine.last("tuning_error")["error"]
-    assert control._attempt is None, "it may keep the weights of before"
+    assert control._seeking._attempt is None, "it may keep the weights of before"
     assert all("the script ended" not in trial["reason"] for trial in machine.trials())
 
 

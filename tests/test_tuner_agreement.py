@@ -125,7 +125,7 @@ def test_a_better_fix_that_seems_too_dear_to_one_rank_waits_on_all():
     train_together(machines, controls, 1500)
     assert [control.state for control in controls] == ["holding", "holding"]
     assert [machine.factors for machine in machines] == [{"one": 0.5}, {"one": 0.5}]
-    assert controls[0]._too_dear == controls[1]._too_dear == {"other"}
+    assert controls[0]._seeking._too_dear == controls[1]._seeking._too_dear == {"other"}
 
 
 @pytest.mark.parametrize("touches, stays", [("model", False), ("ranks", True)])

@@ -240,7 +240,7 @@ def test_a_setting_with_which_steps_take_seconds_longer_is_dropped_after_one_of_
         train(machine, control, 1)
     assert (machine.outcomes(), machine.trials()[0]["value"]) == ({"knob": "kept"}, 2)
     assert knob.steps[1] == 2, "one to settle, and one that is looked at"
-    assert control._spending.spent_ns > 2 * 18_000 * MS
+    assert control._course.spending.spent_ns > 2 * 18_000 * MS
 
 
 def test_where_that_is_so_with_every_setting_none_is_tried_further():
@@ -281,7 +281,7 @@ def test_looks_at_an_action_and_the_choice_of_its_settings_are_paid_for():
     control = controller(machine, [dear])
     train(machine, control, 300)
     assert machine.outcomes() == {"dear": "reverted"}
-    assert control._spending.spent_ns >= 3500 * MS
+    assert control._course.spending.spent_ns >= 3500 * MS
 
 
 def test_where_no_trial_came_of_what_was_begun_it_is_not_said_to_be_tried():
@@ -340,7 +340,7 @@ def test_where_the_end_is_known_tuning_costs_a_twentieth_of_the_run_at_most(know
     if known:
         control._world.job.steps_left = lambda: max(0, total - machine.steps)
     train(machine, control, total)
-    spent_s = control._spending.spent_ns / 1e9
+    spent_s = control._course.spending.spent_ns / 1e9
     assert spent_s < 0.05 * 60 + 0.4 if known else spent_s > 5
     if known:
         assert (set(machine.factors), control.state) == ({"good"}, "holding")

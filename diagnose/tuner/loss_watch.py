@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from diagnose.actions.base import CannotApply
 from diagnose.core.trial import ASKED_FOR
@@ -10,6 +10,7 @@ from diagnose.tuner.agreement import heed_loss, loss_now, switch
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.loss_trend import LossAlarm
+from diagnose.tuner.orders import Orders
 from diagnose.tuner.preparing import UNCHECKED, numerics_allow
 from diagnose.tuner.world import Plan, Spending, World
 
@@ -20,16 +21,16 @@ class LossWatch:
     Args:
         world: The process.
         changes: What is in force.
-        wanted: Whether there may be such a change at all: the loss before it is what it is compared with.
+        orders: Whether there may be such a change at all: the loss before it is what it is compared with.
 
     Attributes:
         armed: Whether somebody is ready to catch an alarm.
     """
 
-    def __init__(self, world: World, changes: Changes, wanted: Callable[[], bool]) -> None:
+    def __init__(self, world: World, changes: Changes, orders: Orders) -> None:
         self._world = world
         self._changes = changes
-        self._wanted = wanted
+        self._orders = orders
         self.armed = True
         self._begun = False
 
@@ -40,7 +41,7 @@ class LossWatch:
 
     def watches(self) -> bool:
         """Whether the loss of each step matters."""
-        return bool(self.suspects()) or self._wanted()
+        return bool(self.suspects()) or self._orders.policy.may_harm()
 
     def read(self) -> None:
         """Takes note of the loss of a step, to be shown: on a CPU, where that costs no copy. Where somebody

@@ -11,7 +11,7 @@ from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import heed_loss, loss_now, rest
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.policy import Policy
-from diagnose.tuner.world import Plan, World
+from diagnose.tuner.world import Course, Plan, World
 
 PAUSED_STEPS = 50
 """While tuning is paused, ranks ask each other after so many steps whether it still is."""
@@ -26,7 +26,7 @@ class Orders:
         world: The process.
         policy: What the user allowed at first.
         changes: What is in force.
-        enter: Writes down what tuning does from now on.
+        course: Where tuning stands.
 
     Attributes:
         policy: What the user allows now.
@@ -36,9 +36,7 @@ class Orders:
         without_leave: Actions that were not tried because their class was not allowed.
     """
 
-    def __init__(
-        self, world: World, policy: Policy, changes: Changes, enter: Callable[[str], None]
-    ) -> None:
+    def __init__(self, world: World, policy: Policy, changes: Changes, course: Course) -> None:
         self.policy = policy
         self.tries = True
         self.paused = False
@@ -46,7 +44,7 @@ class Orders:
         self.without_leave: dict[str, Safety] = {}
         self._world = world
         self._changes = changes
-        self._enter = enter
+        self._course = course
 
     def wait(self) -> bool:
         """Whether tuning is paused, or a command may be waiting. Asked after each step: costs a look at an
@@ -57,45 +55,41 @@ class Orders:
         """Whether a command waits that this process can obey by itself."""
         return bool(self._world.commands) and self._world.ranks.num == 1
 
-    def let_pass(self, steps: int, state: str, *, until_reopened: bool = False) -> Plan[None]:
+    def let_pass(self, steps: int, *, until_reopened: bool = False) -> Plan[None]:
         """Lets steps pass, and obeys in between; in a job of several ranks, where each question to the
         others costs milliseconds, only after them.
 
         Args:
             steps: How many.
-            state: What tuning does meanwhile.
             until_reopened: Return when something is allowed that was not.
         """
         left = steps
         while left > 0:
             left -= (yield left).passed
             if self.wait() and (self._world.ranks.num == 1 or left <= 0):
-                yield from self.obey(state)
+                yield from self.obey()
             if until_reopened and self.reopened:
                 return
 
-    def obey(self, state: str) -> Plan[None]:
-        """Does what was asked for, and nothing else as long as tuning is paused.
-
-        Args:
-            state: What tuning does; entered again after a pause.
+    def obey(self) -> Plan[None]:
+        """Does what was asked for, and nothing else as long as tuning is paused; then it does what it did.
 
         Raises:
             RankFailed, RanksLost, RuntimeError: See `Changes.remove`.
             LossAlarm: If a rank's loss went wrong while tuning was paused.
         """
         self._obey()
-        rested = False
+        state, rested = self._course.state, False
         while self.paused:
             if not rested:
-                self._enter("paused")
+                self._course.enter("paused")
                 rested = True
             yield from rest(PAUSED_STEPS, self._is_told)
             self._obey()
             if self._world.ranks.num > 1:
                 heed_loss(self._world.ranks.exchange("the loss", loss_now(self._world)))
         if rested:
-            self._enter(state)
+            self._course.enter(state)
 
     def reopen(self) -> set[str]:
         """Returns the actions that waited for leave and have it now."""

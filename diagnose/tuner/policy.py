@@ -104,6 +104,10 @@ class Policy:
             return False
         return safety not in ASKED_FOR or safety in self.allowed
 
+    def may_harm(self) -> bool:
+        """Whether something that changes what training computes may come to be in force."""
+        return not self.dry_run and any(map(self.allows, ASKED_FOR))
+
 
 def candidates(
     leads: Sequence[Lead],

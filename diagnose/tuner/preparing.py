@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from diagnose.actions.base import Action, CannotApply, NotYet
+from diagnose.actions.base import Action, CannotApply
 from diagnose.core.trial import Safety
-from diagnose.tuner.agreement import switch, together
+from diagnose.tuner.agreement import together
 from diagnose.tuner.changes import Changes
 from diagnose.tuner.installed import Installed
-from diagnose.tuner.kept import Kept
 from diagnose.tuner.pauses import PATIENCE_STEPS
-from diagnose.tuner.policy import Policy
 from diagnose.tuner.world import Numerics, Plan, Spending, World
 
 UNCHECKED = ("nothing", "ranks")
@@ -35,49 +33,6 @@ def look(world: World, action: Action, patience_steps: int = PATIENCE_STEPS) -> 
     action.check(world.job)
     if action.spares_collections:
         world.pauses.check(patience_steps)
-
-
-def put_in_force(
-    world: World, policy: Policy, changes: Changes, wanted: Kept, spending: Spending
-) -> Plan[str]:
-    """Puts an action of an earlier run in force, without a trial; returns why not, if it was not.
-
-    Raises:
-        NotYet: If it can be later.
-    """
-    action: Action | None = world.actions.get(wanted.action)
-    if action is None:
-        return "there is no such action"
-    if not policy.allows(action.safety):
-        return needs_leave(action.safety)
-    for other in changes.kept:
-        if wanted.action in other.action.excludes or other.name in action.excludes:
-            return f"it cannot be in force together with {other.name}"
-    try:
-        together(world, f"looking at {wanted.action}", lambda: _look_at_wanted(world, action, wanted))
-        if action.at_start:  # no call is known yet whose numbers could be compared
-            installed = changes.install(wanted.action, action, wanted.value)
-        else:
-            (installed,), _ = yield from prepared(
-                world, changes, wanted.action, action, [wanted.value], spending
-            )
-        switch(world, [installed], True)
-    except CannotApply as refusal:
-        changes.remove(*changes.tried)
-        if isinstance(refusal, NotYet):
-            raise
-        return str(refusal)
-    changes.keep(installed)
-    return ""
-
-
-def _look_at_wanted(world: World, action: Action, wanted: Kept) -> None:
-    action.check(world.job)
-    if wanted.value is None and None not in (values := action.values(world.job)):
-        raise CannotApply("it needs a value" + (f", such as {values[0]}" if values else ""))
-    largest = action.largest(world.job)
-    if wanted.value is not None and largest is not None and wanted.value > largest:
-        raise CannotApply(f"it was kept with {wanted.value}; here {largest} is the most that makes sense")
 
 
 def prepared(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from diagnose.actions.base import Action, CannotApply
@@ -11,7 +11,7 @@ from diagnose.core.units import NS_PER_MS
 from diagnose.tuner.agreement import heed_loss, loss_now, switch
 from diagnose.tuner.installed import Installed
 from diagnose.tuner.paired import MIN_PAIRS, PairedTest, Verdict, window_mean
-from diagnose.tuner.world import Plan, Spending, World
+from diagnose.tuner.world import Course, Plan, Spending, World
 
 WINDOW_STEPS = 5
 WINDOW_NS = 50 * NS_PER_MS
@@ -140,16 +140,13 @@ def is_hopeless(step_ns: float, usual_ns: float) -> bool:
     return step_ns > max(HOPELESS_TIMES * usual_ns, usual_ns + HOPELESS_NS)
 
 
-def best_of(
-    world: World, choices: list[Installed], spending: Spending, step: Callable[[], int], usual_ns: float
-) -> Plan[Installed]:
+def best_of(world: World, choices: list[Installed], course: Course, usual_ns: float) -> Plan[Installed]:
     """Halves the settings by windows in turn until one is left. All are off in the end.
 
     Args:
         world: The process.
         choices: The settings.
-        spending: Gets what they cost: what steps take longer than the fastest ones seen.
-        step: Returns the number of finished steps.
+        course: Gets what they cost: what steps take longer than the fastest ones seen.
         usual_ns: What a step takes with none of them.
 
     Raises:
@@ -165,15 +162,15 @@ def best_of(
             for choice in order:
                 if choice not in totals:
                     continue
-                action, begun_ns, begun = choice.action, world.clock(), step()
+                action, begun_ns, begun = choice.action, world.clock(), course.step.number
                 switch(world, [choice], True)
                 yield from settle([choice])
                 length, period = action.window_steps, action.period_steps
                 seen = yield from window(world, length, period, usual_ns if may_end else 0.0)
                 switch(world, [choice], False)
                 fastest_ns = min(fastest_ns, seen.mean_ns) if fastest_ns else seen.mean_ns
-                took_ns = world.clock() - begun_ns - (step() - begun) * fastest_ns
-                spending.spent_ns += max(0.0, took_ns)
+                took_ns = world.clock() - begun_ns - (course.step.number - begun) * fastest_ns
+                course.spending.spent_ns += max(0.0, took_ns)
                 totals[choice] += seen.ns_for(1) if action.resizes else seen.mean_ns
                 if seen.steps < WINDOW_STEPS:
                     del totals[choice]

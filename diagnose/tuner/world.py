@@ -1,4 +1,4 @@
-"""What the tuner needs of the process it runs in, and what a step of the script is to it."""
+"""What the tuner needs of its process, what a step of the script is to it, and where tuning stands."""
 
 from __future__ import annotations
 
@@ -23,13 +23,6 @@ BUDGET_FLOOR_NS = 5_000_000_000
 """Tuning may cost this part of the run, from when it began to its end, beyond what the same steps would
 have taken without it. Where nobody knows when that is, it is this part of the time so far, and in any
 case so many nanoseconds: a short run could else try nothing."""
-
-DIAGNOSES_SHARE = 0.02
-"""All diagnoses after the first may take this part of the time since tuning began. They have a process of
-their own, but where training uses all CPUs it waits for them."""
-
-PAYS_TIMES = 2
-"""Or a diagnosis may be made where what was just kept is going to win so many times what one takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +134,10 @@ class Spending:
     Attributes:
         begun_ns: When it began.
         spent_ns: Nanoseconds beyond what the same steps would have taken without it.
-        diagnosis_ns: What the latest diagnosis took; 0 where that is known on another rank.
-        more_diagnoses_ns: What all but the first took.
     """
 
     begun_ns: int
     spent_ns: float = 0.0
-    diagnosis_ns: float = 0.0
-    more_diagnoses_ns: float = 0.0
 
     @contextmanager
     def charged(self, clock: Callable[[], int]) -> Iterator[None]:
@@ -170,16 +159,27 @@ class Spending:
             return self.spent_ns <= BUDGET_SHARE * (now_ns - self.begun_ns + left_ns)
         return self.spent_ns <= max(BUDGET_FLOOR_NS, BUDGET_SHARE * (now_ns - self.begun_ns))
 
-    def diagnosed(self, cost_ns: float) -> None:
-        """A diagnosis has been made."""
-        if self.diagnosis_ns:
-            self.more_diagnoses_ns += cost_ns
-        self.diagnosis_ns = cost_ns
 
-    def next_diagnosis_ns(self) -> float:
-        """Returns when another diagnosis is affordable, on the clock by which tuning began."""
-        return self.begun_ns + (self.more_diagnoses_ns + self.diagnosis_ns) / DIAGNOSES_SHARE
+class Course:
+    """Where tuning stands.
 
-    def pays_for_diagnosis(self, won_ns: float) -> bool:
-        """Whether so much won in what is left of the run is worth another diagnosis."""
-        return won_ns >= PAYS_TIMES * self.diagnosis_ns
+    Args:
+        world: The process.
+
+    Attributes:
+        state: See `Controller.state`.
+        step: The latest step of the script.
+        spending: What tuning has cost.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.state = ""
+        self.step = Step(number=0, time_ns=0, aside=False)
+        self.spending = Spending(world.clock())
+        self._world = world
+
+    def enter(self, state: str) -> None:
+        """Notes what is being done from now on, and writes it down."""
+        if state != self.state:
+            self.state = state
+            self._world.tell("tuning", {"state": state, "step": self.step.number})
