@@ -33,7 +33,7 @@ from diagnose.tuner.policy import Policy
 from tests.fakes import measured
 from tests.loops import Rows, Switch, begin
 from tests.running import DIAGNOSE, run, write
-from tests.test_tuner import Change, Machine, controller
+from tests.simulated_job import Change, Machine, controller
 
 Job = functools.partial(jobs.Job, epochs_ended=1)
 Make = Callable[[], "DataLoader[Any]"]

@@ -24,7 +24,7 @@ from diagnose.tuner.controller import Controller
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.policy import Policy
 from tests.running import DIAGNOSE, run, write
-from tests.test_tuner import Change, Machine, controller, lead, train
+from tests.simulated_job import Change, Machine, controller, lead, train
 from tests.test_tuner_loss import Training, tuned
 
 # -- what a command is

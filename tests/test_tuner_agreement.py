@@ -18,7 +18,7 @@ from diagnose.core.trial import Safety
 from diagnose.tuner.agreement import RanksLost
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.policy import Policy
-from tests.test_tuner import MS, Change, Exclusive, Machine, controller, lead, train
+from tests.simulated_job import MS, Change, Exclusive, Machine, controller, lead, train
 from tests.test_tuner_loss import Training
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ from diagnose.core.command import Command
 from diagnose.core.job import Job
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.policy import Policy
-from diagnose.tuner.question import Question
-from tests.test_tuner import MS, Change, Found, Machine, controller, lead, train
+from tests.simulated_job import MS, Change, Machine, controller, lead, train
 
 
 @dataclass
@@ -93,73 +90,6 @@ def test_what_finds_so_while_it_is_kept_is_dropped_with_its_reason():
     assert machine.last("dropped") == {"action": "dear", "reason": "it compiles again and again"}
 
 
-def counted(machine: Machine) -> int:
-    """How often the rules were asked."""
-    return [kind for kind, _ in machine.told].count("diagnosed")
-
-
-def asked_at_a_price(control: Controller, cost_s: float) -> None:
-    """The rules find nothing, and asking them takes so long."""
-    object.__setattr__(control._world, "diagnose", lambda first_step: Found([], cost_ns=cost_s * 1e9))
-
-
-def test_a_loop_that_is_over_in_a_few_seconds_is_left_alone_and_the_next_one_tuned():
-    machine = Machine()
-    action = Change(machine, "good", factor=0.5)
-    control = controller(machine, [action])
-    left = 5_000_000_000 // (20 * MS)
-    control._world.job.steps_left = lambda: max(0, left - machine.steps)
-    train(machine, control, left)
-    assert (counted(machine), action.calls, control.state, machine.stopped) == (0, [], "observing", 0)
-    control._world.job.steps_left = lambda: 10_000
-    train(machine, control, 1000)
-    assert machine.outcomes() == {"good": "kept"}
-
-
-@pytest.mark.parametrize("policy", [Policy(only=frozenset({"good"})), Policy(dry_run=True)])
-def test_what_the_user_asks_for_is_done_in_a_short_run_too(policy):
-    machine = Machine()
-    control = controller(machine, [Change(machine, "good", factor=0.5)], policy=policy)
-    control._world.job.steps_left = lambda: 100
-    train(machine, control, 200)
-    assert counted(machine) == 1
-    assert set(machine.outcomes()) == {"good"}
-
-
-def test_the_rules_are_asked_again_when_two_hundredths_of_the_time_pay_for_it():
-    """Steps of a third of a millisecond: 200 pass in no time."""
-    machine = Machine(base_ns=MS / 3, memory=0.0)
-    control = controller(machine, [], [])
-    asked_at_a_price(control, 0.5)
-    for seconds, times in ((20, 1), (30, 2), (45, 2), (55, 3)):
-        while machine.now < seconds * 1e9:
-            train(machine, control, 100)
-        assert counted(machine) == times, seconds
-
-
-def test_where_the_run_is_over_before_that_tuning_ends_at_once():
-    machine = Machine(base_ns=MS / 3)
-    control = controller(machine, [], [])
-    asked_at_a_price(control, 0.5)
-    control._world.job.steps_left = lambda: 60_000
-    while machine.now < 3 * 1e9:
-        train(machine, control, 100)
-    assert (counted(machine), control.state) == (1, "ended")
-
-
-@pytest.mark.parametrize("left, times", [(100_000, 2), (1000, 1)])
-def test_what_was_kept_pays_for_another_diagnosis_if_it_wins_more_than_that_takes(left, times):
-    """Half of 20 ms for so many steps."""
-    machine = Machine(memory=0.0)
-    control = controller(machine, [Change(machine, "good", factor=0.5), Change(machine, "another")])
-    found = [lead("good")]
-    object.__setattr__(control._world, "diagnose", lambda first_step: Found(found, cost_ns=20e9))
-    control._world.job.steps_left = lambda: left
-    train(machine, control, 600)
-    assert machine.outcomes() == {"good": "kept"}
-    assert counted(machine) == times
-
-
 @pytest.mark.parametrize("left, tried", [(None, True), (1000, True), (600, False)])
 def test_a_guess_is_not_tried_where_its_trial_takes_longer_than_it_could_win(left, tried):
     """Eight windows of 100 ms at least; of 1,000 steps of 20 ms a twentieth is a second."""
@@ -193,18 +123,6 @@ def test_what_wins_much_is_taken_out_again_only_for_a_hundredth_of_the_time():
         taken_out += (machine.now - before) * ("cache" not in machine.factors)
     assert "recheck" in [kind for kind, _ in machine.told]
     assert taken_out < 0.03 * (machine.now - begun)
-
-
-@pytest.mark.parametrize("source, found", [("[1, 2]", [1, 2]), ("1 / 0", [])])
-def test_a_question_tells_what_its_answer_took(source, found, tmp_path: Path, monkeypatch):
-    busy = "import time\nwhile time.process_time() < 0.3: pass\n"
-    (tmp_path / "answering.py").write_text(f"{busy}def answer():\n    return {source}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    question = Question("answering")
-    while (told := question.answer()) is None:
-        time.sleep(0.02)
-    assert told == found
-    assert question.cpu_s >= 0.3
 
 
 @dataclass
@@ -282,13 +200,6 @@ def test_looks_at_an_action_and_the_choice_of_its_settings_are_paid_for():
     train(machine, control, 300)
     assert machine.outcomes() == {"dear": "reverted"}
     assert control._course.spending.spent_ns >= 3500 * MS
-
-
-def test_where_no_trial_came_of_what_was_begun_it_is_not_said_to_be_tried():
-    machine = Machine()
-    control = controller(machine, [Change(machine, "guess", gives_up="no room", unasked=True)], [])
-    train(machine, control, 200)
-    assert (counted(machine), control.state) == (1, "waiting")
 
 
 def test_while_nothing_is_measured_the_controller_is_hardly_asked():

@@ -18,7 +18,7 @@ from diagnose.tuner.controller import Controller
 from diagnose.tuner.kept import Kept
 from diagnose.tuner.loss_trend import OWN_FAULTS, LossTrend
 from diagnose.tuner.policy import Policy
-from tests.test_tuner import Change, Machine, Numbers, controller, train
+from tests.simulated_job import Change, Machine, Numbers, controller, train
 
 ALLOWED = Policy(allowed=frozenset({Safety.PRECISION, Safety.TRAINING}))
 

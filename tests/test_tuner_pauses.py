@@ -11,7 +11,7 @@ import pytest
 
 from diagnose.actions.base import NotYet
 from diagnose.tuner.pauses import Pauses
-from tests.test_tuner import MS, Change, Machine, controller, train
+from tests.simulated_job import MS, Change, Machine, controller, train
 
 FREEZE = "freeze"
 

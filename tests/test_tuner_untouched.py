@@ -11,7 +11,7 @@ import pytest
 
 from diagnose.core.job import Job
 from diagnose.tuner.policy import Policy
-from tests.test_tuner import MS, Change, Machine, controller, train
+from tests.simulated_job import MS, Change, Machine, controller, train
 
 
 @dataclass

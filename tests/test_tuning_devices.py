@@ -25,8 +25,8 @@ from diagnose.core.job import Job
 from diagnose.hooks import _allocator
 from diagnose.hooks._recorder import Recorder
 from diagnose.launch.tuning import LiveTuning
+from tests.simulated_job import Change, Machine, controller, train
 from tests.test_run_tuning import NOTHING_ASKED
-from tests.test_tuner import Change, Machine, controller, train
 
 FIRST, SECOND, THIRD = (torch.device("cuda", index) for index in range(3))
 GIB = 1 << 30

@@ -29,7 +29,7 @@ LOSS_PAIRS = 24
 LOSS_CONFIDENCE = 0.9
 """What looks like a loss of 2 % that may be none is measured over so many pairs, and undone if it still
 looks like one and the interval of this confidence lies below 1: it takes less proof to undo what does not
-help than to keep it. On the simulated machine of `tests/test_tuner.py` a loss of 5 % is then undone at
+help than to keep it. On the simulated machine of `tests/simulated_job.py` a loss of 5 % is then undone at
 once in 57 of 100 runs (27 with an interval of 95 % after 12 pairs), and within 4000 steps in 98 (88); a
 true gain of 5 % in 3 of 150 runs of 8000 steps (in none), each with ten measurements."""
 
