@@ -15,7 +15,7 @@ from diagnose.source.roles import Roles
 from diagnose.store.reader import RankLog
 
 WARMUP_CUTS = (1, 2, 3, 5, 8, 12, 16, 20)
-"""Where the sampled lines can be cut off, too (`hooks._recorder.ROTATE_AT`)."""
+"""Where the sampled lines can be cut off, too."""
 
 WARMUP_SLOW = 2.0
 """A leading step that took this many times the median of the others belongs to the warm-up."""
