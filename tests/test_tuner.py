@@ -112,6 +112,18 @@ def test_what_changes_the_step_for_others_waits_for_them():
     assert [trial["action"] for trial in machine.trials()] == ["early", "late"]
 
 
+def test_what_is_to_win_most_does_not_wait_for_what_no_finding_asks_for_nor_for_what_wins_little():
+    machine = Machine()
+    actions = [
+        Change(machine, "unasked", factor=0.9, unasked=True),
+        Change(machine, "little", factor=0.9),
+        Change(machine, "ranks", factor=0.5, order=50),
+    ]
+    control = controller(machine, actions, [lead("little", speedup=1.06), lead("ranks", speedup=1.8)])
+    train(machine, control, 1500)
+    assert [trial["action"] for trial in machine.trials()] == ["ranks", "little", "unasked"]
+
+
 def test_a_hopeless_setting_is_dropped_after_one_pair():
     machine = Machine(base_ns=30 * MS)
     train(machine, controller(machine, [Change(machine, "awful", factor=4.0)]), 300)

@@ -17,8 +17,10 @@ REPLACES_SPEEDUP = 1.10
 """What is kept makes way for an action that excludes it only where that is expected to win so much more: in
 the trial the job does without both for a while."""
 
-IN_TURN = 40
-"""Actions of this order and above change what the ones below are measured on, so they wait for them."""
+IN_TURN = 60
+"""Actions of this order and above, which are for memory and compilation, change what the ones below are
+measured on, so they wait for them. All others go by what they are expected to win: each trial takes steps,
+and what no finding asks for must not keep those that are to win half of the step from being tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
