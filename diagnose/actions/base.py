@@ -31,9 +31,9 @@ class Action:
 
     Attributes:
         safety: What it does to the numbers that training computes.
-        order: What the action changes: 10 process, 20 input, 30 layout and optimizer, 40 precision, 50 ranks,
-            60 memory, 70 compilation. From 60 on an action waits for those of smaller order; below, what is
-            expected to win more is tried first.
+        order: What the action changes: 10 process, 20 input, 30 layout and optimizer, 40 precision,
+            50 ranks, 60 memory, 70 compilation. From 60 on an action waits for those of smaller order;
+            below, what is expected to win more is tried first.
         excludes: Names of actions that must not be in force at the same time.
         settle_steps: Steps after a change that show neither state: a queue drains, a cache warms. `prepare`
             may raise it to what its setting needs.
