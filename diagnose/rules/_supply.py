@@ -67,7 +67,7 @@ CURED = 0.5
 
 CPU_CURED = 0.75
 """Of workers that compute it takes this part. Beside a loop that computes on one of two CPUs a second
-worker wins just half of the wait, whatever samples cost: were half asked for, chance would give the name."""
+worker wins just half of the wait, whatever samples cost: were half asked for, chance would name it."""
 
 HELPED = 1 / 3
 """And where they win this part, if not most, they are the first thing to try: one number, and a CPU that

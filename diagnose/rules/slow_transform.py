@@ -33,8 +33,8 @@ class SlowTransform(WorkerRule):
 
     ## When it is wrong
     When another program on the machine takes the CPUs. Where further workers would cure the wait, or win a
-    third of it and no transform takes most of their time, the fault is `too-few-workers`; where the training
-    thread loads, it is `serial-loading`.
+    third of it and no transform takes most of their time, the fault is `too-few-workers`; where the
+    training thread loads, it is `serial-loading`.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
