@@ -279,7 +279,9 @@ def test_ranks_of_one_machine_share_its_cpus():
         return first(diagnosed(run))
 
     assert found(1).fix == "Give the DataLoader 6 workers instead of 2."
-    assert found(2).fix.startswith("Give the DataLoader 4 workers instead of 2. The loop then waits 22.5 ms")
+    assert found(2).fix.startswith(
+        "Give the DataLoader 4 workers instead of 2. The loop then waits 22.5 ms"
+    )
     assert found(4).rule == "slow-transform"
     assert any("There are 2 CPUs for the process" in words for words in found(4).evidence)
 
