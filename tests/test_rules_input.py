@@ -27,7 +27,7 @@ from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from diagnose.rules._supply import supply_of
-from diagnose.rules._worker_examples import fed_by
+from diagnose.rules._worker_examples import A_CPU_IDLE, fed_by
 from diagnose.rules.slow_collate import SlowCollate
 
 pytestmark = pytest.mark.alone
@@ -149,6 +149,35 @@ def test_what_unpacking_leaves_to_the_collector_belongs_to_the_transfer():
     assert first(diagnosed(ran(4, 0.9))).rule == "gc-pauses", "a few tensors are no objects to walk"
 
 
+@pytest.mark.parametrize(("transform_share", "name"), [(0.2, "too-few-workers"), (0.7, "slow-transform")])
+@pytest.mark.parametrize("fetch_ms", [70, 100, 150, 300])
+def test_where_the_cpus_let_workers_win_half_the_transforms_part_gives_the_name(
+    fetch_ms: float, transform_share: float, name: str
+):
+    """One worker beside a loop that computes 50 ms, on two CPUs: whatever a batch costs it."""
+    step_ms = fetch_ms + 0.1
+    run = fed_by(
+        step_ms=step_ms,
+        data_wait_ms=step_ms - 50,
+        fetch_ms=fetch_ms,
+        num_workers=1,
+        cpus=2,
+        host=HostStats(cpus=2, process_cpus=50 / step_ms),
+        workers={"transform_share": transform_share},
+    )
+    found = first(diagnosed(run))
+    assert [finding.rule for finding in diagnosed(run).findings] == [name]
+    assert "2 workers instead of 1" in found.fix, "the other remedy has its word, too"
+    assert "make preparing a sample cheaper" in found.fix.lower()
+
+
+def test_workers_that_are_told_of_to_win_a_part_leave_the_rest_of_the_wait_unclaimed():
+    found = first(diagnosed(fed_by(data_wait_ms=50, fetch_ms=100, send_ms=0, **A_CPU_IDLE)))
+    # 50 ms of the loop's own and 95 ms of the worker's CPU time on two CPUs.
+    assert found.lost_ns == {Phase.DATA_WAIT: pytest.approx(27.5 * MS)}
+    assert "The loop then waits 22.5 ms still" in found.fix
+
+
 # -- how much
 
 
@@ -250,7 +279,9 @@ def test_ranks_of_one_machine_share_its_cpus():
         return first(diagnosed(run))
 
     assert found(1).fix == "Give the DataLoader 6 workers instead of 2."
-    assert found(2).fix == "Give the DataLoader 4 workers instead of 2."
+    assert found(2).fix.startswith(
+        "Give the DataLoader 4 workers instead of 2. The loop then waits 22.5 ms"
+    )
     assert found(4).rule == "slow-transform"
     assert any("There are 2 CPUs for the process" in words for words in found(4).evidence)
 

@@ -52,6 +52,7 @@ from diagnose.analysis.standing import with_waits
 from diagnose.analysis.steps import GapParts, divided, phase_series, step_times, warmup_of
 from diagnose.analysis.stopped import stopped_steps
 from diagnose.analysis.throughput import rate, throughput_of
+from diagnose.analysis.transforms import with_transforms
 from diagnose.analysis.tuning import tuning_of
 from diagnose.core.ledger import COLUMNS, COUNTS
 from diagnose.core.phases import Phase
@@ -273,6 +274,7 @@ def composed(
     if deep is not None:
         deep = replace(deep, usual_step_ns=sum(ranks[0].phase_time_ns.values()))
     host = host_stats(main, warmup)
+    loading = input_stats(main, warmup, divided(rows, parts)[Phase.DATA_WAIT])
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
         run=info,
@@ -284,7 +286,7 @@ def composed(
             *with_waits(source_lines(main, rows, warmup, roles, script.places), main, host),
             *worker_lines(main, sources),
         ),
-        input=with_reading(input_stats(main, warmup, divided(rows, parts)[Phase.DATA_WAIT]), main, sources),
+        input=with_transforms(with_reading(loading, main, sources), main, sources),
         overhead=overhead_of(whole, manifest),
         ranks=tuple(
             RankProfile(

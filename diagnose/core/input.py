@@ -79,6 +79,8 @@ class WorkerStats:
         helper_ns: CPU time per batch of threads that compute beside a worker's main one and send nothing:
             teams of BLAS or OpenMP, decoders; `None` when unknown.
         reading: What they read; `None` when unknown.
+        transform_share: Part of their sampled time, 0 to 1, in transforms of the samples, as code calls
+            them; `None` where samples are too few.
     """
 
     num_workers: int
@@ -103,6 +105,7 @@ class WorkerStats:
     at_once: int | None = None
     helper_ns: float | None = None
     reading: Reading | None = None
+    transform_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,18 @@ of 10 ms on two CPUs a worker lost a tenth where a batch took 1.5 ms, and won fr
 CURED = 0.5
 """A cure wins at least this part of the wait; else something else is to blame."""
 
+CPU_CURED = 0.75
+"""Of workers that compute it takes this part. Beside a loop that computes on one of two CPUs a second
+worker wins just half of the wait, whatever samples cost: were half asked for, chance would name it."""
+
+HELPED = 1 / 3
+"""And where they win this part, if not most, they are the first thing to try: one number, and a CPU that
+stands idle meanwhile. What they leave is the samples' price."""
+
+IN_TRANSFORMS = 0.5
+"""Part of the workers' time that passes in transforms where the transform is what is slow: to make that one
+cheaper wins all of the wait, of which more workers win a part."""
+
 DRAWN = 0.5
 """Part of a wait for workers that is not theirs, as the training thread draws what they are to fetch."""
 
@@ -143,12 +155,29 @@ class Supply:
         return self.worker_cpu_ns >= WORKERS_PART * (self.worker_cpu_ns + self.own_cpu_ns)
 
     @property
-    def cured_by_workers(self) -> bool:
-        """Whether more workers, as many as there are CPUs, would take most of the wait away."""
+    def won_by_workers_ns(self) -> float:
+        """The part of `wait_ns` that more workers, as many as there are CPUs, would take away."""
         workers = self.enough_workers()
-        if workers <= self.loader.num_workers:
-            return False
-        return self.won_ns(num_workers=workers) >= CURED * self.wait_ns
+        return self.won_ns(num_workers=workers) if workers > self.loader.num_workers else 0.0
+
+    @property
+    def cured_by_workers(self) -> bool:
+        """Whether that is most of it."""
+        won_ns = self.won_by_workers_ns
+        return won_ns > 0 and won_ns >= (CPU_CURED if self.needs_cpu else CURED) * self.wait_ns
+
+    @property
+    def helped_by_workers(self) -> bool:
+        """Whether it is enough to be tried first. Of workers that wait it is the same as a cure."""
+        won_ns = self.won_by_workers_ns
+        if self.cured_by_workers or not self.needs_cpu:
+            return self.cured_by_workers
+        return won_ns >= max(HELPED * self.wait_ns, MIN_SHARE * self.step_ns)
+
+    @property
+    def in_transforms(self) -> bool:
+        """Whether most of the workers' time passes in transforms of the samples."""
+        return (self.workers.transform_share or 0.0) >= IN_TRANSFORMS
 
     @property
     def waits_for_storage(self) -> bool:

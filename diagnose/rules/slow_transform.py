@@ -9,7 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._phases import shared
 from diagnose.rules._supply import CROWDED_BOUNDS, Supply, crowded_ns, supply_of
-from diagnose.rules._worker_examples import BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
+from diagnose.rules._worker_examples import A_CPU_IDLE, BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 
@@ -21,8 +21,10 @@ class SlowTransform(WorkerRule):
     """
     ## What it means
     The workers compute all the time and the loop still waits, and there are no CPUs left for more workers:
-    decoding and transforming the samples is more work than this machine can do beside the model. Or they
-    keep up, and the model computes slower for it, as there are not enough CPUs for both.
+    decoding and transforming the samples is more work than this machine can do beside the model. Or more
+    workers would win a part of the wait, but most of their time is a transform's, what is done to a sample
+    once it has been read, and a cheaper one would win all of it. Or they keep up, and the model computes
+    slower for it, as there are not enough CPUs for both.
 
     ## What to do
     Make the transform cheaper at the line named below: a faster decoder, smaller images on disk, vectorised
@@ -30,8 +32,9 @@ class SlowTransform(WorkerRule):
     compute in threads of their own in each worker, as BLAS, OpenCV and decoders do, let them use one.
 
     ## When it is wrong
-    When another program on the machine takes the CPUs. Where further workers would cure the wait the fault
-    is `too-few-workers`; where the training thread loads, it is `serial-loading`.
+    When another program on the machine takes the CPUs. Where further workers would cure the wait, or win a
+    third of it and no transform takes most of their time, the fault is `too-few-workers`; where the
+    training thread loads, it is `serial-loading`.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
@@ -42,11 +45,15 @@ class SlowTransform(WorkerRule):
         fed_by(data_wait_ms=40, fetch_ms=780, num_workers=8, cpus=8, workers={"ready_batches": 3.5}),
         fed_by(data_wait_ms=10, fetch_ms=110, **CROWDED),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.3, "helper_ns": 150e6}),
+        fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"transform_share": 0.7}}),
     )
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1),
+        fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, workers={"transform_share": 0.7}),
+        fed_by(data_wait_ms=50, fetch_ms=100, **A_CPU_IDLE),
+        fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"transform_share": 0.2}}),
         fed_by(data_wait_ms=10, fetch_ms=50, **CROWDED),
         fed_by(data_wait_ms=6, fetch_ms=52, **BESIDE_A_TEAM),
         fed_by(
@@ -66,6 +73,9 @@ class SlowTransform(WorkerRule):
             return self._crowding(profile, supply, crowded)
         if not supply.behind or supply.cured_by_workers:
             return None
+        helped = supply.helped_by_workers
+        if helped and not supply.in_transforms:
+            return None
         where = where_slow(profile, supply.loader)
         return Finding(
             rule=self.name,
@@ -83,12 +93,19 @@ class SlowTransform(WorkerRule):
                 f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
                 " for"
                 f" one for {format_share(supply.delay_share)}.",
-                f"There are {supply.cpus:g} CPUs for the process: more workers would not win half of the"
-                " wait.",
+                *_in_transforms(supply),
+                f"There are {supply.cpus:g} CPUs for the process: more workers would win"
+                f" {format_ms(supply.won_by_workers_ns)} of the wait.",
                 *_helped(supply),
                 *where.evidence,
             ),
-            fix=f"Make preparing a sample cheaper{where.at}.",
+            fix=f"Make preparing a sample cheaper{where.at}."
+            + (
+                f" {supply.enough_workers()} workers instead of {supply.loader.num_workers} win"
+                f" {format_share(supply.won_by_workers_ns / supply.wait_ns)} of the wait without that."
+                if helped
+                else ""
+            ),
             file=where.file,
             line=where.line,
         )
@@ -115,6 +132,16 @@ class SlowTransform(WorkerRule):
             file=where.file,
             line=where.line,
         )
+
+
+def _in_transforms(supply: Supply) -> tuple[str, ...]:
+    """Says what part of the workers' time is the transforms', where it is most."""
+    if not supply.in_transforms:
+        return ()
+    return (
+        f"Transforms of the samples take {format_share(supply.workers.transform_share or 0.0)} of the"
+        " workers' time.",
+    )
 
 
 def _helped(supply: Supply) -> tuple[str, ...]:

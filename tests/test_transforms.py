@@ -1,0 +1,66 @@
+"""What part of the workers' time passes in transforms."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnose.analysis.transforms import transform_share
+from diagnose.source.sources import Sources
+from diagnose.store.reader import Frame
+
+FILE = "/home/u/data.py"
+SOURCE = """
+class Windows:
+    def __getitem__(self, row):
+        wave = self.decode(row)
+        wave = self.transform(wave)
+        return shifted(wave)
+"""
+NO_PACKAGE: Frame = ("", 0, "")
+SECOND = 1_000_000_000
+
+
+def share(*stacks: tuple[int, list[tuple[int, str]]], collates: tuple[str, ...] = ()) -> float | None:
+    """Of stacks, innermost first, and the seconds that they were seen."""
+    samples = [
+        ((NO_PACKAGE, *((FILE, line, function) for line, function in stack)), seconds * SECOND)
+        for seconds, stack in stacks
+    ]
+    return transform_share(samples, Sources({FILE: SOURCE}), collates)
+
+
+GETS = "Windows.__getitem__"
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        [(5, GETS)],
+        [(60, "twitch"), (50, "Bursts.__call__"), (5, GETS)],
+        [(70, "augment_wave"), (6, GETS)],
+        [(80, "Crop.forward"), (5, GETS)],
+    ],
+)
+def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_it_calls(stack):
+    assert share((1, [(4, GETS)]), (3, stack)) == 0.75
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        [(4, GETS)],
+        [(90, "Windows.decode"), (4, GETS)],
+        [(6, GETS)],
+        [(7, "ImageReader.__call__"), (4, GETS)],
+    ],
+)
+def test_what_gets_a_sample_or_is_the_datasets_own_is_none(stack):
+    assert share((1, stack)) == 0
+
+
+def test_an_object_that_makes_batches_transforms_no_sample():
+    assert share((1, [(9, "Pad.__call__")]), (1, [(5, GETS)]), collates=("Pad",)) == 0.5
+
+
+def test_few_samples_say_nothing():
+    assert share() is None
