@@ -285,7 +285,8 @@ def in_a_hurry(patch: pytest.MonkeyPatch, verdicts: Iterator[Verdict]) -> None:
         (asking, "OBSERVED_NS", 0),
         (holding, "CONFIRM_PAIRS", 2),
         (holding, "DOUBT_PAIRS", 1),
-        (holding, "LOST", 0.0),  # with windows of one step anything looks like a loss
+        (holding, "LOSS_PAIRS", 4),
+        (holding, "LOSS_CONFIDENCE", 0.999999),  # with windows of one step anything looks like a loss
         (holding, "LOOK_STEPS", 3),
         (holding, "RECHECK_STEPS", 6),
         (windows, "WINDOW_STEPS", 1),
