@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.analysis.gaps import measured_samples
+from diagnose.analysis.device_ledger import BY_DEVICE
+from diagnose.analysis.gaps import measured_samples, placed_samples
+from diagnose.analysis.long_steps import LongSteps
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
@@ -90,11 +92,13 @@ def source_lines(
     waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     acting: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    irregular: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    long_steps = LongSteps(rows, by_device=bool(log.meta.get(BY_DEVICE)))
     helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helper_of: dict[LineKey, Helper] = {}
     models: dict[Frame, float] = defaultdict(float)
     every: dict[LineKey, str] = {}
-    for slot, (library, *stack), weight_ns in measured_samples(log, warmup):
+    for slot, place, (library, *stack), weight_ns in placed_samples(log, warmup):
         sampled[slot] += weight_ns
         for frame in set(stack) if slot == FORWARD else ():
             models[frame] += weight_ns
@@ -113,6 +117,7 @@ def source_lines(
             weights[key][slot] += weight_ns
             every.setdefault(key, idioms.every(stack))
             purposes[key][idiom] += weight_ns
+            irregular[key][slot] += weight_ns * long_steps.part(slot, place)
             acting[key][slot] += weight_ns if ACTS & set(idiom) else 0.0
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
             if helper is not None:
@@ -146,6 +151,7 @@ def source_lines(
             between=sum(share(slot, ns) for slot, ns in by_slot.items() if slot >= FIRST_GAP),
             model_share=share(FORWARD, ns) if (ns := models.get((file, line, function))) else 0.0,
             acting=sum(share(slot, ns) for slot, ns in acting[phase, (file, line, function)].items()),
+            irregular=sum(share(slot, ns) for slot, ns in irregular[phase, (file, line, function)].items()),
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
