@@ -86,6 +86,7 @@ class PythonOverhead(Rule):
         profile(optimizer_ms=30, where=(at("p.mul_(self.rate)", 0.1, phase=Phase.OPTIMIZER),)),
         profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
         profile(other_ms=12, where=(at("torch._foreach_add_(params, grads)", 0.1, "update", "whole"),)),
+        profile(other_ms=12, where=(at("fast = torch._foreach_sub(fast, slopes)", 0.1, "whole"),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), trains=True),)),
         RARE_OWN,
