@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,9 @@ def source_lines(
             idiom = idioms.of(stack, named(library), phase, waits=waits, called=called, own=own)
             if slot >= FIRST_GAP and ROLLOUT not in idiom and roles.acts(stack):
                 idiom = (ENVIRONMENT,)
+            exchanges = roles.exchanges(stack) if slot >= FIRST_GAP or phase is Phase.EVALUATION else ""
+            if exchanges and not ACTS & set(idiom):
+                idiom = (ENVIRONMENT,) if exchanges == ENVIRONMENT else (*idiom, ROLLOUT)
             if phase is Phase.OTHER and _says_how(idiom, waits=waits) and _scores(stack, roles, results):
                 idiom = (METRIC,)
             if phase is Phase.FORWARD and slot >= FIRST_GAP and METRIC in idiom and roles.makes_loss(stack):
@@ -251,14 +254,40 @@ def standing_ns(
         roles: Tells what a line between hooks serves.
         idioms: Tells what a line is there for.
     """
+
+    def stands(stack: Sequence[Frame], slot: int) -> bool:
+        return WAIT in idioms.of_line(*stack[0][:2]) and roles.phase(stack, slot) is Phase.OTHER
+
+    return _between_ns(log, rows, warmup, stands)
+
+
+def working_ns(
+    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, idioms: Idioms
+) -> float:
+    """Returns nanoseconds of the mean step in which the loop works on a batch that it has, before the model
+    gets it. Arguments as of `standing_ns`."""
+
+    def works(stack: Sequence[Frame], slot: int) -> bool:
+        return WAIT not in idioms.of_line(*stack[0][:2]) and roles.works_on_batch(stack, slot)
+
+    return _between_ns(log, rows, warmup, works)
+
+
+def _between_ns(
+    log: RankLog,
+    rows: npt.NDArray[np.int64],
+    warmup: int,
+    wanted: Callable[[Sequence[Frame], int], bool],
+) -> float:
+    """Returns nanoseconds of the mean step, between hooks, in stacks that are wanted."""
     sampled: dict[int, float] = defaultdict(float)
-    standing: dict[int, float] = defaultdict(float)
+    found: dict[int, float] = defaultdict(float)
     for slot, (_, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
-        if slot >= FIRST_GAP and stack and WAIT in idioms.of_line(*stack[0][:2]):
-            standing[slot] += weight_ns * (roles.phase(stack, slot) is Phase.OTHER)
+        if slot >= FIRST_GAP and stack and wanted(stack, slot):
+            found[slot] += weight_ns
     mean_ns = rows[:, len(COUNTS) :].mean(axis=0) if len(rows) else np.zeros(rows.shape[1])
-    return sum((float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in standing.items()), 0.0)
+    return sum((float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in found.items()), 0.0)
 
 
 def worker_lines(log: RankLog, sources: Sources) -> list[SourceLine]:
