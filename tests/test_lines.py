@@ -6,11 +6,14 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pytest
-from test_profile import NOBODY, SLOT_OF, log_of, steps_of
+from test_profile import MS, NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.lines import source_lines
+from diagnose.core.ledger import COUNTS
 from diagnose.core.phases import Phase
+from diagnose.core.places import coded, place_of
 from diagnose.core.profile import SourceLine
 from diagnose.source.places import Places
 from diagnose.source.purposes import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
@@ -283,3 +286,28 @@ def test_where_a_schedule_was_stepped_its_time_is_that_whatever_it_is_called(tmp
     )
     lines = source_lines(log, log.steps[1:], 1, Roles(log.sites, Sources()), Places(Sources()))
     assert {line.line: line.idiom for line in lines} == {2: (), 3: (SCHEDULE,)}
+
+
+@pytest.mark.parametrize(("every", "part"), [(0, 0.64), (10, 0.0)])
+def test_a_line_tells_what_it_takes_in_few_long_steps_that_come_at_no_regular_interval(
+    tmp_path, every, part
+):
+    file = tmp_path / "train.py"
+    file.write_text("settle()\nbook()\n", encoding="utf-8")
+    slot = SLOT_OF["gap_after_optimizer"]
+    steps = steps_of(200, forward=20, gap_after_optimizer=5)
+    at_random = np.random.default_rng(3).choice(200, 20, replace=False)
+    steps[np.arange(9, 200, every) if every else at_random, len(COUNTS) + slot] += 40 * MS
+    samples = [
+        (5, coded(slot, place_of(int(ms * MS))), (NOBODY, (str(file), line, "<module>")), MS)
+        for line, moments in (
+            (1, [*np.arange(3, 5, 0.1), *np.arange(6, 44, 0.5)]),
+            (2, np.arange(0.5, 3, 0.1)),
+        )
+        for ms in moments
+    ]
+    log = log_of(steps, samples=samples, meta={"samples": len(samples)})
+    lines = source_lines(log, log.steps[1:], 1, Roles([], Sources()), Places(Sources()))
+    settle, book = sorted(lines, key=lambda line: line.line)
+    assert book.irregular == 0
+    assert settle.irregular / settle.share == pytest.approx(part, abs=0.08)

@@ -9,6 +9,7 @@ import pytest
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
+from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
 from diagnose.source.roles import Roles
 from diagnose.source.sources import Sources
 
@@ -502,3 +503,102 @@ def test_a_file_is_one_tree_for_all_who_ask():
     sources = Sources({"a.py": "x = 1\n", "b.py": "x =\n"})
     assert sources.tree("a.py") is sources.tree("a.py")
     assert sources.tree("b.py") is None
+
+
+PLAYS = """
+    def play(houses, memory, choose):
+        before = houses.view()
+        floors = choose(before)
+        rewards = houses.act(floors)
+        memory.add(before, floors, rewards)
+
+    def choose(view):
+        with no_grad():
+            return net(view).argmax(1)
+
+    def view(self):
+        return stack(self.waiting)
+
+    def act(self, floors):
+        return -self.waiting.sum()
+
+    def add(self, *row):
+        self.rows.append(row)
+
+    for step in range(100):
+        play(town, memory, choose)
+        loss = criterion(net(memory.draw()))
+        loss.backward()
+"""
+CHOOSING = ("evaluation", "net(view)", "floors = choose", "play(town")
+MADE = [("criterion(net", "forward"), ("loss.backward", "backward")]
+
+
+def test_who_is_told_what_a_model_chose_and_gives_what_it_chooses_by_is_an_environment():
+    looking = ("evaluation", "return stack", "before = houses.view", "play(town")  # its gaps are like it
+    script = Script(PLAYS, MADE, [looking, CHOOSING])
+
+    def acts(*parts: str) -> str:
+        return script.roles.exchanges(script.stack(*parts))
+
+    assert acts("return -self.waiting", "rewards = houses.act", "play(town") == ENVIRONMENT
+    assert acts("return stack", "before = houses.view", "play(town") == ENVIRONMENT
+    assert acts("rewards = houses.act", "play(town") == ENVIRONMENT
+    assert acts("net(view)", "floors = choose", "play(town") == ROLLOUT
+    assert acts("self.rows.append", "memory.add", "play(town") == ""
+    assert acts("loss = criterion") == ""
+    assert Script(PLAYS, MADE).roles.exchanges(script.stack("rewards = houses.act", "play(town")) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("memory.add(before, floors, rewards)", "total += rewards"),  # how well it does
+        ("memory.add(before, floors, rewards)", "print(before, floors, rewards)"),
+        ("memory.add(before, floors, rewards)", "memory.add(before, rewards)"),
+        ("before = houses.view()", "before = next(batches)"),  # who is told gives nothing
+        ("rewards = houses.act(floors)", "houses.act(floors)"),  # and answers nothing
+        ("def play(houses", "def evaluate(houses"),
+    ],
+)
+def test_who_only_scores_or_goes_on_is_no_environment(old, new):
+    script = Script(PLAYS.replace(old, new), MADE, [CHOOSING])
+    told = "houses.act(floors)"
+    assert script.roles.exchanges(script.stack(told, "play(town")) == ""
+
+
+FILTERS = Script(
+    """
+    def smoothed(x):
+        return pool(x)
+
+    def load_files(names):
+        return parse(names)
+
+    def train(batches, order):
+        for step in range(100):
+            x, y = next(batches)
+            x = smoothed(x)
+            z = load_files(y)
+            rows = order[step : step + 9]
+            w = noise(rows)
+            loss = criterion(model(x, z, w), y)
+            loss.backward()
+    """,
+    [("criterion(model", "forward"), ("loss.backward", "backward")],
+)
+
+
+@pytest.mark.parametrize(
+    ("stack", "works"),
+    [
+        (("return pool", "x = smoothed"), True),
+        (("x, y = next",), False),
+        (("return parse", "z = load_files"), False),
+        (("w = noise",), False),
+        (("loss.backward",), False),
+    ],
+)
+def test_what_is_computed_of_a_batch_in_hand_is_work_and_what_gets_or_reads_it_is_not(stack, works):
+    found = FILTERS.roles.works_on_batch(FILTERS.stack(*stack), AFTER_OPTIMIZER)
+    assert found is works

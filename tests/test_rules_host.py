@@ -503,6 +503,25 @@ def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call(
     assert found_in(example)["small-operators"].code
 
 
+def test_a_line_that_few_steps_run_is_jitter_and_what_each_step_does_beside_it_is_overhead():
+    example = RULES["step-jitter"].fires_on[-1]
+    found = found_in(example)
+    assert set(found) == {"step-jitter"}
+    (settles,) = example.where
+    jitter = found["step-jitter"]
+    assert (jitter.file, jitter.line) == (settles.file, settles.line)
+    assert jitter.lost_ns == pytest.approx({Phase.OTHER: 17e6})
+    books = replace(at("book.update(batch)", 0.2), line=50)
+    both = replace(profile(other_ms=40), series=example.series, host=example.host, where=(settles, books))
+    found = found_in(both)
+    assert set(found) == {"step-jitter", "python-overhead"}
+    assert found["python-overhead"].line == 50
+    assert found["python-overhead"].lost_ns_per_step == pytest.approx(21e6)
+    assert found["step-jitter"].lost_ns_per_step == pytest.approx(17e6)
+    regular = replace(both, series=replace(example.series, period={Phase.OTHER: 10}))
+    assert found_in(regular)["python-overhead"].lost_ns_per_step == pytest.approx(38e6)
+
+
 def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
     line = at("current = copy.deepcopy(model)", 0.14)
     found = found_in(profile(other_ms=15, where=(line,)))["python-overhead"]

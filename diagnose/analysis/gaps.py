@@ -59,7 +59,13 @@ def phase_weights(parts: Mapping[int, Mapping[Phase, float]]) -> npt.NDArray[np.
 
 
 def measured_samples(log: RankLog, warmup: int) -> Iterator[tuple[int, tuple[Frame, ...], float]]:
-    """Yields slot, stack and nanoseconds of the samples taken after the warm-up.
+    """Yields slot, stack and nanoseconds of the samples taken after the warm-up; see `placed_samples`."""
+    for slot, _, stack, weight_ns in placed_samples(log, warmup):
+        yield slot, stack, weight_ns
+
+
+def placed_samples(log: RankLog, warmup: int) -> Iterator[tuple[int, int, tuple[Frame, ...], float]]:
+    """Yields slot, place (see `core.places`), stack and nanoseconds of the samples taken after the warm-up.
 
     Samples are kept in buckets of steps. Where no bucket begins at the end of the warm-up or later, as in a
     run that ended soon after, the last bucket stands for the whole.
@@ -85,7 +91,7 @@ def measured_samples(log: RankLog, warmup: int) -> Iterator[tuple[int, tuple[Fra
             else _factors(samples, rows[:, len(COUNTS) + slot], CELL_SAMPLES * of_one_ns)
         )
         for place, stack, weight_ns in samples:
-            yield slot, stack, weight_ns * factors.get(place, 1.0)
+            yield slot, place, stack, weight_ns * factors.get(place, 1.0)
 
 
 def _factors(

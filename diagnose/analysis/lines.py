@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.analysis.gaps import measured_samples
+from diagnose.analysis.device_ledger import BY_DEVICE
+from diagnose.analysis.gaps import measured_samples, placed_samples
+from diagnose.analysis.long_steps import LongSteps
 from diagnose.core.ledger import COUNTS, FIRST_GAP, HOOKED, SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.profile import SourceLine
@@ -90,11 +92,13 @@ def source_lines(
     waits = log.meta.get("device", "cpu") != "cpu"
     purposes: dict[LineKey, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     acting: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    irregular: dict[LineKey, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    long_steps = LongSteps(rows, by_device=bool(log.meta.get(BY_DEVICE)))
     helpers: dict[Helper, dict[tuple[str, ...], float]] = defaultdict(lambda: defaultdict(float))
     helper_of: dict[LineKey, Helper] = {}
     models: dict[Frame, float] = defaultdict(float)
     every: dict[LineKey, str] = {}
-    for slot, (library, *stack), weight_ns in measured_samples(log, warmup):
+    for slot, place, (library, *stack), weight_ns in placed_samples(log, warmup):
         sampled[slot] += weight_ns
         for frame in set(stack) if slot == FORWARD else ():
             models[frame] += weight_ns
@@ -105,6 +109,9 @@ def source_lines(
             idiom = idioms.of(stack, named(library), phase, waits=waits, called=called, own=own)
             if slot >= FIRST_GAP and ROLLOUT not in idiom and roles.acts(stack):
                 idiom = (ENVIRONMENT,)
+            exchanges = roles.exchanges(stack) if slot >= FIRST_GAP or phase is Phase.EVALUATION else ""
+            if exchanges and not ACTS & set(idiom):
+                idiom = (ENVIRONMENT,) if exchanges == ENVIRONMENT else (*idiom, ROLLOUT)
             if phase is Phase.OTHER and _says_how(idiom, waits=waits) and _scores(stack, roles, results):
                 idiom = (METRIC,)
             if phase is Phase.FORWARD and slot >= FIRST_GAP and METRIC in idiom and roles.makes_loss(stack):
@@ -113,6 +120,7 @@ def source_lines(
             weights[key][slot] += weight_ns
             every.setdefault(key, idioms.every(stack))
             purposes[key][idiom] += weight_ns
+            irregular[key][slot] += weight_ns * long_steps.part(slot, place)
             acting[key][slot] += weight_ns if ACTS & set(idiom) else 0.0
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
             if helper is not None:
@@ -146,6 +154,7 @@ def source_lines(
             between=sum(share(slot, ns) for slot, ns in by_slot.items() if slot >= FIRST_GAP),
             model_share=share(FORWARD, ns) if (ns := models.get((file, line, function))) else 0.0,
             acting=sum(share(slot, ns) for slot, ns in acting[phase, (file, line, function)].items()),
+            irregular=sum(share(slot, ns) for slot, ns in irregular[phase, (file, line, function)].items()),
             num_samples=max(1, round(sum(by_slot.values()) / one_sample_ns)),
             text=sources.line(file, line),
             via=_heaviest(libraries[phase, (file, line, function)]),
@@ -245,14 +254,40 @@ def standing_ns(
         roles: Tells what a line between hooks serves.
         idioms: Tells what a line is there for.
     """
+
+    def stands(stack: Sequence[Frame], slot: int) -> bool:
+        return WAIT in idioms.of_line(*stack[0][:2]) and roles.phase(stack, slot) is Phase.OTHER
+
+    return _between_ns(log, rows, warmup, stands)
+
+
+def working_ns(
+    log: RankLog, rows: npt.NDArray[np.int64], warmup: int, roles: Roles, idioms: Idioms
+) -> float:
+    """Returns nanoseconds of the mean step in which the loop works on a batch that it has, before the model
+    gets it. Arguments as of `standing_ns`."""
+
+    def works(stack: Sequence[Frame], slot: int) -> bool:
+        return WAIT not in idioms.of_line(*stack[0][:2]) and roles.works_on_batch(stack, slot)
+
+    return _between_ns(log, rows, warmup, works)
+
+
+def _between_ns(
+    log: RankLog,
+    rows: npt.NDArray[np.int64],
+    warmup: int,
+    wanted: Callable[[Sequence[Frame], int], bool],
+) -> float:
+    """Returns nanoseconds of the mean step, between hooks, in stacks that are wanted."""
     sampled: dict[int, float] = defaultdict(float)
-    standing: dict[int, float] = defaultdict(float)
+    found: dict[int, float] = defaultdict(float)
     for slot, (_, *stack), weight_ns in measured_samples(log, warmup):
         sampled[slot] += weight_ns
-        if slot >= FIRST_GAP and stack and WAIT in idioms.of_line(*stack[0][:2]):
-            standing[slot] += weight_ns * (roles.phase(stack, slot) is Phase.OTHER)
+        if slot >= FIRST_GAP and stack and wanted(stack, slot):
+            found[slot] += weight_ns
     mean_ns = rows[:, len(COUNTS) :].mean(axis=0) if len(rows) else np.zeros(rows.shape[1])
-    return sum((float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in standing.items()), 0.0)
+    return sum((float(mean_ns[slot]) * ns / sampled[slot] for slot, ns in found.items()), 0.0)
 
 
 def worker_lines(log: RankLog, sources: Sources) -> list[SourceLine]:

@@ -16,7 +16,7 @@ from diagnose.analysis.deep_window import Spoilt, without_steps
 from diagnose.analysis.device_ledger import BY_DEVICE
 from diagnose.analysis.gaps import split_gaps
 from diagnose.analysis.late_bins import waits_in_bins
-from diagnose.analysis.lines import standing_ns
+from diagnose.analysis.lines import standing_ns, working_ns
 from diagnose.analysis.meetings import waits_of
 from diagnose.analysis.program import averaged_ns, ddp_of, exchanged_ns
 from diagnose.analysis.rank_clocks import kept
@@ -79,6 +79,7 @@ class RankSummary:
         phase_time_ns: Mean nanoseconds of each phase in a measured step.
         waits_ns: What it waits in each bin, see `analysis.late_bins`.
         standing_ns: See `core.profile.RankProfile`.
+        working_ns: Likewise.
         exchanged_ns: Likewise.
         averaged_ns: Likewise.
         clock: `HOST`, `LAUNCHES` or `DEVICE`.
@@ -102,6 +103,7 @@ class RankSummary:
     phase_time_ns: Mapping[Phase, float] = field(default_factory=dict)
     waits_ns: tuple[float, ...] = ()
     standing_ns: float = 0.0
+    working_ns: float = 0.0
     exchanged_ns: float | None = 0.0
     averaged_ns: float | None = 0.0
     clock: str = HOST
@@ -147,6 +149,7 @@ def summarize(log: RankLog, place: int, window: Window, script: Script) -> tuple
         },
         waits_ns=waits_in_bins(series, window.bin_width),
         standing_ns=standing_ns(log, rows, window.warmup, roles, script.idioms),
+        working_ns=working_ns(log, rows, window.warmup, roles, script.idioms),
         exchanged_ns=exchanged_ns(log),
         averaged_ns=averaged_ns(log),
         clock=_clock(log),

@@ -68,10 +68,7 @@ def summarize_series(phases: Mapping[Phase, Vector], tokens: Vector | None = Non
         if not times.any():  # most phases of most runs
             median[phase] = spike_ns[phase] = spike_share[phase] = drift[phase] = 0.0
             continue
-        usual = float(np.median(times))
-        spread = MAD_TO_SIGMA * float(np.median(np.abs(times - usual)))
-        least = SPIKE_STEP_SHARE if usual > RARE_STEP_SHARE * step_ns else RARE_STEP_SHARE
-        spikes = times - usual > max(least * step_ns, SPIKE_DEVIATIONS * spread)
+        usual, spikes = find_spikes(times, step_ns)
         median[phase] = usual
         spike_ns[phase] = float((times[spikes] - usual).sum()) / count
         spike_share[phase] = float(spikes.mean())
@@ -87,6 +84,19 @@ def summarize_series(phases: Mapping[Phase, Vector], tokens: Vector | None = Non
         drift_ns=drift,
         by_tokens=_correlation(tokens, total) if tokens is not None else None,
     )
+
+
+def find_spikes(times: Vector, step_ns: float) -> tuple[float, npt.NDArray[np.bool_]]:
+    """Returns what a part of a step usually takes, and in which steps it takes far longer.
+
+    Args:
+        times: Nanoseconds of the part, by step.
+        step_ns: Nanoseconds of a usual step.
+    """
+    usual = float(np.median(times))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(times - usual)))
+    least = SPIKE_STEP_SHARE if usual > RARE_STEP_SHARE * step_ns else RARE_STEP_SHARE
+    return usual, times - usual > max(least * step_ns, SPIKE_DEVIATIONS * spread)
 
 
 def _correlation(some: Vector, others: Vector) -> float | None:

@@ -130,6 +130,8 @@ class SourceLine:
             wait for data, what the loop does to batches rather than its loader.
         model_share: Part of the measured time in which a model was called from the line, however deep.
         acting: The part of `share` in which who called it acted in an environment, or stepped one.
+        irregular: The part of `share` that passed in a few steps, at no regular interval, in which what
+            lies between the same hooks takes far longer than it usually does.
         num_samples: About how many times the sampler saw the line; small numbers carry little.
         in_worker: Whether a DataLoader worker, not the training thread, spent the time. `share` is then
             the part of the workers' busy time.
@@ -153,6 +155,7 @@ class SourceLine:
     between: float = 0.0
     model_share: float = 0.0
     acting: float = 0.0
+    irregular: float = 0.0
     num_samples: int = 0
     in_worker: bool = False
     text: str = ""
@@ -183,6 +186,8 @@ class RankProfile:
 
     Attributes:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
+        working_ns: Part of the phase `DATA_WAIT` in which the loop's own lines work on a batch that they
+            have: they compute, and neither read nor wait.
         exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all, or that
             model and optimizers call themselves; `None` where that is not known.
         averaged_ns: Part of the phase `COMMUNICATION` in which the loop adds up tensors over the ranks,
@@ -198,6 +203,7 @@ class RankProfile:
     phase_time_ns: Mapping[Phase, float]
     late_ns_per_step: float | None = None
     standing_ns: float = 0.0
+    working_ns: float = 0.0
     exchanged_ns: float | None = 0.0
     averaged_ns: float | None = 0.0
     late_share: Mapping[Phase, float] = field(default_factory=dict)
@@ -206,11 +212,18 @@ class RankProfile:
 
     def own_ns(self, phase: Phase) -> float:
         """Returns a phase's nanoseconds per step, but a rank that stands still between its passes counts as
-        waiting for its input."""
+        waiting for its input, and one that works on a batch which it has does not."""
         spent_ns = self.phase_time_ns.get(phase, 0.0)
+        moved_ns = self.standing_ns - self.working_ns
         if phase is Phase.OTHER:
-            return spent_ns - self.standing_ns
-        return spent_ns + self.standing_ns if phase is Phase.DATA_WAIT else spent_ns
+            return spent_ns - moved_ns
+        return spent_ns + moved_ns if phase is Phase.DATA_WAIT else spent_ns
+
+    def late_in(self, phase: Phase) -> float:
+        """Returns the part of the steps in which this rank took longest of all in a phase, as `own_ns` has
+        it; 1 where that is not known."""
+        works = phase is Phase.OTHER and 2 * self.working_ns > self.own_ns(phase)
+        return self.late_share.get(Phase.DATA_WAIT if works else phase, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

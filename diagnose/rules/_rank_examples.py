@@ -32,17 +32,20 @@ def ranks_example(
     *times_ms: dict[Phase, float],
     program: Program | None = None,
     standing_ms: float = 0.0,
+    working_ms: float = 0.0,
     exchanged_ms: float | None = 0.0,
     **parts: Any,
 ) -> Profile:
     """A profile of ranks with these phases; the first, whose are the profile's, stands still so long, and
-    each waits so long for another one. `parts` as in `profile`."""
+    works so long on batches that it has, and each waits so long for another one. `parts` as in
+    `profile`."""
     ranks = tuple(
         RankProfile(
             rank=rank,
             host="node",
             phase_time_ns={phase: ms * 1e6 for phase, ms in times.items()},
             standing_ns=0.0 if rank else standing_ms * 1e6,
+            working_ns=0.0 if rank else working_ms * 1e6,
             exchanged_ns=None if exchanged_ms is None else exchanged_ms * 1e6,
         )
         for rank, times in enumerate(times_ms)

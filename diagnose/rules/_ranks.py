@@ -116,7 +116,7 @@ def latest(
     # Most that the ranks of a machine can come to together: of a thousand, few are looked at more closely.
     most: defaultdict[tuple[str, Phase], float] = defaultdict(float)
     for rank, phase in product(profile.ranks, phases):
-        most[rank.host, phase] += rank.late_share.get(phase, 1.0)
+        most[rank.host, phase] += rank.late_in(phase)
     for index, one in enumerate(profile.ranks):
         waited = {wait: others_ns[wait][index] - one.own_ns(wait) for wait in waits_in(profile)}
         for phase in phases:
@@ -135,13 +135,13 @@ def latest(
             alike = [r for r, ns in pairs if ns >= ALIKE * late_ns]
             is_host = is_spread and len(alike) > 1 and {r.host for r in alike} == {one.host}
             # Those of a slow machine take turns at being the slowest of all.
-            steady = sum(r.late_share.get(phase, 1.0) for r in (alike if is_host else (one,)))
+            steady = sum(r.late_in(phase) for r in (alike if is_host else (one,)))
             if steadily and steady < MIN_LATE_SHARE:
                 continue
             first = profile.ranks[0]
             is_first = any(each is first for each in alike)
             parts = {wait: lost_ns * max(0.0, ns) / waited_ns for wait, ns in waited.items()}
-            waits = _own(first, phase, min(lost_ns, later_ns[phase][0])) if is_first else parts
+            waits = own_parts(first, phase, min(lost_ns, later_ns[phase][0])) if is_first else parts
             # Of those that are alike no one holds the others up, and pauses come beside what varies.
             meetings = None if in_bursts or len(alike) > 1 else _where_held_up(profile, one.rank)
             won = won_share(meetings, one.rank, sum(waits.values()))
@@ -184,15 +184,17 @@ def reduces_in(profile: Profile) -> Phase:
     return waits_in(profile)[0]
 
 
-def _own(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
+def own_parts(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, float]:
     """Divides what a late first rank loses among the phases that it is late in."""
-    if phase is not Phase.DATA_WAIT or not one.standing_ns:
+    beside = {
+        Phase.DATA_WAIT: (Phase.OTHER, one.standing_ns, one.working_ns),
+        Phase.OTHER: (Phase.DATA_WAIT, one.working_ns, one.standing_ns),
+    }
+    other, came_ns, left_ns = beside.get(phase, (phase, 0.0, 0.0))
+    if not came_ns:
         return {phase: lost_ns}
     part = lost_ns / one.own_ns(phase)
-    return {
-        Phase.DATA_WAIT: part * one.phase_time_ns.get(phase, 0.0),
-        Phase.OTHER: part * one.standing_ns,
-    }
+    return {phase: part * (one.phase_time_ns.get(phase, 0.0) - left_ns), other: part * came_ns}
 
 
 def steady_wait_ns(ddp: Sequence[Ddp], but: Collection[int] = ()) -> float | None:
@@ -388,7 +390,7 @@ def _holding(profile: Profile, meetings: Meetings, where: str) -> Held | None:
     if one is profile.ranks[0]:
         waits = {}
         for phase, ns in excess_ns.items():
-            for part, own_ns in _own(one, phase, min(1.0, held_ns / slower_ns) * ns).items():
+            for part, own_ns in own_parts(one, phase, min(1.0, held_ns / slower_ns) * ns).items():
                 waits[part] = waits.get(part, 0.0) + own_ns
     held_ns = sum(waits.values())
     won = won_share(meetings, rank, held_ns)

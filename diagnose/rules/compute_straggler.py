@@ -8,11 +8,11 @@ from statistics import median
 from diagnose.core.finding import Finding
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import Late, holding, latest, steady_wait_ns, waits_ns
+from diagnose.rules._ranks import Late, holding, latest, own_parts, steady_wait_ns, waits_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1
@@ -81,7 +81,10 @@ READS_AND_COMPUTES = {
     Phase.COMMUNICATION: 10.0,
 }
 READS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
+FILTERS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
+FILTERS_ALONE = {Phase.DATA_WAIT: 40.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 40.0}
 TEACHES = {**MEETS_SLOW, Phase.EVALUATION: 40.0, Phase.BACKWARD: 30.0}
+FIRST_IN_BACKWARD = Program(meetings=meeting(10, 50, last=0, held_ms=40))
 IN_ALL = Program(gatherings=meeting(50, 10, last=1, held_ms=40))
 IN_ALL_ALIKE = Program(gatherings=meeting(50, 10, last=1, held_ms=40, share=0.6))
 NOT_IN_DDP = Program(meetings=meeting(10, 10, last=1, held_ms=0, share=0.5), gatherings=IN_ALL.gatherings)
@@ -98,7 +101,8 @@ TAKING_TURNS = replace(
 class ComputeStraggler(Rule):
     """
     ## What it means
-    One rank takes longer for its forward, its backward or its Python code. The others have their gradients
+    One rank takes longer for its forward, its backward or its Python code, also for what its loop computes
+    of a batch that it has been given. The others have their gradients
     and wait for its.
 
     ## What to do
@@ -122,6 +126,8 @@ class ComputeStraggler(Rule):
         ranks_example(MEETS_WAITING, TEACHES, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=NOT_IN_DDP),
+        ranks_example(FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD, working_ms=39.0),
+        ranks_example(FILTERS_ALONE, WAITING, working_ms=39.0),
     )
     silent_on = (
         ranks_example(SLOW, SLOW),
@@ -131,6 +137,7 @@ class ComputeStraggler(Rule):
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, READS, program=LAST_IN_BACKWARD),
+        ranks_example(FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL_ALIKE),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=IN_ALL),
         ranks_example(SAVING, MEETS_WAITING, program=Program(meetings=meeting(10, 50, last=0, held_ms=40))),
@@ -159,21 +166,22 @@ class ComputeStraggler(Rule):
         steady_ns = steady_wait_ns(profile.program.ddp, but=late.ranks or (late.rank,))
         if steady_ns is not None and steady_ns < MIN_STEADY * lost_ns:
             return None
+        where = _where(profile, late.rank, late.phase)
         slower = "are slower" if len(late.ranks) > 1 else "is slower"
         return Finding(
             rule=self.name,
-            summary=f"{late.who} {slower} in {late.phase.label}, and the others wait.",
+            summary=f"{late.who} {slower} in {where}, and the others wait.",
             lost_ns=waits,
             low_ns=LOW * lost_ns,
             high_ns=HIGH * lost_ns,
             assumption="every step takes as long as its slowest rank",
             evidence=(
-                f"Rank {late.rank} takes {format_ms(late.late_ns)} longer in {late.phase.label}.",
+                f"Rank {late.rank} takes {format_ms(late.late_ns)} longer in {where}.",
                 f"The others wait {format_ms(lost_ns)} of each step for its gradients.",
             ),
             fix=f"Find what slows {late.host}: its clocks, its other jobs, what its ranks do more of."
             if late.host
-            else f"Find what rank {late.rank} does more of, or slower, in {late.phase.label}.",
+            else f"Find what rank {late.rank} does more of, or slower, in {where}.",
             ranks=late.ranks or (late.rank,),
         )
 
@@ -195,10 +203,11 @@ class ComputeStraggler(Rule):
             return None
         part_ns = held.won_ns / whole_ns  # of each nanosecond that it takes longer
         lost_ns = part_ns * slower_ns
+        one, where = profile.rank(held.rank), _where(profile, held.rank, phase)
         return Finding(
             rule=self.name,
-            summary=f"Rank {held.rank} is slower in {phase.label}, and the others wait for it.",
-            lost_ns={slow: part_ns * ns for slow, ns in own_ns.items()}
+            summary=f"Rank {held.rank} is slower in {where}, and the others wait for it.",
+            lost_ns=_of_first(one, {slow: part_ns * ns for slow, ns in own_ns.items()})
             if is_first
             else {Phase.COMMUNICATION: lost_ns},
             low_ns=LOW * lost_ns,
@@ -211,9 +220,25 @@ class ComputeStraggler(Rule):
                 + ", ".join(f"{slow.label} ({format_ms(ns)})" for slow, ns in _most(held.excess_ns))
                 + ".",
             ),
-            fix=f"Find what rank {held.rank} does more of, or slower, in {phase.label}.",
+            fix=f"Find what rank {held.rank} does more of, or slower, in {where}.",
             ranks=(held.rank,),
         )
+
+
+def _where(profile: Profile, rank: int, phase: Phase) -> str:
+    """Says in which phase a rank is slower, in words."""
+    one = profile.rank(rank)
+    works = phase is Phase.OTHER and 2 * one.working_ns > one.own_ns(phase)
+    return "what its loop does to its batches" if works else phase.label
+
+
+def _of_first(one: RankProfile, lost: dict[Phase, float]) -> dict[Phase, float]:
+    """Divides what a late first rank loses among the phases that it is a part of in its ledger."""
+    parts: dict[Phase, float] = {}
+    for slow, ns in lost.items():
+        for phase, part_ns in own_parts(one, slow, ns).items():
+            parts[phase] = parts.get(phase, 0.0) + part_ns
+    return parts
 
 
 def _saves(profile: Profile, rank: int, phase: Phase) -> bool:
@@ -243,11 +268,7 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     }
     if not waited or late.rank not in computed:
         return late.waits
-    by_phase = {
-        phase: one.phase_time_ns.get(phase, 0.0)
-        - median(rank.phase_time_ns.get(phase, 0.0) for rank in others)
-        for phase in HOST
-    }
+    by_phase = {phase: one.own_ns(phase) - median(rank.own_ns(phase) for rank in others) for phase in HOST}
     by_phase[Phase.BACKWARD] = computed[late.rank] - median(computed.get(r.rank, 0.0) for r in others)
     by_phase = {phase: ns for phase, ns in by_phase.items() if ns > 0}
     lost_ns = min(sum(by_phase.values()), median(waited) - (waits_ns(profile, one) or 0.0))
@@ -256,7 +277,7 @@ def _all_of_it(profile: Profile, late: Late) -> dict[Phase, float]:
     if profile.ranks[0].rank not in (late.ranks or (late.rank,)):
         return {Phase.BACKWARD: lost_ns}
     part = lost_ns / sum(by_phase.values())
-    return {phase: part * ns for phase, ns in by_phase.items()}
+    return _of_first(one, {phase: part * ns for phase, ns in by_phase.items()})
 
 
 def _late_in_backward(profile: Profile) -> Late | None:

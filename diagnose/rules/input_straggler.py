@@ -33,7 +33,8 @@ class InputStraggler(Rule):
 
     ## When it is wrong
     A rank that sleeps, or waits for a process, between its passes is found too, and said to stand still:
-    that need not be its input. Batches that must differ in their cost from rank to rank.
+    that need not be its input. What its loop computes of a batch that it has is `compute-straggler`'s.
+    Batches that must differ in their cost from rank to rank.
     """
 
     needs = ("ranks_comparable",)
@@ -47,6 +48,7 @@ class InputStraggler(Rule):
         ranks_example(ALIKE, LATE),
         ranks_example(WAITING, WAITING),
         ranks_example(STANDING, WAITING),
+        ranks_example(LATE, WAITING, working_ms=28.0),
     )
 
     def applies(self, profile: Profile) -> bool:

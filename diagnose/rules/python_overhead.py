@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,9 +13,10 @@ from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, bounds, loop_lines, lost_of, named, share_of
 from diagnose.rules._machine import one_core
+from diagnose.rules._own_code import TRAINS, is_own_code, regular_part
 from diagnose.rules.base import Rule
 from diagnose.rules.slow_rollout import beside_acting
-from diagnose.source.idioms import is_training
+from diagnose.rules.step_jitter import RARE_OWN, long_steps_ns
 
 MIN_SHARE = 0.03
 """Some code stands between the calls of every loop; below this it is nobody's fault."""
@@ -24,18 +24,6 @@ MIN_SHARE = 0.03
 LINE_SHARE = 0.01
 """A line of the loop that takes less of the step is not counted, nor a function that it calls: that much is
 what a loop is made of."""
-
-OTHERS_NAMES = """
-    log sync synchronize collect wait save clip ema update metric schedule environment rollout whole
-"""
-OTHERS = frozenset(OTHERS_NAMES.split())
-"""Idioms that rules of their own look after, and `whole`: what is done in one call already is no loop."""
-
-TRAINS = re.compile(
-    r"\.backward\(|\.zero_grad\(|\bnext\(|(opt|optim|optimi[sz]er|sched\w*|scaler|engine|accelerator)s?\.step\(",
-    re.IGNORECASE,
-)
-"""What a line with one of these spends beside a hooked call is the call's own edge."""
 
 MOST_EDGE = 0.5
 """Of the time of a model: what the line that calls it takes besides is the edge of the call, unless it says
@@ -70,8 +58,9 @@ class PythonOverhead(Rule):
     another process.
 
     ## When it is wrong
-    Code that computes something of the training itself in tensor operations, outside a module. Nothing is
-    said where no model is called and no backward pass run: such a loop trains by its own code.
+    Code that computes something of the training itself in tensor operations, outside a module. What only a
+    few steps do, at no regular interval, is `step-jitter`'s. Nothing is said where no model is called and
+    no backward pass run: such a loop trains by its own code.
     """
 
     of_host = True
@@ -97,15 +86,20 @@ class PythonOverhead(Rule):
         profile(optimizer_ms=30, where=(at("p.mul_(self.rate)", 0.1, phase=Phase.OPTIMIZER),)),
         profile(other_ms=12, where=(at("state = env.step(a)", 0.1, "environment"),)),
         profile(other_ms=12, where=(at("torch._foreach_add_(params, grads)", 0.1, "update", "whole"),)),
+        profile(other_ms=12, where=(at("fast = torch._foreach_sub(fast, slopes)", 0.1, "whole"),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), via=TRAINER),)),
         profile(other_ms=12, where=(replace(at("trainer.train()", 0.1), trains=True),)),
+        RARE_OWN,
     )
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
         if not any(profile.phase_time_ns.get(phase) for phase in COMPUTES):
             return None  # gradients that are made by hand: the loop's own code is the training
-        lines = counted(beside_acting(loop_lines(profile, is_own_code)), profile.where)
+        own = loop_lines(profile, is_own_code)
+        if Phase.OTHER in long_steps_ns(profile):
+            own = tuple(map(regular_part, own))  # the rest is `step-jitter`'s
+        lines = counted(beside_acting(own), profile.where)
         share = share_of(lines)
         if share < MIN_SHARE:
             return None
@@ -155,15 +149,3 @@ def _trains(line: SourceLine) -> bool:
     passes = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     computes = line.phase in passes and "hook" not in line.idiom
     return computes or line.trains or bool(TRAINS.search(line.text))
-
-
-def is_own_code(line: SourceLine) -> bool:
-    """Whether a line is the loop's own business: no phase's, no other rule's, no edge of a call, and no
-    trainer's. What a hook of the optimizer does is, too."""
-    return (
-        (line.phase is Phase.OTHER or "hook" in line.idiom)
-        and not OTHERS & set(line.idiom)
-        and not TRAINS.search(line.text)
-        and not line.trains
-        and not is_training(line.via)
-    )

@@ -12,6 +12,8 @@ from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._cpus import machine_share
 from diagnose.rules._examples import profile
+from diagnose.rules._lines import at, named, share_of
+from diagnose.rules._own_code import irregular_lines
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.05
@@ -37,18 +39,24 @@ COMPUTING = (Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 RARE = Series(spike_ns={Phase.FORWARD: 8e6}, spike_share={Phase.FORWARD: 0.02}, period={})
 QUIET = HostStats(runnable_share=0.001)
+RARE_OTHER = Series(spike_ns={Phase.OTHER: 18e6}, spike_share={Phase.OTHER: 0.1}, period={})
+SETTLES = at("nearest = torch.cdist(seen, centres).argmin(1)", 0.18)
+RARE_OWN = profile(other_ms=20, series=RARE_OTHER, host=QUIET, where=(replace(SETTLES, irregular=0.17),))
+MAX_LINES = 3
 
 
 class StepJitter(Rule):
     """
     ## What it means
-    A few steps take far longer than the rest, at no regular interval, while the model computes.
-    Collections, checkpoints, evaluations, data and other programs were looked at and do not explain them,
-    nor do waits of torch's threads for a CPU, or what other guests of a virtual machine's host took.
+    A few steps take far longer than the rest, at no regular interval, while the model computes, or in code
+    of the loop's own that takes hardly any time in the others. Collections, checkpoints, evaluations, data
+    and other programs were looked at and do not explain them, nor do waits of torch's threads for a CPU, or
+    what other guests of a virtual machine's host took.
 
     ## What to do
-    Look at what else these steps do: inputs of another size, memory that is allocated anew, the clock of
-    the processor, a network file system. The steps' times are in the run's file.
+    Where a line of the loop is named, see when it runs, and whether it can be done elsewhere, or a part of
+    it in each step. Else look at what else these steps do: inputs of another size, memory that is allocated
+    anew, the clock of the processor, a network file system. The steps' times are in the run's file.
 
     ## When it is wrong
     Inputs whose size varies greatly have steps whose time does. A virtual machine may stand still without
@@ -63,9 +71,15 @@ class StepJitter(Rule):
             series=Series(spike_ns={Phase.FORWARD: 20e6}, spike_share={Phase.FORWARD: 0.05}),
             host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.03, stolen_cpus=0.04),
         ),
+        RARE_OWN,
     )
     silent_on = (
         profile(host=QUIET),
+        profile(other_ms=20, series=RARE_OTHER, host=QUIET, where=(SETTLES,)),
+        profile(other_ms=20, series=RARE_OTHER, host=QUIET),
+        replace(RARE_OWN, series=replace(RARE_OTHER, period={Phase.OTHER: 10})),
+        replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, every="step % 10 == 0"),)),
+        replace(RARE_OWN, where=(replace(SETTLES, irregular=0.17, idiom=("log",)),)),
         profile(series=RARE, host=HostStats(runnable_share=0.08)),
         profile(series=replace(RARE, by_tokens=0.9), host=QUIET),
         profile(series=RARE, host=HostStats(num_threads=2, runnable_share=0.02, native_delay_share=0.06)),
@@ -81,28 +95,21 @@ class StepJitter(Rule):
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        lost = long_steps_ns(profile)
+        if not lost:
+            return None
         series, delay = profile.series, machine_share(profile.host)
-        if series.by_tokens is not None and series.by_tokens >= BY_TOKENS:
-            return None  # long sequences take long
-        spiking = [
-            phase
-            for phase in COMPUTING
-            if phase not in series.period
-            and series.spike_share.get(phase, 0.0) * profile.steps.measured >= LEAST_SPIKES
-            and series.spike_share[phase] <= MOST_SPIKES
-        ]
-        lost = {phase: min(series.spike_ns[phase], profile.spent_ns(phase)) for phase in spiking}
         total = sum(lost.values())
         share = total / profile.step_time_ns
-        if share < MIN_SHARE or delay > MOST_DELAY * share or profile.steps.total_time_ns < LEAST_NS:
-            return None
         worst = max(lost, key=lambda phase: lost[phase])
         each_ns = series.each_ns(worst)
         assert each_ns is not None
+        lines = irregular_lines(profile)[:MAX_LINES] if Phase.OTHER in lost else ()
+        first = lines[0] if worst is Phase.OTHER else None
         return Finding(
             rule=self.name,
             summary=f"A few steps take far longer than the rest: {format_share(share)} of the time",
-            lost_ns={phase: ns for phase, ns in lost.items() if ns},
+            lost_ns=lost,
             low_ns=0.0,
             high_ns=total,
             assumption="the long steps could be as short as the others",
@@ -110,6 +117,43 @@ class StepJitter(Rule):
                 f"{format_share(series.spike_share[worst])} of the steps take {format_ms(each_ns)} more"
                 f" than usual in {worst.label}, at no regular interval.",
                 f"The threads that compute waited for a CPU for {format_share(delay)} of the time only.",
+                *(
+                    f"{format_share(line.share)} of the time in {named(line)}, {line.function}, in these"
+                    " steps alone."
+                    for line in lines
+                ),
             ),
-            fix="Look at what the long steps have in common: the size of their inputs first.",
+            fix="Look at what the long steps have in common: the size of their inputs first."
+            if first is None
+            else f"See when {first.function} runs, and do it elsewhere, or a part of it in each step.",
+            file=first.file if first is not None else "",
+            line=first.line if first is not None else 0,
         )
+
+
+def long_steps_ns(profile: Profile) -> dict[Phase, float]:
+    """Returns what a few long steps take more than the others, in nanoseconds per step by phase; empty
+    where that is nothing to speak of, or is known to come of the machine or the inputs.
+
+    Between the phases it is what lines of the loop's own code take in such steps: others have rules of
+    their own.
+    """
+    series, delay = profile.series, machine_share(profile.host)
+    if series.by_tokens is not None and series.by_tokens >= BY_TOKENS:
+        return {}  # long sequences take long
+    lines = irregular_lines(profile)
+    own_ns = share_of(lines) * profile.step_time_ns
+    spiking = [
+        phase
+        for phase in (*COMPUTING, *((Phase.OTHER,) if own_ns else ()))
+        if phase not in series.period
+        and series.spike_share.get(phase, 0.0) * profile.steps.measured >= LEAST_SPIKES
+        and series.spike_share[phase] <= MOST_SPIKES
+    ]
+    lost = {phase: min(series.spike_ns[phase], profile.spent_ns(phase)) for phase in spiking}
+    if Phase.OTHER in lost:
+        lost[Phase.OTHER] = min(lost[Phase.OTHER], own_ns)
+    share = sum(lost.values()) / profile.step_time_ns
+    if share < MIN_SHARE or delay > MOST_DELAY * share or profile.steps.total_time_ns < LEAST_NS:
+        return {}
+    return {phase: ns for phase, ns in lost.items() if ns}

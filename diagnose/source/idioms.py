@@ -26,10 +26,11 @@ from diagnose.source.purposes import (
 )
 from diagnose.source.rollouts import (
     ENVIRONMENT_PACKAGES,
-    EVALUATES,
     LEARNER_PACKAGES,
+    TRAINING_WORDS,
     collects,
     is_environments,
+    measures,
     plays,
     steps_environment,
     takes_action,
@@ -72,10 +73,6 @@ NAMELESS = (*MODEL, Phase.DATA_WAIT)
 
 OF_A_CALL = {PYTHON_LOOP, SLICES, CHAIN, ATTENTION}
 """What may be said of a line whose time is that of a module which it calls: `print(model(x))`."""
-
-TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
-"""In the name of a package's function that the time is in: it is the training's, whatever else the line
-does. `print(trainer.train())` is no logging."""
 
 METRIC_PACKAGES = re.compile(r"^(torchmetrics|torcheval|sklearn/metrics|evaluate|ignite/metrics)\b")
 
@@ -268,7 +265,7 @@ class Idioms:
     def _acts(self, stack: Sequence[Frame], via: str, phase: Phase) -> str:
         """Returns `ENVIRONMENT` if a stack steps one, `ROLLOUT` if it acts in one, or nothing."""
         called = [words(function.rpartition(".")[2]) for _, _, function in stack]
-        if any(name & EVALUATES and not name & TRAINING_WORDS for name in called):
+        if measures(function for _, _, function in stack):
             return ""
         if ENVIRONMENT_PACKAGES.match(via):
             return ENVIRONMENT

@@ -26,7 +26,7 @@ EMA = "ema"
 UPDATE = "update"
 """Updates weights by their gradients, tensor by tensor."""
 WHOLE = "whole"
-"""Besides: does that in one call for all tensors."""
+"""Besides: does that in one call for all tensors. Alone: does something else in such a call."""
 
 PYTHON_LOOP = "python-loop"
 """Loops in Python over something that is not the training data, and is none of the others."""

@@ -14,12 +14,43 @@ from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.source.dependencies import Dependencies, Found, Links, own_code
 from diagnose.source.effects import Effects, Function
+from diagnose.source.exchanges import exchange_in
 from diagnose.source.parts import Anchors, Part, parts_of
+from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
 from diagnose.source.returned import first_items, items_of
+from diagnose.source.rollouts import measures
 from diagnose.source.scores import Scores, links_of
-from diagnose.source.sites import Frame, Sample, Site, by_place, callers_of, files_of, one_call
+from diagnose.source.sites import (
+    Frame,
+    Sample,
+    Site,
+    by_place,
+    callers_of,
+    files_of,
+    one_call,
+    without_gradients,
+)
 from diagnose.source.sources import Sources
-from diagnose.source.statements import callee, calls_of, header_lines, names, nodes_of, writes
+from diagnose.source.statements import (
+    callee,
+    calls_of,
+    functions_of,
+    header_lines,
+    innermost_of,
+    names,
+    nodes_of,
+    words,
+    writes,
+)
+
+READS = {
+    *("read", "reads", "load", "loads", "open", "fetch", "get", "download", "receive", "recv", "decode"),
+    *("next", "query", "request", "restore"),
+}
+"""Words of functions that get data rather than compute something of it."""
+
+BATCHES = {"batch", "batches", "minibatch", "sample", "samples", *READS}
+"""Words of functions that give a batch."""
 
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""
@@ -53,6 +84,9 @@ class Roles:
         self._given: dict[tuple[str, int], set[str]] = {}
         self._results: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
         self._acts: set[tuple[str, int]] = set()
+        self._told: dict[tuple[str, int], set[str]] = {}
+        self._chooses: set[tuple[str, int]] = set()
+        self._works: set[tuple[str, int]] = set()
         self._own: set[tuple[str, int, str]] = set()
         self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
         straight, samples = by_place(sites), list(samples)
@@ -82,6 +116,7 @@ class Roles:
         ]
         self._links = links = links_of(parts)
         self._scoring: set[str] = set()
+        self._read_exchanges(samples, sources, by_file)
         for part in parts:
             self._read(part, links, straight, through, effects)
 
@@ -114,6 +149,21 @@ class Roles:
                 role = self._roles.get((file, line), Phase.OTHER) if serves else Phase.OTHER
                 return Phase.DATA_WAIT if given else role
         return Phase.OTHER
+
+    def works_on_batch(self, stack: Sequence[Frame], slot: int) -> bool:
+        """Whether a stack computes something of a batch that the loop already has: in a statement of the
+        loop that is given what another one there has got in the same turn, and not where it reads files.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+            slot: The gap in which it was sampled.
+        """
+        depth = self._depth(stack)
+        if depth is None or stack[depth][:2] not in self._works:
+            return False
+        if any(words(function.rpartition(".")[2]) & READS for _, _, function in stack[:depth]):
+            return False
+        return self.phase(stack, slot) is Phase.DATA_WAIT
 
     def _serves(self, file: str, line: int, called: str, inner: Frame) -> bool:
         """Whether a function's line has to do with what its caller's line calls the function for."""
@@ -192,6 +242,48 @@ class Roles:
             return False
         return not depth or stack[depth - 1][2].rpartition(".")[2] == "step"
 
+    def exchanges(self, stack: Sequence[Frame]) -> str:
+        """Returns `ENVIRONMENT` if a stack is in what the loop's policy acts in, `ROLLOUT` if it chooses
+        what to do there, or nothing.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first.
+        """
+        if not self._told or measures(function for _, _, function in stack):
+            return ""
+        for depth, (file, line, _) in enumerate(stack):
+            called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
+            if called in self._told.get((file, line), ()):
+                return ENVIRONMENT
+            if (file, line) in self._chooses:
+                return ROLLOUT
+        return ""
+
+    def _read_exchanges(
+        self, samples: Sequence[Sample], sources: Sources, by_file: Mapping[str, list[tuple[int, str]]]
+    ) -> None:
+        """Looks in the functions through which models are called without gradients for who is told what
+        they chose."""
+        by_function: dict[tuple[str, int], set[int]] = {}
+        for file, line in sorted(without_gradients(samples)):
+            tree = sources.tree(file)
+            if tree is not None:
+                by_function.setdefault((file, innermost_of(list(functions_of(tree)), line)), set()).add(
+                    line
+                )
+        for (file, index), lines in by_function.items():
+            tree = sources.tree(file)
+            assert tree is not None
+            part = Part(file, list(functions_of(tree))[index], Anchors(), self._effects)
+            found = exchange_in(part, lines, {line for line, _ in by_file.get(file, ())})
+            if found is None:
+                continue
+            for statement in part.statements:
+                told = found.methods(statement) | ({""} if statement is found.tells else set())
+                for line in header_lines(statement) if told else ():
+                    self._told.setdefault((file, line), set()).update(told)
+            self._chooses.update((file, line) for s in found.chooses for line in header_lines(s))
+
     def results(self, stack: Sequence[Frame]) -> tuple[Sequence[Frame], set[str], set[str]] | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
 
@@ -253,6 +345,7 @@ class Roles:
                 self._aside.update(((file, line), aside) for line in lines)
         self._roles.update(((file, line), phase) for line, phase in found.roles.items())
         self._results.update(((file, line), (names, made_of)) for line, names in results.items())
+        self._works.update((file, line) for s in _working(part, found) for line in header_lines(s))
         self._acts.update((file, line) for s in part.acts for line in header_lines(s))
         for line, own in own_code(part, found).items():
             self._own.update((file, line, name) for name in own)
@@ -313,6 +406,40 @@ def _batch(statements: list[ast.stmt], anchors: Anchors, roles: Mapping[int, Pha
         if anchors.next.intersection(header_lines(s)) or roles.get(s.lineno) is Phase.DATA_WAIT
     ]
     return set().union(*(writes(s) for s in made))
+
+
+def _working(part: Part, found: Found) -> list[ast.stmt]:
+    """Returns the statements that make something else of a batch which others have got in the same turn:
+    `x = smoothed(x)`, after `x, y = next(batches)`. Not those that read what they are told of."""
+    made = [
+        s
+        for s in part.statements
+        if found.roles.get(s.lineno) is Phase.DATA_WAIT and id(s) not in part.hooked
+    ]
+    got = [s for s in part.statements if id(s) in {id(each) for each in (*made, *part.asks)}]
+    return [
+        s
+        for s in made
+        if not any(words(callee(call)[0]) & READS for call in calls_of(s))
+        if any(
+            part.blocks.reaches(source, name, s) and not part.blocks.outlives_turn(source, name, s)
+            for source in got
+            if source is not s and source.lineno < s.lineno and _gets(source)
+            for name in part.writes[id(source)] & part.reads[id(s)]
+        )
+    ]
+
+
+def _gets(statement: ast.stmt) -> bool:
+    """Whether a statement gets a batch: asks an iterator for the next one, or calls what reads or makes it;
+    a loop's head, too. What numbers it is made by is none: `rows = order[i : i + 32]`."""
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        return not (
+            isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("range", "count")
+        )
+    return any(
+        callee(call)[0] == "next" or words(callee(call)[0]) & BATCHES for call in calls_of(statement)
+    )
 
 
 def _called_aside(statement: ast.stmt, batch: set[str]) -> dict[str, Phase]:

@@ -27,6 +27,10 @@ ENVIRONMENTS = {
 
 ADVANCES = {"step", "reset", "recv", "step_wait"}
 
+TRAINING_WORDS = {"train", "training", "trainer", "fit", "epoch"}
+"""In the name of a package's function that the time is in: it is the training's, whatever else the line
+does. `print(trainer.train())` is no logging."""
+
 EVALUATES = {"eval", "evaluate", "evaluation", "evaluator", "test", "val", "validate", "validation"}
 """Words of functions and environments that measure what was learned."""
 
@@ -59,6 +63,12 @@ ENVIRONMENT_PACKAGES = re.compile(
 )
 LEARNER_PACKAGES = re.compile(r"^(stable_baselines3|sb3_contrib|tianshou|torchrl|skrl|rl_games|rsl_rl)/")
 """What such a package computes without gradients is how its learner acts, or is told how well it does."""
+
+
+def measures(functions: Iterable[str]) -> bool:
+    """Whether one of the functions that called each other measures what was learned, by its name."""
+    called = (words(function.rpartition(".")[2]) for function in functions)
+    return any(name & EVALUATES and not name & TRAINING_WORDS for name in called)
 
 
 def plays(name: frozenset[str]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.places import decoded
+from diagnose.source.rollouts import measures
 
 Frame = tuple[str, int, str]
 """File, line, function."""
@@ -26,7 +27,20 @@ def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozen
     """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same."""
     straight, samples = by_place(sites), list(samples)
     kinds = frozenset((line, kind) for line, kinds in straight.items() for kind in kinds)
-    return kinds, frozenset((*callers_of(straight, samples), *files_of(samples)))
+    seen = (*callers_of(straight, samples), *files_of(samples), *without_gradients(samples))
+    return kinds, frozenset(seen)
+
+
+def without_gradients(samples: Iterable[Sample]) -> set[tuple[str, int]]:
+    """Returns file and line of all that models are called through without gradients, but to measure what
+    was learned."""
+    evaluation = SLOT_OF["evaluation"]
+    return {
+        (file, line)
+        for _, slot, (_, *stack), _ in samples
+        if decoded(slot)[0] == evaluation and not measures(function for _, _, function in stack)
+        for file, line, _ in stack
+    }
 
 
 def files_of(samples: Iterable[Sample]) -> set[str]:

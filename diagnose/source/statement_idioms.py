@@ -105,8 +105,6 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
             found.add(LOG)
     if within.loss:
         found.discard(CLIP)  # of norms that the loss punishes
-    if not found & {CLIP, EMA, UPDATE}:
-        found.discard(WHOLE)
     if within.module:
         found.discard(METRIC)
     of_each = bool(in_comprehension) or _of_turns(place, nodes)

@@ -66,8 +66,8 @@ def _beside_gradients(place: Place, nodes: list[ast.AST]) -> bool:
 
 
 def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
-    """Yields what a call of torch's does to all weights or gradients of lists:
-    `torch._foreach_lerp_(averages, weights, r)`."""
+    """Yields what a call of torch's does to all weights or gradients of lists,
+    `torch._foreach_lerp_(averages, weights, r)`; of any other lists, that it is one call."""
     name = callee(call)[0]
     if not name.startswith("_foreach_") or not call.args:
         return
@@ -79,10 +79,14 @@ def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
             yield from (CLIP, WHOLE)
         elif held[0]:
             yield from (UPDATE, WHOLE)
+        else:
+            yield WHOLE
     elif "lerp" in does or (
         does & {"mul", "add"} and (words_of(used) & OF_AVERAGES or ("add" in does and sum(held) > 1))
     ):
         yield from (EMA, WHOLE)
+    else:
+        yield WHOLE
 
 
 def clips_one(call: ast.Call, place: Place) -> bool:
