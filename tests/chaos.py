@@ -250,21 +250,24 @@ def run_tuned(
         patch.setattr(
             plugins, "discover", lambda *_: {name: faulty(ACTIONS[name], fault) for name in names}
         )
-        live = tuning.LiveTuning(recorder, folder, asked)
+        begun: list[tuning.LiveTuning] = []
+        recorder.guarded(lambda: begun.append(tuning.LiveTuning(recorder, folder, asked)))
 
         def boundary() -> None:
             watch.on = False
             try:
-                live._boundary()
+                begun[0]._boundary()
             finally:
                 watch.on = True
 
         def ends() -> None:
             watch.on = False
             sys.setprofile(None)
-            recorder.guarded(live.finish)
+            for live in begun:
+                recorder.guarded(live.finish)
 
-        recorder.on_boundary = boundary
+        if begun:
+            recorder.on_boundary = boundary
         sys.setprofile(watch)
         try:
             watch.on = True
@@ -273,7 +276,8 @@ def run_tuned(
             ends()
         ending.notes = list(recorder.notes)
         ending.told = [(kind, detail) for *_, kind, detail in recorder.events]
-        ending.left_in_the_job = [live._job.routes, live._job.on_step, live._job.on_iterator]
+        on_step = [call for live in begun for call in live._job.on_step]
+        ending.left_in_the_job = [recorder.routes, on_step, recorder.looks.on_iterator]
     return ending
 
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase, currently_in_test_context, event, given, note, settings
 from hypothesis import strategies as st
 
+from diagnose.actions import _loader_switch
 from diagnose.core.trial import Safety
 from diagnose.tuner.paired import Verdict
 from tests import running
@@ -176,6 +177,22 @@ def test_whatever_of_ours_fails_a_script_trains_as_it_does_alone(case: Case) -> 
 @given(cases(0, **OUT_OF_MEMORY))
 def test_a_script_whose_memory_runs_out_ends_as_it_does_alone(case: Case) -> None:
     assert_unharmed(case)
+
+
+def test_tuning_that_cannot_begin_leaves_nothing() -> None:
+    script = Script(num_workers=1)
+    ending = assert_unharmed(Case(script=script, names=["loader-workers"], fault=Fault("told")))
+    assert ending.notes
+
+
+def test_no_batch_is_lost_where_comparing_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(one: Any, other: Any) -> bool:
+        raise Injected("injected")
+
+    monkeypatch.setattr(_loader_switch, "same", fails)
+    ending = assert_unharmed(Case(script=Script(num_workers=1), names=["loader-workers"]))
+    (trial,) = [detail for kind, detail in ending.told if kind == "trial"]
+    assert (trial["outcome"], "injected" in trial["reason"]) == ("refused", True)
 
 
 @pytest.mark.extended

@@ -223,16 +223,19 @@ class Feed:
                 raise
 
     def _gives_up(self, error: Exception) -> bool:
-        """If the exception is ours, nobody is asked for batches any more: what was drawn is made in the
-        training process. Returns whether it is."""
+        """If the exception is ours, gives up. Returns whether it is."""
         if not raised_by_us(error) or isinstance(error, StopIteration):
             return False
+        self._give_up(error)
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        """Nobody is asked for batches any more: what was drawn is made in the training process."""
         for pool in self._pools:
             pool.refused = pool.refused or f"it failed in use: {in_short(error)}"
         for entry in self._order.ahead:
             if isinstance(entry, Asked):
                 entry.workers = None
-        return True
 
     def _refuse_stale(self) -> None:
         """Without workers, a change that the script makes to its dataset holds from the next batch on."""
@@ -254,7 +257,7 @@ class Feed:
                 if batches._rcvd_idx != received:
                     self._order.pop()
             if isinstance(entry, Asked):
-                _compare(entry, made)
+                self._compare(entry, made)
             return made
         if isinstance(entry, Failed):
             self._order.pop()
@@ -279,8 +282,32 @@ class Feed:
         if data is not NOTHING and not isinstance(data, Impure | ExceptionWrapper) and pool.proven:
             return data
         made = made_here(batches, entry.index)
-        _judge(pool, data, made)
+        self._judge(pool, data, made)
         return made
+
+    def _compare(self, entry: Asked, made: Any) -> None:
+        """The script's own workers have made a batch that ours were asked for, too."""
+        try:
+            data = entry.pool.received(entry.if_there())
+            if entry.workers is not None:
+                entry.workers.forget([entry.number])
+        except Exception as error:  # noqa: BLE001 (whosever it is: the script compares nothing)
+            self._give_up(error)
+        else:
+            self._judge(entry.pool, data, made)
+
+    def _judge(self, pool: Pool, data: Any, made: Any) -> None:
+        """Compares what a worker of ours has sent with the batch that the script gets, which is not lost if
+        that fails."""
+        try:
+            if isinstance(data, Impure):
+                pool.refused = f"making a batch draws random numbers ({', '.join(data.drew)})"
+            elif isinstance(data, ExceptionWrapper):
+                pool.refused = f"a worker failed where the script does not: {data.exc_type.__name__}"
+            elif data is not NOTHING:
+                pool.compared(same(data, made))
+        except Exception as error:  # noqa: BLE001 (likewise)
+            self._give_up(error)
 
     def _take_over(self) -> None:
         """Puts our methods into the iterator."""
@@ -301,23 +328,6 @@ class Feed:
             vars(batches).pop("_next_data", None)
             vars(batches).pop("_try_put_index", None)
             _feeds.pop(batches, None)
-
-
-def _compare(entry: Asked, made: Any) -> None:
-    """The script's own workers have made a batch that ours were asked for, too."""
-    _judge(entry.pool, entry.pool.received(entry.if_there()), made)
-    if entry.workers is not None:
-        entry.workers.forget([entry.number])
-
-
-def _judge(pool: Pool, data: Any, made: Any) -> None:
-    """Compares what a worker of ours has sent with the batch that the script gets."""
-    if isinstance(data, Impure):
-        pool.refused = f"making a batch draws random numbers ({', '.join(data.drew)})"
-    elif isinstance(data, ExceptionWrapper):
-        pool.refused = f"a worker failed where the script does not: {data.exc_type.__name__}"
-    elif data is not NOTHING:
-        pool.compared(same(data, made))
 
 
 _feeds: WeakKeyDictionary[Any, Feed] = WeakKeyDictionary()

@@ -59,6 +59,13 @@ class LiveTuning:
         from diagnose.tuner.policy import Policy
         from diagnose.tuner.world import World
 
+        policy = Policy(
+            allowed=frozenset(map(Safety, asked["allow"])),
+            only=frozenset(asked["only"]),
+            skip=frozenset(asked["skip"]),
+            dry_run=asked["dry_run"],
+        )
+        reuse = read(Path(asked["apply"])) if asked["apply"] else None
         self._recorder = recorder
         self.window: Callable[[bool], bool] = lambda calm: False
         self._in_window = self._captured = False
@@ -97,15 +104,13 @@ class LiveTuning:
             snapshot=self._snapshot,
             pauses=pauses,
         )
-        policy = Policy(
-            allowed=frozenset(map(Safety, asked["allow"])),
-            only=frozenset(asked["only"]),
-            skip=frozenset(asked["skip"]),
-            dry_run=asked["dry_run"],
-        )
-        reuse = read(Path(asked["apply"])) if asked["apply"] else None
         self._installed.enter_context(added(recorder.looks.on_iterator, self._begins))
-        self._controller = Controller(world, policy, reuse)
+        try:
+            self._controller = Controller(world, policy, reuse)
+        except BaseException:
+            self._installed.close()
+            self._ranks.close()
+            raise
         recorder.on_boundary = self._boundary
 
     def finish(self) -> None:
