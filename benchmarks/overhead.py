@@ -38,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=int, nargs="+", default=list(STEPS))
+    parser.add_argument("--steps", type=int, help="of each run (default: about 8 s of a slow core)")
     parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
     parser.add_argument("--device", default="cpu", help="where the job trains")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
@@ -46,11 +47,11 @@ def main() -> int:
     failed = False
     lines = header(args.rounds, args.device, missing=set(args.tools) - set(tools))
     for step_ms in args.step_ms:
-        rounds = []
+        rounds, steps = [], args.steps or STEPS[step_ms]
         for number in range(args.rounds):
             # The order rotates, so that none always runs after the same neighbour.
             order = tools[number % len(tools) :] + tools[: number % len(tools)]
-            rounds.append({tool: run(tool, step_ms, args.device) for tool in order})
+            rounds.append({tool: run(tool, step_ms, steps, args.device) for tool in order})
             told = [{name: each[name] for name in TOLD if name in each} for each in rounds[-1].values()]
             said = json.dumps(dict(zip(rounds[-1], told, strict=True)))
             failed = failed or any("error" in each for each in rounds[-1].values())
@@ -63,11 +64,11 @@ def main() -> int:
     return int(failed)
 
 
-def run(tool: str, step_ms: int, device: str) -> dict[str, Any]:
+def run(tool: str, step_ms: int, steps: int, device: str) -> dict[str, Any]:
     """Runs the job once under a tool; returns its own figures and the whole process's."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        job = ["--step-ms", str(step_ms), "--steps", str(STEPS[step_ms]), "--tool", tool]
+        job = ["--step-ms", str(step_ms), "--steps", str(steps), "--tool", tool]
         job += ["--device", device, "--out", str(out)]
         command = {
             "diagnose": [sys.executable, "-m", "diagnose", "run", "--run-dir", folder, str(JOB), *job],

@@ -104,8 +104,7 @@ class Stepper:
         try:
             if self.left:
                 self.release()
-            elif self._line_up(params, grads):
-                self._prepare(factors)
+            elif self._line_up(params, grads) and self._prepare(factors):
                 for lineup in self._lineups:
                     found = lineup.take(grads)
                     self._launch(lineup, factors)
@@ -168,7 +167,7 @@ class Stepper:
             any(grad is not None and grad.is_cuda for grad in grads)
             and torch.cuda.is_current_stream_capturing()
         ):
-            self.left.append("a CUDA graph is captured, and no step was made before with these tensors")
+            self._leave_to_the_graph("no step was made before with these tensors")
             return False
         self.release()
         groups, state = self._optimizer.param_groups, self._optimizer.state
@@ -228,13 +227,28 @@ class Stepper:
         self._sizes = [len(group["params"]) for group in groups]
         return True
 
-    def _prepare(self, factors: Factors) -> None:
-        """Has all compiled that this step launches, while nothing is changed yet."""
+    def _prepare(self, factors: Factors) -> bool:
+        """Has all compiled that this step launches, while nothing is changed yet.
+
+        Returns:
+            Whether it is. While a graph is captured nothing can be loaded: to try may break the capture.
+        """
         unscales = self._unscales(factors)
-        if unscales not in self._prepared:
-            for lineup in self._lineups:
-                lineup.prepare(unscales=unscales)
-            self._prepared.add(unscales)
+        if unscales in self._prepared:
+            return True
+        if any(lineup.table.is_captured() for lineup in self._lineups):
+            self._leave_to_the_graph("no step was made before that divides its gradients as this one does")
+            return False
+        for lineup in self._lineups:
+            lineup.prepare(unscales=unscales)
+        self._prepared.add(unscales)
+        return True
+
+    def _leave_to_the_graph(self, reason: str) -> None:
+        """Has torch's own step captured, which may count steps in the memory of tables that there are."""
+        self.left.append(f"a CUDA graph is captured, and {reason}")
+        for lineup in self._lineups:
+            keep_for_graphs(lineup.table.steps_N)
 
     def _give_up(self, error: Exception) -> None:
         """The optimizer is torch's from now on, in the same state; so is what was not launched of this

@@ -187,12 +187,13 @@ class Table:
     def _is_in_graph(self) -> bool:
         """Whether a CUDA graph is to hold or holds launches on this table. It writes all of what it needs
         at each replay, unseen from here: from then on nothing is taken for written already."""
-        if not self._in_graph and self._is_captured():
+        if not self._in_graph and self.is_captured():
             self._in_graph = True
             _IN_GRAPHS.append(self._memory)
         return self._in_graph
 
-    def _is_captured(self) -> bool:
+    def is_captured(self) -> bool:
+        """Whether a CUDA graph is captured on the current stream, if this table is on a GPU."""
         return self._stream is not None and torch.cuda.is_current_stream_capturing()
 
     def _keep(self) -> None:

@@ -285,6 +285,21 @@ def test_tf32_is_set_and_put_back() -> None:
     action.verify_undone(job, before)
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch is older than 2.9")
+def test_after_tf32_products_follow_the_setting_for_all_again() -> None:
+    """The older setting, put back, would say "ieee" for them."""
+    with Tf32Matmul().apply(Job(device="cuda"), None):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == "none"
+    assert not torch.backends.cuda.matmul.allow_tf32
+    torch.backends.fp32_precision = "tf32"
+    try:
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.fp32_precision = "none"
+
+
 def test_tf32_is_refused_where_the_script_has_chosen() -> None:
     torch.set_float32_matmul_precision("medium")
     try:

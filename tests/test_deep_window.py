@@ -800,3 +800,21 @@ def test_the_option_refuses_what_is_neither(tmp_path: Path, text: str) -> None:
 
 def test_no_thread_of_ours_is_left() -> None:
     assert not [each for each in threading.enumerate() if each.name == "diagnose-deep-window"]
+
+
+def test_where_kinetos_level_is_hidden_it_is_silent_all_the_same(tmp_path: Path) -> None:
+    """It takes the variable when it is first used; a window is not refused for that."""
+    script = (
+        "import os, torch\n"
+        "from diagnose.launch import deep_window_profiler as found\n"
+        "level, found.SEVERITY = found._severity(), 'hidden'\n"
+        "assert not found.why_not()\n"
+        "profiler = found.Profiler()\n"
+        "profiler.prepare()\n"
+        "profiler.start()\n"
+        "profiler.stop()\n"
+        "assert level is None or level.value == found.NOTHING_IS_SO_SEVERE\n"
+        "assert found.LEVEL not in os.environ and not found.why_not()\n"
+    )
+    ended = run(sys.executable, "-c", script, cwd=tmp_path)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")

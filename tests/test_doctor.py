@@ -91,9 +91,10 @@ def test_measured_rates_have_their_spread_and_leave_the_precision_as_it_was(
     monkeypatch.setattr(machine_rates, "COPY_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(machine_rates, "LONG_ENOUGH_S", {"cpu": 0.0})
     monkeypatch.setattr(machine_rates, "DTYPES", {"cpu": ("float32", "tf32")})
-    before = torch.get_float32_matmul_precision()
+    products = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), getattr(products, "fp32_precision", None)
     measured = machine_rates.measure("cpu")
-    assert torch.get_float32_matmul_precision() == before
+    assert (torch.get_float32_matmul_precision(), getattr(products, "fp32_precision", None)) == before
     for rate in (measured.copy_bytes, *measured.flops.values()):
         assert 0 < rate.low <= rate.median <= rate.high
     assert set(measured.flops) == {"float32", "tf32"}

@@ -51,6 +51,10 @@ def test_both_calls_of_the_shell_script_fit_into_the_time_a_card_is_held_for() -
     assert 2 * (total_s + start_s) <= held_s
     assert sum(limits.values()) <= total_s
     ledger_s = number(r"--seconds \$\(\((\d+) \* SLOWER\)\)")
+    file_s = number(r"FILE_S=(\d+) tests")
+    assert number(rf"FILE_S={file_s} tests (\d+) signal") < file_s < limits["device-tests"] / 2, (
+        "a hang costs one"
+    )
     assert ledger_s + 15 <= limits["device-ledger"], "what is begun may take longer than it was thought to"
 
 
@@ -366,7 +370,14 @@ def test_a_trace_is_charged_to_where_work_was_launched_and_to_what_the_host_did_
     assert trace.syncs == {"cudaStreamSynchronize": 1}
 
 
-def ledger_of(folder: Path, patch: pytest.MonkeyPatch, *, cost_us: float, seconds: int) -> tuple[int, Any]:
+def ledger_of(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    cost_us: float,
+    seconds: int,
+    names: tuple[str, ...] = ("text", "table"),
+) -> tuple[int, Any]:
     """What the benchmark of the device's ledger says where each run takes four seconds."""
     patch.syspath_prepend(str(GPU))
     benchmark = importlib.import_module("device_ledger")
@@ -383,7 +394,7 @@ def ledger_of(folder: Path, patch: pytest.MonkeyPatch, *, cost_us: float, second
 
     patch.setattr(benchmark, "run", run)
     patch.setattr(benchmark.time, "monotonic", lambda: now)
-    arguments = ["--seconds", str(seconds), "--jobs", "text", "table"]
+    arguments = ["--seconds", str(seconds), "--jobs", *names]
     patch.setattr(sys, "argv", ["device_ledger.py", "--out", str(folder), *arguments])
     return benchmark.main(), json.loads((folder / "device_ledger.json").read_text())["jobs"]
 
@@ -403,6 +414,17 @@ def test_what_the_devices_clock_costs_is_judged_by_three_rounds_and_not_by_one(
     assert [jobs[name]["passed"]["cheap"] for name in jobs] == [False, None]
     told = capsys.readouterr().out
     assert told.endswith("1 of 2 jobs pass; not text; what the clock costs is not judged in table\n")
+
+
+def test_no_third_job_is_traced_in_the_time_that_the_quickest_jobs_rounds_need(
+    tmp_path, monkeypatch, capsys
+):
+    three = ("text", "table", "ResNet")
+    code, jobs = ledger_of(tmp_path, monkeypatch, cost_us=10, seconds=45, names=three)
+    assert code == 0 and len(jobs) == 2
+    assert [jobs[name]["passed"]["cheap"] for name in jobs] == [True, None]
+    assert "no time for ResNet" in capsys.readouterr().out
+    assert len(ledger_of(tmp_path, monkeypatch, cost_us=10, seconds=50, names=three)[1]) == 3
 
 
 def test_a_job_that_there_is_no_time_for_is_named_and_is_no_failure(tmp_path, monkeypatch, capsys):
@@ -472,13 +494,28 @@ def test_every_case_in_fp32_fits_a_card_of_80_gb(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_table_of_what_measuring_costs_ends_badly_where_a_run_failed(monkeypatch, capsys):
-    def run(tool: str, step_ms: int, device: str) -> dict[str, Any]:
+    def run(tool: str, step_ms: int, steps: int, device: str) -> dict[str, Any]:
         return {"error": ["no such device"]} if tool == "bare" else {"cpu_us": 1.0}
 
     monkeypatch.setattr(overhead, "run", run)
     monkeypatch.setattr(sys, "argv", ["overhead.py", "--rounds", "1", "--tools", "bare", "diagnose"])
     assert overhead.main() == 1
     assert capsys.readouterr().out.count("failed: no such device") == 2 * len(overhead.STEPS)
+
+
+def test_a_job_under_a_tool_runs_for_as_many_steps_as_asked_for(monkeypatch, capsys):
+    asked = []
+
+    def run(tool: str, step_ms: int, steps: int, device: str) -> dict[str, Any]:
+        asked.append((step_ms, steps))
+        return {"error": ["not run"]}
+
+    monkeypatch.setattr(overhead, "run", run)
+    for more in ([], ["--steps", "7"]):
+        words = ["--rounds", "1", "--tools", "bare", "--step-ms", "1", *more]
+        monkeypatch.setattr(sys, "argv", ["overhead.py", *words])
+        overhead.main()
+    assert asked == [(1, overhead.STEPS[1]), (1, 7)]
 
 
 def test_the_byte_model_in_the_readme_is_what_the_script_prints() -> None:

@@ -108,7 +108,7 @@ def test_a_captured_step_with_clipping_replays_with_its_own_gradients(
     step("captured", 0)
     launch, graph = device.launch, []
     with monkeypatch.context() as capturing:
-        capturing.setattr(Table, "_is_captured", lambda self: True)
+        capturing.setattr(Table, "is_captured", lambda self: True)
         capturing.setattr(
             device, "launch", lambda *names, args, **how: graph.append((names, copies(args), how))
         )

@@ -322,7 +322,7 @@ def test_a_captured_step_replays_with_its_own_gradients_and_numbers(
     step("captured", 0.5)
     launch, graph = device.launch, []
     with monkeypatch.context() as capturing:
-        capturing.setattr(Table, "_is_captured", lambda self: True)
+        capturing.setattr(Table, "is_captured", lambda self: True)
         capturing.setattr(
             device, "launch", lambda *names, args, **how: graph.append((names, copies(args), how))
         )
@@ -341,6 +341,33 @@ def test_a_captured_step_replays_with_its_own_gradients_and_numbers(
             step("captured", 0.5)
         ends.append([p.detach().clone() for p in params])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_a_captured_step_that_needs_what_was_not_compiled_before_is_left_to_torch(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To load code while a graph is captured may break the script's capture."""
+    ends = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        params = several()
+        optimizer = torch.optim.AdamW(params, lr=1e-2, fused=True)
+        taken = swap(optimizer) if on else None
+        for number, scale in enumerate((None, 4.0, 4.0)):
+            for p, grad in zip(params, like(number, params), strict=True):
+                p.grad = grad
+            if scale is not None:
+                optimizer.grad_scale = torch.tensor(scale)
+                optimizer.found_inf = torch.tensor(0.0)
+            device.launched.clear()
+            with monkeypatch.context() as capturing:
+                capturing.setattr(Table, "is_captured", lambda self, now=number == 1: now)
+                optimizer.step()
+            if taken is not None:
+                assert [reason for reason in taken.stepper.left if "graph" not in reason] == []
+                assert bool(taken.stepper.left) == (not device.launched) == (number == 1)
+        ends.append([*params, *(value for p in params for value in optimizer.state[p].values())])
+    torch.testing.assert_close(ends[1], ends[0], rtol=2e-5, atol=2e-6)
 
 
 def copies(args: Sequence[ctypes.Structure]) -> list[ctypes.Structure]:

@@ -225,7 +225,38 @@ def test_a_model_whose_products_are_tf32s_is_judged_by_their_rounding(
     training = trained(ConvNet)
     rounded = scaled(training.model.head.weight, 1 + 2.0**-13)
     assert checked(training, rounded, ROUNDING).ok is ok
-    assert not checked(training, scaled(training.model.head.weight, 1.001), ROUNDING).ok
+    assert not checked(training, scaled(training.model.head.weight, 1.01), ROUNDING).ok
+
+
+class InTf32(ConvNet):
+    """Its gradients are half a per cent off where TF32 is allowed, and its outputs are the same."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = super().forward(images)
+        if torch.backends.cudnn.allow_tf32:
+            found.register_hook(lambda gradient: gradient * 1.005)
+        return found
+
+
+@pytest.mark.parametrize(("by", "ok"), [(1.01, True), (1.03, False)])
+def test_what_tf32_changes_in_a_model_is_measured_and_bounds_what_another_engine_may(
+    by: float, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Units of a ReLU that are on or off by its rounding move gradients by per cents, outputs hardly."""
+    monkeypatch.setattr(_shadow_step, "computes_in_tf32", lambda model, device: True)
+    training = trained(InTf32)
+
+    def other_engine(call: Any, args: Any, kwargs: Any) -> Any:
+        found = call(*args, **kwargs)
+        found.register_hook(lambda gradient: gradient * by)
+        return found
+
+    verdict = checked(training, route(training.job, training.model, other_engine), ROUNDING)
+    assert verdict.ok is ok, verdict
+    assert verdict.yardstick == "what the script's own TF32 changes"
+    assert verdict.allowed == pytest.approx(0.015, rel=0.02)
+    assert torch.backends.cudnn.allow_tf32
+    assert not checked(training, scaled(training.model.head.weight, 1.01), ROUNDING).ok, "by the outputs"
 
 
 # -- what is caught

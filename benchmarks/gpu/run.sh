@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in two calls of less than 6 minutes each: both, and two starts of a machine, fit
 # where a rented card is held for 15 minutes. The first is of what nothing but a GPU can show.
 #
-#   benchmarks/gpu/run.sh device-tests device-ledger tune overhead    what measuring says, and costs
+#   benchmarks/gpu/run.sh device-tests device-ledger overhead tune    what measuring says, and costs
 #   benchmarks/gpu/run.sh                                             the kernels: what is right, then the table
 #   benchmarks/gpu/run.sh tests optimizers                            only these parts
 #   DRY_RUN=1 benchmarks/gpu/run.sh                                   every part, on a CPU: nothing is timed
@@ -33,7 +33,7 @@ SLOWER=${DRY_RUN:+12}  # an emulated device takes its time
 SLOWER=${SLOWER:-1}
 TOTAL_S=${TOTAL_S:-$((350 * SLOWER))}
 KERNELS="environment check memcheck racecheck tests prepare optimizers end-to-end"
-REST="device-tests device-ledger tune overhead"
+REST="device-tests device-ledger overhead tune"
 WANTED=${*:-$KERNELS${DRY_RUN:+ $REST}}
 for name in $WANTED; do
     case " $KERNELS $REST " in
@@ -135,33 +135,50 @@ sanitizer() {
     return "$code"
 }
 
-# tests PATH...: those of tests/gpu in these files. Without a GPU they are rehearsed.
+# tests EACH_S METHOD PATH...: those of tests/gpu in these files, each for so long at most, ended by pytest-timeout
+# in this way. Without a GPU they are rehearsed. With FILE_S in the environment all end after so many seconds.
 tests() {
-    local options=(-m gpu)
+    local options=(-m gpu) each_s=$(($1 * SLOWER)) method=$2 limit=()
+    shift 2
     if [ -n "$DRY_RUN" ]; then
         export KERNELS_ON_CPU=1
         options=()
-    else
-        sees_gpu || return 77
     fi
     if "$PYTHON" -c 'import pytest_timeout' 2>/dev/null; then
-        options+=(--timeout $((100 * SLOWER)) --timeout-method thread)  # one that hangs costs its worker alone
+        options+=(--timeout "$each_s" --timeout-method "$method")
     fi
-    "$PYTHON" -m pytest -v -v "$@" ${options[@]+"${options[@]}"} -p no:cacheprovider --durations=5 -rfEs
+    # In the foreground it stays in the part's group of processes, and ends with that.
+    if [ -n "${FILE_S:-}" ]; then limit=(timeout --foreground -k 5 $((FILE_S * SLOWER))); fi
+    ${limit[@]+"${limit[@]}"} "$PYTHON" -m pytest -v -v "$@" ${options[@]+"${options[@]}"} -p no:cacheprovider \
+        --durations=5 -rfEs
 }
 
 # What the kernels do; what only a GPU shows comes first, if there should be no time for all.
 kernel_tests() {
     local many=()
+    [ -n "$DRY_RUN" ] || sees_gpu || return 77
     if [ -z "$DRY_RUN" ] && "$PYTHON" -c 'import xdist' 2>/dev/null; then many=(-n 4); fi  # they mostly compile
-    tests tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_optimizers.py tests/gpu/test_gpu_bits.py \
+    # One that hangs costs its worker alone.
+    tests 100 thread tests/gpu/test_gpu_streams.py tests/gpu/test_gpu_optimizers.py tests/gpu/test_gpu_bits.py \
         ${many[@]+"${many[@]}"}
 }
 
-# What is read from the device: times are compared, so one after the other, and with nothing beside them.
+# What is read from the device: times are compared, so one after the other, and with nothing beside them. A signal
+# ends a test that waits for a process. One that hangs in the driver hears none: it ends its file, and no other.
 device_tests() {
-    tests tests/gpu/test_gpu_device_ledger.py tests/gpu/test_gpu_readings.py tests/gpu/test_gpu_deep_window.py \
-        tests/gpu/test_gpu_checks.py
+    local each code said="" bad=0
+    [ -n "$DRY_RUN" ] || sees_gpu || return 77
+    for each in device_ledger readings deep_window checks; do
+        FILE_S=50 tests 30 signal "tests/gpu/test_gpu_$each.py"
+        code=$?
+        case $code in
+            0) said+="$each ok; " ;;
+            124 | 137) said+="$each out of time; "; bad=1 ;;
+            *) said+="$each failed; "; bad=1 ;;
+        esac
+    done
+    echo "${said%; }"
+    return "$bad"
 }
 
 # Only looks whether a GPU is there before it does what follows.
@@ -187,16 +204,18 @@ tune() {
 overhead() {
     local device=(--step-ms 1 --device cuda)
     if [ -n "$DRY_RUN" ]; then device=(--step-ms 10); else sees_gpu || return 77; fi
-    "$PYTHON" benchmarks/overhead.py --rounds 2 "${device[@]}" --tools bare diagnose
+    "$PYTHON" benchmarks/overhead.py --rounds 2 --steps "$1" "${device[@]}" --tools bare diagnose
 }
 
 export -f sees_gpu sanitizer tests kernel_tests device_tests on_gpu tune overhead
 export PYTHON OUT SCRATCH DRY_RUN SLOWER
 
 steps=150
-tuned="--steps 4000 --width 256 --layers 6 --heads 8 --batch-size 32 --block-size 128"
+compared=3000  # steps of about 1.2 ms, in four runs
+tuned="--steps 3000 --width 256 --layers 6 --heads 8 --batch-size 32 --block-size 128"
 if [ -n "$DRY_RUN" ]; then
     steps=4
+    compared=800
     tuned="--steps 60"
 fi
 gpu=benchmarks/gpu
@@ -225,9 +244,9 @@ if wanted optimizers; then
     reserve=15
     wanted end-to-end && reserve=$((reserve + 60))
     wanted device-tests && reserve=$((reserve + 110))
-    wanted device-ledger && reserve=$((reserve + 90))
+    wanted device-ledger && reserve=$((reserve + 105))
+    wanted overhead && reserve=$((reserve + 45))
     wanted tune && reserve=$((reserve + 60))
-    wanted overhead && reserve=$((reserve + 60))
     room=$((TOTAL_S - SECONDS - reserve * SLOWER))
     if ((room < 60)); then room=60; fi
     minutes=$((room / 60)).$((room % 60 * 10 / 60))
@@ -238,10 +257,10 @@ if wanted optimizers; then
 fi
 wanted end-to-end && part end-to-end 75 bash -c "on_gpu '$PYTHON' $gpu/end_to_end.py --out '$OUT' --steps $steps"
 wanted device-tests && part device-tests 120 bash -c device_tests
-wanted device-ledger && part device-ledger 95 \
-    bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --seconds $((75 * SLOWER))"
+wanted device-ledger && part device-ledger 110 \
+    bash -c "on_gpu '$PYTHON' $gpu/device_ledger.py --out '$OUT' --seconds $((92 * SLOWER))"
+wanted overhead && part overhead 50 bash -c "overhead $compared"
 wanted tune && part tune 70 bash -c "tune $tuned"
-wanted overhead && part overhead 65 bash -c overhead
 
 missed=0
 for name in $WANTED; do

@@ -75,6 +75,8 @@ def refuse_slower(device: str, dtype: torch.dtype) -> None:
     """Raises `CannotApply` if products of matrices are hardly faster in `dtype` on this device."""
     rates: list[float] = []
     sizes = CUDA_SIZES if device == "cuda" else PROBE_SIZES
+    if device == "cuda":  # the clock of a card that was idle rises in tens of milliseconds, else float32's
+        _seconds(sizes[-1], "nn", device, torch.float32)
     for size in sizes:
         for layout in ("nn", "nt", "tn"):
             single, low = (_seconds(size, layout, device, each) for each in (torch.float32, dtype))

@@ -72,11 +72,13 @@ class Shadow:
         inner: The model itself.
         devices: Where its parameters and inputs lie.
         unit: What the coarsest floating type in its own computation rounds by, relative; TF32 is one.
+        tf32: Whether products of its own may be TF32's.
     """
 
     job: Job
     model: nn.Module
     unit: float = 0.0
+    tf32: bool = False
     call: Call | None = field(init=False)
     inner: nn.Module = field(init=False)
     devices: set[torch.device] = field(init=False)
@@ -180,7 +182,7 @@ class Shadow:
         for parameter in self.inner.parameters():
             note(parameter)
         if any(computes_in_tf32(self.inner, device) for device in self.devices):
-            self.unit = max(self.unit, TF32)
+            self.unit, self.tf32 = max(self.unit, TF32), True
 
     def called(self, inputs: Inputs) -> Any:
         """Calls the model through the routes that lie on it now, and under the script's own autocast."""

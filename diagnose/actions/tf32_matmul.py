@@ -53,17 +53,14 @@ class Tf32Matmul(Action):
     @contextmanager
     def apply(self, job: Job, prepared: Any) -> Iterator[None]:
         """See `Action.apply`."""
-        before = precision()
-        try:
-            torch.set_float32_matmul_precision("high")
+        precision()
+        with float32_products("high"):
             yield
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     def state(self, job: Job) -> Any:
         """See `Action.state`."""
         try:
-            return torch.get_float32_matmul_precision()
+            return torch.get_float32_matmul_precision(), [now for _, now in _kinds()]
         except RuntimeError as error:  # the script uses the settings that have replaced this one
             return str(error)
 
@@ -72,8 +69,32 @@ class Tf32Matmul(Action):
         return {"statement": 'torch.set_float32_matmul_precision("high")'}
 
 
-def precision() -> str:
-    """Returns the precision that is set, if it can be lowered.
+@contextmanager
+def float32_products(wanted: str) -> Iterator[None]:
+    """Sets the precision of float32 products inside, and afterwards all that it was set by before.
+
+    Args:
+        wanted: As `torch.set_float32_matmul_precision` takes it.
+    """
+    before, kinds = torch.get_float32_matmul_precision(), _kinds()
+    try:
+        torch.set_float32_matmul_precision(wanted)
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        for kind, was in kinds:
+            if was == "none":  # it follows what is set for all; the older setting says "ieee" now
+                kind.fp32_precision = was
+
+
+def _kinds() -> list[tuple[Any, str]]:
+    """What torch 2.9 and later keep the precision in beside the older setting, and what it says there."""
+    kinds: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    return [(kind, kind.fp32_precision) for kind in kinds if hasattr(kind, "fp32_precision")]
+
+
+def precision() -> None:
+    """Makes sure that the precision that is set can be lowered.
 
     Raises:
         CannotApply: If it cannot.
@@ -84,4 +105,3 @@ def precision() -> str:
         raise CannotApply("the script sets the precision of single kinds of product") from error
     if before != "highest":
         raise CannotApply(f"the precision of float32 products is {before!r} already")
-    return before

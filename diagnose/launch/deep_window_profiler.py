@@ -24,6 +24,10 @@ SEVERITY = "_ZN9libkineto6Logger14severityLevel_E"
 
 NOTHING_IS_SO_SEVERE = 1_000
 
+LEVEL = "KINETO_LOG_LEVEL"
+"""The variable that Kineto takes its level from when it is first used. It serves where a torch should hide
+`SEVERITY`, which 2.11+cu130 and 2.13+cpu do not."""
+
 
 def why_not() -> str:
     """Says why the profiler must not be started in this process now; empty where it may."""
@@ -32,14 +36,12 @@ def why_not() -> str:
     present = [name for name in NSIGHT if os.environ.get(name)]
     if present:
         return f"another profiler is there ({present[0]} is set)"
-    if os.environ.get("KINETO_USE_DAEMON") or os.environ.get("KINETO_LOG_LEVEL"):
+    if os.environ.get("KINETO_USE_DAEMON") or os.environ.get(LEVEL):
         return "KINETO_USE_DAEMON or KINETO_LOG_LEVEL is set: somebody else uses torch's profiler"
     if not torch._C._autograd.kineto_available():
         return "this torch was built without Kineto"
     if torch.cuda.is_initialized() and not _records_kernels():  # asking before would initialise it
         return "this torch was built without CUPTI: it records no kernels"
-    if _severity() is None:
-        return "this torch's profiler prints on stderr, and nothing keeps it from that"
     return ""
 
 
@@ -62,8 +64,16 @@ def silent() -> Iterator[None]:
     """Keeps Kineto from printing on stderr inside.
 
     When it is first used it chooses the level itself, and that stays: it is what the script would have.
+    Where the level is hidden, it is silent for good from its first use on if that is ours, else not at all.
     """
     level = _severity()
+    if level is None:
+        os.environ[LEVEL] = str(NOTHING_IS_SO_SEVERE)
+        try:
+            yield
+        finally:
+            os.environ.pop(LEVEL, None)
+        return
     before = level.value
     level.value = NOTHING_IS_SO_SEVERE
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 
+from diagnose.actions.tf32_matmul import float32_products
 from diagnose.core.machine import DeviceRates, Rate
 
 REPEATS = 9
@@ -17,6 +19,10 @@ REPEATS = 9
 
 COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 """Far more than caches hold; 256 MiB is, on a CPU, beyond most."""
+
+COPIES = {"cpu": 1, "cuda": 16}
+"""Copies that are timed together: one takes less than a millisecond at some TB/s, and to launch it and to
+wait for it takes some 20 us beside that."""
 
 LONG_ENOUGH_S = {"cpu": 0.05, "cuda": 0.005}
 """A product this long is large enough for its rate to grow no further with its size."""
@@ -72,35 +78,32 @@ def _driver(kind: str) -> str:
 def _copy(device: str, kind: str) -> Rate:
     source = torch.ones(COPY_BYTES[kind] // 4, device=device)
     target = torch.empty_like(source)
-    moved = 2 * COPY_BYTES[kind]
-    return _rate(moved, list(_times(lambda: target.copy_(source), device)))
+
+    def work() -> None:
+        for _ in range(COPIES[kind]):
+            target.copy_(source)
+
+    return _rate(COPIES[kind] * 2 * COPY_BYTES[kind], list(_times(work, device)))
 
 
 def _product(device: str, kind: str, dtype: str) -> Rate | None:
     """Returns the rate of a product large enough; `None` where the device has none of that type."""
     real = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:
-        for size in SIZES:
-            # Not of ones: a card at its limit of power runs faster where few bits change.
-            left = torch.randn(size, size, device=device, dtype=real)
-            right, out = torch.randn_like(left), torch.empty_like(left)
-            _once(left, right, out, device)
-            took = next(_times(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), device))  # type: ignore[misc]
-            if took >= LONG_ENOUGH_S[kind] or size == SIZES[-1]:
-                times = list(_times(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), device))  # type: ignore[misc]
-                return _rate(2 * size**3, times)
+        with float32_products("high" if dtype == "tf32" else "highest"):
+            for size in SIZES:
+                # Not of ones: a card at its limit of power runs faster where few bits change.
+                left = torch.randn(size, size, device=device, dtype=real)
+                right, out = torch.randn_like(left), torch.empty_like(left)
+                work = partial(torch.mm, left, right, out=out)
+                work()
+                _wait(device)
+                took = next(_times(work, device))
+                if took >= LONG_ENOUGH_S[kind] or size == SIZES[-1]:
+                    return _rate(2 * size**3, list(_times(work, device)))
     except (RuntimeError, NotImplementedError):  # not supported, or no memory for it
         return None
-    finally:
-        torch.set_float32_matmul_precision(before)
     return None
-
-
-def _once(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, device: str) -> None:
-    torch.mm(left, right, out=out)
-    _wait(device)
 
 
 def _times(work: Callable[[], object], device: str) -> Iterator[float]:

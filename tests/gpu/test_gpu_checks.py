@@ -56,7 +56,10 @@ def test_the_layout_of_channels_last_is_rounding_with_tf32_and_without(
         action.check(job)
         with watched(job), action.prepare(job, None) as prepared:
             verdict = compare_gradients(job, action.apply(job, prepared), action.safety)
-            assert verdict.ok, verdict.reason
             print(f"{channels} channels, TF32 {tf32}: {verdict.reason}")
-            weight = job.models[0][0].weight
-            assert not compare_gradients(job, scaled(weight, 1.01), Safety.ROUNDING).ok
+            assert verdict.ok, verdict.reason
+            head = job.models[0][-1].weight
+            # Of TF32's rounding the outputs show least: gradients move by per cents.
+            changed = compare_gradients(job, scaled(head, 1.1 if tf32 else 1.01), Safety.ROUNDING)
+            print(f"a changed weight: {changed.reason}")
+            assert not changed.ok

@@ -74,4 +74,4 @@ def test_what_the_device_reaches_is_below_its_data_sheet_and_has_a_spread(gpu: t
     assert {"float32", "bfloat16", "float16"} <= set(rates.flops)
     assert rates.flops["bfloat16"].median > 2 * rates.flops["float32"].median
     for rate in (rates.copy_bytes, *rates.flops.values()):
-        assert 0.8 * rate.median < rate.low <= rate.median <= rate.high < 1.25 * rate.median
+        assert 0.7 * rate.median < rate.low <= rate.median <= rate.high < 1.4 * rate.median

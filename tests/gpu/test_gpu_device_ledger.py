@@ -224,5 +224,6 @@ raise SystemExit(os.wait()[1])
 @pytest.mark.parametrize("hidden", [True, False])
 def test_the_driver_is_the_scripts_to_start_and_its_children_end_well(gpu, hidden: bool, tmp_path) -> None:
     write(tmp_path / "train.py", FORKS.format(hidden=hidden))
-    ended = run(*DIAGNOSE, "train.py", cwd=tmp_path)
+    # At a process's end torch waits for autograd's threads of a device, up to 10 s: a fork has none to end.
+    ended = run(*DIAGNOSE, "train.py", cwd=tmp_path, TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT="0")
     assert ended.code == 0, ended.stderr

@@ -144,7 +144,8 @@ def test_retries_and_copies_of_a_run_are_read(tmp_path: Path, gpu: torch.device)
     assert profile.device.peak_bytes is not None and profile.device.peak_bytes > 2**29
     assert profile.copies.to_device_bytes == 4 * 256 * 256
     assert profile.copies.pageable_share == 1.0
-    assert not [note for note in profile.notes if "not measured" in note]
+    # Of a hook; that a machine's driver tells nothing of its clocks is another test's matter.
+    assert not [note for note in profile.notes if "is not measured" in note]
 
 
 COMPILED = """
