@@ -121,9 +121,8 @@ def candidates(
 ) -> list[Candidate]:
     """Returns what to try, the next first.
 
-    Greedy by what is expected to be won, save that an action which changes what others are measured on
-    waits for them. Last come those that no finding asks for: what the user names, and what only a trial
-    can tell.
+    Greedy by what is expected to be won, and of what no finding asks for nobody expects anything: what the
+    user names, and what only a trial can tell. Actions of order `IN_TURN` and above wait for all others.
 
     Args:
         leads: What the rules found.
