@@ -168,7 +168,7 @@ class Supply:
 
     @property
     def helped_by_workers(self) -> bool:
-        """Whether they would take enough of it away to be tried first. Of workers that wait that is a cure."""
+        """Whether they would take enough of it away to be tried first; of workers that wait, most."""
         won_ns = self.won_by_workers_ns
         if self.cured_by_workers or not self.needs_cpu:
             return self.cured_by_workers

@@ -19,8 +19,8 @@ class RepeatedPreparation(Rule):
     """
     ## What it means
     The workers compute all the time, and what they compute they have computed before: the samples watched
-    came out the same, bit for bit, in every epoch. There is no CPU for more workers, or these would win only
-    a part of the wait.
+    came out the same, bit for bit, in every epoch. There is no CPU for more workers, or these would win a
+    part of the wait only.
 
     ## What to do
     Do the work once: write the prepared samples to disk (one tensor per shard), or keep them in memory.
