@@ -115,8 +115,7 @@ def latest(
     working = working_longer(profile.ranks) if Phase.OTHER in phases else frozenset()
 
     def late_share(rank: RankProfile, phase: Phase) -> float:
-        """Part of the steps in which it is the slowest, 1 where that is not known; by the phase in which the
-        time was measured."""
+        """Part of the steps in which it is the slowest in what was measured; 1 where that is not known."""
         timed = Phase.DATA_WAIT if phase is Phase.OTHER and rank.rank in working else phase
         return rank.late_share.get(timed, 1.0)
 
