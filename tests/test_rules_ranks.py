@@ -72,9 +72,7 @@ def test_where_a_rank_is_slower_is_told_by_what_it_takes_longer_than_the_others(
     assert found is not None
     assert found.summary == f"Rank 1 is slower in {where}, and the others wait."
     met = Program(meetings=meeting(40, 10, last=1, held_ms=30))
-    job = filtering(
-        {**late, Phase.COMMUNICATION: 10.0}, works_ms
-    )
+    job = filtering({**late, Phase.COMMUNICATION: 10.0}, works_ms)
     others, slow = job.ranks
     others = replace(others, phase_time_ns={**others.phase_time_ns, Phase.COMMUNICATION: 40e6})
     found = ComputeStraggler().check(replace(job, program=met, ranks=(others, slow)))
