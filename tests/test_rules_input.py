@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import diagnose
 from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats
-from diagnose.core.input import InputStats
+from diagnose.core.input import InputStats, Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
@@ -168,14 +168,59 @@ def test_where_the_cpus_let_workers_win_half_the_transforms_part_gives_the_name(
     found = first(diagnosed(run))
     assert [finding.rule for finding in diagnosed(run).findings] == [name]
     assert "2 workers instead of 1" in found.fix, "the other remedy has its word, too"
+    assert found.actions == ("loader-workers", "loader-workers-reseeded"), "and is tried"
     assert "make preparing a sample cheaper" in found.fix.lower()
+
+
+READ_OFTEN = Reading(opens=2080.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
+
+
+@pytest.mark.parametrize(
+    ("figures", "name"),
+    [
+        ({"transform_share": 0.7}, "slow-transform"),
+        ({"repeated": 4}, "repeated-preparation"),
+        ({"reading": READ_OFTEN}, "slow-storage"),
+    ],
+)
+def test_who_blames_the_samples_leads_to_more_workers_too_where_they_win_a_part(
+    figures: dict[str, Any], name: str
+):
+    idle = fed_by(data_wait_ms=50, fetch_ms=100, send_ms=0, **A_CPU_IDLE, workers=figures)
+    found = first(diagnosed(idle))
+    assert found.rule == name
+    assert found.lost_ns == {Phase.DATA_WAIT: 50 * MS}
+    assert found.won_ns == dict.fromkeys(
+        ("loader-workers", "loader-workers-reseeded"), pytest.approx(27.5 * MS)
+    )
+    assert found.gain(100 * MS, "loader-workers").speedup == pytest.approx(100 / 72.5)
+    assert "Or give the DataLoader 2 workers instead of 1: that wins 55 % of the wait." in found.fix
+    taken = fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers=figures)
+    found = first(diagnosed(taken))
+    assert found.rule == name
+    assert not found.actions and not found.won_ns and "Or give" not in found.fix
+    stream = first(diagnosed(replace(idle, program=dividing(idle))))
+    assert not stream.actions and "Or, if the stream can be divided" in stream.fix
+
+
+def dividing(run: Profile) -> Program:
+    return Program(loaders=tuple(replace(each, iterable=True) for each in run.program.loaders))
+
+
+def test_what_more_workers_win_where_there_is_no_cpu_for_them_is_nothing():
+    found = first(diagnosed(fed_by(data_wait_ms=50, fetch_ms=200, cpus=2)))
+    assert "There are 2 CPUs for the process: more workers would win nothing." in found.evidence
+    assert found.summary.startswith("Preparing samples takes the CPUs there are, and still 50 %")
+    figures = {"transform_share": 0.7}
+    found = first(diagnosed(fed_by(data_wait_ms=50, fetch_ms=100, **A_CPU_IDLE, workers=figures)))
+    assert found.summary.startswith("Transforms of the samples keep the workers behind: 50 % of each step")
 
 
 def test_workers_that_are_told_of_to_win_a_part_leave_the_rest_of_the_wait_unclaimed():
     found = first(diagnosed(fed_by(data_wait_ms=50, fetch_ms=100, send_ms=0, **A_CPU_IDLE)))
     # 50 ms of the loop's own and 95 ms of the worker's CPU time on two CPUs.
     assert found.lost_ns == {Phase.DATA_WAIT: pytest.approx(27.5 * MS)}
-    assert "The loop then waits 22.5 ms still" in found.fix
+    assert "The loop would still wait 22.5 ms" in found.fix
 
 
 # -- how much
@@ -280,7 +325,7 @@ def test_ranks_of_one_machine_share_its_cpus():
 
     assert found(1).fix == "Give the DataLoader 6 workers instead of 2."
     assert found(2).fix.startswith(
-        "Give the DataLoader 4 workers instead of 2. The loop then waits 22.5 ms"
+        "Give the DataLoader 4 workers instead of 2. The loop would still wait 22.5 ms"
     )
     assert found(4).rule == "slow-transform"
     assert any("There are 2 CPUs for the process" in words for words in found(4).evidence)

@@ -11,12 +11,12 @@ from diagnose.analysis.profile import load_profile
 from diagnose.core.graph import Graph
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
-from diagnose.core.profile import Profile
+from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Optimizer, Program
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import latest
+from diagnose.rules._ranks import latest, own_parts
 from diagnose.rules.compute_straggler import ComputeStraggler
 from diagnose.rules.contended_rank import ContendedRank, delayed
 from diagnose.rules.find_unused_parameters import FindUnusedParameters
@@ -47,6 +47,64 @@ def test_a_rank_that_is_slower_and_that_nobody_waits_for_is_not_late():
     busy = {Phase.FORWARD: 50.0, Phase.BACKWARD: 50.0}
     idle = {Phase.FORWARD: 20.0, Phase.BACKWARD: 50.0, Phase.OTHER: 30.0}
     assert latest(ranks_example(idle, busy), (Phase.FORWARD,)) is None
+
+
+IN_DATA, IN_LOOP = {Phase.DATA_WAIT: 65.0, Phase.OTHER: 5.0}, {Phase.DATA_WAIT: 35.0, Phase.OTHER: 35.0}
+WAITS = {Phase.DATA_WAIT: 35.0, Phase.OTHER: 5.0, Phase.BACKWARD: 50.0}
+
+
+def filtering(late: dict[Phase, float], works_ms: float, **late_share: float) -> Profile:
+    """Two ranks that filter their batches for 30 ms and this long; the second one is late by 30 ms."""
+    job = ranks_example(WAITS, {**late, Phase.BACKWARD: 20.0})
+    waits, slow = (replace(each, working_ns=30e6) for each in job.ranks)
+    shares = {Phase(name): share for name, share in late_share.items()}
+    return replace(job, ranks=(waits, replace(slow, working_ns=works_ms * 1e6, late_share=shares)))
+
+
+@pytest.mark.parametrize(
+    ("late", "works_ms", "where"),
+    [(IN_DATA, 60.0, "what the loop does to its batches"), (IN_LOOP, 30.0, "other")],
+)
+def test_where_a_rank_is_slower_is_told_by_what_it_takes_longer_than_the_others(
+    late: dict[Phase, float], works_ms: float, where: str
+):
+    found = ComputeStraggler().check(filtering(late, works_ms))
+    assert found is not None
+    assert found.summary == f"Rank 1 is slower in {where}, and the others wait."
+    met = Program(meetings=meeting(40, 10, last=1, held_ms=30))
+    job = filtering({**late, Phase.COMMUNICATION: 10.0}, works_ms)
+    others, slow = job.ranks
+    others = replace(others, phase_time_ns={**others.phase_time_ns, Phase.COMMUNICATION: 40e6})
+    found = ComputeStraggler().check(replace(job, program=met, ranks=(others, slow)))
+    assert found is not None
+    assert found.summary == f"Rank 1 is slower in {where}, and the others wait for it."
+    assert found.evidence[1] == f"It takes longer than they do for {where} (30.0 ms)."
+
+
+@pytest.mark.parametrize(
+    ("late", "works_ms", "timed", "not_timed"),
+    [(IN_DATA, 60.0, "data_wait", "other"), (IN_LOOP, 30.0, "other", "data_wait")],
+)
+def test_a_rank_takes_turns_or_not_by_the_phase_in_which_its_lateness_was_measured(
+    late: dict[Phase, float], works_ms: float, timed: str, not_timed: str
+):
+    steady = filtering(late, works_ms, **{timed: 0.9, not_timed: 0.5})
+    in_turn = filtering(late, works_ms, **{timed: 0.5, not_timed: 0.9})
+    assert ComputeStraggler().check(steady) is not None
+    assert ComputeStraggler().check(in_turn) is None
+
+
+def test_a_rank_that_does_nothing_but_stand_or_work_loses_no_less_than_nothing_of_a_phase():
+    """The parts of a phase are sums of their own, which rounding may make larger than it is."""
+    one = RankProfile(
+        rank=0,
+        host="node",
+        phase_time_ns={Phase.OTHER: 30e6, Phase.DATA_WAIT: 20e6},
+        standing_ns=30e6 + 1e-6,
+        working_ns=20e6 + 1e-6,
+    )
+    for phase, other in ((Phase.OTHER, Phase.DATA_WAIT), (Phase.DATA_WAIT, Phase.OTHER)):
+        assert own_parts(one, phase, 10e6) == {phase: 0.0, other: pytest.approx(10e6)}
 
 
 def job_of_hosts(late: dict[Phase, float], others: dict[Phase, float], slow: set[int]) -> Profile:

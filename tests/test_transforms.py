@@ -15,6 +15,14 @@ class Windows:
         wave = self.decode(row)
         wave = self.transform(wave)
         return shifted(wave)
+
+
+class Images:
+    def __getitem__(self, row):
+        return self.transform(self.decode(row)), self.labels[row]
+
+    def crops(self, row):
+        return [self.transform(self.decode(one)) for one in row]
 """
 NO_PACKAGE: Frame = ("", 0, "")
 SECOND = 1_000_000_000
@@ -30,6 +38,8 @@ def share(*stacks: tuple[int, list[tuple[int, str]]], collates: tuple[str, ...] 
 
 
 GETS = "Windows.__getitem__"
+ALL_IN_ONE = "Images.__getitem__"
+CROPS = "Images.crops"
 
 
 @pytest.mark.parametrize(
@@ -39,6 +49,8 @@ GETS = "Windows.__getitem__"
         [(60, "twitch"), (50, "Bursts.__call__"), (5, GETS)],
         [(70, "augment_wave"), (6, GETS)],
         [(80, "Crop.forward"), (5, GETS)],
+        [(80, "Crop.forward"), (11, ALL_IN_ONE)],
+        [(80, "Crop.forward"), (14, f"{CROPS}.<locals>.<listcomp>"), (14, CROPS)],
     ],
 )
 def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_it_calls(stack):
@@ -52,6 +64,10 @@ def test_a_transform_is_called_as_an_object_or_by_such_a_name_and_has_all_that_i
         [(90, "Windows.decode"), (4, GETS)],
         [(6, GETS)],
         [(7, "ImageReader.__call__"), (4, GETS)],
+        [(90, "load_and_preprocess"), (4, GETS)],
+        [(90, "Images.decode"), (11, ALL_IN_ONE)],
+        [(90, "Images.decode"), (14, f"{CROPS}.<locals>.<listcomp>"), (14, CROPS)],
+        [(11, ALL_IN_ONE)],
     ],
 )
 def test_what_gets_a_sample_or_is_the_datasets_own_is_none(stack):
@@ -60,6 +76,11 @@ def test_what_gets_a_sample_or_is_the_datasets_own_is_none(stack):
 
 def test_an_object_that_makes_batches_transforms_no_sample():
     assert share((1, [(9, "Pad.__call__")]), (1, [(5, GETS)]), collates=("Pad",)) == 0.5
+
+
+def test_a_lambda_that_makes_batches_makes_no_other_lambda_one():
+    own = "main.<locals>.<lambda>"
+    assert share((1, [(40, own), (5, GETS)]), collates=(own,)) == 1
 
 
 def test_few_samples_say_nothing():

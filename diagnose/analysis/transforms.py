@@ -13,6 +13,7 @@ from dataclasses import replace
 from diagnose.analysis.loaders import facts_of
 from diagnose.analysis.opening import MIN_SAMPLED_NS
 from diagnose.core.input import InputStats
+from diagnose.source.roles import READS as READING
 from diagnose.source.sources import Sources
 from diagnose.source.statements import words
 from diagnose.store.reader import Frame, RankLog
@@ -24,11 +25,14 @@ NAMES = """
 WORDS = frozenset(NAMES.split())
 """A function that has one of these in its name is a transform."""
 
-READS = frozenset({"decode", "decoder", "fetch", "fetcher", "load", "loader", "read", "reader"})
-"""What has one of these in its name gets a sample, whether it can be called as an object or not."""
+READS = frozenset({*READING, "decoder", "fetcher", "imread", "loader", "reader"})
+"""A function or an object that has one of these in its name gets a sample, whatever else it does."""
 
 CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 """The name of what a line calls."""
+
+NOT_CALLED = ("__getitem__", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""What a line goes into and calls by no name: `self.samples[index]`, and a loop of its own."""
 
 
 def with_transforms(stats: InputStats, log: RankLog, sources: Sources) -> InputStats:
@@ -51,24 +55,39 @@ def transform_share(
         collates: Names of the functions that make batches, which are no transforms of a sample.
     """
     whole = inside = 0
-    known: dict[Frame, bool] = {}
-    beside = {name for each in collates for name in (each, f"{each}.__call__")}
+    known: dict[tuple[Frame | None, Frame], bool] = {}
+    named = [each for each in collates if not each.endswith(">")]  # a lambda shares its name with others
+    beside = {name for each in named for name in (each, f"{each}.__call__")}
     for (_, *stack), weight in samples:
         whole += weight
         if any(function in beside for _, _, function in stack):
             continue
-        for frame in stack:
-            if frame not in known:
-                known[frame] = _is_transform(frame, sources)
-        inside += weight * any(known[frame] for frame in stack)
+        calls = list(zip([None, *stack], stack, strict=False))
+        for call in calls:
+            if call not in known:
+                known[call] = _is_transform(*call, sources)
+        inside += weight * any(known[call] for call in calls)
     return inside / whole if whole >= MIN_SAMPLED_NS else None
 
 
-def _is_transform(frame: Frame, sources: Sources) -> bool:
-    """Whether a frame runs a transform, or a line that calls one."""
+def _is_transform(inner: Frame | None, frame: Frame, sources: Sources) -> bool:
+    """Whether a frame runs a transform, or a line that is seen to call one.
+
+    Args:
+        inner: The user's frame that this one has called; `None` where there is none.
+        frame: The frame.
+        sources: Where the text of its line is read.
+    """
     file, line, function = frame
     *around, own = function.split(".")
     if own == "__call__":
         return bool(around) and not words(around[-1]) & READS  # Python 3.10 does not tell whose it is
+    if words(own) & WORDS:
+        return not words(own) & READS
     called = CALLED.findall(sources.line(file, line))
-    return bool(words(own) & WORDS) or any(words(name) & WORDS for name in called)
+    if not any(words(name) & WORDS for name in called):
+        return False
+    if inner is None:  # of a line that reads a sample, too, nothing tells which of both it was
+        return not any(words(name) & READS for name in called)
+    # Who is called by its own name is judged by that; a transform is often called by another.
+    return inner[2].rpartition(".")[2] not in (*called, *NOT_CALLED)

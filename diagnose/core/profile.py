@@ -187,7 +187,7 @@ class RankProfile:
     Attributes:
         standing_ns: Part of the phase `OTHER` in lines that only wait: sleep, or wait for a process.
         working_ns: Part of the phase `DATA_WAIT` in which the loop's own lines work on a batch that they
-            have: they compute, and neither read nor wait.
+            have: by their names they neither read nor wait.
         exchanged_ns: Part of the phase `COMMUNICATION` that waits for one other rank, not for all, or that
             model and optimizers call themselves; `None` where that is not known.
         averaged_ns: Part of the phase `COMMUNICATION` in which the loop adds up tensors over the ranks,
@@ -218,12 +218,6 @@ class RankProfile:
         if phase is Phase.OTHER:
             return spent_ns - moved_ns
         return spent_ns + moved_ns if phase is Phase.DATA_WAIT else spent_ns
-
-    def late_in(self, phase: Phase) -> float:
-        """Returns the part of the steps in which this rank took longest of all in a phase, as `own_ns` has
-        it; 1 where that is not known."""
-        works = phase is Phase.OTHER and 2 * self.working_ns > self.own_ns(phase)
-        return self.late_share.get(Phase.DATA_WAIT if works else phase, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

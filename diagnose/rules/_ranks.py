@@ -112,11 +112,18 @@ def latest(
         phase: [r.own_ns(phase) - others_ns[phase][i] for i, r in enumerate(profile.ranks)]
         for phase in phases
     }
+    working = working_longer(profile.ranks) if Phase.OTHER in phases else frozenset()
+
+    def late_share(rank: RankProfile, phase: Phase) -> float:
+        """Part of the steps in which it is the slowest in what was measured; 1 where that is not known."""
+        timed = Phase.DATA_WAIT if phase is Phase.OTHER and rank.rank in working else phase
+        return rank.late_share.get(timed, 1.0)
+
     is_spread = len({rank.host for rank in profile.ranks}) > 1
     # Most that the ranks of a machine can come to together: of a thousand, few are looked at more closely.
     most: defaultdict[tuple[str, Phase], float] = defaultdict(float)
     for rank, phase in product(profile.ranks, phases):
-        most[rank.host, phase] += rank.late_in(phase)
+        most[rank.host, phase] += late_share(rank, phase)
     for index, one in enumerate(profile.ranks):
         waited = {wait: others_ns[wait][index] - one.own_ns(wait) for wait in waits_in(profile)}
         for phase in phases:
@@ -135,7 +142,7 @@ def latest(
             alike = [r for r, ns in pairs if ns >= ALIKE * late_ns]
             is_host = is_spread and len(alike) > 1 and {r.host for r in alike} == {one.host}
             # Those of a slow machine take turns at being the slowest of all.
-            steady = sum(r.late_in(phase) for r in (alike if is_host else (one,)))
+            steady = sum(late_share(r, phase) for r in (alike if is_host else (one,)))
             if steadily and steady < MIN_LATE_SHARE:
                 continue
             first = profile.ranks[0]
@@ -158,6 +165,22 @@ def latest(
                 waits={wait: won * ns for wait, ns in waits.items() if ns},
             )
     return found
+
+
+def working_longer(ranks: Sequence[RankProfile]) -> frozenset[int]:
+    """Returns the numbers of those, of two ranks or more, that take longer than the others in `OTHER`, as
+    `own_ns` has it, mostly since they work longer on batches that they have."""
+
+    def longer_ns(times: list[float]) -> list[float]:
+        return [ns - others_ns for ns, others_ns in zip(times, medians_of_others(times), strict=True)]
+
+    own_ns = longer_ns([rank.own_ns(Phase.OTHER) for rank in ranks])
+    working_ns = longer_ns([rank.working_ns for rank in ranks])
+    return frozenset(
+        rank.rank
+        for rank, own, working in zip(ranks, own_ns, working_ns, strict=True)
+        if 2 * working > own > 0
+    )
 
 
 def medians_of_others(values: Sequence[float]) -> list[float]:
@@ -193,8 +216,9 @@ def own_parts(one: RankProfile, phase: Phase, lost_ns: float) -> dict[Phase, flo
     other, came_ns, left_ns = beside.get(phase, (phase, 0.0, 0.0))
     if not came_ns:
         return {phase: lost_ns}
-    part = lost_ns / one.own_ns(phase)
-    return {phase: part * (one.phase_time_ns.get(phase, 0.0) - left_ns), other: part * came_ns}
+    own_ns = max(0.0, one.phase_time_ns.get(phase, 0.0) - left_ns)  # all of it, and rounding
+    part = lost_ns / (own_ns + came_ns)
+    return {phase: part * own_ns, other: part * came_ns}
 
 
 def steady_wait_ns(ddp: Sequence[Ddp], but: Collection[int] = ()) -> float | None:

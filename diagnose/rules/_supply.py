@@ -66,16 +66,16 @@ CURED = 0.5
 """A cure wins at least this part of the wait; else something else is to blame."""
 
 CPU_CURED = 0.75
-"""Of workers that compute it takes this part. Beside a loop that computes on one of two CPUs a second
-worker wins just half of the wait, whatever samples cost: were half asked for, chance would name it."""
+"""More workers that compute cure a wait of which they win this part. Beside a loop that computes on one of
+two CPUs a second one wins just half, whatever samples cost: were half asked for, chance would name it."""
 
 HELPED = 1 / 3
-"""And where they win this part, if not most, they are the first thing to try: one number, and a CPU that
-stands idle meanwhile. What they leave is the samples' price."""
+"""More workers that compute are the first thing to try where they win this part of the wait: one number,
+and a CPU that stands idle meanwhile. What they leave is the samples' price."""
 
 IN_TRANSFORMS = 0.5
-"""Part of the workers' time that passes in transforms where the transform is what is slow: to make that one
-cheaper wins all of the wait, of which more workers win a part."""
+"""Part of the workers' time in transforms, from which on these are what is slow: to make them cheaper wins
+all of a wait of which more workers win a part."""
 
 DRAWN = 0.5
 """Part of a wait for workers that is not theirs, as the training thread draws what they are to fetch."""
@@ -162,13 +162,13 @@ class Supply:
 
     @property
     def cured_by_workers(self) -> bool:
-        """Whether that is most of it."""
+        """Whether more workers would take most of the wait away."""
         won_ns = self.won_by_workers_ns
         return won_ns > 0 and won_ns >= (CPU_CURED if self.needs_cpu else CURED) * self.wait_ns
 
     @property
     def helped_by_workers(self) -> bool:
-        """Whether it is enough to be tried first. Of workers that wait it is the same as a cure."""
+        """Whether they would take enough of it away to be tried first; of workers that wait, most."""
         won_ns = self.won_by_workers_ns
         if self.cured_by_workers or not self.needs_cpu:
             return self.cured_by_workers
@@ -213,6 +213,19 @@ class Supply:
         wanted = ceil(HEADROOM * self.busy_ns / max(1.0, self.compute_ns))
         most = max(int(self.cpus or wanted), self.loader.num_workers)
         return min(max(wanted, self.loader.num_workers + 1), most)
+
+    @property
+    def or_workers(self) -> str:
+        """What more workers win beside another cure, in a sentence to go on with; empty where they do not
+        help."""
+        if not self.helped_by_workers:
+            return ""
+        give = f", if the stream can be divided: {DIVIDE}" if self.loader.iterable else " give"
+        won = format_share(self.won_by_workers_ns / self.wait_ns)
+        return (
+            f" Or{give} the DataLoader {self.enough_workers()} workers instead of"
+            f" {self.loader.num_workers}: that wins {won} of the wait."
+        )
 
     def evidence(self) -> tuple[str, ...]:
         """Returns the sentences that every fault of a starved loop has in common."""
@@ -339,6 +352,14 @@ def with_loader_arguments(profile: Profile, loader: Loader | None, **arguments: 
         return with_arguments(call, "DataLoader", **arguments)
     named = {OF_TRAINING_ARGUMENTS[name]: value for name, value in arguments.items()}
     return with_arguments("", "TrainingArguments", **named)
+
+
+def won_beside(actions: tuple[str, ...], profile: Profile, supply: Supply) -> dict[str, float]:
+    """Returns the actions that give more workers, and nanoseconds of a wait per step that these win where
+    something else would win all of it; empty where they do not help."""
+    if not supply.helped_by_workers or profile.input.asked_aside:
+        return {}
+    return dict.fromkeys(applicable(actions, supply.loader), supply.won_by_workers_ns)
 
 
 def applicable(actions: tuple[str, ...], loader: Loader | None) -> tuple[str, ...]:

@@ -12,7 +12,15 @@ from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import Late, holding, latest, own_parts, steady_wait_ns, waits_ns
+from diagnose.rules._ranks import (
+    Late,
+    holding,
+    latest,
+    own_parts,
+    steady_wait_ns,
+    waits_ns,
+    working_longer,
+)
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1
@@ -80,8 +88,7 @@ READS_AND_COMPUTES = {
     Phase.BACKWARD: 45.0,
     Phase.COMMUNICATION: 10.0,
 }
-READS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
-FILTERS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
+READS_OR_FILTERS = {**MEETS_SLOW, Phase.DATA_WAIT: 40.0, Phase.BACKWARD: 30.0}
 FILTERS_ALONE = {Phase.DATA_WAIT: 40.0, Phase.FORWARD: 20.0, Phase.BACKWARD: 40.0}
 TEACHES = {**MEETS_SLOW, Phase.EVALUATION: 40.0, Phase.BACKWARD: 30.0}
 FIRST_IN_BACKWARD = Program(meetings=meeting(10, 50, last=0, held_ms=40))
@@ -102,8 +109,7 @@ class ComputeStraggler(Rule):
     """
     ## What it means
     One rank takes longer for its forward, its backward or its Python code, also for what its loop computes
-    of a batch that it has been given. The others have their gradients
-    and wait for its.
+    of a batch that it has been given. The others have their gradients and wait for its.
 
     ## What to do
     The phase says where to look: a rank with longer sequences, its own garbage collection, a shared or
@@ -126,7 +132,7 @@ class ComputeStraggler(Rule):
         ranks_example(MEETS_WAITING, TEACHES, program=LAST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=NOT_IN_DDP),
-        ranks_example(FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD, working_ms=39.0),
+        ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD, working_ms=39.0),
         ranks_example(FILTERS_ALONE, WAITING, working_ms=39.0),
     )
     silent_on = (
@@ -136,8 +142,8 @@ class ComputeStraggler(Rule):
         TAKING_TURNS,
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=MOSTLY_ALIKE),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=LAST_IN_BACKWARD),
-        ranks_example(MEETS_WAITING, READS, program=LAST_IN_BACKWARD),
-        ranks_example(FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD),
+        ranks_example(MEETS_WAITING, READS_OR_FILTERS, program=LAST_IN_BACKWARD),
+        ranks_example(READS_OR_FILTERS, MEETS_WAITING, program=FIRST_IN_BACKWARD),
         ranks_example(MEETS_WAITING, MEETS_SLOW, program=IN_ALL_ALIKE),
         ranks_example(MEETS_WAITING, MEETS_WAITING, program=IN_ALL),
         ranks_example(SAVING, MEETS_WAITING, program=Program(meetings=meeting(10, 50, last=0, held_ms=40))),
@@ -217,7 +223,10 @@ class ComputeStraggler(Rule):
                 f"Rank {held.rank} {held.where} in {format_share(held.last_share)} of the steps, and holds"
                 f" the others up for {format_ms(held.held_ns)} of each.",
                 "It takes longer than they do for "
-                + ", ".join(f"{slow.label} ({format_ms(ns)})" for slow, ns in _most(held.excess_ns))
+                + ", ".join(
+                    f"{_where(profile, held.rank, slow)} ({format_ms(ns)})"
+                    for slow, ns in _most(held.excess_ns)
+                )
                 + ".",
             ),
             fix=f"Find what rank {held.rank} does more of, or slower, in {where}.",
@@ -227,9 +236,8 @@ class ComputeStraggler(Rule):
 
 def _where(profile: Profile, rank: int, phase: Phase) -> str:
     """Says in which phase a rank is slower, in words."""
-    one = profile.rank(rank)
-    works = phase is Phase.OTHER and 2 * one.working_ns > one.own_ns(phase)
-    return "what its loop does to its batches" if works else phase.label
+    works = phase is Phase.OTHER and rank in working_longer(profile.ranks)
+    return "what the loop does to its batches" if works else phase.label
 
 
 def _of_first(one: RankProfile, lost: dict[Phase, float]) -> dict[Phase, float]:

@@ -6,8 +6,8 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import supply_of
-from diagnose.rules._worker_examples import WELL_FED, fed_by
+from diagnose.rules._supply import supply_of, won_beside
+from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules.base import Rule
 
@@ -18,8 +18,9 @@ MIN_REPEATED = 2
 class RepeatedPreparation(Rule):
     """
     ## What it means
-    The workers compute all the time, there is no CPU for more of them, and what they compute they have
-    computed before: the samples watched came out the same, bit for bit, in every epoch.
+    The workers compute all the time, and what they compute they have computed before: the samples watched
+    came out the same, bit for bit, in every epoch. There is no CPU for more workers, or these would win a
+    part of the wait only.
 
     ## What to do
     Do the work once: write the prepared samples to disk (one tensor per shard), or keep them in memory.
@@ -27,12 +28,16 @@ class RepeatedPreparation(Rule):
 
     ## When it is wrong
     Prepared samples that are far larger than the raw ones, so that reading them takes longer than making
-    them. Where more workers would cure the wait, that is easier: `too-few-workers`.
+    them. Where more workers would win most of the wait, that is easier: `too-few-workers`.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
     explains = ("slow-transform", "too-few-workers")
-    fires_on = (fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 4}),)
+    actions = ("loader-workers", "loader-workers-reseeded")
+    fires_on = (
+        fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 4}),
+        fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"repeated": 4}}),
+    )
     silent_on = (
         WELL_FED,
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 3, "varied": 1}),
@@ -56,6 +61,7 @@ class RepeatedPreparation(Rule):
         if not lost_ns:
             return None
         where = where_slow(profile, supply.loader)
+        offered = won_beside(self.actions, profile, supply)
         return Finding(
             rule=self.name,
             summary=(
@@ -71,7 +77,9 @@ class RepeatedPreparation(Rule):
                 *supply.evidence(),
                 *where.evidence,
             ),
-            fix="Prepare the samples once and keep the results, on disk or in memory.",
+            fix=f"Prepare the samples once and keep the results, on disk or in memory.{supply.or_workers}",
             file=where.file,
             line=where.line,
+            actions=tuple(offered),
+            won_ns=offered,
         )

@@ -11,8 +11,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import CROWDED_BOUNDS, DIVIDE, Supply, crowded_ns, supply_of
-from diagnose.rules._worker_examples import CROWDED, WELL_FED, fed_by
+from diagnose.rules._supply import CROWDED_BOUNDS, DIVIDE, Supply, crowded_ns, supply_of, won_beside
+from diagnose.rules._worker_examples import A_CPU_IDLE, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 
@@ -60,13 +60,14 @@ class SlowStorage(WorkerRule):
     only wait may also outnumber the CPUs.
 
     ## When it is wrong
-    A dataset that paces itself, such as a live stream. With fewer workers than CPUs the cheaper cure is
-    more of them, and the fault is `too-few-workers`. Files that are decoded in the line that opens them
-    look like reading where decoding one takes as little as opening it.
+    A dataset that paces itself, such as a live stream. Where more workers would win most of the wait, that
+    is the cheaper cure, and the fault is `too-few-workers`. Files that are decoded in the line that opens
+    them look like reading where decoding one takes as little as opening it.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "input.workers.delay_share")
     explains = ("repeated-preparation", "slow-transform", "too-few-workers")
+    actions = ("loader-workers", "loader-workers-reseeded")
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=30, fetch_ms=390, num_workers=4, cpus=4, workers={"cpu_share": 0.3}),
@@ -79,6 +80,7 @@ class SlowStorage(WorkerRule):
         ),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": SMALL_FILES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": WHOLE_FILE}),
+        fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"reading": SMALL_FILES}}),
         fed_by(
             data_wait_ms=10,
             fetch_ms=110,
@@ -143,7 +145,8 @@ class SlowStorage(WorkerRule):
         """Of workers that take CPU time to read: they are behind, or keep up and take the CPUs for that."""
         reading = supply.workers.reading
         assert reading is not None and reading.share is not None
-        crowded_by_ns = crowded_ns(profile, supply)
+        crowded_by_ns, instead = crowded_ns(profile, supply), ""
+        offered: dict[str, float] = {}
         if crowded_by_ns:
             lost_ns = reading.share * crowded_by_ns
             lost = shared(profile, lost_ns)
@@ -157,6 +160,7 @@ class SlowStorage(WorkerRule):
             lost = {Phase.DATA_WAIT: lost_ns}
             low_ns, high_ns = 0.5 * lost_ns, supply.wait_ns
             waits = f"the loop waits for batches {format_share(supply.wait_share)}"
+            instead, offered = supply.or_workers, won_beside(self.actions, profile, supply)
         else:
             return None
         if not lost_ns:
@@ -187,13 +191,18 @@ class SlowStorage(WorkerRule):
                 " that it takes a CPU.",
                 *where.evidence,
             ),
-            fix="Put the samples into few large files, each with all parts of its samples side by side, and"
-            " read those."
-            if many
-            else "Read only what the sample needs: keep the file open or map it into memory"
-            " (numpy.load(mmap_mode='r')), or divide it into parts.",
+            fix=(
+                "Put the samples into few large files, each with all parts of its samples side by side, and"
+                " read those."
+                if many
+                else "Read only what the sample needs: keep the file open or map it into memory"
+                " (numpy.load(mmap_mode='r')), or divide it into parts."
+            )
+            + instead,
             file=where.file,
             line=where.line,
+            actions=tuple(offered),
+            won_ns=offered,
         )
 
 

@@ -8,12 +8,12 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import CROWDED_BOUNDS, Supply, crowded_ns, supply_of
+from diagnose.rules._supply import CROWDED_BOUNDS, Supply, crowded_ns, supply_of, won_beside
 from diagnose.rules._worker_examples import A_CPU_IDLE, BESIDE_A_TEAM, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 
-HELPED = 0.25
+BY_HELPERS = 0.25
 """Part of the CPU time of making a batch that helper threads take; below it they hardly matter."""
 
 
@@ -29,7 +29,8 @@ class SlowTransform(WorkerRule):
     ## What to do
     Make the transform cheaper at the line named below: a faster decoder, smaller images on disk, vectorised
     code, a cache of what comes out the same each epoch, or augmentation on the accelerator. Where libraries
-    compute in threads of their own in each worker, as BLAS, OpenCV and decoders do, let them use one.
+    compute in threads of their own in each worker, as BLAS, OpenCV and decoders do, let them use one. Where
+    a CPU stands idle, more workers win a part of the wait meanwhile.
 
     ## When it is wrong
     When another program on the machine takes the CPUs. Where further workers would cure the wait, or win a
@@ -39,6 +40,7 @@ class SlowTransform(WorkerRule):
 
     needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
     explains = ("too-few-workers",)
+    actions = ("loader-workers", "loader-workers-reseeded")
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=40, fetch_ms=380, num_workers=4, cpus=4),
@@ -77,13 +79,15 @@ class SlowTransform(WorkerRule):
         if helped and not supply.in_transforms:
             return None
         where = where_slow(profile, supply.loader)
+        won_ns, offered = supply.won_by_workers_ns, won_beside(self.actions, profile, supply)
+        slow = (
+            "Transforms of the samples keep the workers behind:"
+            if helped
+            else "Preparing samples takes the CPUs there are, and still"
+        )
         return Finding(
             rule=self.name,
-            summary=(
-                f"Preparing samples takes the CPUs there are, and still {format_share(supply.wait_share)}"
-                " of"
-                " each step is spent waiting for a batch."
-            ),
+            summary=f"{slow} {format_share(supply.wait_share)} of each step is spent waiting for a batch.",
             lost_ns={Phase.DATA_WAIT: supply.wait_ns},
             low_ns=0.5 * supply.wait_ns,
             high_ns=supply.wait_ns,
@@ -95,19 +99,15 @@ class SlowTransform(WorkerRule):
                 f" one for {format_share(supply.delay_share)}.",
                 *_in_transforms(supply),
                 f"There are {supply.cpus:g} CPUs for the process: more workers would win"
-                f" {format_ms(supply.won_by_workers_ns)} of the wait.",
-                *_helped(supply),
+                f" {f'{format_ms(won_ns)} of the wait' if won_ns else 'nothing'}.",
+                *_by_helpers(supply),
                 *where.evidence,
             ),
-            fix=f"Make preparing a sample cheaper{where.at}."
-            + (
-                f" {supply.enough_workers()} workers instead of {supply.loader.num_workers} win"
-                f" {format_share(supply.won_by_workers_ns / supply.wait_ns)} of the wait without that."
-                if helped
-                else ""
-            ),
+            fix=f"Make preparing a sample cheaper{where.at}.{supply.or_workers}",
             file=where.file,
             line=where.line,
+            actions=tuple(offered),
+            won_ns=offered,
         )
 
     def _crowding(self, profile: Profile, supply: Supply, lost_ns: float) -> Finding | None:
@@ -125,7 +125,7 @@ class SlowTransform(WorkerRule):
                 *supply.evidence(),
                 f"Workers are on a CPU for {format_share(supply.workers.cpu_share)} of that time and wait"
                 f" for one for {format_share(supply.delay_share)}.",
-                *_helped(supply),
+                *_by_helpers(supply),
                 *where.evidence,
             ),
             fix=f"Make preparing a sample cheaper{where.at}.",
@@ -144,12 +144,12 @@ def _in_transforms(supply: Supply) -> tuple[str, ...]:
     )
 
 
-def _helped(supply: Supply) -> tuple[str, ...]:
+def _by_helpers(supply: Supply) -> tuple[str, ...]:
     """Says what helper threads take, where it is much."""
     workers = supply.workers
     helper_ns = workers.helper_ns or 0.0
     own_ns = (workers.fetch_ns + workers.collate_ns) * workers.cpu_share
-    if helper_ns < HELPED * (own_ns + helper_ns):
+    if helper_ns < BY_HELPERS * (own_ns + helper_ns):
         return ()
     return (
         f"Threads of libraries in each worker take {format_ms(helper_ns)} of CPU time for a batch, beside"

@@ -91,7 +91,7 @@ class TooFewWorkers(WorkerRule):
             fix=f"{DIVIDE if loader.iterable else 'Give'} the DataLoader {workers} workers instead of"
             f" {loader.num_workers}."
             + (
-                f" The loop then waits {format_ms(then_ns)} still, as they and the model share the CPUs:"
+                f" The loop would still wait {format_ms(then_ns)}, as workers and model share the CPUs:"
                 f" make preparing a sample cheaper{cheaper.at}, too."
                 if cheaper
                 else ""
