@@ -11,9 +11,11 @@ import pytest
 from test_profile import MS, NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.lines import source_lines
+from diagnose.analysis.long_steps import LongSteps
+from diagnose.analysis.series import find_spikes
 from diagnose.core.ledger import COUNTS
 from diagnose.core.phases import Phase
-from diagnose.core.places import coded, place_of
+from diagnose.core.places import begins_ns, coded, place_of
 from diagnose.core.profile import SourceLine
 from diagnose.source.places import Places
 from diagnose.source.purposes import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
@@ -288,26 +290,51 @@ def test_where_a_schedule_was_stepped_its_time_is_that_whatever_it_is_called(tmp
     assert {line.line: line.idiom for line in lines} == {2: (), 3: (SCHEDULE,)}
 
 
-@pytest.mark.parametrize(("every", "part"), [(0, 0.64), (10, 0.0)])
+@pytest.mark.parametrize(
+    ("long", "part"),
+    [
+        (np.random.default_rng(3).choice(200, 20, replace=False), 0.64),
+        (np.arange(9, 200, 10), 0.0),
+        (np.r_[40:50, 130:140], 0.0),  # two events, such as the ends of two epochs
+    ],
+    ids=["at random", "regularly", "in two runs"],
+)
 def test_a_line_tells_what_it_takes_in_few_long_steps_that_come_at_no_regular_interval(
-    tmp_path, every, part
+    tmp_path, long, part
 ):
     file = tmp_path / "train.py"
-    file.write_text("settle()\nbook()\n", encoding="utf-8")
+    file.write_text("settle()\nbook()\nobs, reward, done, info = env.step(act)\n", encoding="utf-8")
     slot = SLOT_OF["gap_after_optimizer"]
     steps = steps_of(200, forward=20, gap_after_optimizer=5)
-    at_random = np.random.default_rng(3).choice(200, 20, replace=False)
-    steps[np.arange(9, 200, every) if every else at_random, len(COUNTS) + slot] += 40 * MS
+    steps[long, len(COUNTS) + slot] += 40 * MS
+    late = [*np.arange(3, 5, 0.1), *np.arange(6, 44, 0.5)]
     samples = [
         (5, coded(slot, place_of(int(ms * MS))), (NOBODY, (str(file), line, "<module>")), MS)
-        for line, moments in (
-            (1, [*np.arange(3, 5, 0.1), *np.arange(6, 44, 0.5)]),
-            (2, np.arange(0.5, 3, 0.1)),
-        )
+        for line, moments in ((1, late), (2, np.arange(0.5, 3, 0.1)), (3, late))
         for ms in moments
     ]
     log = log_of(steps, samples=samples, meta={"samples": len(samples)})
     lines = source_lines(log, log.steps[1:], 1, Roles([], Sources()), Places(Sources()))
-    settle, book = sorted(lines, key=lambda line: line.line)
-    assert book.irregular == 0
+    settle, book, act = sorted(lines, key=lambda line: line.line)
+    assert (book.irregular, act.irregular) == (0, 0)
+    assert act.acting == pytest.approx(act.share)
     assert settle.irregular / settle.share == pytest.approx(part, abs=0.08)
+
+
+def test_the_part_of_long_steps_at_a_moment_is_theirs_among_all_that_last_longer():
+    draw = np.random.default_rng(5)
+    steps = steps_of(300, forward=20, gap_after_optimizer=draw.exponential(3, 300))
+    slot = SLOT_OF["gap_after_optimizer"]
+    steps[draw.choice(300, 15, replace=False), len(COUNTS) + slot] += 60 * MS
+    slots_ns = steps[:, len(COUNTS) :].astype(float)
+    times = slots_ns[:, slot]
+    usual_ns, spikes = find_spikes(times, float(np.median(slots_ns.sum(axis=1))))
+    long_steps = LongSteps(steps, by_device=False)
+    last = place_of(int(times.max()))
+    places = [place for place in range(1, last) if begins_ns(place) >= usual_ns]
+    expected = [spikes[times > begins_ns(place)].mean() for place in places]
+    assert [long_steps.part(slot, place) for place in places] == pytest.approx(expected)
+    assert 0 < min(expected) < max(expected) == 1
+    assert long_steps.part(slot, place_of(int(usual_ns)) - 1) == 0
+    assert long_steps.part(slot, last + 1) == 0
+    assert LongSteps(steps, by_device=True).part(slot, last) == 0

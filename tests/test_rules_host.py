@@ -511,6 +511,8 @@ def test_a_line_that_few_steps_run_is_jitter_and_what_each_step_does_beside_it_i
     jitter = found["step-jitter"]
     assert (jitter.file, jitter.line) == (settles.file, settles.line)
     assert jitter.lost_ns == pytest.approx({Phase.OTHER: 17e6})
+    assert settles.text in jitter.fix
+    assert not any("in other," in each for each in jitter.evidence)
     books = replace(at("book.update(batch)", 0.2), line=50)
     both = replace(profile(other_ms=40), series=example.series, host=example.host, where=(settles, books))
     found = found_in(both)
@@ -520,6 +522,52 @@ def test_a_line_that_few_steps_run_is_jitter_and_what_each_step_does_beside_it_i
     assert found["step-jitter"].lost_ns_per_step == pytest.approx(17e6)
     regular = replace(both, series=replace(example.series, period={Phase.OTHER: 10}))
     assert found_in(regular)["python-overhead"].lost_ns_per_step == pytest.approx(38e6)
+
+
+@pytest.mark.parametrize(
+    ("forward_ns", "jitter", "overhead"),
+    [(8e6, {Phase.OTHER: 17e6}, {}), (20e6, {Phase.FORWARD: 20e6}, {Phase.OTHER: 18e6})],
+)
+def test_long_steps_of_a_line_are_told_alone_or_left_to_overhead(forward_ns, jitter, overhead):
+    example = RULES["step-jitter"].fires_on[-1]
+    series = example.series
+    series = replace(
+        series,
+        spike_ns={**series.spike_ns, Phase.FORWARD: forward_ns},
+        spike_share={**series.spike_share, Phase.FORWARD: 0.05},
+    )
+    found = found_in(replace(example, series=series))
+    assert set(found) == {"step-jitter"} | ({"python-overhead"} if overhead else set())
+    assert found["step-jitter"].lost_ns == pytest.approx(jitter)
+    assert bool(found["step-jitter"].file) is (Phase.OTHER in jitter)
+    assert not overhead or found["python-overhead"].lost_ns == pytest.approx(overhead)
+
+
+def test_what_step_jitter_cannot_tell_remains_overhead():
+    example = RULES["step-jitter"].fires_on[-1]
+    found = found_in(replace(example, host=HostStats()))
+    assert set(found) == {"python-overhead"}
+    assert found["python-overhead"].lost_ns == pytest.approx({Phase.OTHER: 18e6})
+    hook = at("norms = spectra(p)", 0.1, "hook", phase=Phase.OPTIMIZER)
+    beside = profile(other_ms=20, optimizer_ms=30, series=example.series, host=example.host)
+    found = found_in(replace(beside, where=(*example.where, replace(hook, irregular=0.09))))
+    assert set(found) == {"step-jitter", "python-overhead"}
+    assert found["python-overhead"].lost_ns == pytest.approx({Phase.OPTIMIZER: 10e6, Phase.OTHER: 1e6})
+
+
+@pytest.mark.parametrize(
+    ("share", "jitter", "overhead"), [(0.2, {Phase.OTHER: 9e6}, {}), (0.3, {}, {Phase.OTHER: 20e6})]
+)
+def test_of_a_helper_that_acting_calls_too_each_part_is_told_once(share, jitter, overhead):
+    helper = replace(at("seen = observe(place)", share), acting=0.1, irregular=0.09)
+    example = RULES["step-jitter"].fires_on[-1]
+    found = found_in(
+        profile(other_ms=70, series=example.series, host=example.host, where=(STEPS_ENVIRONMENT, helper))
+    )
+    assert found.pop("slow-rollout").lost_ns == pytest.approx({Phase.OTHER: 40e6})
+    told = {rule: finding.lost_ns for rule, finding in found.items()}
+    assert told.get("step-jitter", {}) == pytest.approx(jitter)
+    assert told.get("python-overhead", {}) == pytest.approx(overhead)
 
 
 def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():

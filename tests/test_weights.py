@@ -156,9 +156,26 @@ gs = [p.grad for p in now]
         ("torch._foreach_mul_(gs, coef)", (CLIP, WHOLE)),
         ("fast = list(torch._foreach_sub(fast, slopes, alpha=lr))", (WHOLE,)),
         ("torch._foreach_mul_(rows, 0.9)", (WHOLE,)),
+        ("fast = [w.detach() for w in torch._foreach_sub(fast, slopes)]", (WHOLE,)),
+        ("torch._foreach_copy_(fast, [w.clone() for w in rows])", (WHOLE,)),
+        ("total = torch.stack([n.to(d) for n in torch._foreach_norm(gs)]).norm()", (CLIP, WHOLE)),
+        ("torch._foreach_mul_([*rows], 0.9)", (WHOLE,)),
         ("average.update_parameters(net)", (EMA,)),
         ("average = AveragedModel(net, multi_avg_fn=f)\naverage.update_parameters(net)", (EMA, WHOLE)),
     ],
 )
 def test_what_is_done_in_one_call_for_all_is_no_loop(call: str, idioms: tuple[str, ...]):
     assert of_marked(LISTS.format(call)) == idioms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ys = [slow(t) for t in torch._foreach_sub(a, b)]",
+        "ys = {k: v.tanh() for k, v in zip(names, torch._foreach_neg(a))}",
+        "ys = [torch._foreach_norm([x]) for x in a]",
+        "for x in a:\n    torch._foreach_mul_([x], 0.9)",
+    ],
+)
+def test_a_loop_beside_such_a_call_or_around_calls_for_one_tensor_is_a_loop(text: str):
+    assert of_marked(f"{text}  # here") == (PYTHON_LOOP,)

@@ -120,8 +120,9 @@ def source_lines(
             weights[key][slot] += weight_ns
             every.setdefault(key, idioms.every(stack))
             purposes[key][idiom] += weight_ns
-            irregular[key][slot] += weight_ns * long_steps.part(slot, place)
-            acting[key][slot] += weight_ns if ACTS & set(idiom) else 0.0
+            acts = bool(ACTS & set(idiom))
+            acting[key][slot] += weight_ns if acts else 0.0
+            irregular[key][slot] += 0.0 if acts else weight_ns * long_steps.part(slot, place)
             helper = roles.helper(stack) if phase in (Phase.OTHER, Phase.GC) else None
             if helper is not None:
                 helpers[helper][idiom] += weight_ns

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from diagnose.analysis.series import find_period, find_spikes
+from diagnose.analysis.series import find_period, find_spikes, without_neighbours
 from diagnose.core.ledger import COUNTS
 from diagnose.core.places import begins_ns
+
+LEAST_EVENTS = 5
+"""Fewer may be one thing that happened, such as the ends of two epochs; neighbouring long steps are one
+event."""
 
 
 class LongSteps:
@@ -22,30 +26,33 @@ class LongSteps:
     """
 
     def __init__(self, rows: npt.NDArray[np.int64], *, by_device: bool) -> None:
-        self._times = np.zeros((0, 0)) if by_device else rows[:, len(COUNTS) :].astype(float)
-        self._step_ns = float(np.median(self._times.sum(axis=1))) if len(self._times) else 0.0
-        self._slots: dict[int, tuple[float, npt.NDArray[np.float64], npt.NDArray[np.bool_]] | None] = {}
+        self._slots_ns = (rows[:0] if by_device else rows)[:, len(COUNTS) :]
+        self._step_ns = float(np.median(self._slots_ns.sum(axis=1))) if len(self._slots_ns) else 0.0
+        self._found: dict[int, tuple[float, npt.NDArray[np.float64], int] | None] = {}
 
     def part(self, slot: int, place: int) -> float:
         """Returns the part, 0 to 1, of the time at a place that passes in long steps, beyond what the slot
         usually takes; 0 where they are none, or come regularly."""
-        if not place or not len(self._times):
+        if not place or not len(self._slots_ns):
             return 0.0
-        if slot not in self._slots:
-            self._slots[slot] = self._long(slot)
-        found = self._slots[slot]
+        if slot not in self._found:
+            self._found[slot] = self._long(slot)
+        found = self._found[slot]
         if found is None:
             return 0.0
-        usual_ns, times, spikes = found
+        usual_ns, ascending, num_long = found
         begin_ns = begins_ns(place)
         if begin_ns < usual_ns:
             return 0.0
-        there = times > begin_ns
-        return float(spikes[there].mean()) if there.any() else 0.0
+        num_there = len(ascending) - int(np.searchsorted(ascending, begin_ns, side="right"))
+        return min(1.0, num_long / num_there) if num_there else 0.0
 
-    def _long(self, slot: int) -> tuple[float, npt.NDArray[np.float64], npt.NDArray[np.bool_]] | None:
-        times = self._times[:, slot]
+    def _long(self, slot: int) -> tuple[float, npt.NDArray[np.float64], int] | None:
+        """Returns what a slot usually takes, its times in ascending order, and how many of the last of
+        these are of long steps; `None` where those are no matter of chance."""
+        times = self._slots_ns[:, slot].astype(float)
         usual_ns, spikes = find_spikes(times, self._step_ns)
-        if not spikes.any() or find_period(np.flatnonzero(spikes)) is not None:
+        where = np.flatnonzero(spikes)
+        if len(without_neighbours(where)) < LEAST_EVENTS or find_period(where) is not None:
             return None
-        return usual_ns, times, spikes
+        return usual_ns, np.sort(times), len(where)

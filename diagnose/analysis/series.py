@@ -108,14 +108,20 @@ def _correlation(some: Vector, others: Vector) -> float | None:
 
 def find_period(indices: npt.NDArray[np.int64]) -> int | None:
     """Returns the usual interval between indices if they come regularly; runs of neighbours count once."""
-    if len(indices):
-        indices = indices[np.concatenate(([True], np.diff(indices) > 1))]
+    indices = without_neighbours(indices)
     intervals = np.diff(indices)
     if len(indices) < MIN_SPIKES:
         return None
     usual = float(np.median(intervals))
     regular = np.abs(intervals - usual) <= max(1.0, REGULAR_WITHIN * usual)
     return round(usual) if float(regular.mean()) >= REGULAR_SHARE else None
+
+
+def without_neighbours(indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns ascending indices without those that follow right after another: the first of each run."""
+    if not len(indices):
+        return indices
+    return indices[np.concatenate(([True], np.diff(indices) > 1))]
 
 
 def find_drift(times: Vector, rest: Vector | None = None) -> float:

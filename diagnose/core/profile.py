@@ -130,8 +130,8 @@ class SourceLine:
             wait for data, what the loop does to batches rather than its loader.
         model_share: Part of the measured time in which a model was called from the line, however deep.
         acting: The part of `share` in which who called it acted in an environment, or stepped one.
-        irregular: The part of `share` that passed in a few steps, at no regular interval, in which what
-            lies between the same hooks takes far longer than it usually does.
+        irregular: The part of `share`, beside `acting`, that passed in a few steps, at no regular interval,
+            in which what lies between the same hooks takes far longer than it usually does.
         num_samples: About how many times the sampler saw the line; small numbers carry little.
         in_worker: Whether a DataLoader worker, not the training thread, spent the time. `share` is then
             the part of the workers' busy time.

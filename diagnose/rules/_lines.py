@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import ClassVar
@@ -94,6 +95,11 @@ def share_of(lines: Sequence[SourceLine], min_samples: int = MIN_SAMPLES) -> flo
     if sum(line.num_samples for line in lines) < min_samples:
         return 0.0
     return sum(line.share for line in lines)
+
+
+def part_of(line: SourceLine, share: float) -> SourceLine:
+    """Returns a line with a part of what it takes, `share` of the measured time, and of its samples."""
+    return replace(line, share=share, num_samples=max(1, round(line.num_samples * share / line.share)))
 
 
 def lost_of(profile: Profile, lines: Sequence[SourceLine], part: float = 1.0) -> dict[Phase, float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
-from diagnose.rules._lines import MOSTLY, loop_lines
+from diagnose.rules._lines import MOSTLY, loop_lines, part_of
+from diagnose.rules.slow_rollout import beside_acting
 from diagnose.source.idioms import is_training
 
 OTHERS_NAMES = """
@@ -35,26 +35,30 @@ def is_own_code(line: SourceLine) -> bool:
     )
 
 
+def own_lines(profile: Profile) -> tuple[SourceLine, ...]:
+    """Returns the lines of the loop's own code, with what they take beside acting; the most expensive
+    first."""
+    return beside_acting(loop_lines(profile, is_own_code))
+
+
 def irregular_lines(profile: Profile) -> tuple[SourceLine, ...]:
     """Returns the lines of the loop's own code that take their time in a few long steps at no regular
-    interval, with what they take there; the most expensive first. What stands under a condition on the
-    step's number comes regularly, whatever comes beside it."""
-    lines = loop_lines(profile, lambda line: is_own_code(line) and line.phase is Phase.OTHER)
-    found = [
-        replace(
-            line,
-            share=line.irregular,
-            num_samples=max(1, round(line.num_samples * line.irregular / line.share)),
-        )
-        for line in lines
-        if not line.every and line.irregular > MOSTLY * line.share
-    ]
+    interval, with what they take there; the most expensive first."""
+    found = [part_of(line, line.irregular) for line in own_lines(profile) if _is_irregular(line)]
     return tuple(sorted(found, key=lambda line: -line.share))
 
 
-def regular_part(line: SourceLine) -> SourceLine:
-    """Returns a line with what it takes in usual steps, where `irregular_lines` has the rest."""
-    if line.every or line.irregular <= MOSTLY * line.share:
-        return line
-    part = line.share - line.irregular
-    return replace(line, share=part, num_samples=max(1, round(line.num_samples * part / line.share)))
+def regular_lines(profile: Profile) -> tuple[SourceLine, ...]:
+    """Returns the lines of the loop's own code with what they take in usual steps, where `irregular_lines`
+    has the rest; the most expensive first."""
+    found = [
+        part_of(line, line.share - line.irregular) if _is_irregular(line) else line
+        for line in own_lines(profile)
+    ]
+    return tuple(sorted((line for line in found if line.share > 0), key=lambda line: -line.share))
+
+
+def _is_irregular(line: SourceLine) -> bool:
+    """Whether most of a line's time between the phases passes in long steps. What stands under a condition
+    on the step's number comes regularly, whatever comes beside it."""
+    return line.phase is Phase.OTHER and not line.every and line.irregular > MOSTLY * line.share

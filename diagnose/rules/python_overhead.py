@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
+from diagnose.core.host import HostStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import at, bounds, loop_lines, lost_of, named, share_of
+from diagnose.rules._lines import at, bounds, lost_of, named, share_of
 from diagnose.rules._machine import one_core
-from diagnose.rules._own_code import TRAINS, is_own_code, regular_part
+from diagnose.rules._own_code import TRAINS, own_lines, regular_lines
 from diagnose.rules.base import Rule
-from diagnose.rules.slow_rollout import beside_acting
 from diagnose.rules.step_jitter import RARE_OWN, long_steps_ns
 
 MIN_SHARE = 0.03
@@ -73,6 +73,7 @@ class PythonOverhead(Rule):
         profile(
             other_ms=12, where=tuple(replace(at(f"a{i} = b{i}", 0.008), function="book") for i in range(12))
         ),
+        replace(RARE_OWN, host=HostStats()),  # `step-jitter` abstains
     )
     silent_on = (
         profile(other_ms=2.9),
@@ -96,10 +97,8 @@ class PythonOverhead(Rule):
         """See `Rule.check`."""
         if not any(profile.phase_time_ns.get(phase) for phase in COMPUTES):
             return None  # gradients that are made by hand: the loop's own code is the training
-        own = loop_lines(profile, is_own_code)
-        if Phase.OTHER in long_steps_ns(profile):
-            own = tuple(map(regular_part, own))  # the rest is `step-jitter`'s
-        lines = counted(beside_acting(own), profile.where)
+        long = Phase.OTHER in long_steps_ns(profile)  # what these take is `step-jitter`'s
+        lines = counted(regular_lines(profile) if long else own_lines(profile), profile.where)
         share = share_of(lines)
         if share < MIN_SHARE:
             return None

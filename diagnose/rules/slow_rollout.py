@@ -10,7 +10,7 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._lines import at, bounds, lost_of, named, share_of
+from diagnose.rules._lines import at, bounds, lost_of, named, part_of, share_of
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.10
@@ -128,7 +128,7 @@ def rollouts(profile: Profile) -> tuple[SourceLine, ...]:
     """Returns what such lines take, the most expensive first: of lines that also do something else, as
     those of a model that acts and is taught, only the part in which they act."""
     found = [
-        replace(line, share=part, num_samples=max(1, round(line.num_samples * part / line.share)))
+        part_of(line, part)
         for line in profile.where
         for part in (line.acting or (line.share if is_rollout(line) else 0.0),)
         if part and not line.in_worker
@@ -139,11 +139,10 @@ def rollouts(profile: Profile) -> tuple[SourceLine, ...]:
 def beside_acting(lines: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
     """Returns what lines take beside acting, the most expensive first: an environment may call a helper of
     the loop, too."""
-    parts = ((line, line.share - line.acting) for line in lines)
     found = [
-        replace(line, share=part, num_samples=max(1, round(line.num_samples * part / line.share)))
-        for line, part in parts
-        if part > 0
+        replace(part_of(line, line.share - line.acting), acting=0.0)
+        for line in lines
+        if line.share > line.acting
     ]
     return tuple(sorted(found, key=lambda line: -line.share))
 

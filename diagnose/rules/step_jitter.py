@@ -105,7 +105,7 @@ class StepJitter(Rule):
         each_ns = series.each_ns(worst)
         assert each_ns is not None
         lines = irregular_lines(profile)[:MAX_LINES] if Phase.OTHER in lost else ()
-        first = lines[0] if worst is Phase.OTHER else None
+        where = "code of the loop's own" if lines else worst.label
         return Finding(
             rule=self.name,
             summary=f"A few steps take far longer than the rest: {format_share(share)} of the time",
@@ -115,34 +115,36 @@ class StepJitter(Rule):
             assumption="the long steps could be as short as the others",
             evidence=(
                 f"{format_share(series.spike_share[worst])} of the steps take {format_ms(each_ns)} more"
-                f" than usual in {worst.label}, at no regular interval.",
+                f" than usual in {where}, at no regular interval.",
                 f"The threads that compute waited for a CPU for {format_share(delay)} of the time only.",
                 *(
-                    f"{format_share(line.share)} of the time in {named(line)}, {line.function}, in these"
-                    " steps alone."
+                    f"In these steps {named(line)}, {line.function}, takes"
+                    f" {format_share(line.share)} of the whole time."
                     for line in lines
                 ),
             ),
-            fix="Look at what the long steps have in common: the size of their inputs first."
-            if first is None
-            else f"See when {first.function} runs, and do it elsewhere, or a part of it in each step.",
-            file=first.file if first is not None else "",
-            line=first.line if first is not None else 0,
+            fix=f"See when {named(lines[0])} runs, and do it elsewhere, or a part of it in each step."
+            if lines
+            else "Look at what the long steps have in common: the size of their inputs first.",
+            file=lines[0].file if lines else "",
+            line=lines[0].line if lines else 0,
         )
 
 
 def long_steps_ns(profile: Profile) -> dict[Phase, float]:
     """Returns what a few long steps take more than the others, in nanoseconds per step by phase; empty
-    where that is nothing to speak of, or is known to come of the machine or the inputs.
+    where that is nothing to speak of, is known to come of the machine or the inputs, or cannot be told.
 
     Between the phases it is what lines of the loop's own code take in such steps: others have rules of
-    their own.
+    their own. It is told alone, or not at all: what computes is long for other reasons, and may be another
+    rule's time.
     """
-    series, delay = profile.series, machine_share(profile.host)
+    series, host = profile.series, profile.host
+    if host.runnable_share is None:
+        return {}  # the rule abstains, and takes no time over from others
     if series.by_tokens is not None and series.by_tokens >= BY_TOKENS:
         return {}  # long sequences take long
-    lines = irregular_lines(profile)
-    own_ns = share_of(lines) * profile.step_time_ns
+    own_ns = share_of(irregular_lines(profile)) * profile.step_time_ns
     spiking = [
         phase
         for phase in (*COMPUTING, *((Phase.OTHER,) if own_ns else ()))
@@ -153,7 +155,11 @@ def long_steps_ns(profile: Profile) -> dict[Phase, float]:
     lost = {phase: min(series.spike_ns[phase], profile.spent_ns(phase)) for phase in spiking}
     if Phase.OTHER in lost:
         lost[Phase.OTHER] = min(lost[Phase.OTHER], own_ns)
-    share = sum(lost.values()) / profile.step_time_ns
-    if share < MIN_SHARE or delay > MOST_DELAY * share or profile.steps.total_time_ns < LEAST_NS:
+    all_ns, least_ns = sum(lost.values()), MIN_SHARE * profile.step_time_ns
+    delay_ns = machine_share(host) * profile.step_time_ns
+    if delay_ns > MOST_DELAY * all_ns or profile.steps.total_time_ns < LEAST_NS:
         return {}
-    return {phase: ns for phase, ns in lost.items() if ns}
+    own_ns = lost.pop(Phase.OTHER, 0.0)
+    if own_ns >= max(least_ns, *lost.values()):
+        return {Phase.OTHER: own_ns}
+    return {phase: ns for phase, ns in lost.items() if ns} if sum(lost.values()) >= least_ns else {}

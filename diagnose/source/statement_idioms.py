@@ -110,10 +110,13 @@ def _idioms(place: Place, within: Within) -> Iterator[str]:
     of_each = bool(in_comprehension) or _of_turns(place, nodes)
     if not within.waits and not only_reads(nodes, of_each=of_each):
         found.discard(SYNC)
+    at_once = is_at_once(nodes)
+    if found == {WHOLE} and not at_once:
+        found.clear()
     for idiom in (LOG, CLIP, EMA, UPDATE, WHOLE, METRIC, SAVE, SYNCHRONIZE, COLLECT, WAIT, SCHEDULE, SYNC):
         if idiom in found:
             yield idiom
-    if not found and (in_comprehension or _side_loops(place, within)) and not is_at_once(nodes):
+    if not found and (in_comprehension or _side_loops(place, within)) and not at_once:
         yield PYTHON_LOOP
         if takes_slices(place.statement, place.loops, nodes):
             yield SLICES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from diagnose.source.statements import (
     Function,
@@ -31,6 +31,9 @@ PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "eins
 AT_ONCE = ("_foreach_", "_fused_")
 """Begins the names of torch's functions that take a list of tensors."""
 
+MARKS = frozenset({"detach", "detach_", "requires_grad_"})
+"""Methods that take no time to speak of, however large a tensor is."""
+
 
 def operations_by_statement(function: Function | None) -> dict[int, int]:
     """Returns how many elementwise operations on tensors each statement does, by its identity.
@@ -47,9 +50,35 @@ def operations_by_statement(function: Function | None) -> dict[int, int]:
     return {id(statement): _count(statement, held) for statement in statements}
 
 
-def is_at_once(nodes: Iterable[ast.AST]) -> bool:
-    """Whether torch is given all tensors in one call."""
-    return any(isinstance(node, ast.Call) and callee(node)[0].startswith(AT_ONCE) for node in nodes)
+def is_at_once(nodes: Collection[ast.AST]) -> bool:
+    """Whether torch is given all tensors in one call, and what it gives is not gone through one by one:
+    `[f(t) for t in torch._foreach_sub(a, b)]`."""
+    return any(map(takes_lists, nodes)) and not any(map(_takes_turns, nodes))
+
+
+def takes_lists(node: ast.AST) -> bool:
+    """Whether it is a call of torch's for lists of tensors, and not for one tensor alone: `[p]`."""
+    if not isinstance(node, ast.Call) or not callee(node)[0].startswith(AT_ONCE):
+        return False
+    first = node.args[0] if node.args else None
+    if not isinstance(first, ast.List) or len(first.elts) != 1:
+        return True
+    return isinstance(first.elts[0], ast.Starred)
+
+
+def _takes_turns(node: ast.AST) -> bool:
+    """Whether it is a comprehension around such a call that calls something else in each turn."""
+    if isinstance(node, ast.DictComp):
+        turn = [node.key, node.value]
+    elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+        turn = [node.elt]
+    else:
+        return False
+    return any(map(takes_lists, ast.walk(node))) and any(
+        isinstance(inner, ast.Call) and callee(inner)[0] not in MARKS and not takes_lists(inner)
+        for each in turn
+        for inner in ast.walk(each)
+    )
 
 
 def _count(statement: ast.stmt, held: set[str]) -> int:

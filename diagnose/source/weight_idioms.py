@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from diagnose.source.averaging import AVERAGED_WORDS, averages, blends_in
 from diagnose.source.purposes import CLIP, EMA, UPDATE, WHOLE
 from diagnose.source.statements import Place, callee, key_of, names, words, words_of
+from diagnose.source.tensor_operations import takes_lists
 from diagnose.source.weight_loops import WRITES, changed, data_of, in_pairs, sources, turns
 from diagnose.source.weights import ASKED, GRADIENTS, HOOKS, OVER_WEIGHTS, PASS_ON, turns_of
 
@@ -69,24 +70,21 @@ def of_lists(call: ast.Call, place: Place) -> Iterator[str]:
     """Yields what a call of torch's does to all weights or gradients of lists,
     `torch._foreach_lerp_(averages, weights, r)`; of any other lists, that it is one call."""
     name = callee(call)[0]
-    if not name.startswith("_foreach_") or not call.args:
+    if not name.startswith("_foreach_") or not call.args or not takes_lists(call):
         return
+    yield WHOLE
     does = words(name)
     used = names(node for arg in (*call.args, *call.keywords) for node in ast.walk(arg))
     held = [bool(names(ast.walk(arg)) & (OVER_WEIGHTS | place.weights)) for arg in call.args]
     if used & place.gradients or words_of(used) & GRADIENTS:
         if "norm" in does or (does & {"mul", "div"} and _by_norms(used, place)):
-            yield from (CLIP, WHOLE)
+            yield CLIP
         elif held[0]:
-            yield from (UPDATE, WHOLE)
-        else:
-            yield WHOLE
+            yield UPDATE
     elif "lerp" in does or (
         does & {"mul", "add"} and (words_of(used) & OF_AVERAGES or ("add" in does and sum(held) > 1))
     ):
-        yield from (EMA, WHOLE)
-    else:
-        yield WHOLE
+        yield EMA
 
 
 def clips_one(call: ast.Call, place: Place) -> bool:
