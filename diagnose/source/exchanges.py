@@ -154,9 +154,7 @@ def _run_by(method: str, effects: Effects) -> list[ast.stmt]:
 
 def _attributes(names: Iterable[str]) -> set[str]:
     """Returns the attributes of an object itself: `self.board`, of `self.board.squares[e4]`."""
-    return {
-        ".".join(name.partition("[")[0].split(".")[:2]) for name in names if name.startswith("self.")
-    }
+    return {".".join(name.partition("[")[0].split(".")[:2]) for name in names if name.startswith("self.")}
 
 
 def _calls_only(statement: ast.stmt) -> bool:
