@@ -1,27 +1,31 @@
-"""Which objects a function tells what a model has chosen without gradients, to be answered by them.
+"""In which object a function lets a model act: one that shows something else once it was told the choice.
 
-Whoever is told what was chosen, gives what the next choice is made of, and answers something that is kept
-together with the choice, is an environment, whatever it and its methods are called: `rewards =
-buildings.act(floors)` after `floors = choose(buildings.view())`. What scores predictions gives the model
-nothing, a decoder that goes on with what it was told answers nothing that is kept, and a memory of
-experience answers nothing at all.
+Whoever is told what a model chose without gradients, shows what the next choice is made of, and answers
+something that is kept as the choice is, is an environment, whatever it and its methods are called: `rewards
+= buildings.act(floors)` after `floors = choose(buildings.view())`. The script has to say that being told
+changes what is shown: `act` sets `self.place`, which `view` reads. A scaler or a tokenizer stays as it is,
+what scores predictions shows the model nothing of them, what a cache answers goes on into the model, and a
+memory of experience answers nothing at all.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from diagnose.source.effects import Effects, methods_called
 from diagnose.source.parts import Part
 from diagnose.source.statements import (
     MODULES,
     callee,
     calls_of,
+    closure,
     given_to,
     header_lines,
     nodes_of,
     reads,
+    statements_of,
     words,
     writes,
 )
@@ -36,7 +40,7 @@ class Exchange:
 
     Attributes:
         tells: The statement that tells it what was chosen.
-        chooses: The statements on the way from what it gives to what it is told, the model's calls among
+        chooses: The statements on the way from what it shows to what it is told, the model's calls among
             them.
         base: What it is called there.
     """
@@ -51,80 +55,117 @@ class Exchange:
         return {name for name, base in called if base == self.base}
 
 
-def exchange_in(part: Part, lines: Collection[int], learns: Collection[int]) -> Exchange | None:
+def exchange_in(part: Part, lines: set[int], learns: set[int]) -> Exchange | None:
     """Returns the environment that a function acts in; `None` where there is none.
 
     Args:
         part: The function.
         lines: Its lines through which models are called without gradients.
-        learns: Its lines from which models are called with gradients, and backward passes begun.
+        learns: Its lines from which batches are asked, models called with gradients, and backward passes
+            and optimizers' steps begun.
     """
-    for chooses in part.statements:
-        if not writes(chooses) or not set(lines) & set(header_lines(chooses)):
+    for tells, call, changed in _told(part, learns):
+        base = callee(call)[1]
+        told = set().union(*(reads(ast.Expr(value)) for value in given_to(call)))
+        way, _ = part.walk([(tells, told)])
+        others = [s for s in part.statements if s is not tells]
+        chooses = [s for s in others if id(s) in way and _chooses(s, lines, base)]
+        if not chooses:
             continue
-        seen = set().union(
-            *(reads(ast.Expr(value)) for call in calls_of(chooses) for value in given_to(call))
-        )
-        found, _ = part.walk([(chooses, seen)])
-        fed = [s for s in part.statements if id(s) in found] + [chooses]
-        reached = part.derived([chooses])
-        for tells in part.statements:
-            if id(tells) not in reached or tells is chooses or not isinstance(tells, ast.Assign):
-                continue
-            if set(learns) & set(header_lines(tells)):
-                continue
-            chosen = set().union(*part.spread({id(chooses): writes(chooses)}, {id(tells)}).values())
-            for base in _told(tells, chosen, part):
-                if all(callee(call)[1] == base for call in calls_of(chooses)):
-                    continue  # the environment itself
-                gives = any(callee(call)[1] == base for s in fed if s is not tells for call in calls_of(s))
-                answers = tells in fed and len(writes(tells)) > 1
-                kept = _kept(part, (chooses, tells))
-                answer = set().union(*part.derived([tells]).values())
-                if (gives or answers) and kept & chosen and kept & answer:
-                    way, _ = part.walk([(tells, part.reads[id(tells)])])
-                    return Exchange(tells, tuple(_choosing(part, way, lines, base)), base)
+        fed, names = part.walk([(s, part.reads[id(s)]) for s in chooses])
+        shows = [s for s in others if s in chooses or id(s) in fed]
+        answer = writes(tells) - names  # what goes on into the model is no answer to it
+        if not answer or not _shows(shows, base, changed, part.effects):
+            continue
+        puts = [s for s in others if s not in chooses and _puts(s)]
+        chosen = part.spread({id(s): writes(s) for s in chooses}, {id(tells)})
+        answered = part.spread({id(tells): answer}, ())
+        if all(any(id(s) in kept for s in puts) for kept in (chosen, answered)):
+            return Exchange(tells, tuple(chooses), base)
     return None
 
 
-def _choosing(part: Part, way: Collection[int], lines: Collection[int], base: str) -> Iterator[ast.stmt]:
-    """Yields the statements on a way in which time passed without gradients, but in the environment."""
+def _told(part: Part, learns: set[int]) -> Iterator[tuple[ast.Assign, ast.Call, set[str]]]:
+    """Yields the statements that keep what an object answers, the calls that tell it something, and what of
+    its attributes that changes: of no module, nor who trains."""
+    effects = part.effects
+    changes: dict[str, set[str]] = {}
     for statement in part.statements:
-        if id(statement) not in way or not set(lines) & set(header_lines(statement)):
+        if not isinstance(statement, ast.Assign) or not learns.isdisjoint(header_lines(statement)):
             continue
-        if not all(callee(call)[1] == base for call in calls_of(statement)):
-            yield statement
+        for call in calls_of(statement):
+            if not isinstance(call.func, ast.Attribute) or call.func.attr not in effects.functions:
+                continue
+            name, base = callee(call)
+            if not base.replace(".", "").isidentifier() or base.partition(".")[0] in MODULES:
+                continue
+            if base == "self" or effects.is_module(base) or effects.computes(name):
+                continue
+            if name not in changes:
+                changes[name] = _changes(name, effects)
+            if changes[name]:
+                yield statement, call, changes[name]
 
 
-def _told(statement: ast.stmt, chosen: Collection[str], part: Part) -> list[str]:
-    """Returns the objects whose methods a statement gives something that was chosen: no module's, nor what
-    was chosen itself."""
-    return [
-        base
-        for name, base in map(callee, calls_of(statement))
-        if base.replace(".", "").isidentifier() and base != "self"
-        if base.partition(".")[0] not in MODULES and base not in chosen
-        if not part.effects.is_module(base) and not part.effects.computes(name)
-        for call in calls_of(statement)
-        if callee(call) == (name, base)
-        if any(reads(ast.Expr(value)) & set(chosen) for value in given_to(call))
-    ]
+def _chooses(statement: ast.stmt, lines: set[int], base: str) -> bool:
+    """Whether time passed without gradients in a statement, and not in the environment alone."""
+    if lines.isdisjoint(header_lines(statement)):
+        return False
+    return not all(callee(call)[1] == base for call in calls_of(statement))
 
 
-def _kept(part: Part, but: Collection[ast.stmt]) -> set[str]:
-    """Returns the names of what a function puts somewhere, or gives back: not what it only counts, asks in
-    a condition, or writes into a log."""
-    kept: set[str] = set()
-    for statement in part.statements:
-        if statement in but or not _puts(statement):
-            continue
-        books = {word for call in calls_of(statement) for each in callee(call) for word in words(each)}
-        if not books & BOOKS:
-            kept |= reads(statement)
-    return kept
+def _shows(statements: Iterable[ast.stmt], base: str, changed: set[str], effects: Effects) -> bool:
+    """Whether one of some statements calls what has to do with certain attributes of an object."""
+    return any(
+        called == base and changed & _looks_at(name, effects)
+        for statement in statements
+        for name, called in methods_called(statement)
+    )
+
+
+def _looks_at(method: str, effects: Effects) -> set[str]:
+    """Returns the attributes of its object that a method reads or sets, but for those of
+    which it only calls methods."""
+    statements = (s for s in _run_by(method, effects) if not _calls_only(s))
+    return _attributes(each for s in statements for each in reads(s) | writes(s))
+
+
+def _changes(method: str, effects: Effects) -> set[str]:
+    """Returns the attributes of its object that a method sets, or calls methods of that can only change
+    them: `self.board.push(move)`."""
+    statements = _run_by(method, effects)
+    pushed = (callee(call)[1] for s in statements if _calls_only(s) for call in calls_of(s)[:1])
+    return _attributes([*pushed, *(each for s in statements for each in writes(s))])
+
+
+def _run_by(method: str, effects: Effects) -> list[ast.stmt]:
+    """Returns the statements of a method, and of the others of its object that it calls."""
+
+    def bodies(names: Iterable[str]) -> Iterator[ast.stmt]:
+        for name in names:
+            for _, function in effects.functions.get(name, ()):
+                yield from statements_of(function)
+
+    def more(known: set[str]) -> Iterator[str]:
+        return (name for s in bodies(known) for name, base in methods_called(s) if base == "self")
+
+    return list(bodies(closure({method}, more)))
+
+
+def _attributes(names: Iterable[str]) -> set[str]:
+    """Returns the attributes of an object itself: `self.board`, of `self.board.squares[e4]`."""
+    return {".".join(name.partition("[")[0].split(".")[:2]) for name in names if name.startswith("self.")}
+
+
+def _calls_only(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
 
 
 def _puts(statement: ast.stmt) -> bool:
+    """Whether a statement puts something somewhere, or gives it back: not what only counts, asks in a
+    condition, or writes into a log."""
+    if {word for call in calls_of(statement) for each in callee(call) for word in words(each)} & BOOKS:
+        return False
     if isinstance(statement, (ast.Return, ast.Expr)):
         return True
     held = any("." in name or "[" in name for name in writes(statement))

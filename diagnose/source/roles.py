@@ -8,6 +8,7 @@ is called on gives those that compute the loss. Everything else is other.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from diagnose.core.ledger import SLOT_OF
@@ -32,6 +33,7 @@ from diagnose.source.sites import (
 )
 from diagnose.source.sources import Sources
 from diagnose.source.statements import (
+    Scope,
     callee,
     calls_of,
     functions_of,
@@ -45,12 +47,15 @@ from diagnose.source.statements import (
 
 READS = {
     *("read", "reads", "load", "loads", "open", "fetch", "get", "download", "receive", "recv", "decode"),
-    *("next", "query", "request", "restore"),
+    *("next", "query", "request", "restore", "imread", "memmap", "mmap", "fromfile"),
 }
 """Words of functions that get data rather than compute something of it."""
 
 BATCHES = {"batch", "batches", "minibatch", "sample", "samples", *READS}
 """Words of functions that give a batch."""
+
+CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
+"""The name of what a line calls."""
 
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""
@@ -87,6 +92,8 @@ class Roles:
         self._told: dict[tuple[str, int], set[str]] = {}
         self._chooses: set[tuple[str, int]] = set()
         self._works: set[tuple[str, int]] = set()
+        self._sources = sources
+        self._reading: dict[tuple[str, int], bool] = {}
         self._own: set[tuple[str, int, str]] = set()
         self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
         straight, samples = by_place(sites), list(samples)
@@ -158,12 +165,20 @@ class Roles:
             stack: File, line and function of each user frame, innermost first.
             slot: The gap in which it was sampled.
         """
-        depth = self._depth(stack)
+        depth = self._depth(stack) if self._works else None
         if depth is None or stack[depth][:2] not in self._works:
             return False
-        if any(words(function.rpartition(".")[2]) & READS for _, _, function in stack[:depth]):
-            return False
+        for file, line, function in stack[:depth]:
+            if words(function.rpartition(".")[2]) & READS or self._reads(file, line):
+                return False
         return self.phase(stack, slot) is Phase.DATA_WAIT
+
+    def _reads(self, file: str, line: int) -> bool:
+        """Whether a line calls what reads files, or gets data otherwise: `tensor(Image.open(path))`."""
+        if (file, line) not in self._reading:
+            called = CALLED.findall(self._sources.line(file, line))
+            self._reading[file, line] = any(words(name) & READS for name in called)
+        return self._reading[file, line]
 
     def _serves(self, file: str, line: int, called: str, inner: Frame) -> bool:
         """Whether a function's line has to do with what its caller's line calls the function for."""
@@ -264,17 +279,17 @@ class Roles:
     ) -> None:
         """Looks in the functions through which models are called without gradients for who is told what
         they chose."""
+        scopes: dict[str, list[Scope]] = {}
         by_function: dict[tuple[str, int], set[int]] = {}
-        for file, line in sorted(without_gradients(samples)):
+        for file, line, _ in sorted(without_gradients(samples)):
             tree = sources.tree(file)
-            if tree is not None:
-                by_function.setdefault((file, innermost_of(list(functions_of(tree)), line)), set()).add(
-                    line
-                )
+            if tree is None:
+                continue
+            if file not in scopes:
+                scopes[file] = list(functions_of(tree))
+            by_function.setdefault((file, innermost_of(scopes[file], line)), set()).add(line)
         for (file, index), lines in by_function.items():
-            tree = sources.tree(file)
-            assert tree is not None
-            part = Part(file, list(functions_of(tree))[index], Anchors(), self._effects)
+            part = Part(file, scopes[file][index], Anchors(), self._effects)
             found = exchange_in(part, lines, {line for line, _ in by_file.get(file, ())})
             if found is None:
                 continue
@@ -410,24 +425,44 @@ def _batch(statements: list[ast.stmt], anchors: Anchors, roles: Mapping[int, Pha
 
 def _working(part: Part, found: Found) -> list[ast.stmt]:
     """Returns the statements that make something else of a batch which others have got in the same turn:
-    `x = smoothed(x)`, after `x, y = next(batches)`. Not those that read what they are told of."""
+    `x = smoothed(x)`, after `x, y = next(batches)`. Not those that read what they are told of, nor those
+    that are told only what to pick: `x = table[rows]`."""
     made = [
         s
         for s in part.statements
         if found.roles.get(s.lineno) is Phase.DATA_WAIT and id(s) not in part.hooked
     ]
-    got = [s for s in part.statements if id(s) in {id(each) for each in (*made, *part.asks)}]
-    return [
-        s
-        for s in made
-        if not any(words(callee(call)[0]) & READS for call in calls_of(s))
+    among = {id(each) for each in (*made, *part.asks)}
+    got = [s for s in part.statements if id(s) in among and _gets(s)]
+    works: list[ast.stmt] = []
+    for statement in made:
+        if any(words(callee(call)[0]) & READS for call in calls_of(statement)):
+            continue
+        worked_on = _worked_on(statement, part)
         if any(
-            part.blocks.reaches(source, name, s) and not part.blocks.outlives_turn(source, name, s)
+            part.blocks.reaches(source, name, statement)
+            and not part.blocks.outlives_turn(source, name, statement)
             for source in got
-            if source is not s and source.lineno < s.lineno and _gets(source)
-            for name in part.writes[id(source)] & part.reads[id(s)]
-        )
-    ]
+            if source.lineno < statement.lineno
+            for name in part.writes[id(source)] & worked_on
+        ):
+            works.append(statement)
+    return works
+
+
+def _worked_on(statement: ast.stmt, part: Part) -> set[str]:
+    """Returns the names that a statement reads, but for those by which it only picks something."""
+    nodes = nodes_of(statement)
+    keys = (node.slice for node in nodes if isinstance(node, ast.Subscript))
+    picking = {id(node) for key in keys for node in ast.walk(key)}
+    kept = isinstance(statement, ast.AugAssign)
+    besides = names(
+        node
+        for node in nodes
+        if id(node) not in picking and (kept or not isinstance(getattr(node, "ctx", None), ast.Store))
+    )
+    read = part.reads[id(statement)]
+    return {name for name in read if name.partition("[")[0].rpartition(".")[2] in besides}
 
 
 def _gets(statement: ast.stmt) -> bool:

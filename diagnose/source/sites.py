@@ -24,23 +24,29 @@ KIND_OF_SLOT = {SLOT_OF["forward"]: "forward", SLOT_OF["backward"]: "backward"}
 
 
 def anchors_of(sites: Iterable[Site], samples: Iterable[Sample]) -> tuple[frozenset[Any], frozenset[Any]]:
-    """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same."""
+    """Returns all that the roles of lines depend on besides the sources; on most ranks it is the same.
+
+    Of what passes without gradients it is the functions alone: in which of their lines a sample fell is
+    chance, and would be another on each rank.
+    """
     straight, samples = by_place(sites), list(samples)
     kinds = frozenset((line, kind) for line, kinds in straight.items() for kind in kinds)
-    seen = (*callers_of(straight, samples), *files_of(samples), *without_gradients(samples))
+    acting = ((file, function) for file, _, function in without_gradients(samples))
+    seen = (*callers_of(straight, samples), *files_of(samples), *acting)
     return kinds, frozenset(seen)
 
 
-def without_gradients(samples: Iterable[Sample]) -> set[tuple[str, int]]:
-    """Returns file and line of all that models are called through without gradients, but to measure what
-    was learned."""
+def without_gradients(samples: Iterable[Sample]) -> set[Frame]:
+    """Returns the frames through which models are called without gradients, but to measure what was
+    learned; not those inside of a model, of a `forward` and what it calls."""
     evaluation = SLOT_OF["evaluation"]
-    return {
-        (file, line)
-        for _, slot, (_, *stack), _ in samples
-        if decoded(slot)[0] == evaluation and not measures(function for _, _, function in stack)
-        for file, line, _ in stack
-    }
+    found: set[Frame] = set()
+    for _, slot, (_, *stack), _ in samples:
+        if decoded(slot)[0] == evaluation and not measures(function for _, _, function in stack):
+            names = [function.rpartition(".")[2] for _, _, function in stack]
+            inside = (i for i, name in enumerate(names, 1) if name == "forward")
+            found.update(stack[max(inside, default=0) :])
+    return found
 
 
 def files_of(samples: Iterable[Sample]) -> set[str]:
