@@ -160,6 +160,6 @@ def long_steps_ns(profile: Profile) -> dict[Phase, float]:
     if delay_ns > MOST_DELAY * all_ns or profile.steps.total_time_ns < LEAST_NS:
         return {}
     own_ns = lost.pop(Phase.OTHER, 0.0)
-    if own_ns >= max(least_ns, *lost.values()):
+    if own_ns >= max([least_ns, *lost.values()]):
         return {Phase.OTHER: own_ns}
     return {phase: ns for phase, ns in lost.items() if ns} if sum(lost.values()) >= least_ns else {}
