@@ -714,7 +714,7 @@ def test_what_turns_predictions_into_something_else_or_keeps_or_scores_them_is_n
 
 
 def test_an_environment_behind_an_argument_is_found_in_a_whole_script():
-    source = (CHECKOUT / "benchmarks/accuracy/held_out/lift_dispatch.py").read_text()
+    source = (CHECKOUT / "benchmarks/accuracy/tuning/lift_dispatch.py").read_text()
     plays = "play(buildings, memory, learner.choose)"
     sites = [("values = self.online(before)", "forward"), ("loss.backward()", "backward")]
     choosing = ("evaluation", "floors = self.online(torch", "floors = choose(before)", plays)
