@@ -74,8 +74,8 @@ def evidence(docs: Path) -> str:
     )
     faults = (
         "On scripts to which no threshold was fitted, the fault named first was the one put there"
-        f" in {found['top 1']} cells (95 % interval: {100 * low:.0f} to {100 * high:.0f} %; aim: 95 %). False alarms:"
-        f" {found['false alarms on healthy jobs']} healthy jobs. What a fault costs is"
+        f" in {found['top 1']} cells (95 % interval: {100 * low:.0f} to {100 * high:.0f} %; aim: 95 %)."
+        f" False alarms: {found['false alarms on healthy jobs']} healthy jobs. What a fault costs is"
         f" {found['size error, median'].partition(' of')[0]} off in the median"
         f" (aim: 15 %; [each of them](docs/accuracy.md); {dated(accuracy)})."
     )
@@ -110,14 +110,12 @@ def dated(text: str) -> str:
 def overhead(path: Path) -> str:
     """Returns what measuring adds to the steps of the page's first table, and to start and end."""
     text = path.read_text(encoding="utf-8")
-    steps = re.findall(
-        r"^\| (\d+ ms) \| [\d,]+ \| ([^|]+?) \| ([^|]+?) \| \d+ \|$", text, re.MULTILINE
-    )
+    steps = re.findall(r"^\| (\d+ ms) \| [\d,]+ \| ([^|]+?) \| ([^|]+?) \| \d+ \|$", text, re.MULTILINE)
     each = [f"{added} us to one of {step} ({part})" for step, added, part in steps]
     (ends,) = re.findall(r"^\| all three \| [^|]+ \| ([^|]+?) \|$", text, re.MULTILINE)
     told = (
-        f"Measuring adds {', '.join(each[:-1])} and {each[-1]}, of main-thread CPU, and {ends} s to start and"
-        f" end ([each part](docs/overhead-parts.md); {dated(text)})."
+        f"Measuring adds {', '.join(each[:-1])} and {each[-1]}, of main-thread CPU, and {ends} s to start"
+        f" and end ([each part](docs/overhead-parts.md); {dated(text)})."
     )
     return bullet(told.replace("to one of", "to a step of", 1))
 

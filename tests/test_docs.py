@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer.main
 
@@ -22,6 +22,9 @@ PAGES = sorted(
     for path in REPOSITORY.glob(pattern)
 )
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CALL = re.compile(r"(?:^|[|;&(] ?|\b\w+=\S+ )diagnose ([a-z].*)")
+ENDS = re.compile(r" -- | \\?\| | +#|; |(?<=\.py)(?: |$)|\\\|")
+"""Where a call ends, or what it gives to the script begins."""
 CHANGES = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 MOST_WORDS = 1_400
 """The README is to be read in one sitting; what is longer belongs into docs/."""
@@ -59,41 +62,38 @@ def code(page: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def verbs() -> dict[str, click.Command]:
+def verbs() -> dict[str, Any]:
     """Every command by its words, such as `baseline update`."""
     add_commands()
     found = {}
-    for name, verb in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    for name, verb in group.commands.items():
         found[name] = verb
         found |= {f"{name} {inner}": command for inner, command in getattr(verb, "commands", {}).items()}
     return found
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.parent != DOCS / "rules"], ids=relative
-)
-def test_commands_and_options_are_those_of_the_program(page: Path, verbs: dict[str, click.Command]) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != DOCS / "rules"], ids=relative)
+def test_commands_and_options_are_those_of_the_program(page: Path, verbs: dict[str, Any]) -> None:
     unknown = []
-    for line in code(page):
-        for call in re.findall(r"(?:^|[|;&(] ?|\w=\S+ )diagnose ((?:[a-z-]|\\?\|).*)", line):
-            words = re.split(r" -- | \\?\| |(?<= )#|; ", call)[0].split()
-            name = " ".join(words[:2]) if " ".join(words[:2]) in verbs else words[0].split("\\|")[0]
-            if name not in verbs:
-                unknown.append(call)
-                continue
-            known = {option for option in spelled(verbs[name])} | {"--help", "-h"}
-            for word in words[1:]:
-                if re.match(r"[\w./-]+\.(py|toml)$", word) and name == "run" and word.endswith(".py"):
-                    break  # what follows is the script's
-                if word.startswith("--") and word.partition("=")[0] not in known:
-                    unknown.append(call)
+    for call in (call for line in code(page) for call in CALL.findall(line)):
+        words = ENDS.split(call)[0].split()
+        two = " ".join(words[:2])
+        name = two if two in verbs else words[0]
+        if name not in verbs:
+            unknown.append(call)
+            continue
+        parameters = verbs[name].params
+        known = {
+            "--help",
+            *(option for each in parameters for option in (*each.opts, *each.secondary_opts)),
+        }
+        unknown += [
+            f"{name} {word}"
+            for word in words
+            if word.startswith("--") and word.partition("=")[0] not in known
+        ]
     assert unknown == []
-
-
-def spelled(command: click.Command) -> Iterator[str]:
-    for parameter in command.params:
-        yield from parameter.opts
-        yield from parameter.secondary_opts
 
 
 def test_the_figures_of_the_readme_are_those_of_the_pages_that_they_come_from() -> None:
