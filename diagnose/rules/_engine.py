@@ -15,10 +15,7 @@ from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile, Status
 from diagnose.rules._own import own_rules
 from diagnose.rules._traps import traps
-from diagnose.rules.base import Rule
-
-WORTH_SHARE = 0.02
-"""A fault that costs less of the step is not worth anybody's time, and near what noise can feign."""
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 BESIDE_DEVICE = "; nothing is won where the device had work queued meanwhile"
 
