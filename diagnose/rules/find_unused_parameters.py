@@ -10,7 +10,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import made_without, reduces_in
+from diagnose.rules._reductions import made_without, reduces_in
 from diagnose.rules.base import WORTH_SHARE, Rule
 
 NS_PER_NODE = 300.0

@@ -12,7 +12,7 @@ from diagnose.core.program import Optimizer, Program
 from diagnose.core.units import format_ms
 from diagnose.rules._examples import profile
 from diagnose.rules._rank_examples import ranks_example
-from diagnose.rules._ranks import averaging_by_hand_ns, by_hand, reduces_in
+from diagnose.rules._reductions import averaging_by_hand_ns, by_hand, reduces_in
 from diagnose.rules.base import WORTH_SHARE, Rule
 
 MIN_PASSES = 1.9

@@ -10,7 +10,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import made_without, reduces_in, usual_wait_ns, waits_ns
+from diagnose.rules._reductions import made_without, reduces_in, usual_wait_ns, waits_ns
 from diagnose.rules.base import WORTH_SHARE, Rule
 
 DEFAULT_BYTES = 25 * 2**20
