@@ -77,7 +77,7 @@ def diagnosed(profile: Profile) -> Profile:
     A run with too few steps has no findings: its figures are not yet those of a usual step. A rule that
     cannot be loaded, or fails, becomes a note; the others are asked.
     """
-    from diagnose.analysis.profile import MIN_STEPS  # with numpy, which listing the rules does not need
+    from diagnose.analysis.composition import MIN_STEPS  # with numpy, which listing the rules does not need
 
     too_few = (
         profile.status in (Status.NO_STEPS, Status.TOO_FEW_STEPS) or profile.steps.measured < MIN_STEPS
