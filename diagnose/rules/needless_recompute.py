@@ -13,7 +13,7 @@ from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import busy_ns
 from diagnose.rules._examples import GIB, card, profile
 from diagnose.rules._phases import shared
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 KEEP_FREE = 0.3
 """Part of the memory that must remain free when activations are kept: peers use the same bound."""
@@ -102,7 +102,7 @@ class NeedlessRecompute(Rule):
         lost_ns = min(share * profile.spent_ns(Phase.FORWARD), 0.7 * backward_ns)
         if profile.run.device != "cpu":
             lost_ns = AGAIN * share * busy_ns(profile)
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         lost = {Phase.BACKWARD: lost_ns} if profile.run.device == "cpu" else shared(profile, lost_ns)
         where = f"{graph.num_checkpoints} checkpointed regions" if graph.num_checkpoints else "its graph"
