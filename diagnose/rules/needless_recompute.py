@@ -28,8 +28,8 @@ two of it. The host's phases do not tell, because the host runs ahead."""
 HANDLING_NS = 50_000
 """What an operation in a checkpointed region takes besides, on the host: a holder instead of each tensor
 that it saves, and its place in the region. Of layers of 80 and 256 features, and of a `tanh` alone, regions
-lost 0.37, 0.27 and 0.08 ms more than their forward, with 5, 5 and 1 such operations (torch 2.13, one thread;
-2026-11-26)."""
+lost 0.37, 0.27 and 0.08 ms more than their forward, with 5, 5 and 1 such operations (torch 2.13, one
+thread; 2026-11-26)."""
 
 REGION_NS = 100_000
 """What a region of the older, reentrant kind takes besides: 0.2, 0.17 and 0.06 ms for the same."""
