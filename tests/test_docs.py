@@ -25,6 +25,12 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r"(?:^|[|;&(] ?|\b\w+=\S+ )diagnose ([a-z].*)")
 ENDS = re.compile(r" -- | \\?\| | +#|; |(?<=\.py)(?: |$)|\\\|")
 """Where a call ends, or what it gives to the script begins."""
+NAMED = re.compile(r"`((?:diagnose|kernels|dashboards|benchmarks|tests|examples|docs)/[\w/.-]+\.\w+)`")
+INVENTED = {
+    f"diagnose/{name}.py"
+    for name in ("actions/flush_denormal", "hooks/weight_averaging", "rules/file_reopened")
+}
+"""What CONTRIBUTING.md adds for an example."""
 CHANGES = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 MOST_WORDS = 1_400
 """The README is to be read in one sitting; what is longer belongs into docs/."""
@@ -51,6 +57,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             dead.append(link)
     assert dead == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    named = set(NAMED.findall(page.read_text(encoding="utf-8"))) - INVENTED
+    assert [name for name in sorted(named) if not (REPOSITORY / name).exists()] == []
 
 
 def code(page: Path) -> Iterator[str]:
