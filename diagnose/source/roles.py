@@ -220,7 +220,6 @@ class Roles:
         """
         return self._exchanges.serves(stack)
 
-
     def results(self, stack: Sequence[Frame]) -> tuple[Sequence[Frame], set[str], set[str]] | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
 
