@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from numbers import Integral
 from threading import get_ident
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from diagnose.hooks._looks import added
 from diagnose.hooks._recorder import Recorder
@@ -54,7 +54,7 @@ class Watch:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._loaders: dict[int, Sightings] = {}
-        self._fetchers: dict[int, Callable[[], Any]] = {}
+        self._fetchers: WeakSet[Any] = WeakSet()
 
     def begins(self, loader: Any, batches: Any) -> None:
         """The loop begins to iterate over a loader."""
@@ -69,15 +69,13 @@ class Watch:
         sightings = self._loaders.setdefault(number, Sightings())
         sightings.epoch_begins()
         if fetcher.auto_collation and not sightings.are_known:
-            self._fetchers[number] = of = ref(fetcher)
-            fetcher.fetch = self._watched(of, sightings)
+            self._fetchers.add(fetcher)
+            fetcher.fetch = self._watched(ref(fetcher), sightings)
 
     def ends(self) -> None:
         """Takes out what is in the place of a `fetch`."""
-        for of in self._fetchers.values():
-            fetcher = of()
-            if fetcher is not None:
-                vars(fetcher).pop("fetch", None)
+        for fetcher in self._fetchers:
+            vars(fetcher).pop("fetch", None)
         self._fetchers.clear()
 
     def _watched(self, of: Callable[[], Any], sightings: Sightings) -> Callable[[Any], Any]:

@@ -12,7 +12,7 @@ from diagnose.core.program import Loader, Program
 from diagnose.core.units import NS_PER_MS
 from diagnose.rules._examples import profile
 
-ON_BOTH_CPUS = HostStats(cpus=2, process_cpus=1.6, on_cpu_share=0.98, runnable_share=0.01, num_threads=2)
+ON_BOTH_CPUS = HostStats(cpus=2, process_cpus=1.3, on_cpu_share=0.98, runnable_share=0.01, num_threads=2)
 """A thread of torch's on each of two CPUs: a worker has none of its own."""
 
 ON_ONE_CPU = replace(ON_BOTH_CPUS, process_cpus=0.98, num_threads=1)
