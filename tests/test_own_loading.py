@@ -24,7 +24,7 @@ from diagnose.source.sources import Sources
 from diagnose.store.reader import Frame
 from tests.fakes import FakeClock, measured
 
-SOURCE = '''
+SOURCE = """
 import numpy as np
 from PIL import Image
 import torch as t
@@ -41,7 +41,7 @@ def get(path):
         file.write(text)
     table = json.load(path)
     return augmented(tile, wave)
-'''
+"""
 SECOND = 1_000_000_000
 HOOKS = ("dataloader", "loader-facts", "repeated-samples")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells on Linux alone")

@@ -27,7 +27,7 @@ COUNTERS = (
 time it took, what of it on a CPU, the whole wait for them, and samples in them; batches for which it was
 counted what the training thread reads, its system calls for that, and bytes; batches asked of workers, and
 finished ones that were waiting then; batches drawn for workers by the sampler, the time that took, and that
-at the beginnings of epochs; time in the garbage collector, and of it what interrupted a wait for a batch."""
+at the beginnings of epochs; time in the garbage collector, and what of it interrupted waits for batches."""
 
 
 class Feed:

@@ -164,9 +164,7 @@ class Serial:
 def takes_rewriting(profile: Profile, loader: Loader) -> bool:
     """Whether more is to be changed than an argument of the loader before workers can help: they cannot use
     a device, divide no stream by themselves, and help nobody who leaves each epoch after a batch."""
-    return bool(
-        loader.iterable or loader.on_device or loader.moves_batches or begins_anew(profile, loader)
-    )
+    return bool(loader.iterable or loader.on_device or loader.moves_batches or begins_anew(profile, loader))
 
 
 def serial_of(profile: Profile) -> Serial | None:

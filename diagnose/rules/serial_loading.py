@@ -12,7 +12,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Loader, Program
 from diagnose.core.units import format_share, format_speedup
 from diagnose.rules._examples import profile
-from diagnose.rules._serial import LEAST, MIN_SHARE, Serial, SerialRule, takes_rewriting, serial_of
+from diagnose.rules._serial import LEAST, MIN_SHARE, Serial, SerialRule, serial_of, takes_rewriting
 from diagnose.rules._supply import DIVIDE, KEEP_ITERATOR, begins_anew, with_loader_arguments
 
 MOVE_LATER = (
