@@ -70,7 +70,7 @@ class Watch:
         sightings.epoch_begins()
         if fetcher.auto_collation and not sightings.are_known:
             self._fetchers.add(fetcher)
-            fetcher.fetch = self._watched(ref(fetcher), sightings)
+            vars(fetcher)["fetch"] = self._watched(ref(fetcher), sightings)
 
     def ends(self) -> None:
         """Takes out what is in the place of a `fetch`."""
