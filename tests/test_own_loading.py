@@ -261,3 +261,11 @@ def test_the_cause_offers_workers_too(own: OwnLoading):
 
 def test_an_iterator_begun_in_each_step_is_kept_before_its_samples_are():
     assert found(prepared(), loader={"epochs": 501, "dataset_length": 640}) == ["serial-loading"]
+
+
+def test_what_the_training_thread_does_is_asked_for_where_it_loads_and_else_what_workers_do():
+    abstained = {each.rule: each.missing for each in diagnosed(loading(40)).abstained}
+    assert abstained["slow-storage"] == "input.own.reading_share"
+    assert abstained["repeated-preparation"] == "input.own"
+    cured = {each.rule for each in diagnosed(loading(40, host=ON_ONE_CPU)).abstained}
+    assert not cured & {"slow-storage", "repeated-preparation"}, "nobody asks"
