@@ -250,6 +250,7 @@ def run_tuned(
         patch.setattr(
             plugins, "discover", lambda *_: {name: faulty(ACTIONS[name], fault) for name in names}
         )
+        of_hooks = list(recorder.looks.on_iterator)
         begun: list[tuning.LiveTuning] = []
         recorder.guarded(lambda: begun.append(tuning.LiveTuning(recorder, folder, asked)))
 
@@ -277,7 +278,8 @@ def run_tuned(
         ending.notes = list(recorder.notes)
         ending.told = [(kind, detail) for *_, kind, detail in recorder.events]
         on_step = [call for live in begun for call in live._job.on_step]
-        ending.left_in_the_job = [recorder.routes, on_step, recorder.looks.on_iterator]
+        on_iterator = [call for call in recorder.looks.on_iterator if call not in of_hooks]
+        ending.left_in_the_job = [recorder.routes, on_step, on_iterator]
     return ending
 
 

@@ -84,6 +84,7 @@ TOLD: dict[str, Iterable[str]] = {
     "`tuning`": TRIED["tuning"],
     "`run`": names(RunInfo),
     "`input`": names(input.InputStats),
+    "`input.own`": names(input.OwnLoading),
     "`input.workers`": names(input.WorkerStats),
     "`input.workers.slowest[]`": names(input.SlowBatch),
     "`input.workers.reading`": names(input.Reading),

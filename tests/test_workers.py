@@ -27,7 +27,7 @@ from diagnose.core.input import WorkerStats
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.hooks import _worker_reports
-from diagnose.hooks._worker_readings import MAX_PIECES, bytes_of, checksum, pieces_of
+from diagnose.hooks._worker_readings import MAX_PART_BYTES, MAX_PIECES, bytes_of, checksum, pieces_of
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import rank_files
 from tests.fakes import measured
@@ -404,6 +404,16 @@ class Tagged(set[int]):
 def test_of_what_cannot_be_seen_whole_nobody_says_that_it_came_again(opaque: Any):
     assert checksum(opaque) is None
     assert checksum((torch.zeros(2), SimpleNamespace(x=opaque))) is None
+
+
+def test_a_checksum_is_of_the_first_bytes_and_of_what_the_host_can_read():
+    long = torch.zeros(2 * MAX_PART_BYTES, dtype=torch.uint8)
+    changed = long.clone()
+    changed[-1] = 1
+    assert checksum(long) == checksum(changed) is not None, "so far nobody looks"
+    assert checksum(torch.ones(2, 3).T) == checksum(torch.ones(3, 2))
+    assert checksum(torch.zeros(2, dtype=torch.bfloat16)) is None
+    assert checksum(torch.zeros(2, device="meta")) is None
 
 
 class Notes(Dataset[Any]):

@@ -28,6 +28,7 @@ from diagnose.analysis.lines import source_lines, worker_lines
 from diagnose.analysis.loaders import loaders_of
 from diagnose.analysis.loading import input_stats
 from diagnose.analysis.opening import with_reading
+from diagnose.analysis.own_loading import with_own_loading
 from diagnose.analysis.program import program_of, with_call
 from diagnose.analysis.rank_clocks import clock_offset
 from diagnose.analysis.rank_summary import (
@@ -146,6 +147,7 @@ def composed(
         deep = replace(deep, usual_step_ns=sum(ranks[0].phase_time_ns.values()))
     host = host_stats(main, warmup)
     loading = input_stats(main, warmup, divided(rows, parts)[Phase.DATA_WAIT])
+    loading = with_own_loading(loading, main, warmup, sources)
     device = device_of(main, warmup, {"idle_ns": idle_ns(main, warmup), **device_readings(deep)})
     return Profile(
         run=info,

@@ -109,6 +109,28 @@ class WorkerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoading:
+    """What the training thread does for a batch that it loads itself: the mean of those looked into.
+
+    Attributes:
+        samples: Samples in the batch; `None` where nobody says.
+        reads: System calls with which it reads; `None` where the kernel does not tell.
+        read_bytes: Bytes that these read, page cache included, without what is mapped into memory.
+        reading_share: Part of the sampled time of loading, 0 to 1, in lines that read files, or work on one
+            while it is open; `None` where samples are too few.
+        repeated: Watched samples that came out the same each time they were asked for again.
+        varied: Watched samples that came out differently.
+    """
+
+    samples: float | None = None
+    reads: float | None = None
+    read_bytes: float | None = None
+    reading_share: float | None = None
+    repeated: int = 0
+    varied: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputStats:
     """Where loading a batch took its time, whoever loaded it.
 
@@ -117,6 +139,7 @@ class InputStats:
         collate_ns: Likewise in `collate_fn`.
         collate_cpu_share: Part of it, 0 to 1, that the training thread was on a CPU; `None` where that is
             not known.
+        own: What the training thread did for the batches that it loaded; `None` where it loaded none.
         workers: The worker processes of the loader that fed most steps, if there were any.
         batches_per_step: Training batches asked of loaders per step.
         loaders_per_step: Loaders that feed each step together: `zip(labelled, unlabelled)`.
@@ -149,6 +172,7 @@ class InputStats:
     fetch_ns: float | None = None
     collate_ns: float | None = None
     collate_cpu_share: float | None = None
+    own: OwnLoading | None = None
     workers: WorkerStats | None = None
     loaders_per_step: int = 1
     main_wait_share: float = 1.0

@@ -1,12 +1,17 @@
-"""Times `collate_fn` on the training thread, for a batch now and then."""
+"""Times `collate_fn` on the training thread, for a batch now and then, and counts what it read for it."""
 
 from __future__ import annotations
 
 from time import thread_time_ns
 from typing import Any
 
+from diagnose.hooks._reads import read_so_far
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.base import hidden, unseen
+
+READ_EVERY = 4
+"""Of the batches whose collating is timed, what was read is counted for one in this many: asking for that
+takes longer than all the rest. Not for the first, in which modules are imported."""
 
 
 class CollateClock:
@@ -14,7 +19,7 @@ class CollateClock:
 
     Args:
         recorder: Its feed's `counters` get what collating took, what of it on a CPU, and the whole wait for
-            those batches.
+            those batches; the samples in them; and what was read for some.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -22,6 +27,7 @@ class CollateClock:
         self._fetcher: Any = None
         self._collate_fn: Any = None
         self._asked_ns = 0
+        self._read: tuple[int, int] | None = None
         self._timed = hidden(self._wrapper())
 
     def begin(self, batches: Any) -> None:
@@ -31,6 +37,7 @@ class CollateClock:
             return
         if self._fetcher is not None:
             self.end()  # the batch before was never finished
+        self._read = None if (self._counters["collates"] + 1) % READ_EVERY else read_so_far()
         self._fetcher, self._collate_fn = fetcher, fetcher.collate_fn
         fetcher.collate_fn = self._timed
         self._asked_ns = self._clock()
@@ -43,7 +50,15 @@ class CollateClock:
             self._restore()  # it was not called
         else:
             self._counters["collated_wait_ns"] += self._clock() - self._asked_ns
+            self._count_reads()
         self._fetcher = None
+
+    def _count_reads(self) -> None:
+        read_now = read_so_far() if self._read is not None else None
+        if self._read is not None and read_now is not None:
+            self._counters["read_batches"] += 1
+            self._counters["read_bytes"] += read_now[0] - self._read[0]
+            self._counters["reads"] += read_now[1] - self._read[1] - 1  # the first look's own
 
     def _restore(self) -> Any:
         collate_fn, self._collate_fn = self._collate_fn, None
@@ -55,6 +70,8 @@ class CollateClock:
 
         def collate(*args: Any, **kwargs: Any) -> Any:
             collate_fn = self._restore()
+            if getattr(self._fetcher, "auto_collation", False) and args and isinstance(args[0], list):
+                counters["collated_samples"] += len(args[0])
             begun, begun_cpu_ns = clock(), thread_time_ns()
             try:
                 batch = collate_fn(*args, **kwargs)

@@ -11,6 +11,10 @@ COUNTERS = (
     "collate_ns",
     "collate_cpu_ns",
     "collated_wait_ns",
+    "collated_samples",
+    "read_batches",
+    "reads",
+    "read_bytes",
     "asked",
     "ready",
     "draws",
@@ -20,9 +24,10 @@ COUNTERS = (
     "collected_waiting_ns",
 )
 """Training batches that another thread asks for ahead of the loop; batches whose collating was timed, the
-time it took, what of it on a CPU, and the whole wait for them; batches asked of workers, and finished ones
-that were waiting then; batches drawn for workers by the sampler, the time that took, and that at the
-beginnings of epochs; time in the garbage collector, and of it what interrupted a wait for a batch."""
+time it took, what of it on a CPU, the whole wait for them, and samples in them; batches for which it was
+counted what the training thread reads, its system calls for that, and bytes; batches asked of workers, and
+finished ones that were waiting then; batches drawn for workers by the sampler, the time that took, and that
+at the beginnings of epochs; time in the garbage collector, and what of it interrupted waits for batches."""
 
 
 class Feed:

@@ -154,7 +154,7 @@ class Sightings:
 
 def checksum(sample: Any, depth: int = MAX_DEPTH) -> int | None:
     """Returns a checksum of the tensors, arrays, images, texts and numbers in a sample, or in attributes of
-    objects in it; `None` if it holds anything else."""
+    objects in it; `None` if it holds anything else, or what is not in the memory of the host."""
     if isinstance(sample, (str, int, float, bool, type(None))):
         return zlib.crc32(repr(sample).encode())
     if isinstance(sample, bytes):
@@ -166,8 +166,13 @@ def checksum(sample: Any, depth: int = MAX_DEPTH) -> int | None:
     if isinstance(sample, Mapping):
         sample = list(sample.values())
     elif hasattr(sample, "detach") and hasattr(sample, "numpy"):
-        sample = sample.detach().numpy()
+        try:
+            sample = sample.detach().numpy()
+        except (RuntimeError, TypeError):  # on a device, for which it would have to wait; sparse; bfloat16
+            return None
     if hasattr(sample, "tobytes") and (hasattr(sample, "dtype") or hasattr(sample, "mode")):
+        if hasattr(sample, "itemsize") and hasattr(sample, "reshape"):
+            sample = sample.reshape(-1)[: MAX_PART_BYTES // max(1, sample.itemsize)]
         return zlib.crc32(sample.tobytes()[:MAX_PART_BYTES])
     if not isinstance(sample, Sequence):
         sample = _attributes(sample)

@@ -77,6 +77,9 @@ IN_TRANSFORMS = 0.5
 """Part of the workers' time in transforms, from which on these are what is slow: to make them cheaper wins
 all of a wait of which more workers win a part."""
 
+MORE_WORKERS = ("loader-workers", "loader-workers-reseeded")
+"""Actions that give a loader more workers."""
+
 DRAWN = 0.5
 """Part of a wait for workers that is not theirs, as the training thread draws what they are to fetch."""
 

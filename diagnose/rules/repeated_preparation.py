@@ -6,7 +6,9 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_share
-from diagnose.rules._supply import supply_of, won_beside
+from diagnose.rules._serial import CAUSE_ACTIONS, Serial, has_other_cause, serial_of, where_loading
+from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces, prepared
+from diagnose.rules._supply import MORE_WORKERS, main_loader, supply_of, won_beside
 from diagnose.rules._worker_examples import A_CPU_IDLE, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules.base import Rule
@@ -14,13 +16,24 @@ from diagnose.rules.base import Rule
 MIN_REPEATED = 2
 """Watched samples that must have come out the same; one may be a constant."""
 
+MIN_SAMPLE_NS = 50_000
+"""Of the training thread's time for each sample; to take one that is prepared out of memory takes from 2 to
+40 us, by the number of its parts."""
+
+KEPT = 0.5
+"""Where loading has come to take less than this part of its mean, the dataset keeps what it prepares."""
+
+READING = 0.5
+"""From this part of the loading on it is reading, and the fault that of `slow-storage`."""
+
 
 class RepeatedPreparation(Rule):
     """
     ## What it means
     The workers compute all the time, and what they compute they have computed before: the samples watched
     came out the same, bit for bit, in every epoch. There is no CPU for more workers, or these would win a
-    part of the wait only.
+    part of the wait only. Or there are no workers, and the training thread does so, where workers would not
+    win most of what that takes: there is no CPU for them.
 
     ## What to do
     Do the work once: write the prepared samples to disk (one tensor per shard), or keep them in memory.
@@ -28,18 +41,27 @@ class RepeatedPreparation(Rule):
 
     ## When it is wrong
     Prepared samples that are far larger than the raw ones, so that reading them takes longer than making
-    them. Where more workers would win most of the wait, that is easier: `too-few-workers`.
+    them. Where more workers would win most of the wait, that is easier: `too-few-workers`, or
+    `serial-loading` where there are none.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "host.cpus")
-    explains = ("slow-transform", "too-few-workers")
-    actions = ("loader-workers", "loader-workers-reseeded")
+    explains = ("serial-loading", "slow-transform", "too-few-workers")
+    actions = CAUSE_ACTIONS
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 4}),
         fed_by(data_wait_ms=50, fetch_ms=100, **{**A_CPU_IDLE, "workers": {"repeated": 4}}),
+        loading(40, own=prepared()),
     )
     silent_on = (
         WELL_FED,
+        loading(40, own=prepared(repeated=1)),
+        loading(40, own=prepared(varied=1)),
+        loading(40, own=pieces(repeated=4)),
+        loading(40, own=prepared(samples=1024.0)),
+        loading(40, own=prepared(), stats={"late_wait_ns": 1e6}),
+        loading(40, own=prepared(), host=ON_ONE_CPU),
+        loading(3, own=prepared()),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"repeated": 3, "varied": 1}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2),
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, workers={"repeated": 4}),
@@ -47,10 +69,20 @@ class RepeatedPreparation(Rule):
 
     def applies(self, profile: Profile) -> bool:
         """See `Rule.applies`."""
-        return any(loader.num_workers and loader.epochs > 1 for loader in profile.program.loaders[:1])
+        loader = main_loader(profile)
+        if loader is None or loader.epochs < 2:
+            return False
+        return loader.num_workers > 0 or has_other_cause(profile)
+
+    def needed(self, profile: Profile) -> tuple[str, ...]:
+        """See `Rule.needed`."""
+        return self.needs if serial_of(profile) is None else ("input.own",)
 
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        serial = serial_of(profile)
+        if serial is not None:
+            return self._alone(profile, serial) if has_other_cause(profile) else None
         supply = supply_of(profile)
         if supply is None or not supply.behind or not supply.needs_cpu or supply.cured_by_workers:
             return None
@@ -61,7 +93,7 @@ class RepeatedPreparation(Rule):
         if not lost_ns:
             return None
         where = where_slow(profile, supply.loader)
-        offered = won_beside(self.actions, profile, supply)
+        offered = won_beside(MORE_WORKERS, profile, supply)
         return Finding(
             rule=self.name,
             summary=(
@@ -81,5 +113,43 @@ class RepeatedPreparation(Rule):
             file=where.file,
             line=where.line,
             actions=tuple(offered),
+            won_ns=offered,
+        )
+
+    def _alone(self, profile: Profile, serial: Serial) -> Finding | None:
+        """Of a training thread that prepares the samples itself."""
+        own, fetch_ns = profile.input.own, profile.input.fetch_ns
+        if own is None or fetch_ns is None or own.repeated < MIN_REPEATED or own.varied:
+            return None
+        samples = own.samples or serial.loader.batch_size
+        if not samples or fetch_ns < MIN_SAMPLE_NS * samples or (own.reading_share or 0.0) >= READING:
+            return None
+        late_ns = profile.input.late_wait_ns
+        if late_ns is not None and late_ns < KEPT * serial.wait_ns:
+            return None
+        lost_ns = min(fetch_ns * (profile.input.batches_per_step or 1.0), serial.wait_ns)
+        if lost_ns <= serial.won_ns:
+            return None  # workers win more
+        where, offered = where_loading(profile, serial.loader), serial.won_by(profile)
+        return Finding(
+            rule=self.name,
+            summary=(
+                "Each epoch prepares the same samples anew, on the training thread:"
+                f" {format_share(lost_ns / serial.step_ns)} of each step."
+            ),
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.5 * lost_ns,
+            high_ns=serial.wait_ns,
+            assumption="prepared samples are read as good as for nothing",
+            evidence=(
+                f"{own.repeated} watched samples came out the same in every epoch, none differently.",
+                *serial.evidence(profile),
+                *serial.whether_it_computes(profile),
+                *where.evidence,
+            ),
+            fix=f"Prepare the samples once and keep the results, on disk or in memory.{serial.or_workers}",
+            file=where.file,
+            line=where.line,
+            actions=self.actions if offered else (),
             won_ns=offered,
         )

@@ -1,23 +1,33 @@
-"""Workers wait for storage or network"""
+"""Samples come slowly from storage or network"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from diagnose.core.finding import Finding
-from diagnose.core.input import Reading
+from diagnose.core.input import OwnLoading, Reading
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_share
 from diagnose.rules._machine import disk
 from diagnose.rules._phases import shared
-from diagnose.rules._supply import CROWDED_BOUNDS, DIVIDE, Supply, crowded_ns, supply_of, won_beside
+from diagnose.rules._serial import CAUSE_ACTIONS, Serial, has_other_cause, serial_of, where_loading
+from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces
+from diagnose.rules._supply import (
+    CROWDED_BOUNDS,
+    DIVIDE,
+    MORE_WORKERS,
+    Supply,
+    crowded_ns,
+    supply_of,
+    won_beside,
+)
 from diagnose.rules._worker_examples import A_CPU_IDLE, CROWDED, WELL_FED, fed_by
 from diagnose.rules._worker_line import where_slow
 from diagnose.rules._worker_rule import WorkerRule
 
 MOSTLY = 0.5
-"""Part of the workers' time that passes where they read."""
+"""Part of the time of whoever loads that passes where they read."""
 
 MANY_FILES = 4.0
 """Files for one sample. One or two, a picture and its label, are what a data set usually is."""
@@ -33,6 +43,13 @@ files are smaller than what comes of them."""
 MAX_BYTE_NS = 5.0
 """CPU time for each byte read. Copying from the page cache takes below 1, splitting text into lines some 3;
 parsing numbers and decoding take 10 and more."""
+
+MANY_READS = 8.0
+"""System calls of the training thread for one sample: a file takes two at least, the second of which finds
+its end."""
+
+MAX_READ_NS = 150_000
+"""Time of one of them, opening and closing included: half of a file's."""
 
 SMALL_FILES = Reading(opens=2080.0, samples=32.0, read_bytes=30e6, made_bytes=25e6, share=0.8)
 """65 files of a sample, each of which takes some 70 us."""
@@ -53,6 +70,8 @@ class SlowStorage(WorkerRule):
 
     Reading need not wait. Where the page cache has the files it takes a CPU all the time, and most of that
     may go into opening many small files for each sample, or into reading far more than a sample keeps.
+    Without workers the training thread does that itself; the fault is named so where most of its loading
+    passes where files are read, and takes no longer than reading them does.
 
     ## What to do
     Read less and in larger pieces: shards instead of single files, a local copy, a cache, compressed
@@ -61,13 +80,14 @@ class SlowStorage(WorkerRule):
 
     ## When it is wrong
     A dataset that paces itself, such as a live stream. Where more workers would win most of the wait, that
-    is the cheaper cure, and the fault is `too-few-workers`. Files that are decoded in the line that opens
-    them look like reading where decoding one takes as little as opening it.
+    is the cheaper cure, and the fault is `too-few-workers`, or `serial-loading` where there are none. Files
+    that are decoded in the line that opens them look like reading where decoding one takes as little as
+    opening it.
     """
 
     needs = ("input.workers", "input.steady_wait_ns", "input.workers.delay_share")
-    explains = ("repeated-preparation", "slow-transform", "too-few-workers")
-    actions = ("loader-workers", "loader-workers-reseeded")
+    explains = ("repeated-preparation", "serial-loading", "slow-transform", "too-few-workers")
+    actions = CAUSE_ACTIONS
     fires_on = (
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"cpu_share": 0.05}),
         fed_by(data_wait_ms=30, fetch_ms=390, num_workers=4, cpus=4, workers={"cpu_share": 0.3}),
@@ -86,9 +106,16 @@ class SlowStorage(WorkerRule):
             fetch_ms=110,
             **{**CROWDED, "workers": {**CROWDED["workers"], "reading": SMALL_FILES}},
         ),
+        loading(40, own=pieces()),
+        loading(40, own=pieces(reads=96.0, read_bytes=1280e6)),
     )
     silent_on = (
         WELL_FED,
+        loading(40),
+        loading(40, own=pieces(reading_share=0.3)),
+        loading(40, own=pieces(reads=96.0)),
+        loading(40, own=pieces(), host=ON_ONE_CPU),
+        loading(3, own=pieces()),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": PICTURES}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": replace(PICTURES, opens=256.0)}),
         fed_by(data_wait_ms=50, fetch_ms=200, cpus=2, workers={"reading": replace(SMALL_FILES, share=0.3)}),
@@ -98,8 +125,19 @@ class SlowStorage(WorkerRule):
         fed_by(data_wait_ms=50, fetch_ms=100, num_workers=1, loader={"iterable": True}),
     )
 
+    def applies(self, profile: Profile) -> bool:
+        """See `Rule.applies`."""
+        return super().applies(profile) or has_other_cause(profile)
+
+    def needed(self, profile: Profile) -> tuple[str, ...]:
+        """See `Rule.needed`."""
+        return self.needs if super().applies(profile) else ("input.own.reading_share",)
+
     def check(self, profile: Profile) -> Finding | None:
         """See `Rule.check`."""
+        serial = serial_of(profile)
+        if serial is not None:
+            return self._own_reading(profile, serial) if has_other_cause(profile) else None
         supply = supply_of(profile)
         if supply is None:
             return None
@@ -141,6 +179,50 @@ class SlowStorage(WorkerRule):
             line=where.line,
         )
 
+    def _own_reading(self, profile: Profile, serial: Serial) -> Finding | None:
+        """Of a training thread that reads for most of its loading."""
+        own = profile.input.own
+        if own is None or not own.reads or not _reads_alone(own, serial, profile):
+            return None
+        assert own.reading_share is not None
+        lost_ns = own.reading_share * serial.wait_ns
+        if lost_ns <= serial.won_ns:
+            return None  # workers win more
+        where, offered = where_loading(profile, serial.loader), serial.won_by(profile)
+        per_sample = own.reads / own.samples if own.samples else 0.0
+        many = per_sample >= MANY_READS
+        read = f"{format_bytes(own.read_bytes)} in " if own.read_bytes else ""
+        return Finding(
+            rule=self.name,
+            summary=f"The training thread reads files for {format_share(own.reading_share)} of its loading,"
+            f" which takes {format_share(serial.wait_ns / serial.step_ns)} of each step.",
+            lost_ns={Phase.DATA_WAIT: lost_ns},
+            low_ns=0.5 * lost_ns,
+            high_ns=serial.wait_ns,
+            assumption="samples are read in large pieces that hold nothing else, as good as for nothing",
+            evidence=(
+                *serial.evidence(profile),
+                f"For a batch it reads {read}{own.reads:.0f} system calls"
+                + (f", {per_sample:.0f} for each sample." if own.samples else "."),
+                "Lines that read files, and what is done with them while they are open, take"
+                f" {format_share(own.reading_share)} of its loading.",
+                *serial.whether_it_computes(profile),
+                *where.evidence,
+            ),
+            fix=(
+                "Put the samples into few large files, each with all parts of its samples side by side, and"
+                " read those."
+                if many
+                else "Read only what the sample needs: keep the file open or map it into memory"
+                " (numpy.load(mmap_mode='r')), or keep what was read."
+            )
+            + serial.or_workers,
+            file=where.file,
+            line=where.line,
+            actions=self.actions if offered else (),
+            won_ns=offered,
+        )
+
     def _reading(self, profile: Profile, supply: Supply) -> Finding | None:
         """Of workers that take CPU time to read: they are behind, or keep up and take the CPUs for that."""
         reading = supply.workers.reading
@@ -160,7 +242,7 @@ class SlowStorage(WorkerRule):
             lost = {Phase.DATA_WAIT: lost_ns}
             low_ns, high_ns = 0.5 * lost_ns, supply.wait_ns
             waits = f"the loop waits for batches {format_share(supply.wait_share)}"
-            instead, offered = supply.or_workers, won_beside(self.actions, profile, supply)
+            instead, offered = supply.or_workers, won_beside(MORE_WORKERS, profile, supply)
         else:
             return None
         if not lost_ns:
@@ -204,6 +286,15 @@ class SlowStorage(WorkerRule):
             actions=tuple(offered),
             won_ns=offered,
         )
+
+
+def _reads_alone(own: OwnLoading, serial: Serial, profile: Profile) -> bool:
+    """Whether most of the training thread's loading passes where files are read, and takes no longer than
+    reading them does: else it is what is made of them that takes it."""
+    if (own.reading_share or 0.0) < MOSTLY or not own.reads:
+        return False
+    reading_ns = (own.reading_share or 0.0) * serial.wait_ns / (profile.input.batches_per_step or 1.0)
+    return reading_ns <= max(MAX_READ_NS * own.reads, MAX_BYTE_NS * (own.read_bytes or 0.0))
 
 
 def _reads(supply: Supply) -> bool:

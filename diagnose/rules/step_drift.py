@@ -57,6 +57,7 @@ class StepDrift(Rule):
         "host-sync",
         "logging-io",
         "python-overhead",
+        "repeated-preparation",
         "serial-loading",
         "slow-batch-building",
         "slow-clipping",
@@ -66,6 +67,7 @@ class StepDrift(Rule):
         "slow-rollout",
         "slow-samples",
         "slow-scheduler",
+        "slow-storage",
         "slow-transform",
     )
     fires_on = (

@@ -1,0 +1,271 @@
+"""What the training thread does for the batches that it loads itself, and which fault that is."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import diagnose
+from diagnose.analysis.own_loading import reading_lines, reading_share
+from diagnose.core.host import HostStats
+from diagnose.core.input import OwnLoading
+from diagnose.hooks.repeated_samples import TIMES
+from diagnose.rules._engine import diagnosed
+from diagnose.rules._serial_examples import ON_ONE_CPU, loading, pieces, prepared
+from diagnose.source.sources import Sources
+from diagnose.store.reader import Frame
+from tests.fakes import FakeClock, measured
+
+SOURCE = """
+import numpy as np
+from PIL import Image
+import torch as t
+
+def get(path):
+    with open(path, "rb") as file:
+        raw = file.read()
+        tile = parsed(raw)
+    wave = np.load(path)
+    state = t.load(path)
+    text = path.read_text()
+    image = Image.open(path).convert("RGB")
+    with open(path, "w") as file:
+        file.write(text)
+    table = json.load(path)
+    return augmented(tile, wave)
+"""
+SECOND = 1_000_000_000
+HOOKS = ("dataloader", "loader-facts", "repeated-samples")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells on Linux alone")
+
+
+# -- lines that read
+
+
+def test_lines_read_that_open_a_file_or_work_on_one_while_it_is_open():
+    assert reading_lines(ast.parse(SOURCE)) == {7, 8, 9, 10, 11, 12}, "no picture, no writing, no parsing"
+
+
+def test_a_file_that_cannot_be_parsed_has_no_such_lines():
+    assert reading_lines(None) == frozenset()
+
+
+def test_the_reading_share_is_of_the_whole_sampled_time():
+    def stack(line: int) -> tuple[Frame, ...]:
+        return ("", 0, ""), ("/home/u/data.py", line, "get"), ("/home/u/train.py", 3, "main")
+
+    sources = Sources({"/home/u/data.py": SOURCE})
+    shares = [(stack(7), 2.0 * SECOND), (stack(8), SECOND), (stack(17), SECOND)]
+    assert reading_share(shares, sources) == 0.75
+    assert reading_share([(stack(7), 1e6)], sources) is None, "too few samples"
+
+
+# -- samples that come again
+
+
+class Rows(Dataset[Any]):
+    """Rows of numbers; `random` ones differ each time."""
+
+    def __init__(self, *, random: bool = False, broken: int = -1, opaque: bool = False) -> None:
+        self.random, self.broken, self.opaque = random, broken, opaque
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.broken:
+            raise KeyError(index)
+        row = torch.rand(4) if self.random else torch.full((4,), float(index))
+        return (row, object()) if self.opaque else row
+
+
+def stacked(rows: list[Any]) -> Any:
+    return torch.stack(rows) if isinstance(rows[0], torch.Tensor) else rows
+
+
+def sightings(dataset: Dataset[Any], epochs: int, **loader: Any) -> list[list[int]]:
+    with measured(FakeClock(), *HOOKS) as recorder:
+        batches = DataLoader(dataset, batch_size=4, collate_fn=stacked, **loader)
+        for _ in range(epochs):
+            for _ in batches:
+                pass
+        assert not recorder.notes
+        seen: list[list[int]] = recorder.facts.get("own_sightings", [])
+        return seen
+
+
+def test_samples_of_the_first_batch_are_seen_again_in_later_epochs_in_whatever_order():
+    seen = sightings(Rows(), 6, shuffle=True)
+    by_index = {index: [s for _, i, s in seen if i == index] for _, index, _ in seen}
+    assert len(by_index) == 4
+    assert {len(sums) for sums in by_index.values()} == {TIMES}, "then they are known"
+    assert all(len(set(sums)) == 1 for sums in by_index.values())
+
+
+def test_samples_that_are_drawn_anew_come_out_differently():
+    seen = sightings(Rows(random=True), 2)
+    assert len(seen) == 8 and len({sum_ for _, _, sum_ in seen}) == 8
+
+
+def test_one_epoch_shows_each_sample_once():
+    assert len(sightings(Rows(), 1)) == 4
+
+
+def test_of_samples_that_cannot_be_summed_up_nothing_is_said():
+    assert sightings(Rows(opaque=True), 3) == []
+    assert sightings(Rows(), 3, num_workers=1) == [], "workers tell themselves"
+
+
+def test_batches_are_the_same_whether_their_samples_are_watched_or_not():
+    torch.manual_seed(3)
+    alone = [rows.clone() for _ in range(3) for rows in DataLoader(Rows(random=True), batch_size=4)]
+    torch.manual_seed(3)
+    with measured(FakeClock(), *HOOKS):
+        watched = [rows.clone() for _ in range(3) for rows in DataLoader(Rows(random=True), batch_size=4)]
+    assert all(map(torch.equal, alone, watched))
+
+
+def test_a_fetcher_is_left_as_it_was_and_not_kept_alive():
+    with measured(FakeClock(), *HOOKS):
+        loader = DataLoader(Rows(), batch_size=4, collate_fn=stacked)
+        batches: Any = iter(loader)
+        fetcher = batches._dataset_fetcher
+        assert "fetch" in vars(fetcher)
+        next(batches)
+        assert "fetch" not in vars(fetcher) and fetcher.collate_fn is stacked
+        again: Any = iter(loader)
+        other = again._dataset_fetcher
+        assert "fetch" in vars(other)
+    assert "fetch" not in vars(other), "the hook has left"
+    gc.disable()
+    try:
+        gone = weakref.ref(other)
+        del again, other
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_dataset_that_raises_does_so_and_nothing_stays_in_its_place():
+    with measured(FakeClock(), *HOOKS) as recorder:
+        batches: Any = iter(DataLoader(Rows(broken=2), batch_size=4, collate_fn=stacked))
+        with pytest.raises(KeyError):
+            next(batches)
+        assert batches._dataset_fetcher.collate_fn is stacked
+        assert len(next(batches)) == 4
+        assert not recorder.notes
+
+
+# -- what is read
+
+
+class Pieces(Dataset[Any]):
+    """Rows of which each lies in files of its own."""
+
+    def __init__(self, folder: Path, parts: int = 8) -> None:
+        self.folder, self.parts = folder, parts
+        for part in range(parts):
+            (folder / f"{part}.bin").write_bytes(bytes(1000))
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        total = index
+        for part in range(self.parts):
+            with open(self.folder / f"{part}.bin", "rb") as file:
+                total += len(file.read())
+        return torch.full((4,), float(total))
+
+
+@on_linux
+def test_what_the_training_thread_reads_is_counted_for_some_batches(tmp_path):
+    with measured(FakeClock(), "dataloader") as recorder:
+        for _ in DataLoader(Pieces(tmp_path), batch_size=4):
+            pass
+    counters = recorder.feed.counters
+    assert counters["collated_samples"] == 4 * counters["collates"] == 64
+    assert counters["read_batches"] == 4
+    assert 4 * 32 <= counters["reads"] / counters["read_batches"] / 0.5 < 4 * 32 + 8, "a file takes two"
+    assert counters["read_bytes"] / counters["read_batches"] == pytest.approx(32_000, rel=0.1)
+
+
+@on_linux
+def test_a_run_tells_what_its_training_thread_read_and_that_samples_came_again(tmp_path):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    files = tmp_path / "files"
+    files.mkdir()
+    diagnose.attach(tmp_path / "run")
+    try:
+        loader = DataLoader(Pieces(files, parts=32), batch_size=8, shuffle=True)
+        for _ in range(12):
+            for rows in loader:
+                model(rows).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        own = diagnose.detach().input.own
+    assert own is not None
+    assert own.samples == 8
+    assert own.reads is not None and 512 <= own.reads < 600
+    assert own.reading_share is not None and own.reading_share > 0.6
+    assert (own.repeated, own.varied) == (4, 0)
+
+
+# -- which fault it is
+
+
+def found(own: OwnLoading | None, wait_ms: float = 40, **parts: Any) -> list[str]:
+    return [finding.rule for finding in diagnosed(loading(wait_ms, own=own, **parts)).findings]
+
+
+def test_the_cause_of_slow_loading_is_named_where_workers_would_not_cure_it():
+    assert found(pieces()) == ["slow-storage"]
+    assert found(prepared()) == ["repeated-preparation"]
+    assert found(pieces(repeated=4)) == ["slow-storage"], "files that are read anew in each epoch"
+    assert found(pieces(reading_share=0.3, repeated=4)) == ["repeated-preparation"]
+    for own in (prepared(repeated=0), prepared(repeated=3, varied=1), None):
+        assert found(own) == ["serial-loading"], "augmentation, or one epoch"
+
+
+@pytest.mark.parametrize("own", [pieces(), prepared()])
+def test_workers_that_have_a_cpu_are_the_cure_of_slow_loading(own: OwnLoading):
+    assert found(own, host=ON_ONE_CPU) == ["serial-loading"]
+
+
+@pytest.mark.parametrize("own", [pieces(), prepared()])
+def test_loading_that_waits_is_hidden_by_workers(own: OwnLoading):
+    waits = HostStats(cpus=2, process_cpus=0.5, on_cpu_share=0.4, runnable_share=0.01, num_threads=2)
+    assert found(own, 60, host=waits) == ["serial-loading"]
+
+
+@pytest.mark.parametrize("own", [pieces(), prepared()])
+def test_the_cause_offers_workers_too(own: OwnLoading):
+    (cause,) = diagnosed(loading(60, own=own)).findings
+    (alone,) = diagnosed(loading(60)).findings
+    assert alone.rule == "serial-loading"
+    assert set(cause.actions) == set(alone.actions)
+    assert dict(cause.won_ns) == dict(alone.won_ns)
+    assert "Or give the DataLoader 2 workers: that wins about 50 % of the wait." in cause.fix
+    assert "workers" not in diagnosed(loading(40, own=own)).findings[0].fix, "one would win nothing"
+
+
+def test_an_iterator_begun_in_each_step_is_kept_before_its_samples_are():
+    assert found(prepared(), loader={"epochs": 501, "dataset_length": 640}) == ["serial-loading"]
+
+
+def test_what_the_training_thread_does_is_asked_for_where_it_loads_and_else_what_workers_do():
+    abstained = {each.rule: each.missing for each in diagnosed(loading(40)).abstained}
+    assert abstained["slow-storage"] == "input.own.reading_share"
+    assert abstained["repeated-preparation"] == "input.own"
+    cured = {each.rule for each in diagnosed(loading(40, host=ON_ONE_CPU)).abstained}
+    assert not cured & {"slow-storage", "repeated-preparation"}, "nobody asks"
