@@ -118,7 +118,8 @@ def test_a_signal_during_an_operator_is_charged_to_it_or_to_the_call_that_ended_
     lines: list[tuple[int, str]] = []
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code is not handle.__code__:  # a busy machine: this handler took 2 ms, too
+        # On a busy machine this handler took 2 ms, too.
+        if frame is not None and frame.f_code is not handle.__code__:
             _, _, _, *user = user_stack(0, frame)
             lines.append(resolve(user[0], user[1])[1:])
 
