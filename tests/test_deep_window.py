@@ -349,6 +349,9 @@ def test_the_models_device_has_nothing_to_do_where_recording_begins_and_ends(
     assert len(ours) == (not capturing) and all(each >= 300_000 for each in ours), "us, around our wait"
 
 
+# -- the option, and what is left when all is over
+
+
 @pytest.mark.parametrize("text", ["10", "0", "10:5", "auto"])
 def test_the_option_takes_a_step_and_a_count(tmp_path: Path, text: str) -> None:
     assert resolve({"deep_window": text}, {}, tmp_path).deep_window == text
