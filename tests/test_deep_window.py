@@ -24,7 +24,7 @@ from diagnose.core.deep_window import OURS, WorkClass
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.profile import Profile
 from diagnose.hooks._recorder import Recorder
-from diagnose.launch import deep_window, deep_window_under_way
+from diagnose.launch import deep_window, deep_window_profiler, deep_window_under_way
 from diagnose.launch.deep_window_count import Counting
 from diagnose.launch.deep_window_profiler import Profiler
 from diagnose.launch.settings import resolve
@@ -347,6 +347,35 @@ def test_the_models_device_has_nothing_to_do_where_recording_begins_and_ends(
     recorded = json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"]
     ours = [each["dur"] for each in recorded if each.get("name") == OURS]
     assert len(ours) == (not capturing) and all(each >= 300_000 for each in ours), "us, around our wait"
+
+
+def test_a_run_that_ends_while_the_rules_are_asked_looks_no_more(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.steps = deep_window.LOOK_AT_RULES_AFTER
+    windows = deep_window.DeepWindows(recorder, tmp_path, "auto")
+    windows.look()
+    question = windows._question
+    assert question is not None
+    windows.finish()
+    windows.look()
+    assert windows._question is None
+    assert question.answer() == []
+
+
+def test_no_window_is_taken_by_a_torch_that_cannot_record_the_devices_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    activities = {torch.profiler.ProfilerActivity.CPU}
+    asked = []
+    monkeypatch.setattr(
+        torch._C._autograd, "_supported_activities", lambda: asked.append(None) or activities
+    )
+    assert not deep_window_profiler.why_not(), "on a CPU it needs none"
+    assert not asked, "the answer asks the driver how many devices there are, which the script may do first"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "records no kernels" in deep_window_profiler.why_not()
+    activities.add(torch.profiler.ProfilerActivity.CUDA)
+    assert not deep_window_profiler.why_not()
 
 
 # -- the option, and what is left when all is over

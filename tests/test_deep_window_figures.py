@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from diagnose.analysis.deep_window import (
     TO_THE_END,
@@ -24,8 +23,6 @@ from diagnose.core.device import Device
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
 from diagnose.core.program import Model, Program
-from diagnose.hooks._recorder import Recorder
-from diagnose.launch import deep_window, deep_window_profiler
 from diagnose.launch.deep_window_rules import TOLD
 from diagnose.report.base import Table
 from diagnose.report.deep_window import DeepWindowSection, roofline
@@ -103,19 +100,6 @@ def test_a_window_that_was_taken_after_all_is_not_said_to_be_missing() -> None:
         "There is no deep window: the script started a process."
     ]
     assert untold_window(log_of(8, undone, begun, ended), is_over=True) == []
-
-
-def test_a_run_that_ends_while_the_rules_are_asked_looks_no_more(tmp_path: Path) -> None:
-    recorder = Recorder()
-    recorder.steps = deep_window.LOOK_AT_RULES_AFTER
-    windows = deep_window.DeepWindows(recorder, tmp_path, "auto")
-    windows.look()
-    question = windows._question
-    assert question is not None
-    windows.finish()
-    windows.look()
-    assert windows._question is None
-    assert question.answer() == []
 
 
 # -- what a window says
@@ -310,22 +294,6 @@ def test_a_trace_of_a_job_on_a_device_that_has_no_kernel_is_not_read_as_one_of_a
         tables = [block.caption for block in section if isinstance(block, Table)]
         assert any("Operations on the CPU" in caption for caption in tables) is is_told
         assert (found.mfu is not None) is (roofline(found) is not None) is is_told
-
-
-def test_no_window_is_taken_by_a_torch_that_cannot_record_the_devices_kernels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    activities = {torch.profiler.ProfilerActivity.CPU}
-    asked = []
-    monkeypatch.setattr(
-        torch._C._autograd, "_supported_activities", lambda: asked.append(None) or activities
-    )
-    assert not deep_window_profiler.why_not(), "on a CPU it needs none"
-    assert not asked, "the answer asks the driver how many devices there are, which the script may do first"
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert "records no kernels" in deep_window_profiler.why_not()
-    activities.add(torch.profiler.ProfilerActivity.CUDA)
-    assert not deep_window_profiler.why_not()
 
 
 def test_the_report_names_the_line_that_waits() -> None:
