@@ -8,6 +8,7 @@ docs/overhead-parts.md`, and `accuracy.py` for the tables of `docs/accuracy.md`.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -64,6 +65,8 @@ def evidence(docs: Path) -> str:
     passed = sum(line.endswith(" pass |") for line in rows)
     accuracy = (docs / "accuracy.md").read_text(encoding="utf-8")
     found = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", accuracy, re.MULTILINE))
+    share, cells = (int(number) for number in re.findall(r"\d+", found["top 1"]))
+    low, high = interval(round(share * cells / 100), cells)
     delays = (
         f"{passed} of {len(rows)} known delays, put into known lines of ten kinds of loop, were found in"
         " the right phase and line, to 3 % of the step or 0.3 ms"
@@ -71,13 +74,30 @@ def evidence(docs: Path) -> str:
     )
     faults = (
         "On scripts to which no threshold was fitted, the fault named first was the one put there"
-        f" in {found['top 1']} cells; {found['false alarms on healthy jobs']} healthy jobs were accused."
-        f" What it costs is {found['size error, median'].partition(' of')[0]} off in the median"
-        f" ([each of them](docs/accuracy.md); {dated(accuracy)})."
+        f" in {found['top 1']} cells (95 % interval: {100 * low:.0f} to {100 * high:.0f} %; aim: 95 %)."
+        f" False alarms: {found['false alarms on healthy jobs']} healthy jobs. What a fault costs is"
+        f" {found['size error, median'].partition(' of')[0]} off in the median"
+        f" (aim: 15 %; [each of them](docs/accuracy.md); {dated(accuracy)})."
     )
-    return "\n".join(
-        textwrap.fill(text, 118, initial_indent="- ", subsequent_indent="  ") for text in (delays, faults)
-    )
+    return "\n".join(bullet(text) for text in (delays, faults))
+
+
+def interval(right: int, cells: int) -> tuple[float, float]:
+    """Returns the exact (Clopper-Pearson) 95 % interval of a rate."""
+
+    def rate(least: int, chance: float) -> float:
+        """That at which so many or more are right by this chance."""
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            as_many = sum(
+                math.comb(cells, k) * middle**k * (1 - middle) ** (cells - k)
+                for k in range(least, cells + 1)
+            )
+            low, high = (middle, high) if as_many < chance else (low, middle)
+        return low
+
+    return rate(right, 0.025) if right else 0.0, rate(right + 1, 0.975) if right < cells else 1.0
 
 
 def dated(text: str) -> str:
@@ -88,10 +108,21 @@ def dated(text: str) -> str:
 
 
 def overhead(path: Path) -> str:
-    """Returns how the figures were made, and the table of steps."""
-    _, _, text = path.read_text(encoding="utf-8").partition("\n")
-    made, table, *_ = text.strip().split("\n\n")
-    return f"{made}\n\n{table}\n\n[All parts](docs/overhead-parts.md), with what is added to start and end."
+    """Returns what measuring adds to the steps of the page's first table, and to start and end."""
+    text = path.read_text(encoding="utf-8")
+    steps = re.findall(r"^\| (\d+ ms) \| [\d,]+ \| ([^|]+?) \| ([^|]+?) \| \d+ \|$", text, re.MULTILINE)
+    each = [f"{added} us to one of {step} ({part})" for step, added, part in steps]
+    (ends,) = re.findall(r"^\| all three \| [^|]+ \| ([^|]+?) \|$", text, re.MULTILINE)
+    told = (
+        f"Measuring adds {', '.join(each[:-1])} and {each[-1]}, of main-thread CPU, and {ends} s to start"
+        f" and end ([each part](docs/overhead-parts.md); {dated(text)})."
+    )
+    return bullet(told.replace("to one of", "to a step of", 1))
+
+
+def bullet(text: str) -> str:
+    """Returns an item of a list, wrapped."""
+    return textwrap.fill(text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def fill(text: str, name: str, content: str) -> str:

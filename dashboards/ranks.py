@@ -23,7 +23,7 @@ from diagnose.dashboards._snapshot import Lateness, Snapshot
 from diagnose.dashboards._source import Source
 from diagnose.dashboards.base import Page, View, href
 
-from diagnose.analysis.lateness import straggler
+from diagnose.analysis.lateness import slower_in, straggler
 from diagnose.core.units import NS_PER_MS, format_duration
 from diagnose.report.base import Column, Fact, Facts, Row, Table
 from diagnose.report.ranks import Ranks as RanksSection
@@ -110,9 +110,8 @@ def _headline(snap: Snapshot, late: Lateness) -> list[Fact]:
             behind = f"{format_duration(found.late_ns)} per step late"
             facts.append(Fact(label="straggler", value=f"rank {found.rank}", detail=behind))
             if found.cause is not None:
-                facts.append(
-                    Fact(label="cause", value=found.cause.label, detail="where it exceeds the median rank")
-                )
+                where = slower_in(snap.profile.ranks, found.rank, found.cause)
+                facts.append(Fact(label="cause", value=where, detail="where it exceeds the median rank"))
     if is_running(snap) and late.now is not None:
         detail = f"{format_duration(late.now.late_ns)} per step, in the newest {late.now.num_steps:,} steps"
         facts.append(Fact(label="late now", value=f"rank {late.now.rank}", detail=detail))

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from diagnose.gate import pairs, statistics, steps
+from diagnose.gate import fitting, statistics, steps
 from tests.gates import commit, git, repository, stand_in
 from tests.running import REPOSITORY, environment
 
@@ -237,6 +237,6 @@ def test_the_lengths_of_runs_in_the_text_are_those_of_the_code() -> None:
     text = " ".join(DOCS.split())
     runs = [2 + 2 * count for count in (statistics.MIN_PAIRS, statistics.MAX_PAIRS)]
     assert f"some {runs[0]} to {runs[1]} times" in text
-    assert f"at least {pairs.STEPS} steps and at least {pairs.MEASURED_S:g} s" in text
+    assert f"at least {fitting.STEPS} steps and at least {fitting.MEASURED_S:g} s" in text
     assert f"after a warm-up of {steps.MIN_WARMUP} steps or more" in text
-    assert f"down to {pairs.LEAST_STEPS}, so that {pairs.PLANNED_PAIRS} pairs of runs fit" in text
+    assert f"down to {fitting.LEAST_STEPS}, so that {fitting.PLANNED_PAIRS} pairs of runs fit" in text

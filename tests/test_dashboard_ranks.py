@@ -12,7 +12,7 @@ import pytest
 from dash._utils import to_json
 from diagnose.dashboards._look_ranks import MAX_CELLS, MAX_ROWS, map_of, range_of
 from diagnose.dashboards._snapshot import Lateness, RankBins, Snapshot
-from diagnose.dashboards.ranks import _draw
+from diagnose.dashboards.ranks import _draw, _headline
 
 from diagnose.analysis.lateness import behind, latest, straggler
 from diagnose.analysis.profile import load_profile
@@ -218,6 +218,29 @@ def test_of_a_thousand_ranks_the_late_one_has_a_row_of_its_own_and_every_rank_ca
     assert alone.labels == () and list(alone.ranks) == list(range(640, 704))
     words = to_json(_draw(snapshot_of(1024), {}))
     assert "The latest ranks" in words and '"rank 700"' in words
+
+
+@pytest.mark.parametrize(
+    ("works_ms", "cause"), [(30.0, "what the loop does to its batches"), (0.0, "other")]
+)
+def test_the_cause_says_of_a_rank_that_works_longer_on_its_batches_what_it_does(
+    works_ms: float, cause: str
+) -> None:
+    slow = Phase.DATA_WAIT if works_ms else Phase.OTHER
+    usual = {Phase.DATA_WAIT: 10.0 * MS, Phase.FORWARD: 20.0 * MS, Phase.OTHER: 0.0}
+    late = {**usual, slow: usual[slow] + 30.0 * MS}
+    ranks = (
+        RankProfile(rank=0, host="node", phase_time_ns=usual, late_ns_per_step=0.0),
+        RankProfile(
+            rank=1, host="node", phase_time_ns=late, late_ns_per_step=30.0 * MS, working_ns=works_ms * MS
+        ),
+    )
+    snapshot = snapshot_of(2)
+    assert snapshot.lateness is not None
+    shown = _headline(
+        replace(snapshot, profile=replace(PROFILE, ranks=ranks, ranks_comparable=True)), snapshot.lateness
+    )
+    assert {fact.label: fact.value for fact in shown}["cause"] == cause
 
 
 @pytest.mark.parametrize("asked", ["", "a-b", "9-", "5000-6000", "7-3", "-" * 50, "²-³"])

@@ -14,9 +14,10 @@ import pytest
 from diagnose.core.errors import DiagnoseError
 from diagnose.gate import instructions
 from diagnose.gate.bisect import row_of_commits
+from diagnose.gate.judging import judge
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes
-from diagnose.gate.pairs import HEAD, Asked, MeasureRun, judge, run_pairs
+from diagnose.gate.pairs import HEAD, Asked, MeasureRun, run_pairs
 from diagnose.gate.result import MachineState, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.words import change, sensitivity
 from diagnose.gate.worktrees import git as own_git

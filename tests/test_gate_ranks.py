@@ -16,9 +16,11 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.units import NS_PER_MS
 from diagnose.gate.ended_badly import failed, what_failed
+from diagnose.gate.figures import figures_of
 from diagnose.gate.job_steps import job_steps
-from diagnose.gate.measure import RunPlan, figures_of, measured_run
-from diagnose.gate.pairs import Asked, judge, run_pairs
+from diagnose.gate.judging import judge
+from diagnose.gate.measure import RunPlan, measured_run
+from diagnose.gate.pairs import Asked, run_pairs
 from diagnose.gate.rank_to_blame import rank_to_blame
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
 from diagnose.gate.result import GateResult, MeasuredRun, Metric, Pair, Side, Verdict

@@ -16,7 +16,7 @@ import pytest
 from diagnose.gate.baseline import Baseline, Entry
 from diagnose.gate.by_history import judge_by_history
 from diagnose.gate.fingerprint import Fingerprint
-from diagnose.gate.pairs import drop_of, log_of
+from diagnose.gate.judging import drop_of, log_of
 from diagnose.gate.result import MeasuredRun, Metric, Verdict
 from diagnose.gate.statistics import (
     FEW_PAIRS,

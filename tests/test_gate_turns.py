@@ -19,8 +19,9 @@ from diagnose.analysis.stopped import was_stopped
 from diagnose.core.errors import DiagnoseError
 from diagnose.core.ledger import COLUMNS
 from diagnose.core.phases import Phase
+from diagnose.gate.figures import figures_of
 from diagnose.gate.in_turns import stopped_ns, take_turns
-from diagnose.gate.measure import OutOfTime, RunPlan, figures_of, measured_in_turns
+from diagnose.gate.measure import OutOfTime, RunPlan, measured_in_turns
 from diagnose.gate.noise import advice
 from diagnose.gate.pairs import Asked, MeasurePair, run_pairs
 from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed

@@ -79,6 +79,19 @@ def test_thresholds_are_the_documented_numbers_of_the_rules_file(monkeypatch: py
             sys.modules.pop(name, None)
 
 
+def test_the_share_that_all_rules_have_in_common_is_told_of_those_that_use_it() -> None:
+    def shared(name: str) -> list[tuple[str, str]]:
+        numbers = thresholds(RULES[name])
+        return [(number.value, number.reason) for number in numbers if number.name == "WORTH_SHARE"]
+
+    reason = (
+        "A fault that costs less of the step is not worth anybody's time, and near what noise can feign."
+    )
+    for name in ("recompilation", "missing-no-sync", "allocator-retries", "logging-io"):
+        assert shared(name) == [("0.02", reason)]
+    assert shared("gc-pauses") == [], "it has a reason of its own"
+
+
 def test_pages_of_rules_that_are_gone_are_removed_and_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "gone.md").write_text(f"{MARK}\n\n# gone\n")
     (tmp_path / "notes.md").write_text("# mine\n")

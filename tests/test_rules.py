@@ -13,12 +13,12 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, Status
 from diagnose.core.program import Loader, Program
 from diagnose.core.series import Series
-from diagnose.rules._engine import WORTH_SHARE, ask, built_in, diagnosed, ranked
+from diagnose.rules._engine import ask, built_in, diagnosed, ranked
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from diagnose.rules._rank_examples import meeting, ranks_example
 from diagnose.rules._testing import check_rule, fires, has_its_readings, is_silent
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 RULES = built_in()
 FIRES = [

@@ -15,8 +15,9 @@ from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Optimizer, Program
 from diagnose.rules import diagnosed
 from diagnose.rules._examples import profile
+from diagnose.rules._meetings import own_parts
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import latest, own_parts
+from diagnose.rules._ranks import latest
 from diagnose.rules.compute_straggler import ComputeStraggler
 from diagnose.rules.contended_rank import ContendedRank, delayed
 from diagnose.rules.find_unused_parameters import FindUnusedParameters

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from diagnose.analysis import profile as profiles
+from diagnose.analysis.lateness import medians_of_others
 from diagnose.analysis.profile import load_profile, profile_of, read_logs
 from diagnose.analysis.reducers import Reducers, reducers
 from diagnose.core.errors import DiagnoseError
@@ -25,7 +26,6 @@ from diagnose.launch.rank_choice import SPREAD, in_sample, is_choice, records
 from diagnose.launch.run_folder import common_folder, write_manifest
 from diagnose.report import Terminal, to_text
 from diagnose.rules import diagnosed
-from diagnose.rules._ranks import medians_of_others
 from diagnose.store.reader import read_rank
 from diagnose.store.runs import read_manifest
 from diagnose.store.tail import look

@@ -105,6 +105,40 @@ def beyond_others_ns(ranks: Sequence[RankProfile], place: int) -> dict[Phase, fl
     }
 
 
+def slower_in(ranks: Sequence[RankProfile], rank: int, phase: Phase) -> str:
+    """Says in which phase one of the ranks is slower than the others, in words."""
+    works = phase is Phase.OTHER and rank in working_longer(ranks)
+    return "what the loop does to its batches" if works else phase.label
+
+
+def working_longer(ranks: Sequence[RankProfile]) -> frozenset[int]:
+    """Returns the numbers of those, of two ranks or more, that take longer than the others in `OTHER`, as
+    `own_ns` has it, mostly since they work longer on batches that they have."""
+
+    def longer_ns(times: list[float]) -> list[float]:
+        return [ns - others_ns for ns, others_ns in zip(times, medians_of_others(times), strict=True)]
+
+    own_ns = longer_ns([rank.own_ns(Phase.OTHER) for rank in ranks])
+    working_ns = longer_ns([rank.working_ns for rank in ranks])
+    return frozenset(
+        rank.rank
+        for rank, own, working in zip(ranks, own_ns, working_ns, strict=True)
+        if 2 * working > own > 0
+    )
+
+
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """Returns, for each of two values or more, the median of all but it, in one sort."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ordered = [values[index] for index in order]
+    upper = (len(values) - 1) // 2
+    lower = (len(values) - 2) // 2
+    medians = [0.0] * len(values)
+    for place, index in enumerate(order):  # what stands behind it moves up by one
+        medians[index] = (ordered[lower + (lower >= place)] + ordered[upper + (upper >= place)]) / 2
+    return medians
+
+
 def latest(late: Sequence[float], step: Sequence[float]) -> int | None:
     """Returns the place of the rank that is later than the others scatter; `None` where none is.
 

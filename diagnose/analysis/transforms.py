@@ -13,7 +13,7 @@ from dataclasses import replace
 from diagnose.analysis.loaders import facts_of
 from diagnose.analysis.opening import MIN_SAMPLED_NS
 from diagnose.core.input import InputStats
-from diagnose.source.roles import READS as READING
+from diagnose.source.batch_work import READS as READING
 from diagnose.source.sources import Sources
 from diagnose.source.statements import words
 from diagnose.store.reader import Frame, RankLog

@@ -69,6 +69,7 @@ class Graph:
         num_unreached_tensors: Parameters that an optimizer updates and this pass does not reach.
         recomputed_share: Part of the operations that save nothing and are computed again in the backward
             pass (activation checkpointing).
+        num_recomputed: How many of these save nothing.
         num_checkpoints: Checkpointed regions of the older, reentrant kind, and nodes of the script's own
             that compute a part of the forward again; what is inside is not in the graph.
         regions: These, each as one operation.
@@ -107,6 +108,7 @@ class Graph:
     num_resting_tensors: int = 0
     num_unreached_tensors: int = 0
     recomputed_share: float = 0.0
+    num_recomputed: int = 0
     num_checkpoints: int = 0
     regions: Work = Work()
     inside_bytes: float | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from diagnose.gate.baseline import Baseline
 from diagnose.gate.by_history import DEVIATIONS, LEAST_ENTRIES
-from diagnose.gate.pairs import drop_of
+from diagnose.gate.judging import drop_of
 from diagnose.gate.result import Metric
 from diagnose.gate.words import amount, format_percent
 from diagnose.report._wording import printable

@@ -10,7 +10,7 @@ from diagnose.core.units import format_duration
 from diagnose.gate import words
 from diagnose.gate.as_json import finite
 from diagnose.gate.bisection import Bisection, Commit, Ending
-from diagnose.gate.pairs import drop_of
+from diagnose.gate.judging import drop_of
 from diagnose.gate.result import Judgement
 from diagnose.gate.statistics import hodges_lehmann
 from diagnose.report import Terminal

@@ -11,8 +11,9 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.gate.bench import Bench, has_figure, log_cost
 from diagnose.gate.bisection import Bisection, BisectRequest, Commit, Ending
 from diagnose.gate.compare_commits import Measure, second_look, sigterm_unwinds
+from diagnose.gate.judging import judge
 from diagnose.gate.measure import OutOfTime, RunPlan, measured_run
-from diagnose.gate.pairs import Progress, counted, judge, run_pairs
+from diagnose.gate.pairs import Progress, counted, run_pairs
 from diagnose.gate.posterior import CannotRun, OutOfBudget, lost_in_parts, search
 from diagnose.gate.result import Metric, Pair, TrainingFailed, Verdict
 from diagnose.gate.why import reasons, why_of

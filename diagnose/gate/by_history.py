@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diagnose.gate.baseline import RUNS, Baseline
-from diagnose.gate.pairs import drop_of, log_of
+from diagnose.gate.judging import drop_of, log_of
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Verdict
 from diagnose.gate.statistics import Z_95, Z_975
 from diagnose.gate.words import format_percent

@@ -16,6 +16,7 @@ from diagnose.core.errors import DiagnoseError
 from diagnose.gate.fingerprint import fingerprint_of
 from diagnose.gate.imports import why_same_code
 from diagnose.gate.in_turns import KEEPS_FREED
+from diagnose.gate.judging import judge, log_of
 from diagnose.gate.measure import RunPlan, measured_in_turns, measured_run
 from diagnose.gate.noise import advice, causes
 from diagnose.gate.pairs import (
@@ -24,8 +25,6 @@ from diagnose.gate.pairs import (
     MeasureRun,
     Paired,
     Progress,
-    judge,
-    log_of,
     run_pairs,
     why_not_in_turns,
 )

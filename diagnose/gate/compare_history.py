@@ -23,20 +23,12 @@ from diagnose.gate.baseline import (
 from diagnose.gate.by_history import DEVIATIONS, judge_by_history
 from diagnose.gate.compare_commits import BESIDE, Plumbing, explained, failed, sigterm_unwinds
 from diagnose.gate.fingerprint import Fingerprint, fingerprint_of
+from diagnose.gate.fitting import STEPS, fitted, run_s
 from diagnose.gate.history_why import explain_by_history
+from diagnose.gate.judging import drop_of, log_of, why_useless
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.noise import advice, causes, if_not_measured
-from diagnose.gate.pairs import (
-    STEPS,
-    Asked,
-    drop_of,
-    fitted,
-    log_of,
-    never_trained,
-    run_s,
-    used_up,
-    why_useless,
-)
+from diagnose.gate.pairs import Asked, never_trained, used_up
 from diagnose.gate.patience import hang, time_limit
 from diagnose.gate.ranks_read import of_ranks, why_other_ranks
 from diagnose.gate.result import (
@@ -165,7 +157,7 @@ def measure_job(
             made.append(run)
             plumbing.progress(f"run {number} of {RUNS}: {run.step_s * 1000:.3g} ms a step")
         else:
-            plan = fitted(plan, [run], asked, left_s(), rounds=RUNS + 1)
+            plan = fitted(plan, [run], left_s(), chooses=asked.steps is None, rounds=RUNS + 1)
             usual_s = max(run_s(plan, [run]), run.wall_s)
     return ""
 

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import math
 import signal
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from diagnose.core.errors import DiagnoseError
+from diagnose.gate.fitting import STEPS, fitted, run_s
 from diagnose.gate.in_turns import TURN_S, TURN_STEPS
+from diagnose.gate.judging import judge, no_judgement, why_useless
 from diagnose.gate.measure import OutOfTime, RunPlan
 from diagnose.gate.patience import SUSPECT, hang, not_ended, time_limit
 from diagnose.gate.ranks_read import why_other_ranks
 from diagnose.gate.result import Judgement, MeasuredRun, Metric, Pair, TrainingFailed, Verdict
-from diagnose.gate.statistics import (
-    FEW_PAIRS,
-    MAX_PAIRS,
-    MIN_PAIRS,
-    Decision,
-    State,
-    decide,
-    max_error,
-)
-from diagnose.gate.steps import MIN_STEPS
-from diagnose.gate.words import change, format_percent
-
-MEASURED_S = 3.0
-"""Each run measures at least so long, however short its steps: a neighbour's burst lasts seconds."""
-
-LEAST_STEPS = 40
-"""Steps that a run is never cut below to fit a budget."""
-
-STEPS = 200
-"""Steps that a run measures where neither the user nor the length of a step says otherwise."""
+from diagnose.gate.statistics import FEW_PAIRS, MAX_PAIRS, MIN_PAIRS
+from diagnose.gate.words import change
 
 CERTAINLY = 0.75
 """What a run takes may turn out to be this part of what the rehearsals showed."""
-
-PLANNED_PAIRS = 13
-"""Pairs that the runs' length is fitted to a budget for: what a machine with some noise needs."""
 
 BASE, HEAD = 0, 1
 NAMES = ("base", "head")
@@ -118,7 +98,7 @@ def run_pairs(
         rehearsals = [job.run(BASE, 0, plan)]
         rehearsals.append(job.run(HEAD, 0, plan, usual_s=rehearsals[0].wall_s))
         metric = _judged_metric(metric, rehearsals)
-        plan = fitted(plan, rehearsals, asked, job.left_s())
+        plan = fitted(plan, rehearsals, job.left_s(), chooses=asked.steps is None)
         usual_s = run_s(plan, rehearsals)
         pairs_in_time = job.pairs_in_time(min(usual_s, *(run.wall_s for run in rehearsals)))
         progress(_progress_of_plan(plan, usual_s, pairs_in_time))
@@ -145,7 +125,7 @@ def run_pairs(
         if judgement is not None and isinstance(stop, _Useless):
             judgement = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=stopped)
     if judgement is None:
-        judgement = _no_judgement(metric, asked.max_drop, stopped)
+        judgement = no_judgement(metric, asked.max_drop, stopped)
     return Paired(pairs=tuple(pairs), runs=tuple(job.runs), judgement=judgement, stopped=stopped)
 
 
@@ -290,107 +270,6 @@ def used_up(budget_s: float, num_runs: int) -> str:
     return f"the budget of {budget_s / 60:g} min was used up by {runs}"
 
 
-def judge(pairs: Sequence[Pair], metric: Metric, max_drop: float, *, last: bool) -> Judgement | None:
-    """Judges one metric by the pairs in which both runs have it.
-
-    Returns:
-        `None` without such a pair. The verdict is `INCONCLUSIVE` with a reason where the pairs cannot tell,
-        and without one where more of them may.
-    """
-    both = [
-        (pair.base.figures[metric], pair.head.figures[metric])
-        for pair in pairs
-        if min(pair.base.figures.get(metric, 0.0), pair.head.figures.get(metric, 0.0)) > 0
-    ]
-    if not both:
-        return None
-    sign = -1.0 if metric.more_is_better else 1.0
-    logs = [sign * math.log(head / base) for base, head in both]
-    limit = log_of(max_drop, metric)
-    decision = decide(logs, limit, last=last)
-    verdict = {State.PASS: Verdict.PASS, State.REGRESSION: Verdict.REGRESSION}
-    return Judgement(
-        metric=metric,
-        verdict=verdict.get(decision.state, Verdict.INCONCLUSIVE),
-        max_drop=max_drop,
-        drop=drop_of(decision.estimate, metric),
-        low=drop_of(decision.low, metric),
-        high=drop_of(decision.high, metric),
-        error=decision.error,
-        detectable=drop_of(decision.detectable, metric),
-        p=decision.p,
-        pairs=decision.pairs,
-        base=statistics.median(base for base, _ in both),
-        head=statistics.median(head for _, head in both),
-        reason=_reason(decision, limit),
-    )
-
-
-def log_of(drop: float, metric: Metric) -> float:
-    """Returns a drop as the logarithm of the costs' ratio: 3 % fewer per second take 3.05 % more time."""
-    return -math.log1p(-drop) if metric.more_is_better else math.log1p(drop)
-
-
-def drop_of(log: float, metric: Metric) -> float:
-    """The reverse of `log_of`."""
-    return -math.expm1(-log) if metric.more_is_better else math.expm1(log)
-
-
-def why_useless(run: MeasuredRun) -> str:
-    """Says why no figure can be taken from a run; empty where one can."""
-    if not run.figures:
-        return f"no optimizer step was seen in {run.name} ({run.wall_s:.0f} s)"
-    if run.num_steps < MIN_STEPS:
-        return (
-            f"{run.name} had {run.num_steps + run.warmup} steps; after a warm-up of {run.warmup}, "
-            f"{MIN_STEPS} or more must be left to measure"
-        )
-    return ""
-
-
-def fitted(
-    plan: RunPlan,
-    rehearsals: Sequence[MeasuredRun],
-    asked: Asked,
-    left_s: float | None,
-    *,
-    rounds: int = PLANNED_PAIRS,
-) -> RunPlan:
-    """Fits the runs that count to what the rehearsals showed: warm-up, length of a step, time left.
-
-    From here on every run measures the same steps, so that both versions see the same data.
-
-    Args:
-        plan: That of the rehearsals.
-        rehearsals: One run of each version.
-        asked: What the user wants.
-        left_s: Time for all further runs; `None` for as long as it takes.
-        rounds: Runs of each version to have time for.
-    """
-    warmup = max(run.warmup for run in rehearsals)
-    steps = plan.steps
-    if asked.steps is None:
-        steps = max(steps, math.ceil(MEASURED_S / min(run.step_s for run in rehearsals)))
-        if left_s is not None:
-            startup_s, step_s = (
-                sum(times)
-                for times in zip(*((run.startup_s, run.step_s) for run in rehearsals), strict=True)
-            )
-            affordable = int((left_s / rounds - startup_s) / step_s) - warmup
-            steps = max(LEAST_STEPS, min(steps, affordable))
-    return replace(plan, steps=steps, warmup=warmup, finds_warmup=False)
-
-
-def run_s(plan: RunPlan, rehearsals: Sequence[MeasuredRun]) -> float:
-    """What a run of the plan takes, of the slower version: its steps, and all that was not steps."""
-
-    def of(run: MeasuredRun) -> float:
-        beside_s = max(run.startup_s, run.wall_s - (run.warmup + run.num_steps) * run.step_s)
-        return beside_s + (plan.warmup + plan.steps) * run.step_s
-
-    return max(map(of, rehearsals))
-
-
 def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
     """Returns the metric, or what stands in for it where no batch size can be read.
 
@@ -404,39 +283,6 @@ def _judged_metric(metric: Metric, runs: Sequence[MeasuredRun]) -> Metric:
     if without and known:
         raise _Useless(f"a batch size could be read in {known[0]} and not in {without[0]}")
     return Metric.STEP_MS if without else metric
-
-
-def _reason(decision: Decision, limit: float) -> str:
-    if decision.state is not State.INCONCLUSIVE:
-        return ""
-    if decision.pairs < MIN_PAIRS:
-        return f"{decision.pairs} pairs of runs; {MIN_PAIRS} are needed at least"
-    if decision.error <= max_error(limit):
-        return "the loss is larger than allowed, but may be chance"
-    return (
-        f"the pairs scatter too much: standard error {format_percent(decision.error)} after "
-        f"{decision.pairs} pairs, {format_percent(max_error(limit))} is the most with which "
-        "so little can be judged"
-    )
-
-
-def _no_judgement(metric: Metric, max_drop: float, stopped: str) -> Judgement:
-    nan = math.nan
-    return Judgement(
-        metric=metric,
-        verdict=Verdict.INCONCLUSIVE,
-        max_drop=max_drop,
-        drop=nan,
-        low=nan,
-        high=nan,
-        error=nan,
-        detectable=nan,
-        p=nan,
-        pairs=0,
-        base=nan,
-        head=nan,
-        reason=stopped or f"{metric.label} could not be measured",
-    )
 
 
 def _progress(judgement: Judgement | None, number: int) -> str:

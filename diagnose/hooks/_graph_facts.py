@@ -54,6 +54,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
     slices = [view for view in views_for(nodes, small) if (view.backward_ns or 0) <= SLOW_NS]
     heavy = [op for op in ops if op.forward_ns >= HEAVY_NS]
     saving = [op for op in ops if op.saves]
+    recomputed = [op for op in saving if op.recomputed]
     products = [op for op in ops if op.flops]
     whole = sum(op.cost for op in saving)
     return {
@@ -79,7 +80,8 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "unwanted": unwanted,
         "num_unwanted_tensors": sum(leaf.leaf not in wanted for leaf in leaves) if knows else 0,
         "num_unreached_tensors": len(set(wanted) - {leaf.leaf for leaf in leaves}) if knows else 0,
-        "recomputed_share": sum(op.cost for op in saving if op.recomputed) / whole if whole else 0.0,
+        "recomputed_share": sum(op.cost for op in recomputed) / whole if whole else 0.0,
+        "num_recomputed": len(recomputed),
         "num_checkpoints": sum(node.is_region for node in nodes),
         "regions": _work([node for node in nodes if node.is_region]),
         "second_order": any(node.second for node in nodes),

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -23,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from diagnose.core.deep_window import KIND
 from diagnose.hooks._cuda import index_of
 from diagnose.launch import deep_window_profiler
-from diagnose.launch.deep_window_file import MAX_BYTES, pack
+from diagnose.launch.deep_window_file import MAX_BYTES
 from diagnose.launch.deep_window_under_way import Asked, Window, asked_of
+from diagnose.launch.deep_window_writing import Writing
 from diagnose.launch.place import place_of
 
 if TYPE_CHECKING:
@@ -44,10 +43,6 @@ events."""
 
 ROOM_BYTES = 500_000_000
 """What the disk must have beyond that."""
-
-LONGEST_WRITE_S = 60.0
-"""So long the end of the script waits for a trace that is being written: a file system that takes longer
-must not hold it up."""
 
 MAX_TRIES = 3
 """A loop that starts worker processes breaks a window off; so often another is begun instead."""
@@ -71,13 +66,12 @@ class DeepWindows:
     ) -> None:
         self._recorder = recorder
         self._folder = folder
-        self._max_bytes = max_bytes
         self._asks_rules = option == "auto"
         self._question: Question | None = None
         self._asked = asked_of(option) if option and option != "auto" else None
         self._window: Window | None = None
         self._leaving: tuple[Window, str] | None = None  # undone, and why; its mode is still on
-        self._writing: threading.Thread | None = None
+        self._writing = Writing(recorder, folder, max_bytes)
         self._tries = 0
         self._steps_before = 0
         self._boundary_ns = 0
@@ -123,7 +117,7 @@ class DeepWindows:
 
     def ask(self) -> str:
         """Takes the command for a window; returns why there will be none."""
-        if any((self._asked, self._window, self._leaving, self._writing)):
+        if any((self._asked, self._window, self._leaving, self._writing.is_on)):
             return "a deep window is being taken already"
         refusal = self._refusal()
         if refusal:
@@ -228,7 +222,7 @@ class DeepWindows:
 
     def _refuse(self, reason: str) -> None:
         if self._asked is not None:
-            self._answer(self._asked, reason)
+            self._asked.answer(self._recorder, reason)
         self._asked = None
         self._watch_no_more()
         self._event("refused", reason=reason)
@@ -301,13 +295,7 @@ class DeepWindows:
         window.stop_ns = perf_counter_ns() - begun
         self._window, self._asked = None, None
         self._watch_no_more()
-        self._writing = threading.Thread(
-            target=self._recorder.guarded,
-            args=(self._write, window),
-            name="diagnose-deep-window",
-            daemon=True,
-        )
-        self._writing.start()
+        self._writing.begin(window)
 
     def _undo(self, reason: str) -> None:
         """Ends the window and keeps nothing of it."""
@@ -337,7 +325,7 @@ class DeepWindows:
         if off or at_last:
             self._leaving = None
             self._event("undone", last=self._recorder.steps + 1, reason=reason)
-            self._answer(window.asked, reason)
+            window.asked.answer(self._recorder, reason)
         return off
 
     def script_begins(self) -> None:
@@ -363,7 +351,8 @@ class DeepWindows:
     def forget(self) -> None:
         """In a forked child: what its parent takes is not its own."""
         self._asks_rules = False
-        self._asked = self._window = self._leaving = self._writing = self._question = None
+        self._asked = self._window = self._leaving = self._question = None
+        self._writing.forget()
 
     def finish(self) -> None:
         """The script has ended: keeps a window that holds whole steps, and waits until it is written."""
@@ -371,7 +360,7 @@ class DeepWindows:
             self._recorder.guarded(self._end, "the script ended")
         elif self._asked is not None and self._asked.by in ("option", "command"):
             reason = self._refusal() or "the training ended before"
-            self._answer(self._asked, reason)
+            self._asked.answer(self._recorder, reason)
             self._event("refused", reason=reason)
         elif self._asks_rules and not self._rank():
             self._event("refused", reason="the training ended before the rules had answered")
@@ -380,58 +369,7 @@ class DeepWindows:
         question, self._question = self._question, None
         if question is not None:
             question.close()
-        writing = self._writing
-        if writing is not None:
-            writing.join(LONGEST_WRITE_S)
-
-    # -- in a thread of its own
-
-    def _write(self, window: Window) -> None:
-        begun = perf_counter_ns()
-        stem = f"deep-rank{self._rank()}-step{window.first_step}"
-        raw, packed = self._folder / f".{stem}.{os.getpid()}.json", self._folder / f"{stem}.trace.json.gz"
-        problem, cut, size = "", False, 0
-        try:
-            window.profiler.save(raw)
-            cut = pack(raw, raw.with_suffix(".gz"), self._max_bytes)
-            raw.with_suffix(".gz").replace(packed)
-            size = packed.stat().st_size
-        except (OSError, RuntimeError, MemoryError) as error:
-            problem = f"the trace could not be written: {error}"
-        finally:
-            with contextlib.suppress(OSError):
-                raw.unlink(missing_ok=True)
-        last = self._recorder.steps + 1  # the step that goes on, and where no loader is asked the next
-        told = {
-            **window.as_json(),
-            "rank": self._rank(),
-            "trace_file": packed.name,
-            "trace_bytes": size,
-            "cut": cut,
-            "left_out": last + 1 - window.step,
-            "spoilt": (window.step, last),
-            "pid": os.getpid(),
-            "export_ns": perf_counter_ns() - begun,
-        }
-        try:
-            if not problem:  # from here on the window is there, whatever becomes of this process
-                beside = self._folder / f".{stem}.{os.getpid()}.window"
-                beside.write_text(json.dumps(told), encoding="utf-8")
-                beside.replace(self._folder / f"{stem}.window.json")
-        except OSError as error:
-            problem = f"the trace could not be written: {error}"
-        if problem:
-            self._event("undone", last=last, reason=problem)
-        else:
-            self._event("ended", last=last, steps=window.seen_step - window.first_step, cut=cut)
-        self._answer(window.asked, problem)
-        self._writing = None
-
-    def _answer(self, asked: Asked, problem: str) -> None:
-        """Tells who gave the command what became of it."""
-        if asked.by == "command":
-            state = "refused" if problem else "done"
-            self._recorder.event("command", command=KIND, argument="", state=state, reason=problem)
+        self._writing.wait()
 
     def _event(self, state: str, **detail: Any) -> None:
         self._recorder.event(KIND, state=state, **detail)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from diagnose.core.deep_window import KIND
 from diagnose.launch.deep_window_profiler import Profiler
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ class Asked:
     first_step: int
     num_steps: int = DEFAULT_STEPS
     by: str = "option"
+
+    def answer(self, recorder: Recorder, problem: str) -> None:
+        """Tells who gave the command what became of it; nobody, where none was given."""
+        if self.by == "command":
+            state = "refused" if problem else "done"
+            recorder.event("command", command=KIND, argument="", state=state, reason=problem)
 
 
 def asked_of(text: str) -> Asked:

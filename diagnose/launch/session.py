@@ -72,7 +72,8 @@ class Session:
         from diagnose import hooks
         from diagnose.core.plugins import discover
         from diagnose.hooks._sampler import Sampler
-        from diagnose.hooks.base import Hook, calibrate
+        from diagnose.hooks._span_cost import calibrate
+        from diagnose.hooks.base import Hook
 
         self._recorder = self._new_recorder()
         self._recorder.on_begin = self._begin

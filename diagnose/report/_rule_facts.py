@@ -8,12 +8,13 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from types import ModuleType
 
 from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.units import format_ms
-from diagnose.rules import Rule, ask_one
+from diagnose.rules import Rule, ask_one, base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +27,16 @@ class Threshold:
 
 
 def thresholds(rule: Rule) -> list[Threshold]:
-    """Returns the named numbers, with their reasons, of the files of a rule and of its bases."""
+    """Returns the named numbers, with their reasons, of the files of a rule and of its bases, and which of
+    those that all rules share these use."""
     family = type(rule).__mro__
-    modules = [inspect.getmodule(one) for one in family[: family.index(Rule)]]
-    found = (
-        Threshold(name=name, value=ast.unparse(value), reason=reason)
-        for module in dict.fromkeys(modules)
-        if module is not None
-        for name, value, reason in _documented(ast.parse(inspect.getsource(module)).body)
-        if _is_number(value)
-    )
-    return list({number.name: number for number in found}.values())
+    found = [inspect.getmodule(one) for one in family[: family.index(Rule)]]
+    modules = [module for module in dict.fromkeys(found) if module is not None]
+    shared = [
+        number for number in _numbers_of(base) if any(number.name in vars(module) for module in modules)
+    ]
+    own = [number for module in modules for number in _numbers_of(module)]
+    return list({number.name: number for number in (*shared, *own)}.values())
 
 
 def sections(rule: Rule) -> list[tuple[str, str]]:
@@ -61,6 +61,12 @@ def _in_words(profile: Profile) -> str:
     )
     parts = ", ".join(f"{phase.label} {format_ms(profile.phase_time_ns[phase])}" for phase in spent)
     return f"Of a run with steps of {format_ms(profile.step_time_ns)} ({parts}) the rule says:"
+
+
+def _numbers_of(module: ModuleType) -> Iterator[Threshold]:
+    for name, value, reason in _documented(ast.parse(inspect.getsource(module)).body):
+        if _is_number(value):
+            yield Threshold(name=name, value=ast.unparse(value), reason=reason)
 
 
 def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr, str]]:

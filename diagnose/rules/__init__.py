@@ -4,11 +4,11 @@ A package of rules of one's own needs three names from here: `Rule` to subclass,
 with, and `check_rule` for its tests.
 """
 
-from diagnose.rules._engine import WORTH_SHARE, ask_one, built_in, diagnosed, find_rule, rules
+from diagnose.rules._engine import ask_one, built_in, diagnosed, find_rule, rules
 from diagnose.rules._examples import profile
 from diagnose.rules._own import own_rules
 from diagnose.rules._testing import check_rule
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 __all__ = [
     "WORTH_SHARE",

@@ -15,10 +15,7 @@ from diagnose.core.plugins import discover
 from diagnose.core.profile import Profile, Status
 from diagnose.rules._own import own_rules
 from diagnose.rules._traps import traps
-from diagnose.rules.base import Rule
-
-WORTH_SHARE = 0.02
-"""A fault that costs less of the step is not worth anybody's time, and near what noise can feign."""
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 BESIDE_DEVICE = "; nothing is won where the device had work queued meanwhile"
 
@@ -80,7 +77,7 @@ def diagnosed(profile: Profile) -> Profile:
     A run with too few steps has no findings: its figures are not yet those of a usual step. A rule that
     cannot be loaded, or fails, becomes a note; the others are asked.
     """
-    from diagnose.analysis.profile import MIN_STEPS  # with numpy, which listing the rules does not need
+    from diagnose.analysis.composition import MIN_STEPS  # with numpy, which listing the rules does not need
 
     too_few = (
         profile.status in (Status.NO_STEPS, Status.TOO_FEW_STEPS) or profile.steps.measured < MIN_STEPS

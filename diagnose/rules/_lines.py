@@ -13,7 +13,7 @@ from diagnose.core.finding import Finding
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, SourceLine
 from diagnose.core.units import format_ms, format_share
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 from diagnose.source.statements import rarer
 
 IN_LOOP = frozenset((Phase.COPY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER))
@@ -155,7 +155,6 @@ class LineRule(Rule):
         idiom: What the lines do, as `SourceLine.idiom` has it.
         beside: Other idioms that make a line another rule's.
         what: The subject of the summary: `Logging`.
-        min_share: Part of the step from which on it is worth saying.
         least: The part of the lines' time that the fix wins at least, whatever it takes itself.
         assumption: What the estimate takes for granted.
         fix: What to do.
@@ -167,7 +166,6 @@ class LineRule(Rule):
     idiom: ClassVar[str]
     beside: ClassVar[tuple[str, ...]] = ()
     what: ClassVar[str]
-    min_share: ClassVar[float] = 0.02
     least: ClassVar[float] = 1.0
     assumption: ClassVar[str]
     fix: ClassVar[str]
@@ -206,7 +204,7 @@ class LineRule(Rule):
         """See `Rule.check`."""
         lines = self.lines(profile)
         share = share_of(lines)
-        if share < self.min_share:
+        if share < WORTH_SHARE:
             return None
         lost = lost_of(profile, lines)
         low, high = bounds(lost, lines)

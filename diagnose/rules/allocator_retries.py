@@ -9,11 +9,10 @@ from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import GIB, card, profile
 from diagnose.rules._phases import shared
+from diagnose.rules.base import WORTH_SHARE
 
 MIN_PER_STEP = 0.01
 """Once in a hundred steps: a few retries at the start, before sizes have settled, cost nothing after."""
-
-MIN_SHARE = 0.02
 
 LOW = 0.5
 """Some allocations remain, also where memory is ample."""
@@ -53,7 +52,7 @@ class AllocatorRetries(DeviceRule):
         assert device.alloc_retries is not None and device.retry_ns is not None
         lost_ns = min(device.retry_ns, sum(profile.spent_ns(p) for p in (Phase.FORWARD, Phase.BACKWARD)))
         per_step = device.alloc_retries / max(1, profile.steps.looked_at)
-        if per_step < MIN_PER_STEP or lost_ns < MIN_SHARE * profile.step_time_ns:
+        if per_step < MIN_PER_STEP or lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         evidence = [
             f"{device.alloc_retries} retries in {profile.steps.looked_at} steps; they take"

@@ -9,6 +9,9 @@ from typing import ClassVar
 from diagnose.core.finding import Finding
 from diagnose.core.profile import Profile
 
+WORTH_SHARE = 0.02
+"""A fault that costs less of the step is not worth anybody's time, and near what noise can feign."""
+
 
 class Rule(ABC):
     """Names one fault, proves it, and says what it costs. The docstring is its page of documentation.

@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
+from diagnose.analysis.lateness import slower_in
 from diagnose.core.finding import Finding
 from diagnose.core.parallel import Ddp
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._meetings import holding, own_parts
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import (
-    Late,
-    holding,
-    latest,
-    own_parts,
-    steady_wait_ns,
-    waits_ns,
-    working_longer,
-)
+from diagnose.rules._ranks import Late, latest
+from diagnose.rules._reductions import steady_wait_ns, waits_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.1
@@ -172,7 +167,7 @@ class ComputeStraggler(Rule):
         steady_ns = steady_wait_ns(profile.program.ddp, but=late.ranks or (late.rank,))
         if steady_ns is not None and steady_ns < MIN_STEADY * lost_ns:
             return None
-        where = _where(profile, late.rank, late.phase)
+        where = slower_in(profile.ranks, late.rank, late.phase)
         slower = "are slower" if len(late.ranks) > 1 else "is slower"
         return Finding(
             rule=self.name,
@@ -209,7 +204,7 @@ class ComputeStraggler(Rule):
             return None
         part_ns = held.won_ns / whole_ns  # of each nanosecond that it takes longer
         lost_ns = part_ns * slower_ns
-        one, where = profile.rank(held.rank), _where(profile, held.rank, phase)
+        one, where = profile.rank(held.rank), slower_in(profile.ranks, held.rank, phase)
         return Finding(
             rule=self.name,
             summary=f"Rank {held.rank} is slower in {where}, and the others wait for it.",
@@ -224,7 +219,7 @@ class ComputeStraggler(Rule):
                 f" the others up for {format_ms(held.held_ns)} of each.",
                 "It takes longer than they do for "
                 + ", ".join(
-                    f"{_where(profile, held.rank, slow)} ({format_ms(ns)})"
+                    f"{slower_in(profile.ranks, held.rank, slow)} ({format_ms(ns)})"
                     for slow, ns in _most(held.excess_ns)
                 )
                 + ".",
@@ -232,12 +227,6 @@ class ComputeStraggler(Rule):
             fix=f"Find what rank {held.rank} does more of, or slower, in {where}.",
             ranks=(held.rank,),
         )
-
-
-def _where(profile: Profile, rank: int, phase: Phase) -> str:
-    """Says in which phase a rank is slower, in words."""
-    works = phase is Phase.OTHER and rank in working_longer(profile.ranks)
-    return "what the loop does to its batches" if works else phase.label
 
 
 def _of_first(one: RankProfile, lost: dict[Phase, float]) -> dict[Phase, float]:

@@ -11,9 +11,9 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms
+from diagnose.rules._meetings import holding
 from diagnose.rules._phases import STEP
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import holding
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.08

@@ -10,11 +10,11 @@ from diagnose.core.units import format_share
 from diagnose.rules._device import STREAMING, DeviceRule, busy_ns, sets_the_pace
 from diagnose.rules._examples import card, profile
 from diagnose.rules._phases import shared
+from diagnose.rules.base import WORTH_SHARE
 
 ACCESSES = 3
 """cuDNN's bias is a kernel of its own, which reads and writes the result; its gradient reads another."""
 
-MIN_SHARE = 0.02
 LOW, HIGH = 0.4, 1.6
 """What remains in the cache between two operations is read for nothing."""
 
@@ -77,7 +77,7 @@ class ConvBiasBeforeNorm(DeviceRule):
         rate = profile.device.bandwidth_bytes_per_s
         assert rate is not None
         lost_ns = min(1e9 * ACCESSES * read_bytes / (STREAMING * rate), 0.5 * busy_ns(profile))
-        if lost_ns < MIN_SHARE * profile.step_time_ns or not sets_the_pace(profile):
+        if lost_ns < WORTH_SHARE * profile.step_time_ns or not sets_the_pace(profile):
             return None
         first, *others = model.biased_before_norm
         return Finding(

@@ -21,11 +21,8 @@ from diagnose.rules._supply import (
     main_loader,
 )
 from diagnose.rules._worker_examples import WELL_FED, fed_by
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 from diagnose.rules.slow_batch_building import SERIAL, between_epochs
-
-MIN_SHARE = 0.02
-"""Of the mean step; below it nobody would notice."""
 
 READ_WHOLE = re.compile(r"\blist\(\s*[\w.]*(loader|dl)\w*\s*\)", re.IGNORECASE)
 """A line that reads all batches of a loader at once trains on none of them."""
@@ -132,7 +129,7 @@ class EpochBoundaryStall(Rule):
         elif loader is not None and loader.num_workers and not loader.persistent_workers:
             wait_ns = 0.0  # what workers that are started take is another rule's
         lost_ns = min(wait_ns + making_ns, profile.spent_ns(Phase.DATA_WAIT))
-        if stats.epoch_starts < MIN_EPOCHS or lost_ns < MIN_SHARE * profile.step_time_ns:
+        if stats.epoch_starts < MIN_EPOCHS or lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         waits = [line for line in profile.where if line.phase is Phase.DATA_WAIT and not line.in_worker]
         seen = next((line for line in waits[:1] if READ_WHOLE.search(line.text)), None)

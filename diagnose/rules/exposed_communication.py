@@ -12,7 +12,7 @@ from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._examples import profile
 from diagnose.rules._rank_examples import meeting
-from diagnose.rules._ranks import steady_wait_ns
+from diagnose.rules._reductions import steady_wait_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.08

@@ -11,7 +11,7 @@ from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 from diagnose.rules.slow_rollout import rollout_share
 
 MIN_REPEATS = 0.75
@@ -103,7 +103,7 @@ class ExtraForward(Rule):
             proof = f"{format_share(wasted)} of the graph is never used by a backward pass."
         else:
             return None
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

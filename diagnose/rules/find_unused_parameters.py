@@ -10,8 +10,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import made_without, reduces_in
-from diagnose.rules.base import Rule
+from diagnose.rules._reductions import made_without, reduces_in
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 NS_PER_NODE = 300.0
 """Walking one node of the graph, in C++."""
@@ -97,7 +97,7 @@ class FindUnusedParameters(Rule):
             low, high = LOW_TIMED, HIGH_TIMED
             assumption = "each of the small reductions of a pass takes the same"
         lost_ns = sum(lost.values())
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

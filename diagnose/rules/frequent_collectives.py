@@ -12,8 +12,9 @@ from diagnose.core.profile import Profile, RankProfile
 from diagnose.core.program import Program
 from diagnose.core.series import Series
 from diagnose.core.units import format_ms, format_share
+from diagnose.rules._meetings import excess_of, held_alone_ns, last_to_come
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import averaging_by_hand_ns, excess_of, held_alone_ns, last_to_come
+from diagnose.rules._reductions import averaging_by_hand_ns
 from diagnose.rules.base import Rule
 
 MIN_SHARE = 0.03

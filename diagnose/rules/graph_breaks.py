@@ -11,7 +11,7 @@ from diagnose.core.units import format_duration, format_ms
 from diagnose.rules._compute import model_ns, of_model, of_work
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import loop_lines, share_of
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 COST_NS = (30_000.0, 120_000.0, 600_000.0)
 """What one break costs a step, forward and backward: guards are checked again, another graph is entered
@@ -97,7 +97,7 @@ class GraphBreaks(Rule):
             min(num_breaks * cost + part * unfused_ns + breaking_ns, MOST_SHARE * whole)
             for cost, part in zip(COST_NS, NOT_FUSED, strict=True)
         )
-        if not places or expected < 0.02 * profile.step_time_ns:
+        if not places or expected < WORTH_SHARE * profile.step_time_ns:
             return None
         lost = dict(of_model(profile, max(0.0, expected - breaking_ns) / whole))
         lost[Phase.FORWARD] += min(breaking_ns, expected)

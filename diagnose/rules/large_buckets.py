@@ -9,7 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import made_without, reduces_in
+from diagnose.rules._reductions import made_without, reduces_in
 from diagnose.rules.base import Rule
 
 DEFAULT_BYTES = 25 * 2**20

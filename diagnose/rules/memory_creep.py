@@ -8,7 +8,7 @@ from diagnose.core.program import Memory, Program
 from diagnose.core.units import format_bytes
 from diagnose.rules._compute import model_ns, of_model
 from diagnose.rules._examples import profile
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 MIN_GROWTH_BYTES = 100 * 2**20
 """Caches and arenas settle within less."""
@@ -63,7 +63,7 @@ class MemoryCreep(Rule):
             return None
         whole = model_ns(profile)
         low, expected, high = (min(cost * per_step, MOST_SHARE * whole) for cost in NS_PER_BYTE)
-        if expected < 0.02 * profile.step_time_ns:
+        if expected < WORTH_SHARE * profile.step_time_ns:
             return None
         full = ""
         if memory.total_bytes and memory.rss_bytes:

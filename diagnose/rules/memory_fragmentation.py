@@ -8,6 +8,7 @@ from diagnose.core.units import format_bytes, format_ms, format_share
 from diagnose.rules._device import DeviceRule, busy_ns
 from diagnose.rules._examples import GIB, card, profile
 from diagnose.rules._phases import shared
+from diagnose.rules.base import WORTH_SHARE
 
 MIN_SPLIT_SHARE = 0.2
 """Part of the reserved memory in free pieces; a steady loop has a few hundredths."""
@@ -17,7 +18,6 @@ NEARLY_ALL = 0.85
 not fit cost nothing."""
 
 MIN_PER_STEP = 0.01
-MIN_SHARE = 0.02
 
 LOW = 0.6
 """Segments that can grow fit most sizes, not all."""
@@ -83,7 +83,7 @@ class MemoryFragmentation(DeviceRule):
             return None
         lost_ns = min(device.retry_ns, busy_ns(profile) or device.retry_ns)
         per_step = device.alloc_retries / max(1, profile.steps.looked_at)
-        if per_step < MIN_PER_STEP or lost_ns < MIN_SHARE * profile.step_time_ns:
+        if per_step < MIN_PER_STEP or lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

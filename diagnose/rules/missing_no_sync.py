@@ -12,8 +12,8 @@ from diagnose.core.program import Optimizer, Program
 from diagnose.core.units import format_ms
 from diagnose.rules._examples import profile
 from diagnose.rules._rank_examples import ranks_example
-from diagnose.rules._ranks import averaging_by_hand_ns, by_hand, reduces_in
-from diagnose.rules.base import Rule
+from diagnose.rules._reductions import averaging_by_hand_ns, by_hand, reduces_in
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 MIN_PASSES = 1.9
 """Backward passes per step: with one, there is nothing to leave out."""
@@ -22,9 +22,6 @@ MAX_ROUNDS = 1.5
 """Rounds of backward passes and optimizer steps in a step: in one, all passes add up to the same gradients,
 however many optimizers then share the parameters. Where they take turns, as those of a GAN do, each pass
 has to be averaged."""
-
-MIN_SHARE = 0.02
-"""Less is not worth anybody's time."""
 
 HIDDEN_COST = 0.3
 """Part of a hidden reduction that still costs: it takes memory bandwidth, and on CPUs the cores."""
@@ -154,7 +151,7 @@ class MissingNoSync(Rule):
         lost[Phase.BACKWARD] = min(in_backward_ns, MOST_WAITED * backward_ns)
         lost_ns, most_ns = sum(lost.values()), sum(map(profile.spent_ns, lost))
         told = (f"DDP puts the gradients into its buckets meanwhile, in about {format_ms(into_ns)}.",)
-        if lost_ns < MIN_SHARE * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,
@@ -185,7 +182,7 @@ class MissingNoSync(Rule):
         if profile.program.collective_ns is not None:
             averaged_ns = min(averaged_ns, profile.program.collective_ns)  # the rest waits for other ranks
         lost_ns = min((1 - 1 / times) * averaged_ns, there_ns)
-        if lost_ns < MIN_SHARE * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

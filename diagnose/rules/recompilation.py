@@ -9,7 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 MIN_RECOMPILATIONS = 3
 """One for the last, smaller batch and one for evaluation are usual."""
@@ -58,7 +58,7 @@ class Recompilation(Rule):
         compiler = profile.program.compiler
         assert compiler is not None
         lost_ns = profile.phase_time_ns[Phase.COMPILE]
-        if compiler.num_recompilations < MIN_RECOMPILATIONS or lost_ns < 0.02 * profile.step_time_ns:
+        if compiler.num_recompilations < MIN_RECOMPILATIONS or lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         name = f"`{compiler.function}`" if compiler.function else "a function"
         gave_up = f" Dynamo gave up on {compiler.limit_hits}." if compiler.limit_hits else ""

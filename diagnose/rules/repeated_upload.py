@@ -9,9 +9,7 @@ from diagnose.core.profile import Profile
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-
-MIN_SHARE = 0.02
-"""Of the step."""
+from diagnose.rules.base import WORTH_SHARE
 
 
 class RepeatedUpload(DeviceRule):
@@ -52,7 +50,7 @@ class RepeatedUpload(DeviceRule):
         spent_ns, sent = copies.constant_ns, copies.constant_bytes
         assert spent_ns is not None and sent is not None
         lost_ns = min(spent_ns, profile.spent_ns(Phase.COPY))
-        if not lost_ns or lost_ns < MIN_SHARE * profile.step_time_ns:
+        if not lost_ns or lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

@@ -13,7 +13,7 @@ from diagnose.core.program import Model, Optimizer, Program
 from diagnose.core.units import format_ms, format_share
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import MIN_SAMPLES, at, bounds, lost_of, named, share_of, under_trainer, updating
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 from diagnose.source.calls import with_arguments
 
 MIN_TENSORS = 20
@@ -214,7 +214,7 @@ class SlowOptimizer(Rule):
         part = _part_of(slow, profile.program)
         time_ns = stepping_share(profile) * profile.spent_ns(Phase.OPTIMIZER)
         lost_ns = saved * part * time_ns
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         option = "fused" if worst.can_fuse else "foreach"
         places = [(each.file, each.line) for each in slow if each.file]

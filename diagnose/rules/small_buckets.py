@@ -10,8 +10,8 @@ from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_duration
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import made_without, reduces_in, usual_wait_ns, waits_ns
-from diagnose.rules.base import Rule
+from diagnose.rules._reductions import made_without, reduces_in, usual_wait_ns, waits_ns
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 DEFAULT_BYTES = 25 * 2**20
 """What DDP uses by itself."""
@@ -122,7 +122,7 @@ class SmallBuckets(Rule):
             there_ns += 0.0 if waiting is Phase.BACKWARD else backward_ns
             lost[Phase.BACKWARD] = min(lost.get(Phase.BACKWARD, 0.0) + crowded_ns, MOST * backward_ns)
         lost_ns = sum(lost.values())
-        if lost_ns < 0.02 * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         return Finding(
             rule=self.name,

@@ -8,9 +8,9 @@ from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile
 from diagnose.core.program import Program
 from diagnose.core.units import format_duration, format_ms, format_share
+from diagnose.rules._meetings import holding
 from diagnose.rules._phases import shared
 from diagnose.rules._rank_examples import meeting, ranks_example
-from diagnose.rules._ranks import holding
 from diagnose.rules.base import Rule
 
 MIN_CORRELATION = 0.7

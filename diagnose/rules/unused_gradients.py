@@ -11,13 +11,10 @@ from diagnose.core.units import format_ms, format_share
 from diagnose.rules._compute import shares_of
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at, updating
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
 LOW, HIGH = 0.6, 1.3
 """Besides, the forward pass keeps less."""
-
-MIN_SHARE = 0.02
-"""Part of the step from which on it is worth saying."""
 
 BRACKET = (
     "critic.requires_grad_(False)  # before `critic` is called for this pass\n"
@@ -112,7 +109,7 @@ class UnusedGradients(Rule):
         num_tensors = seen.num_tensors if isinstance(seen, Dropped) else seen.num_unwanted_tensors
         backward_ns = profile.spent_ns(Phase.BACKWARD)
         lost_ns = share * backward_ns
-        if lost_ns < MIN_SHARE * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         thrown_away = seen if isinstance(seen, Dropped) else None
         begun = thrown_away is not None and bool(thrown_away.file)

@@ -17,10 +17,10 @@ from diagnose.rules._supply import (
     with_loader_arguments,
 )
 from diagnose.rules._worker_examples import WELL_FED, fed_by
-from diagnose.rules.base import Rule
+from diagnose.rules.base import WORTH_SHARE, Rule
 
-MIN_SHARE = 0.02
-"""Of the mean step; below it nobody would notice."""
+TOLD_SHARE = 0.02
+"""Of what it costs: where the steps after it are slower by less, that is not told."""
 
 MIN_EPOCHS = 2
 """Beginnings to have seen: a single one may have been slow for another reason."""
@@ -109,7 +109,7 @@ class WorkerStartup(Rule):
         made_ns = supply.busy_ns / supply.batches * per_step
         lost_ns = stats.epoch_start_ns - drawn_at_starts_ns(profile) - made_ns
         lost_ns = min(lost_ns, profile.spent_ns(Phase.DATA_WAIT))
-        if lost_ns < MIN_SHARE * profile.step_time_ns:
+        if lost_ns < WORTH_SHARE * profile.step_time_ns:
             return None
         slower_ns = stats.epoch_start_compute_ns or 0.0
         lost = {Phase.DATA_WAIT: lost_ns}
@@ -142,7 +142,7 @@ class WorkerStartup(Rule):
                     if loader.made_anew
                     else ()
                 ),
-                *_slower(slower_ns / per_step if slower_ns > MIN_SHARE * total_ns else 0.0),
+                *_slower(slower_ns / per_step if slower_ns > TOLD_SHARE * total_ns else 0.0),
             ),
             fix=fix,
             code="" if alone else with_loader_arguments(profile, loader, persistent_workers=True),

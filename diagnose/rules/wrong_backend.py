@@ -10,7 +10,7 @@ from diagnose.core.program import Program
 from diagnose.core.units import format_bytes, format_ms
 from diagnose.rules._device import DeviceRule
 from diagnose.rules._examples import profile
-from diagnose.rules._ranks import steady_wait_ns
+from diagnose.rules._reductions import steady_wait_ns
 
 THROUGH_HOST = ("gloo", "mpi")
 """Backends that copy to host memory first; a CUDA-aware MPI is the exception."""

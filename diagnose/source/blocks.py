@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -22,7 +23,9 @@ class Blocks:
     def __init__(self, function: Scope) -> None:
         self._within: dict[int, tuple[Block, ...]] = {}
         self._loops: dict[int, tuple[Loop, ...]] = {}
-        self._rebinds: defaultdict[str, list[ast.stmt]] = defaultdict(list)
+        self._rebinds: defaultdict[tuple[str, tuple[Block, ...]], list[ast.stmt]] = defaultdict(list)
+        self._rebound: set[str] = set()
+        self._rebound_in: set[tuple[str, int]] = set()
         self._compound: dict[int, ast.stmt] = {}
         self._read(function.body, (), ())
 
@@ -55,10 +58,9 @@ class Blocks:
         if name in {each for each, sure in rebinds(writer) if sure}:
             return False
         around = [loop for loop in self.loops(writer) if loop in self.loops(reader)]
-        again = self._rebinds.get(name, [])
         if not around:
-            return "." in name and not again
-        return not any(around[-1] in self.loops(each) for each in again)
+            return "." in name and name not in self._rebound
+        return (name, id(around[-1])) not in self._rebound_in
 
     def heads(self, statement: ast.stmt) -> Iterator[ast.stmt]:
         """Yields the branches and loops that decide whether a statement runs."""
@@ -66,34 +68,33 @@ class Blocks:
             if block in self._compound:
                 yield self._compound[block]
 
-    def _all_of(self, name: str) -> list[ast.stmt]:
-        """Returns what gives a name another value; an entry goes with its container."""
-        container = name.partition("[")[0]
-        again = self._rebinds.get(name, [])
-        return again if container == name else [*again, *self._rebinds.get(container, [])]
+    def _rebinds_around(self, name: str, statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+        """Yields, block by block, those that run whenever a statement does and then give a name another
+        value, in the order of their lines; an entry goes with its container."""
+        within = self._within.get(id(statement), ())
+        for each in dict.fromkeys((name, name.partition("[")[0])):
+            if each in self._rebound:
+                for depth in range(len(within) + 1):
+                    yield self._rebinds.get((each, within[:depth]), [])
 
     def _last_rebind(self, name: str, reader: ast.stmt) -> ast.stmt | None:
         """Returns the last statement before a reader, in its turn, after which a name surely has what that
         gave it."""
-        within = self._within.get(id(reader), ())
-        before = [
-            each
-            for each in self._all_of(name)
-            if each.lineno < reader.lineno
-            and self._within[id(each)] == within[: len(self._within[id(each)])]
-        ]
-        return max(before, key=lambda each: each.lineno, default=None)
+        last: ast.stmt | None = None
+        for again in self._rebinds_around(name, reader):
+            place = bisect_left(again, reader.lineno, key=_line)
+            if place and (last is None or again[place - 1].lineno > last.lineno):
+                last = again[bisect_left(again, again[place - 1].lineno, key=_line)]
+        return last
 
     def _next_rebind(self, name: str, writer: ast.stmt) -> ast.stmt | None:
         """Returns the first statement after a writer, in its turn, that surely gives a name another one."""
-        within = self._within.get(id(writer), ())
-        after = [
-            each
-            for each in self._all_of(name)
-            if each.lineno > writer.lineno
-            and self._within[id(each)] == within[: len(self._within[id(each)])]
-        ]
-        return min(after, key=lambda each: each.lineno, default=None)
+        next_: ast.stmt | None = None
+        for again in self._rebinds_around(name, writer):
+            place = bisect_left(again, writer.lineno + 1, key=_line)
+            if place < len(again) and (next_ is None or again[place].lineno < next_.lineno):
+                next_ = again[place]
+        return next_
 
     def _read(self, body: Iterable[ast.stmt], within: tuple[Block, ...], loops: tuple[Loop, ...]) -> None:
         for statement in body:
@@ -106,7 +107,9 @@ class Blocks:
             self._loops[id(statement)] = inside
             for name, sure in rebinds(statement):
                 if sure:
-                    self._rebinds[name].append(statement)
+                    self._rebinds[name, within].append(statement)
+                    self._rebound.add(name)
+                    self._rebound_in.update((name, id(loop)) for loop in inside)
             runs_through = isinstance(statement, (ast.With, ast.AsyncWith, ast.Try))
             for field, value in ast.iter_fields(statement):
                 if not isinstance(value, list):
@@ -117,6 +120,10 @@ class Blocks:
                 for each in value:
                     if isinstance(each, (ast.ExceptHandler, ast.match_case)):
                         self._read(each.body, (*within, (id(each), "body")), turns)
+
+
+def _line(statement: ast.stmt) -> int:
+    return statement.lineno
 
 
 def lines_beside(tree: ast.Module, wanted: Collection[int]) -> set[int]:

@@ -11,18 +11,25 @@ memory of experience answers nothing at all.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from diagnose.source.effects import Effects, methods_called
-from diagnose.source.parts import Part
+from diagnose.source.parts import Anchors, Part
+from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
+from diagnose.source.rollouts import measures
+from diagnose.source.sites import Frame, Sample, without_gradients
+from diagnose.source.sources import Sources
 from diagnose.source.statements import (
     MODULES,
+    Scope,
     callee,
     calls_of,
     closure,
+    functions_of,
     given_to,
     header_lines,
+    innermost_of,
     nodes_of,
     reads,
     statements_of,
@@ -53,6 +60,62 @@ class Exchange:
         """Returns the methods of the environment that a statement calls."""
         called = map(callee, calls_of(statement))
         return {name for name, base in called if base == self.base}
+
+
+class Exchanges:
+    """The environments that the functions of a script act in.
+
+    Args:
+        effects: What the functions of the script assign.
+    """
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._told: dict[tuple[str, int], set[str]] = {}
+        self._chooses: set[tuple[str, int]] = set()
+
+    def read(
+        self, samples: Iterable[Sample], sources: Sources, learns: Mapping[str, Sequence[tuple[int, str]]]
+    ) -> None:
+        """Looks in the functions through which models are called without gradients for who is told what
+        they chose.
+
+        Args:
+            samples: What the sampler saw.
+            sources: Text of each file.
+            learns: Of each file, the lines from which hooks were entered, and kinds.
+        """
+        scopes: dict[str, list[Scope]] = {}
+        by_function: dict[tuple[str, int], set[int]] = {}
+        for file, line, _ in sorted(without_gradients(samples)):
+            tree = sources.tree(file)
+            if tree is None:
+                continue
+            if file not in scopes:
+                scopes[file] = list(functions_of(tree))
+            by_function.setdefault((file, innermost_of(scopes[file], line)), set()).add(line)
+        for (file, index), lines in by_function.items():
+            part = Part(file, scopes[file][index], Anchors(), self._effects)
+            found = exchange_in(part, lines, {line for line, _ in learns.get(file, ())})
+            if found is None:
+                continue
+            for statement in part.statements:
+                told = found.methods(statement) | ({""} if statement is found.tells else set())
+                for line in header_lines(statement) if told else ():
+                    self._told.setdefault((file, line), set()).update(told)
+            self._chooses.update((file, line) for s in found.chooses for line in header_lines(s))
+
+    def serves(self, stack: Sequence[Frame]) -> str:
+        """Returns what a stack, its innermost frame first, serves: `ENVIRONMENT`, `ROLLOUT`, or nothing."""
+        if not self._told or measures(function for _, _, function in stack):
+            return ""
+        for depth, (file, line, _) in enumerate(stack):
+            called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
+            if called in self._told.get((file, line), ()):
+                return ENVIRONMENT
+            if (file, line) in self._chooses:
+                return ROLLOUT
+        return ""
 
 
 def exchange_in(part: Part, lines: set[int], learns: set[int]) -> Exchange | None:

@@ -8,54 +8,21 @@ is called on gives those that compute the loss. Everything else is other.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from diagnose.core.ledger import SLOT_OF
 from diagnose.core.phases import Phase
+from diagnose.source.asides import called_aside, called_for
+from diagnose.source.batch_work import BatchWork
 from diagnose.source.dependencies import Dependencies, Found, Links, own_code
 from diagnose.source.effects import Effects, Function
-from diagnose.source.exchanges import exchange_in
+from diagnose.source.exchanges import Exchanges
 from diagnose.source.parts import Anchors, Part, parts_of
-from diagnose.source.purposes import ENVIRONMENT, ROLLOUT
 from diagnose.source.returned import first_items, items_of
-from diagnose.source.rollouts import measures
 from diagnose.source.scores import Scores, links_of
-from diagnose.source.sites import (
-    Frame,
-    Sample,
-    Site,
-    by_place,
-    callers_of,
-    files_of,
-    one_call,
-    without_gradients,
-)
+from diagnose.source.sites import Frame, Sample, Site, by_place, callers_of, files_of, one_call
 from diagnose.source.sources import Sources
-from diagnose.source.statements import (
-    Scope,
-    callee,
-    calls_of,
-    functions_of,
-    header_lines,
-    innermost_of,
-    names,
-    nodes_of,
-    words,
-    writes,
-)
-
-READS = {
-    *("read", "reads", "load", "loads", "open", "fetch", "get", "download", "receive", "recv", "decode"),
-    *("next", "query", "request", "restore", "imread", "memmap", "mmap", "fromfile"),
-}
-"""Words of functions that get data rather than compute something of it."""
-
-BATCHES = {"batch", "batches", "minibatch", "sample", "samples", *READS}
-"""Words of functions that give a batch."""
-
-CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
-"""The name of what a line calls."""
+from diagnose.source.statements import header_lines, writes
 
 CALLED_IN = {SLOT_OF["forward"]: {"forward", "further"}, SLOT_OF["optimizer"]: {"optimizer"}}
 """Kinds of the calls in which the time of a slot passes."""
@@ -89,11 +56,7 @@ class Roles:
         self._given: dict[tuple[str, int], set[str]] = {}
         self._results: dict[tuple[str, int], tuple[set[str], set[str]]] = {}
         self._acts: set[tuple[str, int]] = set()
-        self._told: dict[tuple[str, int], set[str]] = {}
-        self._chooses: set[tuple[str, int]] = set()
-        self._works: set[tuple[str, int]] = set()
-        self._sources = sources
-        self._reading: dict[tuple[str, int], bool] = {}
+        self._work = BatchWork(sources)
         self._own: set[tuple[str, int, str]] = set()
         self._inside: dict[tuple[str, int, str], set[tuple[str, int]]] = {}
         straight, samples = by_place(sites), list(samples)
@@ -123,7 +86,8 @@ class Roles:
         ]
         self._links = links = links_of(parts)
         self._scoring: set[str] = set()
-        self._read_exchanges(samples, sources, by_file)
+        self._exchanges = Exchanges(effects)
+        self._exchanges.read(samples, sources, by_file)
         for part in parts:
             self._read(part, links, straight, through, effects)
 
@@ -165,20 +129,10 @@ class Roles:
             stack: File, line and function of each user frame, innermost first.
             slot: The gap in which it was sampled.
         """
-        depth = self._depth(stack) if self._works else None
-        if depth is None or stack[depth][:2] not in self._works:
+        depth = self._depth(stack) if self._work.lines else None
+        if depth is None or not self._work.is_in(stack[: depth + 1]):
             return False
-        for file, line, function in stack[:depth]:
-            if words(function.rpartition(".")[2]) & READS or self._reads(file, line):
-                return False
         return self.phase(stack, slot) is Phase.DATA_WAIT
-
-    def _reads(self, file: str, line: int) -> bool:
-        """Whether a line calls what reads files, or gets data otherwise: `tensor(Image.open(path))`."""
-        if (file, line) not in self._reading:
-            called = CALLED.findall(self._sources.line(file, line))
-            self._reading[file, line] = any(words(name) & READS for name in called)
-        return self._reading[file, line]
 
     def _serves(self, file: str, line: int, called: str, inner: Frame) -> bool:
         """Whether a function's line has to do with what its caller's line calls the function for."""
@@ -264,40 +218,7 @@ class Roles:
         Args:
             stack: File, line and function of each user frame, innermost first.
         """
-        if not self._told or measures(function for _, _, function in stack):
-            return ""
-        for depth, (file, line, _) in enumerate(stack):
-            called = stack[depth - 1][2].rpartition(".")[2] if depth else ""
-            if called in self._told.get((file, line), ()):
-                return ENVIRONMENT
-            if (file, line) in self._chooses:
-                return ROLLOUT
-        return ""
-
-    def _read_exchanges(
-        self, samples: Sequence[Sample], sources: Sources, by_file: Mapping[str, list[tuple[int, str]]]
-    ) -> None:
-        """Looks in the functions through which models are called without gradients for who is told what
-        they chose."""
-        scopes: dict[str, list[Scope]] = {}
-        by_function: dict[tuple[str, int], set[int]] = {}
-        for file, line, _ in sorted(without_gradients(samples)):
-            tree = sources.tree(file)
-            if tree is None:
-                continue
-            if file not in scopes:
-                scopes[file] = list(functions_of(tree))
-            by_function.setdefault((file, innermost_of(scopes[file], line)), set()).add(line)
-        for (file, index), lines in by_function.items():
-            part = Part(file, scopes[file][index], Anchors(), self._effects)
-            found = exchange_in(part, lines, {line for line, _ in by_file.get(file, ())})
-            if found is None:
-                continue
-            for statement in part.statements:
-                told = found.methods(statement) | ({""} if statement is found.tells else set())
-                for line in header_lines(statement) if told else ():
-                    self._told.setdefault((file, line), set()).update(told)
-            self._chooses.update((file, line) for s in found.chooses for line in header_lines(s))
+        return self._exchanges.serves(stack)
 
     def results(self, stack: Sequence[Frame]) -> tuple[Sequence[Frame], set[str], set[str]] | None:
         """Returns what a model has computed that a stack may have to do with; `None` outside of the loop.
@@ -341,7 +262,7 @@ class Roles:
                 self._kinds.update(((file, line), kinds) for line in lines)
             leads = set().union(*(through.get((file, line), ()) for line in lines))
             if leads:
-                given = _given(statement, leads)
+                given = called_for(statement, leads)
                 self._given.update(((file, line), given) for line in lines)
         anchors = part.anchors
         if not (anchors.forward or anchors.further or anchors.backward or part.feeds):
@@ -355,12 +276,11 @@ class Roles:
             lines = header_lines(statement)
             self._anchored.update((file, line) for line in lines)
             if anchors.forward.intersection(lines):
-                batch = _batch(_same_loop(part.statements, statement), anchors, found.roles)
-                aside = _called_aside(statement, batch)
+                aside = called_aside(part, found, statement)
                 self._aside.update(((file, line), aside) for line in lines)
         self._roles.update(((file, line), phase) for line, phase in found.roles.items())
         self._results.update(((file, line), (names, made_of)) for line, names in results.items())
-        self._works.update((file, line) for s in _working(part, found) for line in header_lines(s))
+        self._work.add(part, found)
         self._acts.update((file, line) for s in part.acts for line in header_lines(s))
         for line, own in own_code(part, found).items():
             self._own.update((file, line, name) for name in own)
@@ -397,118 +317,3 @@ def _beside(kinds: set[str], slot: int, *, within: bool) -> Phase:
     if "forward" in kinds and within:
         return Phase.DATA_WAIT  # out = model(get_batch())
     return PHASE_OF_KIND[next(iter(kinds))]
-
-
-def _same_loop(statements: list[ast.stmt], inner: ast.stmt) -> list[ast.stmt]:
-    """Returns the statements of the innermost loop around one, with its head; without a loop all."""
-    around = [
-        loop
-        for loop in statements
-        if isinstance(loop, (ast.For, ast.AsyncFor, ast.While))
-        and loop.lineno <= inner.lineno <= (loop.end_lineno or loop.lineno)
-    ]
-    if not around:
-        return statements
-    loop = max(around, key=lambda each: each.lineno)
-    return [s for s in statements if loop.lineno <= s.lineno <= (loop.end_lineno or loop.lineno)]
-
-
-def _batch(statements: list[ast.stmt], anchors: Anchors, roles: Mapping[int, Phase]) -> set[str]:
-    """Returns the names that each step's batch is given, or what is made of it."""
-    made = [
-        s
-        for s in statements
-        if anchors.next.intersection(header_lines(s)) or roles.get(s.lineno) is Phase.DATA_WAIT
-    ]
-    return set().union(*(writes(s) for s in made))
-
-
-def _working(part: Part, found: Found) -> list[ast.stmt]:
-    """Returns the statements that make something else of a batch which others have got in the same turn:
-    `x = smoothed(x)`, after `x, y = next(batches)`. Not those that read what they are told of, nor those
-    that are told only what to pick: `x = table[rows]`."""
-    made = [
-        s
-        for s in part.statements
-        if found.roles.get(s.lineno) is Phase.DATA_WAIT and id(s) not in part.hooked
-    ]
-    among = {id(each) for each in (*made, *part.asks)}
-    got = [s for s in part.statements if id(s) in among and _gets(s)]
-    works: list[ast.stmt] = []
-    for statement in made:
-        if any(words(callee(call)[0]) & READS for call in calls_of(statement)):
-            continue
-        worked_on = _worked_on(statement, part)
-        if any(
-            part.blocks.reaches(source, name, statement)
-            and not part.blocks.outlives_turn(source, name, statement)
-            for source in got
-            if source.lineno < statement.lineno
-            for name in part.writes[id(source)] & worked_on
-        ):
-            works.append(statement)
-    return works
-
-
-def _worked_on(statement: ast.stmt, part: Part) -> set[str]:
-    """Returns the names that a statement reads, but for those by which it only picks something."""
-    nodes = nodes_of(statement)
-    keys = (node.slice for node in nodes if isinstance(node, ast.Subscript))
-    picking = {id(node) for key in keys for node in ast.walk(key)}
-    kept = isinstance(statement, ast.AugAssign)
-    besides = names(
-        node
-        for node in nodes
-        if id(node) not in picking and (kept or not isinstance(getattr(node, "ctx", None), ast.Store))
-    )
-    read = part.reads[id(statement)]
-    return {name for name in read if name.partition("[")[0].rpartition(".")[2] in besides}
-
-
-def _gets(statement: ast.stmt) -> bool:
-    """Whether a statement gets a batch: asks an iterator for the next one, or calls what reads or makes it;
-    a loop's head, too. What numbers it is made by is none: `rows = order[i : i + 32]`."""
-    if isinstance(statement, (ast.For, ast.AsyncFor)):
-        return not (
-            isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("range", "count")
-        )
-    return any(
-        callee(call)[0] == "next" or words(callee(call)[0]) & BATCHES for call in calls_of(statement)
-    )
-
-
-def _called_aside(statement: ast.stmt, batch: set[str]) -> dict[str, Phase]:
-    """Returns what else the statement of a model call calls, or asks for as a property, by name: it gets
-    nothing of the model's, as `loss_of(model(x), weights_of(y), self.scale)` shows of the last two. What is
-    made of the batch is a part of it, and the rest is the loop's own. A term that is added, such as a
-    penalty, is a part of the loss.
-    """
-    aside: dict[str, Phase] = {}
-    around: set[str] = set()
-    nodes = nodes_of(statement)
-    terms = {id(side) for node in nodes if isinstance(node, ast.BinOp) for side in (node.left, node.right)}
-    for node in nodes:
-        if not isinstance(node, (ast.Call, ast.Attribute)):
-            continue
-        named = node.func if isinstance(node, ast.Call) else node
-        name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
-        inside = [each for each in ast.walk(node) if each is not node]
-        if any(isinstance(each, ast.Call) for each in inside) or id(node) in terms:
-            around.add(name)
-        else:
-            of_batch = names(inside) & {each.rpartition(".")[2] for each in batch}
-            aside.setdefault(name, Phase.DATA_WAIT if of_batch else Phase.OTHER)
-    return {name: phase for name, phase in aside.items() if name not in around}
-
-
-def _given(statement: ast.stmt, leads: set[str]) -> set[str]:
-    """Returns what is called for the arguments of a function that calls the model: `draw`, in
-    `self.loss(*self.memory.draw())`.
-
-    Args:
-        statement: It calls such a function.
-        leads: The names of those.
-    """
-    calls = [call for call in calls_of(statement) if callee(call)[0] in leads]
-    inner = (node for call in calls for each in (*call.args, *call.keywords) for node in ast.walk(each))
-    return {callee(node)[0] for node in inner if isinstance(node, ast.Call)} - leads

@@ -1,0 +1,121 @@
+"""Which lines of the training loop compute something of a batch that it already has: `x = smoothed(x)`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from diagnose.core.phases import Phase
+from diagnose.source.dependencies import Found
+from diagnose.source.parts import Part
+from diagnose.source.sites import Frame
+from diagnose.source.sources import Sources
+from diagnose.source.statements import callee, calls_of, header_lines, names, nodes_of, words
+
+READS = {
+    *("read", "reads", "load", "loads", "open", "fetch", "get", "download", "receive", "recv", "decode"),
+    *("next", "query", "request", "restore", "imread", "memmap", "mmap", "fromfile"),
+}
+"""Words of functions that get data rather than compute something of it."""
+
+BATCHES = {"batch", "batches", "minibatch", "sample", "samples", *READS}
+"""Words of functions that give a batch."""
+
+CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
+"""The name of what a line calls."""
+
+
+class BatchWork:
+    """The statements of a script that make something else of a batch.
+
+    Args:
+        sources: Text of each file; a line without text reads nothing.
+
+    Attributes:
+        lines: File and line of each.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        self.lines: set[tuple[str, int]] = set()
+        self._sources = sources
+        self._reading: dict[tuple[str, int], bool] = {}
+
+    def add(self, part: Part, found: Found) -> None:
+        """Takes in a function, and what its statements are for."""
+        self.lines.update((part.file, line) for s in _working(part, found) for line in header_lines(s))
+
+    def is_in(self, stack: Sequence[Frame]) -> bool:
+        """Whether a stack is in such a statement, and not where that reads files.
+
+        Args:
+            stack: File, line and function of each user frame, innermost first, up to the loop's own one.
+        """
+        *inner, own = stack
+        if own[:2] not in self.lines:
+            return False
+        for file, line, function in inner:
+            if words(function.rpartition(".")[2]) & READS or self._reads(file, line):
+                return False
+        return True
+
+    def _reads(self, file: str, line: int) -> bool:
+        """Whether a line calls what reads files, or gets data otherwise: `tensor(Image.open(path))`."""
+        if (file, line) not in self._reading:
+            called = CALLED.findall(self._sources.line(file, line))
+            self._reading[file, line] = any(words(name) & READS for name in called)
+        return self._reading[file, line]
+
+
+def _working(part: Part, found: Found) -> list[ast.stmt]:
+    """Returns the statements that make something else of a batch which others have got in the same turn:
+    `x = smoothed(x)`, after `x, y = next(batches)`. Not those that read what they are told of, nor those
+    that are told only what to pick: `x = table[rows]`."""
+    made = [
+        s
+        for s in part.statements
+        if found.roles.get(s.lineno) is Phase.DATA_WAIT and id(s) not in part.hooked
+    ]
+    among = {id(each) for each in (*made, *part.asks)}
+    got = [s for s in part.statements if id(s) in among and _gets(s)]
+    works: list[ast.stmt] = []
+    for statement in made:
+        if any(words(callee(call)[0]) & READS for call in calls_of(statement)):
+            continue
+        worked_on = _worked_on(statement, part)
+        if any(
+            part.blocks.reaches(source, name, statement)
+            and not part.blocks.outlives_turn(source, name, statement)
+            for source in got
+            if source.lineno < statement.lineno
+            for name in part.writes[id(source)] & worked_on
+        ):
+            works.append(statement)
+    return works
+
+
+def _worked_on(statement: ast.stmt, part: Part) -> set[str]:
+    """Returns the names that a statement reads, but for those by which it only picks something."""
+    nodes = nodes_of(statement)
+    keys = (node.slice for node in nodes if isinstance(node, ast.Subscript))
+    picking = {id(node) for key in keys for node in ast.walk(key)}
+    kept = isinstance(statement, ast.AugAssign)
+    besides = names(
+        node
+        for node in nodes
+        if id(node) not in picking and (kept or not isinstance(getattr(node, "ctx", None), ast.Store))
+    )
+    read = part.reads[id(statement)]
+    return {name for name in read if name.partition("[")[0].rpartition(".")[2] in besides}
+
+
+def _gets(statement: ast.stmt) -> bool:
+    """Whether a statement gets a batch: asks an iterator for the next one, or calls what reads or makes it;
+    a loop's head, too. What numbers it is made by is none: `rows = order[i : i + 32]`."""
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        return not (
+            isinstance(statement.iter, ast.Call) and callee(statement.iter)[0] in ("range", "count")
+        )
+    return any(
+        callee(call)[0] == "next" or words(callee(call)[0]) & BATCHES for call in calls_of(statement)
+    )
