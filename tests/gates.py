@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from diagnose.gate.bisection import BisectRequest
 from diagnose.gate.measure import RunPlan
+from diagnose.gate.pairs import Asked
 from diagnose.gate.result import MeasuredRun, Metric, Side, TrainingFailed
 
 STAND_IN = """\
@@ -119,6 +121,14 @@ def scripted(figures: dict[str, float], *, wall_s: float = 1.0, steps: int = 200
 
     measure.plans = plans  # type: ignore[attr-defined]
     return measure
+
+
+def bisect_request(repository: Path, commits: str, folder: Path) -> BisectRequest:
+    """The search among these commits of `train.py` for who lost the time of a usual step."""
+    asked = Asked(metric=Metric.STEP_MS, steps=200, warmup=20)
+    return BisectRequest(
+        asked=asked, commits=commits, command=("train.py",), cwd=repository, folder=folder / "runs"
+    )
 
 
 TESTSUITE = {"name", "tests", "failures", "errors", "time", "skipped"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from diagnose.kernels._driver import DriverError
 from diagnose.kernels._kernels import kernel
 from diagnose.kernels._nvrtc import NoCompiler
 from diagnose.kernels._structs import Launch, LaunchMany
+from torch import nn
 
 from tests.emulated import EmulatedDevice
 
@@ -98,3 +99,47 @@ def failing(stem: str, device: CpuDevice, monkeypatch: pytest.MonkeyPatch, *, af
         launched(name, entry, **how)
 
     monkeypatch.setattr(device, "launch", launch)
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+MAKERS: dict[str, Make] = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1),
+    "adam-amsgrad": lambda params: torch.optim.Adam(params, lr=1e-2, amsgrad=True, weight_decay=0.1),
+    "adam-maximize": lambda params: torch.optim.Adam(params, lr=1e-2, maximize=True, eps=0),
+    "sgd": lambda params: torch.optim.SGD(params, lr=1e-2),
+    "sgd-nesterov": lambda params: torch.optim.SGD(
+        params, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1
+    ),
+    "sgd-dampening": lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9, dampening=0.5),
+}
+STATEFUL = [name for name in MAKERS if name != "sgd"]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(50, 60), nn.Tanh(), nn.Linear(60, 3))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, scale: float = 1.0) -> None:
+    image = torch.randn(4, 50, generator=torch.Generator().manual_seed(number))
+    optimizer.zero_grad()
+    (model(image).square().mean() * scale).backward()
+    optimizer.step()
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Weights and all of the optimizer's state, as a checkpoint shows it."""
+    state = optimizer.state_dict()["state"]
+    held = [value for each in state.values() for value in each.values() if isinstance(value, torch.Tensor)]
+    return [tensor.detach().clone() for tensor in [*model.parameters(), *held]]
+
+
+def assert_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(a, b) and a.dtype is b.dtype for a, b in zip(ours, theirs, strict=True))
+
+
+def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)

@@ -85,7 +85,8 @@ def test_compiling_says_what_it_says_without_us(plain, ours):
 def test_the_steps_of_compiled_models_have_their_phases(ours, run_folder):
     assert ours.code == 0
     profile = load_profile(run_folder)
-    # An optimizer step inside a compiled function is not seen; see test_steps for models trained in turn.
+    # An optimizer step inside a compiled function is not seen; of models trained in turn, see
+    # test_steps_without_loader.
     seen = len(WAYS) - len(("whole_step", "optimizer_step"))
     assert profile.steps.count == 30 * seen - (seen - 1)
     assert profile.notes == ()

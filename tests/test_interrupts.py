@@ -20,8 +20,8 @@ from diagnose.actions._watch import watched
 from diagnose.core.trial import Safety
 from diagnose.launch.interrupts import handlers_wait, interrupts_wait
 from diagnose.launch.tuning import _check_numerics
+from tests.checked_training import ConvNet, trained
 from tests.simulated_job import Change, Machine, controller, lead, train
-from tests.test_shadow import ConvNet, trained
 from tests.toggled import assert_equal, weights
 
 

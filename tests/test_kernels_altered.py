@@ -10,8 +10,16 @@ import torch
 from diagnose.kernels._swap import swap, unswap
 from torch.optim import Optimizer
 
-from tests.kernels_on_cpu import CpuDevice, kernels_on_cpu
-from tests.test_kernels_swap import MAKERS, STATEFUL, assert_close, everything, network, step
+from tests.kernels_on_cpu import (
+    MAKERS,
+    STATEFUL,
+    CpuDevice,
+    assert_close,
+    everything,
+    kernels_on_cpu,
+    network,
+    step,
+)
 
 
 @pytest.fixture

@@ -18,8 +18,18 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.kernels_on_cpu import CPU, CpuDevice, failing, kernels_on_cpu
-from tests.test_kernels_swap import MAKERS, assert_close, assert_equal, everything, network, step
+from tests.kernels_on_cpu import (
+    CPU,
+    MAKERS,
+    CpuDevice,
+    assert_close,
+    assert_equal,
+    everything,
+    failing,
+    kernels_on_cpu,
+    network,
+    step,
+)
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_profile import MS, NOBODY, SLOT_OF, log_of, steps_of
 
 from diagnose.analysis.lines import source_lines
 from diagnose.analysis.long_steps import LongSteps
 from diagnose.analysis.series import find_spikes
-from diagnose.core.ledger import COUNTS
+from diagnose.core.ledger import COUNTS, SLOT_OF
 from diagnose.core.phases import Phase
 from diagnose.core.places import begins_ns, coded, place_of
 from diagnose.core.profile import SourceLine
@@ -21,6 +20,7 @@ from diagnose.source.places import Places
 from diagnose.source.purposes import LOG, METRIC, PYTHON_LOOP, SAVE, SCHEDULE, SYNC
 from diagnose.source.roles import Roles
 from diagnose.source.sources import Sources
+from tests.rank_logs import MS, NOBODY, log_of, steps_of
 
 SCRIPT = """\
     import json

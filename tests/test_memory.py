@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_profile import log_of, steps_of
 
 from diagnose.analysis.program import memory_of
 from diagnose.launch import vitals
+from tests.rank_logs import log_of, steps_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="readings of Linux")
 

@@ -1,4 +1,4 @@
-"""What is learnt of live objects: optimizers, models, graphs, calls, padding."""
+"""What is learnt of live objects: models, graphs, calls."""
 
 from __future__ import annotations
 
@@ -7,158 +7,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from diagnose.analysis.program import program_of
-from diagnose.core.ledger import COLUMNS
 from diagnose.hooks._graph import walk
 from diagnose.hooks._graph_facts import summarize
-from diagnose.hooks._padding import padding_in, padding_of
 from diagnose.hooks._recorder import Recorder
 from diagnose.hooks.autograd_graph import AutogradGraphHook
 from diagnose.hooks.backward import BackwardHook
 from diagnose.hooks.forward import ForwardHook
 from diagnose.hooks.model_calls import ModelCallsHook
 from diagnose.hooks.model_facts import describe as describe_model
-from diagnose.hooks.optimizer import OptimizerHook
-from diagnose.hooks.optimizer_facts import OptimizerFactsHook, describe
 from diagnose.hooks.torch_settings import settings_now
-from diagnose.rules._engine import ask_one
-from diagnose.rules._examples import card, profile
-from diagnose.rules.optimizer_offload import OptimizerOffload
-from diagnose.source.sources import Sources
-from diagnose.store.reader import RankLog
 from tests.fakes import tell_of_pass
 from tests.running import run, write
 
 
 def graph(loss: torch.Tensor, *, recomputing: bool = False, wanted: set[int] = frozenset()) -> dict:  # type: ignore[assignment, type-arg]
     return summarize(*walk(loss.grad_fn, recomputing), wanted)
-
-
-# -- optimizers
-
-
-@pytest.mark.parametrize(
-    ("options", "implementation"),
-    [({}, "for-loop"), ({"foreach": True}, "foreach"), ({"fused": True}, "fused")],
-)
-def test_an_optimizer_tells_what_it_runs_as(options: dict[str, bool], implementation: str):
-    model = nn.Linear(3, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), **options)
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    facts = describe(optimizer)
-    assert facts["implementation"] == implementation
-    assert (facts["num_tensors"], facts["num_elements"], facts["param_bytes"]) == (2, 16, 64)
-    assert facts["state_bytes"] >= 2 * 64
-    assert facts["can_fuse"]
-
-
-class Offloaded(torch.optim.Optimizer):
-    """An optimizer whose moments stay in host memory, wherever the parameters are."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1})
-
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for param in group["params"]:
-                self.state[param]["moment"] = torch.zeros(param.shape)
-
-
-@pytest.mark.parametrize(
-    ("device", "updates_copies", "host_bytes"),
-    [("meta", False, 64), ("meta", True, 64), ("cpu", False, 0), ("cpu", True, 0)],
-)
-def test_state_in_host_memory_is_told_where_the_model_is_on_a_device(device, updates_copies, host_bytes):
-    """Of tensors of `meta`, in place of a device."""
-    model = nn.Linear(3, 4, device=device)
-    copies = [nn.Parameter(torch.zeros(param.shape)) for param in model.parameters()]
-    optimizer = Offloaded(copies if updates_copies else model.parameters())
-    optimizer.step()
-    facts = describe(optimizer, [model])
-    assert (facts["state_bytes"], facts["host_state_bytes"]) == (64, host_bytes)
-
-
-def test_state_beside_its_parameters_and_step_counters_are_not_offloaded():
-    model = nn.Sequential(nn.Linear(3, 4, device="meta"), nn.Embedding(100, 4))  # whose table stays here
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    for param in model.parameters():
-        param.grad = torch.zeros_like(param)
-    optimizer.step()
-    facts = describe(optimizer, [model])
-    assert facts["state_bytes"] > 2 * 4 * (16 + 400)
-    assert facts["host_state_bytes"] == 2 * 4, "the counters of two tensors on the device"
-
-
-def test_an_offloaded_optimizer_is_named_from_what_is_told_of_it():
-    model = nn.Linear(3, 4, device="meta")
-    for kind, named in ((Offloaded, True), (torch.optim.Adagrad, False)):
-        optimizer = kind(model.parameters())
-        optimizer.step()
-        facts = {
-            "models": [describe_model(model)],
-            "optimizers": [{**describe(optimizer, [model]), "file": "", "line": 0}],
-        }
-        steps = np.zeros((5, len(COLUMNS)), dtype=np.int64)
-        log = RankLog(path=Path("rank0.sqlite"), meta={"facts": facts}, steps=steps)
-        run_profile = profile(optimizer_ms=40, device=card(), program=program_of(log, 0, Sources()))
-        assert (ask_one(OptimizerOffload(), run_profile) is not None) == named
-
-
-@pytest.mark.parametrize("unfit", ["16-bit", "sparse", "derived", "differentiable"])
-def test_an_optimizer_that_torch_cannot_fuse_is_not_said_to_be_one(unfit: str):
-    class Derived(torch.optim.AdamW):
-        pass
-
-    layer = nn.Embedding(64, 4, sparse=unfit == "sparse")
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    if unfit == "16-bit":
-        layer.to(torch.bfloat16)
-    elif unfit == "derived":
-        optimizer = Derived(layer.parameters())
-    elif unfit == "differentiable":
-        optimizer = torch.optim.AdamW(layer.parameters(), differentiable=True)
-    facts = describe(optimizer, [layer])
-    assert not facts["can_fuse"]
-    assert facts["can_group"] == (unfit == "16-bit")
-
-
-def test_an_optimizer_is_known_with_the_line_that_made_it():
-    recorder = Recorder()
-    with OptimizerFactsHook().install(recorder), OptimizerHook().install(recorder):
-        model = nn.Linear(3, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
-        for inspect in recorder.looks.inspections:
-            inspect()
-    (facts,) = recorder.facts["optimizers"]
-    assert facts["file"] == __file__
-    assert facts["line"] > 0
-    assert facts["kind"] == "SGD"
-    assert not recorder.looks.inspections
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_parameter_that_gets_its_momentum_after_others_is_told(late: bool):
-    recorder = Recorder()
-    with OptimizerFactsHook().install(recorder), OptimizerHook().install(recorder):
-        model = nn.Linear(3, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for number in range(3):
-            model.bias.requires_grad_(number > 0 or not late)
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-    assert recorder.facts.get("late_momenta", False) is late
-    assert not recorder.looks.on_step
 
 
 # -- models
@@ -519,90 +388,6 @@ def test_a_call_without_gradients_in_training_mode_on_something_else_is_none_tha
             model.train()
             recorder.steps += 1
     assert recorder.facts["calls"]["free"] == free
-
-
-def test_padding_is_a_run_at_the_end_of_rows():
-    full = torch.randint(1, 50, (8, 20))
-    padded = full.clone()
-    for row in range(8):
-        padded[row, 10 + row :] = 0
-    wasted = sum(10 - row for row in range(8))
-    overlong = 3 * 8
-    assert padding_of(padded) == (wasted, overlong, 160)
-    assert padding_of(padded.flip(1)) == (wasted, overlong, 160), "padding on the left"
-    assert padding_of(full) == (0, 0, 160)
-    assert padding_of(full.float()) is None
-
-
-def test_padding_of_columns_and_of_documents_is_seen_as_that_of_rows():
-    lengths = torch.tensor([20, 5, 14, 9, 17, 6, 11, 19, 8, 13, 7, 18, 10, 15, 12, 16])
-    rows = [torch.randint(1, 50, (int(length),)) for length in lengths]
-    ids = pad_sequence(rows, batch_first=True)
-    wasted = 16 * 20 - int(lengths.sum())
-    assert padding_of(ids) == padding_of(ids.t()) == padding_of(ids.flip(1).t()) == (wasted, 0, 320)
-    assert padding_of(ids.view(4, 4, 20)) == (wasted, 0, 320)
-    assert padding_of(torch.randint(1, 50, (20, 16))) == (0, 0, 320)
-
-
-def test_features_of_one_value_are_no_padding():
-    table = torch.randint(1, 50, (64, 10))
-    table[:, 3:6] = 0
-    assert padding_of(table) == (0, 0, 640)
-    pairs = torch.randint(1, 5000, (64, 2))
-    pairs[40:, 0] = 17  # the last rows are of one user
-    assert padding_of(pairs) is None
-    digits = torch.zeros(8, 28, 28, dtype=torch.uint8)
-    digits[:, :, 8:20] = 255
-    assert padding_of(digits) is None
-
-
-@pytest.mark.parametrize("features", [(), (3,)])
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kind", [torch.tensor, list])
-def test_padding_of_numbers_is_what_follows_the_lengths_beside_them(
-    features: tuple[int, ...], batch_first: bool, kind: Any
-):
-    lengths = [37, 12, 21, 30]
-    waves = pad_sequence([torch.randn(n, *features) for n in lengths], batch_first=batch_first)
-    padding = padding_in((waves, torch.arange(4), kind(lengths)))
-    assert padding == (4 * 37 - 100, 0, 4 * 37)
-    assert padding_in({"wave": waves, "target": torch.arange(4)}) is None, "nobody tells"
-    longer = F.pad(waves.movedim(1 - batch_first, 0), (0, 0) * len(features) + (0, 13))
-    assert padding_in(({"wave": longer}, {"n": kind(lengths)})) == (4 * 50 - 100, 4 * 13, 4 * 50)
-
-
-def test_time_may_come_after_features_and_be_too_long_to_be_looked_at_whole():
-    lengths = torch.tensor([300_000, 40_000, 160_001, 299_999])
-    waves = pad_sequence([torch.randn(int(n)) for n in lengths], batch_first=True)
-    wasted = 4 * 300_000 - int(lengths.sum())
-    assert padding_in((waves, lengths)) == (wasted, 0, 4 * 300_000)
-    mels = torch.randn(4, 80, 60)
-    frames = torch.tensor([60, 41, 58, 3])
-    mels[torch.arange(60).expand(4, 80, 60) >= frames[:, None, None]] = -11.5
-    assert padding_in((mels, frames)) == (240 - 162, 0, 240)
-
-
-def test_numbers_that_are_no_lengths_tell_of_no_padding():
-    images, classes = torch.randn(6, 28, 28), torch.tensor([1, 3, 9, 4, 2, 7])
-    assert padding_in((images, classes)) is None
-    images[:, 20:] = 0  # below each digit the paper is empty
-    assert padding_in((images, classes)) is None
-    assert padding_in((torch.zeros(6, 28), classes)) is None
-    assert padding_in((torch.randn(6, 28), torch.full((6,), 28))) is None
-
-
-def test_rows_that_are_filled_up_to_a_multiple_are_not_too_long():
-    def rows(length: int) -> torch.Tensor:
-        ids = torch.randint(1, 50, (8, 50))
-        ids[0, 40:] = 0
-        return torch.nn.functional.pad(ids, (0, length - 50))
-
-    padding = padding_of(rows(56))
-    assert padding == (10 + 8 * 6, 0, 8 * 56), "50 tokens need 56 columns"
-    padding = padding_of(rows(57))
-    assert padding == (10 + 8 * 7, 8 * 7, 8 * 57)
-    padding = padding_of(rows(64))
-    assert padding == (10 + 8 * 14, 8 * 14, 8 * 64), "and not 64"
 
 
 def test_a_function_that_dynamo_gives_up_on_for_a_break_in_a_loop_is_told_with_its_line(tmp_path: Path):

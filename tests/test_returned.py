@@ -5,13 +5,12 @@ from __future__ import annotations
 from textwrap import dedent
 
 import pytest
-from test_dependencies import PASSES
-from test_roles import AFTER_FORWARD, AFTER_OPTIMIZER, FILE, Script
 
 from diagnose.core.phases import Phase
 from diagnose.source.places import Places
 from diagnose.source.results import Results
 from diagnose.source.sources import Sources
+from tests.sampled_script import AFTER_FORWARD, AFTER_OPTIMIZER, FILE, PASSES, Script
 
 FORWARD, OTHER = Phase.FORWARD, Phase.OTHER
 

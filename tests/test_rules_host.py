@@ -1,10 +1,8 @@
-"""Rules about the host: on real runs with a fault in them, and where two rules see the same time."""
+"""Rules about the host where two of them see the same time, and the arithmetic that they share."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import DIAGNOSE, only_run, run, write
 
-from diagnose.analysis.profile import load_profile, load_series
 from diagnose.analysis.series import summarize_series
-from diagnose.core.finding import Finding
 from diagnose.core.host import HostStats, PythonThread
 from diagnose.core.phases import Phase
 from diagnose.core.profile import Profile, RankProfile, SourceLine
@@ -25,134 +20,15 @@ from diagnose.core.program import Loader, Optimizer, Program
 from diagnose.core.series import Series
 from diagnose.core.settings import Settings
 from diagnose.rules._cpus import delayed_share, spread
-from diagnose.rules._engine import ask, rules
+from diagnose.rules._engine import rules
 from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from diagnose.rules._rank_examples import ranks_example
 from diagnose.rules.frequent_evaluation import epoch_steps
 from diagnose.rules.slow_clipping import CALL_NS, ELEMENT_NS, LEAST, SlowClipping
+from tests.findings import RULES, found_in
 
 pytestmark = pytest.mark.alone
-
-RULES = rules()
-
-JOB = """
-import json, sys, time
-import torch
-from torch import nn
-
-fault = sys.argv[1]
-torch.set_num_threads(1)
-model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-spent = []
-
-
-def clip(limit):
-    for _ in range(60):
-        total = 0.0
-        for p in model.parameters():
-            total += p.grad.norm().item() ** 2
-        for p in model.parameters():
-            p.grad.mul_(min(1.0, limit / (total**0.5 + 1e-6)))
-
-
-for step in range(150):
-    x = torch.randn(16, 32)
-    loss = model(x).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    begun = time.perf_counter()
-    if fault == "clip":
-        clip(1.0)
-    clipped = time.perf_counter() - begun
-    optimizer.step()
-    begun = time.perf_counter()
-    if fault == "sleep":
-        time.sleep(0.01)
-    elif fault == "busy":
-        order = sorted(str(i) for i in range(20000))
-    elif fault == "log":
-        for _ in range(800):
-            print(json.dumps({"step": step, "loss": 0.5}), file=sys.stderr, flush=True)
-    elif fault == "save" and step % 10 == 9:
-        for _ in range(40):
-            torch.save(model.state_dict(), sys.argv[2] + "/model.pt")
-    spent.append(clipped + time.perf_counter() - begun)
-with open(sys.argv[2] + "/spent.json", "w") as file:
-    json.dump(spent, file)
-"""
-
-
-@pytest.mark.parametrize(
-    ("fault", "rule"),
-    [
-        ("sleep", "blocking-call"),
-        ("busy", "python-overhead"),
-        pytest.param("log", "logging-io", marks=pytest.mark.extended),
-        pytest.param("clip", "slow-clipping", marks=pytest.mark.extended),
-        ("save", "checkpoint-stall"),
-    ],
-)
-def test_a_fault_in_a_real_run_is_named_with_its_line_and_its_size(fault: str, rule: str, tmp_path: Path):
-    script = write(tmp_path / "train.py", JOB)
-    ended = run(*DIAGNOSE, "--quiet", script, fault, tmp_path, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr[-2000:]
-    seen = load_profile(only_run(tmp_path))
-    findings = {finding.rule: finding for finding in ask(RULES, seen)[0]}
-    assert rule in findings, list(findings)
-    found = findings[rule]
-    assert found.file == str(script)
-    spent = json.loads((tmp_path / "spent.json").read_text())[seen.steps.warmup :]
-    true_ns = 1e9 * sum(spent) / len(spent)
-    assert found.lost_ns_per_step == pytest.approx(true_ns, rel=0.3)
-    assert rule == next(iter(findings)), "the fault takes more than everything else"
-
-
-SMALL_OPERATIONS = """
-import torch
-from torch import nn
-
-torch.set_num_threads(2)
-layers = [module for _ in range(24) for module in (nn.Linear(256, 256), nn.Tanh())]
-model = nn.Sequential(*layers)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-x = torch.randn(64, 256)
-for step in range(150):
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two threads want two CPUs")
-def test_threads_that_sleep_between_operations_are_told_by_what_waking_them_costs(tmp_path: Path):
-    script = write(tmp_path / "train.py", SMALL_OPERATIONS)
-    quickest_ns = {}
-    for policy in ("active", "passive"):
-        folder = tmp_path / policy
-        folder.mkdir()
-        ended = run(*DIAGNOSE, "--quiet", script, cwd=folder, OMP_WAIT_POLICY=policy, GOMP_SPINCOUNT=None)
-        assert ended.code == 0, ended.stderr[-2000:]
-        seen = load_profile(only_run(folder))
-        # What else runs here makes steps longer, and those whose threads stay awake by more.
-        quickest_ns[policy] = float(np.quantile(load_series(only_run(folder)).step_time_ns, 0.05))
-        if policy == "active" and (seen.foreign_cpus or 0.0) > 0.2:
-            pytest.skip("what else runs here takes CPUs: threads that stay awake are no faster then")
-        found = {finding.rule: finding for finding in ask(RULES, seen)[0]}.get("sleeping-threads")
-        assert (found is not None) is (policy == "passive"), seen.host
-    assert found is not None
-    truth = 1 - quickest_ns["active"] / quickest_ns["passive"]
-    low, high = (ns / seen.step_time_ns for ns in (found.low_ns, found.high_ns))
-    assert low / 1.3 < truth < 1.3 * high
-
-
-# -- two rules that see the same time
-
-
-def found_in(example: Profile) -> dict[str, Finding]:
-    return {finding.rule: finding for finding in ask(RULES, example)[0]}
-
 
 BUSY_MACHINE = HostStats(
     cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.6, runnable_share=0.4, busy_cpus=2.0,
@@ -445,135 +321,6 @@ def test_what_is_done_only_every_so_many_steps_is_to_be_done_more_rarely(rule, i
     finding = found_in(profile(other_ms=12, where=(line,)))[rule]
     assert finding.code == code
     assert f"`{every}`" in finding.fix or not every
-
-
-def test_all_that_acting_takes_is_lost_and_the_fix_is_promised_half_of_it():
-    (example, *_) = RULES["slow-rollout"].fires_on
-    found = found_in(example)
-    assert set(found) == {"slow-rollout"}
-    acts = found["slow-rollout"]
-    assert acts.lost_ns == pytest.approx({Phase.EVALUATION: 60e6})
-    assert acts.fixed_ns_per_step == pytest.approx(30e6)
-
-
-STEPS_ENVIRONMENT = at("obs, reward, done = env.step(a)", 0.3, "environment")
-
-
-@pytest.mark.parametrize(
-    ("rule", "line"),
-    [
-        ("python-overhead", at("weights = [f(i) for i in order]", 0.2, "python-loop")),
-        ("slow-batch-building", at("x = [f(c) for c in row]", 0.2, "python-loop", phase=Phase.DATA_WAIT)),
-        ("frequent-evaluation", at("right += score(batch)", 0.2, phase=Phase.EVALUATION)),
-    ],
-)
-def test_what_a_loop_does_beside_acting_is_told_whole(rule: str, line: SourceLine):
-    acts = replace(STEPS_ENVIRONMENT, phase=line.phase)
-    part: dict[str, Any] = {f"{line.phase.value}_ms": 50}
-    found = found_in(profile(**part, where=(acts, line)))
-    assert set(found) == {"slow-rollout", rule}
-    assert found["slow-rollout"].lost_ns_per_step == pytest.approx(30e6)
-    assert found[rule].lost_ns_per_step == pytest.approx(20e6)
-    part = {f"{line.phase.value}_ms": 30}
-    assert set(found_in(profile(**part, where=(acts,)))) == {"slow-rollout"}
-
-
-def test_of_a_helper_that_the_environment_calls_too_only_the_rest_is_overhead():
-    helper = at("seen = observe(place)", 0.15)
-    for acting, rest_ms in ((0.13, 0), (0.05, 10)):
-        where = (STEPS_ENVIRONMENT, replace(helper, acting=acting))
-        found = found_in(profile(other_ms=46, where=where))
-        assert found["slow-rollout"].lost_ns_per_step == pytest.approx((0.3 + acting) * 100e6)
-        lost_ns = found["python-overhead"].lost_ns_per_step if "python-overhead" in found else 0.0
-        assert lost_ns == pytest.approx(rest_ms * 1e6)
-
-
-def test_a_fault_of_the_script_comes_before_acting_that_costs_less_than_twice_as_much():
-    for acting, first in ((0.35, "logging-io"), (0.45, "slow-rollout")):
-        where = (replace(STEPS_ENVIRONMENT, share=acting), at("print(row, file=log)", 0.2, "log"))
-        found, _ = ask(RULES, profile(other_ms=70, where=where))
-        assert found[0].rule == first
-
-
-def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call():
-    example = RULES["small-operators"].fires_on[0]
-    acts = at("action = dist.sample()", 0.05, "rollout", phase=Phase.DATA_WAIT)
-    found = found_in(replace(example, where=(acts,)))["small-operators"]
-    assert (found.fix.startswith("Choose the actions without gradients"), found.code) == (True, "")
-    assert found_in(example)["small-operators"].code
-
-
-def test_a_line_that_few_steps_run_is_jitter_and_what_each_step_does_beside_it_is_overhead():
-    example = RULES["step-jitter"].fires_on[-1]
-    found = found_in(example)
-    assert set(found) == {"step-jitter"}
-    (settles,) = example.where
-    jitter = found["step-jitter"]
-    assert (jitter.file, jitter.line) == (settles.file, settles.line)
-    assert jitter.lost_ns == pytest.approx({Phase.OTHER: 17e6})
-    assert settles.text in jitter.fix
-    assert not any("in other," in each for each in jitter.evidence)
-    books = replace(at("book.update(batch)", 0.2), line=50)
-    both = replace(profile(other_ms=40), series=example.series, host=example.host, where=(settles, books))
-    found = found_in(both)
-    assert set(found) == {"step-jitter", "python-overhead"}
-    assert found["python-overhead"].line == 50
-    assert found["python-overhead"].lost_ns_per_step == pytest.approx(21e6)
-    assert found["step-jitter"].lost_ns_per_step == pytest.approx(17e6)
-    regular = replace(both, series=replace(example.series, period={Phase.OTHER: 10}))
-    assert found_in(regular)["python-overhead"].lost_ns_per_step == pytest.approx(38e6)
-
-
-@pytest.mark.parametrize(
-    ("forward_ns", "jitter", "overhead"),
-    [(8e6, {Phase.OTHER: 17e6}, {}), (20e6, {Phase.FORWARD: 20e6}, {Phase.OTHER: 18e6})],
-)
-def test_long_steps_of_a_line_are_told_alone_or_left_to_overhead(forward_ns, jitter, overhead):
-    example = RULES["step-jitter"].fires_on[-1]
-    series = example.series
-    series = replace(
-        series,
-        spike_ns={**series.spike_ns, Phase.FORWARD: forward_ns},
-        spike_share={**series.spike_share, Phase.FORWARD: 0.05},
-    )
-    found = found_in(replace(example, series=series))
-    assert set(found) == {"step-jitter"} | ({"python-overhead"} if overhead else set())
-    assert found["step-jitter"].lost_ns == pytest.approx(jitter)
-    assert bool(found["step-jitter"].file) is (Phase.OTHER in jitter)
-    assert not overhead or found["python-overhead"].lost_ns == pytest.approx(overhead)
-
-
-def test_what_step_jitter_cannot_tell_remains_overhead():
-    example = RULES["step-jitter"].fires_on[-1]
-    found = found_in(replace(example, host=HostStats()))
-    assert set(found) == {"python-overhead"}
-    assert found["python-overhead"].lost_ns == pytest.approx({Phase.OTHER: 18e6})
-    hook = at("norms = spectra(p)", 0.1, "hook", phase=Phase.OPTIMIZER)
-    beside = profile(other_ms=20, optimizer_ms=30, series=example.series, host=example.host)
-    found = found_in(replace(beside, where=(*example.where, replace(hook, irregular=0.09))))
-    assert set(found) == {"step-jitter", "python-overhead"}
-    assert found["python-overhead"].lost_ns == pytest.approx({Phase.OPTIMIZER: 10e6, Phase.OTHER: 1e6})
-
-
-@pytest.mark.parametrize(
-    ("share", "jitter", "overhead"), [(0.2, {Phase.OTHER: 9e6}, {}), (0.3, {}, {Phase.OTHER: 20e6})]
-)
-def test_of_a_helper_that_acting_calls_too_each_part_is_told_once(share, jitter, overhead):
-    helper = replace(at("seen = observe(place)", share), acting=0.1, irregular=0.09)
-    example = RULES["step-jitter"].fires_on[-1]
-    found = found_in(
-        profile(other_ms=70, series=example.series, host=example.host, where=(STEPS_ENVIRONMENT, helper))
-    )
-    assert found.pop("slow-rollout").lost_ns == pytest.approx({Phase.OTHER: 40e6})
-    told = {rule: finding.lost_ns for rule, finding in found.items()}
-    assert told.get("step-jitter", {}) == pytest.approx(jitter)
-    assert told.get("python-overhead", {}) == pytest.approx(overhead)
-
-
-def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
-    line = at("current = copy.deepcopy(model)", 0.14)
-    found = found_in(profile(other_ms=15, where=(line,)))["python-overhead"]
-    assert found.fix.startswith("Make the copy once")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from diagnose.tuner.agreement import RanksLost
 from diagnose.tuner.controller import Controller
 from diagnose.tuner.policy import Policy
 from tests.simulated_job import MS, Change, Exclusive, Machine, controller, lead, train
-from tests.test_tuner_loss import Training
+from tests.simulated_loss import Training
 
 
 class Meeting:

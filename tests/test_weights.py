@@ -6,10 +6,10 @@ import ast
 from textwrap import dedent
 
 import pytest
-from test_idioms import of_marked
 
 from diagnose.source.purposes import CLIP, EMA, PYTHON_LOOP, UPDATE, WHOLE
 from diagnose.source.weights import Weights
+from tests.marked import of_marked
 
 
 @pytest.mark.parametrize(

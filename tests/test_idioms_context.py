@@ -1,0 +1,235 @@
+"""What a line is for where other lines tell: how a name was made, who calls, what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnose.core.phases import Phase
+from diagnose.source.idioms import Idioms
+from diagnose.source.places import Places
+from diagnose.source.purposes import CLIP, COLLECT, HOOK, LOG, PYTHON_LOOP, SAVE, SCHEDULE, SLICES, WAIT
+from diagnose.source.sources import Sources
+from tests.marked import FILE, of_marked
+
+
+def test_the_end_of_a_transaction_writes_what_is_in_it():
+    text = "with db:  # here\n    for row in rows:\n        db.execute('INSERT INTO t VALUES (?)', row)\n"
+    assert of_marked(text) == (LOG,)
+    assert of_marked(text.replace("INSERT INTO t VALUES (?)", "SELECT 1")) == ()
+
+
+CLIPS = """
+def clip(self):
+    if not self.blocks:
+        nn.utils.clip_grad_norm_(self.parameters(), 1.0)  # at once
+        return
+    for parameter in self.parameters():
+        for block in parameter.grad.chunk(self.blocks):
+            norm = block.norm()  # by hand
+"""
+
+
+@pytest.mark.parametrize(("line", "idioms"), [("# at once", ()), ("# by hand", (CLIP,))])
+def test_a_function_that_clips_in_two_ways_does_so_by_hand_in_one(line: str, idioms: tuple[str, ...]):
+    assert of_marked(CLIPS.replace(line, "# here"), "Trainer.clip") == idioms
+
+
+FEED = """
+class Feed:
+    def __init__(self):
+        self.asked, self.answers = queue.Queue(), queue.Queue()
+        self.known = {}
+
+    def level(self, day):
+        self.asked.put(day)
+        return self.answers.get()  # waits
+
+    def cached(self, day):
+        return self.known.get(day)  # looks
+"""
+
+
+@pytest.mark.parametrize(("line", "idioms"), [("# waits", (WAIT,)), ("# looks", ())])
+def test_what_was_made_as_a_queue_is_waited_for(line: str, idioms: tuple[str, ...]):
+    assert of_marked(FEED.replace(line, "# here")) == idioms
+
+
+HELPER = """\
+def whiten(part):
+    return part / part.std()  # here
+
+class Net(nn.Module):
+    def forward(self, x):
+        return torch.cat([{call} for part in x.{taken}], 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "taken", "outer", "idioms"),
+    [
+        ("whiten(part)", "unbind(1)", "Net.forward", (PYTHON_LOOP, SLICES)),
+        ("whiten(part)", "chunk(3, 1)", "Net.forward", ()),
+        ("whiten(x)", "unbind(1)", "Net.forward", ()),
+        ("whiten(part)", "unbind(1)", "train", ()),
+    ],
+)
+def test_a_helper_that_a_module_calls_for_each_slice_serves_the_loop(call, taken, outer, idioms):
+    text = HELPER.format(call=call, taken=taken)
+    found = Idioms(Places(Sources({FILE: text})))
+    stack = [(FILE, 2, "whiten"), (FILE, 6, outer), (FILE, 20, "main")]
+    assert found.of(stack, phase=Phase.FORWARD) == idioms
+    assert found.of(stack, phase=Phase.FORWARD, called=True) == ()
+    layer = [(FILE, 2, "Whiten.forward"), *stack[1:]]
+    assert found.of(layer, phase=Phase.FORWARD) == ()
+
+
+RATES = """
+def rate_at(step):
+    return sum(shape(step, i) for i in range(9))  # inside
+
+for step, x in enumerate(data):
+    lr = {}  # made
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss.backward()
+    optimizer.step()
+    print(step, {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "told", "idiom"),
+    [
+        ("rate_at(step)", "lr", SCHEDULE),
+        ("base * rate_at(step)", "lr", SCHEDULE),
+        ("rate_at(step) if decays else base", "lr", SCHEDULE),
+        ("rate_at(step)", "optimizer.step(lr)", PYTHON_LOOP),
+    ],
+)
+def test_what_makes_a_rate_that_is_only_set_is_a_schedule(made: str, told: str, idiom: str):
+    text = RATES.format(made, told)
+    stack = [(FILE, 3, "rate_at"), (FILE, 6, "<module>")]
+    assert Idioms(Places(Sources({FILE: text}))).of(stack) == (idiom,)
+    assert (SCHEDULE in Idioms(Places(Sources({FILE: text}))).of(stack[1:])) is (idiom == SCHEDULE)
+
+
+def test_what_the_loop_needs_besides_is_no_rate():
+    text = RATES.format("base / loss", "loss").replace(
+        "loss.backward()", "loss = f(x)  # here\n    loss.backward()"
+    )
+    assert of_marked(text) == ()
+
+
+WARMUP = """
+def factor(step):
+    return sum(shape(step, i) for i in range(9))
+
+for x in data:
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "schedules", "idioms"),
+    [
+        ("warmup.step()", True, (SCHEDULE,)),
+        ("warmup.step()", False, (HOOK,)),
+        ("optimizer.step(); warmup.step()", True, (HOOK,)),
+        ("trainer.fit(x)", True, ()),
+    ],
+)
+def test_a_schedule_is_told_by_where_it_was_stepped_whatever_it_is_called(
+    line: str, schedules: bool, idioms: tuple[str, ...]
+):
+    text = WARMUP.format(line)
+    found = Idioms(Places(Sources({FILE: text})), {(FILE, 6)} if schedules else ())
+    stack = [(FILE, 3, "factor"), (FILE, 6, "fit")]
+    assert set(found.of(stack, phase=Phase.OPTIMIZER)) - {PYTHON_LOOP} == set(idioms)
+    assert (SCHEDULE in found.of(stack[1:], phase=Phase.OPTIMIZER)) is (idioms == (SCHEDULE,))
+
+
+@pytest.mark.parametrize(
+    ("imports", "call", "idioms"),
+    [
+        ("import pickle as pkl", "pkl.dump(state, book)", (SAVE,)),
+        ("from pickle import dump", "dump(state, book)", (SAVE,)),
+        ("from mine import dump", "dump(state, book)", ()),
+        ("import numpy as onp", "onp.savez(path, rows)", (SAVE,)),
+        ("from gc import collect", "collect()", (COLLECT,)),
+    ],
+)
+def test_what_a_file_imports_is_known_by_any_name(imports: str, call: str, idioms: tuple[str, ...]):
+    assert of_marked(f"{imports}\n{call}  # here") == idioms
+
+
+DURABLE = """
+with open(new, "wb") as book:  # opens
+    torch.save(state, book)
+    book.flush()  # flushes
+    os.fsync(book.fileno())  # waits
+buffer = BytesIO()
+torch.save(state, buffer)
+packed = zlib.compress(buffer.getvalue())  # packs
+path.write_bytes(packed)  # writes
+notes.write(text)  # notes
+with open("notes", "a") as notes:  # appends
+    notes.write(text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "idiom"),
+    [
+        ("opens", SAVE),
+        ("flushes", SAVE),
+        ("waits", SAVE),
+        ("packs", SAVE),
+        ("writes", SAVE),
+        ("notes", LOG),
+        ("appends", LOG),
+    ],
+)
+def test_what_is_done_to_a_file_that_state_is_saved_to_is_saving(mark: str, idiom: str):
+    assert of_marked(DURABLE.replace(f"# {mark}", "# here")) == (idiom,)
+
+
+PREDICTIONS = """
+def row_of(p):
+    return ",".join(f"{{v:.6f}}" for v in p)  # helper
+
+with open("predictions", "w") as fh:
+    for x, y in loader:
+        out = model(x)
+        rows = [f"{{i}},{{row_of(p)}}" for i, p in enumerate(out.tolist())]  # rows
+        lines = []
+        for p in out.tolist():  # head
+            line = row_of(p)  # line
+            lines.append(line)
+        text = {}  # text
+        fh.write("\\n".join(rows) + "\\n".join(lines))
+        fh.write({})
+        loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "made", "written", "logs"),
+    [
+        ("rows", "''", "text", True),
+        ("head", "''", "text", True),
+        ("line", "''", "text", True),
+        ("text", "render(out)", "text", True),
+        ("text", "assess(out, y)", "f'{text}'", False),
+        ("text", "assess(out, y)", "text); print(text); total += text; len(''", False),
+    ],
+)
+def test_text_that_is_made_to_be_written_is_logging(mark: str, made: str, written: str, logs: bool):
+    text = PREDICTIONS.format(made, written)
+    assert (LOG in of_marked(text.replace(f"# {mark}", "# here"))) is logs
+
+
+def test_a_helper_that_formats_what_is_written_is_logging():
+    text = PREDICTIONS.format("''", "text")
+    for line, idiom in {8: LOG, 11: LOG, 7: PYTHON_LOOP}.items():
+        stack = [(FILE, 3, "row_of"), (FILE, line, "<module>")]
+        assert Idioms(Places(Sources({FILE: text}))).of(stack) == (idiom,)

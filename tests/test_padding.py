@@ -1,0 +1,96 @@
+"""What is padding in a batch: values of one kind at the end of rows, or what follows the lengths beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from diagnose.hooks._padding import padding_in, padding_of
+
+
+def test_padding_is_a_run_at_the_end_of_rows():
+    full = torch.randint(1, 50, (8, 20))
+    padded = full.clone()
+    for row in range(8):
+        padded[row, 10 + row :] = 0
+    wasted = sum(10 - row for row in range(8))
+    overlong = 3 * 8
+    assert padding_of(padded) == (wasted, overlong, 160)
+    assert padding_of(padded.flip(1)) == (wasted, overlong, 160), "padding on the left"
+    assert padding_of(full) == (0, 0, 160)
+    assert padding_of(full.float()) is None
+
+
+def test_padding_of_columns_and_of_documents_is_seen_as_that_of_rows():
+    lengths = torch.tensor([20, 5, 14, 9, 17, 6, 11, 19, 8, 13, 7, 18, 10, 15, 12, 16])
+    rows = [torch.randint(1, 50, (int(length),)) for length in lengths]
+    ids = pad_sequence(rows, batch_first=True)
+    wasted = 16 * 20 - int(lengths.sum())
+    assert padding_of(ids) == padding_of(ids.t()) == padding_of(ids.flip(1).t()) == (wasted, 0, 320)
+    assert padding_of(ids.view(4, 4, 20)) == (wasted, 0, 320)
+    assert padding_of(torch.randint(1, 50, (20, 16))) == (0, 0, 320)
+
+
+def test_features_of_one_value_are_no_padding():
+    table = torch.randint(1, 50, (64, 10))
+    table[:, 3:6] = 0
+    assert padding_of(table) == (0, 0, 640)
+    pairs = torch.randint(1, 5000, (64, 2))
+    pairs[40:, 0] = 17  # the last rows are of one user
+    assert padding_of(pairs) is None
+    digits = torch.zeros(8, 28, 28, dtype=torch.uint8)
+    digits[:, :, 8:20] = 255
+    assert padding_of(digits) is None
+
+
+@pytest.mark.parametrize("features", [(), (3,)])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", [torch.tensor, list])
+def test_padding_of_numbers_is_what_follows_the_lengths_beside_them(
+    features: tuple[int, ...], batch_first: bool, kind: Any
+):
+    lengths = [37, 12, 21, 30]
+    waves = pad_sequence([torch.randn(n, *features) for n in lengths], batch_first=batch_first)
+    padding = padding_in((waves, torch.arange(4), kind(lengths)))
+    assert padding == (4 * 37 - 100, 0, 4 * 37)
+    assert padding_in({"wave": waves, "target": torch.arange(4)}) is None, "nobody tells"
+    longer = F.pad(waves.movedim(1 - batch_first, 0), (0, 0) * len(features) + (0, 13))
+    assert padding_in(({"wave": longer}, {"n": kind(lengths)})) == (4 * 50 - 100, 4 * 13, 4 * 50)
+
+
+def test_time_may_come_after_features_and_be_too_long_to_be_looked_at_whole():
+    lengths = torch.tensor([300_000, 40_000, 160_001, 299_999])
+    waves = pad_sequence([torch.randn(int(n)) for n in lengths], batch_first=True)
+    wasted = 4 * 300_000 - int(lengths.sum())
+    assert padding_in((waves, lengths)) == (wasted, 0, 4 * 300_000)
+    mels = torch.randn(4, 80, 60)
+    frames = torch.tensor([60, 41, 58, 3])
+    mels[torch.arange(60).expand(4, 80, 60) >= frames[:, None, None]] = -11.5
+    assert padding_in((mels, frames)) == (240 - 162, 0, 240)
+
+
+def test_numbers_that_are_no_lengths_tell_of_no_padding():
+    images, classes = torch.randn(6, 28, 28), torch.tensor([1, 3, 9, 4, 2, 7])
+    assert padding_in((images, classes)) is None
+    images[:, 20:] = 0  # below each digit the paper is empty
+    assert padding_in((images, classes)) is None
+    assert padding_in((torch.zeros(6, 28), classes)) is None
+    assert padding_in((torch.randn(6, 28), torch.full((6,), 28))) is None
+
+
+def test_rows_that_are_filled_up_to_a_multiple_are_not_too_long():
+    def rows(length: int) -> torch.Tensor:
+        ids = torch.randint(1, 50, (8, 50))
+        ids[0, 40:] = 0
+        return torch.nn.functional.pad(ids, (0, length - 50))
+
+    padding = padding_of(rows(56))
+    assert padding == (10 + 8 * 6, 0, 8 * 56), "50 tokens need 56 columns"
+    padding = padding_of(rows(57))
+    assert padding == (10 + 8 * 7, 8 * 7, 8 * 57)
+    padding = padding_of(rows(64))
+    assert padding == (10 + 8 * 14, 8 * 14, 8 * 64), "and not 64"

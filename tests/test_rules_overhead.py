@@ -1,0 +1,147 @@
+"""Which rule tells a part of the loop's own code: acting, long steps or overhead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diagnose.core.host import HostStats
+from diagnose.core.phases import Phase
+from diagnose.core.profile import SourceLine
+from diagnose.rules._engine import ask
+from diagnose.rules._examples import profile
+from diagnose.rules._lines import at
+from tests.findings import RULES, found_in
+
+pytestmark = pytest.mark.alone
+
+
+def test_all_that_acting_takes_is_lost_and_the_fix_is_promised_half_of_it():
+    (example, *_) = RULES["slow-rollout"].fires_on
+    found = found_in(example)
+    assert set(found) == {"slow-rollout"}
+    acts = found["slow-rollout"]
+    assert acts.lost_ns == pytest.approx({Phase.EVALUATION: 60e6})
+    assert acts.fixed_ns_per_step == pytest.approx(30e6)
+
+
+STEPS_ENVIRONMENT = at("obs, reward, done = env.step(a)", 0.3, "environment")
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("python-overhead", at("weights = [f(i) for i in order]", 0.2, "python-loop")),
+        ("slow-batch-building", at("x = [f(c) for c in row]", 0.2, "python-loop", phase=Phase.DATA_WAIT)),
+        ("frequent-evaluation", at("right += score(batch)", 0.2, phase=Phase.EVALUATION)),
+    ],
+)
+def test_what_a_loop_does_beside_acting_is_told_whole(rule: str, line: SourceLine):
+    acts = replace(STEPS_ENVIRONMENT, phase=line.phase)
+    part: dict[str, Any] = {f"{line.phase.value}_ms": 50}
+    found = found_in(profile(**part, where=(acts, line)))
+    assert set(found) == {"slow-rollout", rule}
+    assert found["slow-rollout"].lost_ns_per_step == pytest.approx(30e6)
+    assert found[rule].lost_ns_per_step == pytest.approx(20e6)
+    part = {f"{line.phase.value}_ms": 30}
+    assert set(found_in(profile(**part, where=(acts,)))) == {"slow-rollout"}
+
+
+def test_of_a_helper_that_the_environment_calls_too_only_the_rest_is_overhead():
+    helper = at("seen = observe(place)", 0.15)
+    for acting, rest_ms in ((0.13, 0), (0.05, 10)):
+        where = (STEPS_ENVIRONMENT, replace(helper, acting=acting))
+        found = found_in(profile(other_ms=46, where=where))
+        assert found["slow-rollout"].lost_ns_per_step == pytest.approx((0.3 + acting) * 100e6)
+        lost_ns = found["python-overhead"].lost_ns_per_step if "python-overhead" in found else 0.0
+        assert lost_ns == pytest.approx(rest_ms * 1e6)
+
+
+def test_a_fault_of_the_script_comes_before_acting_that_costs_less_than_twice_as_much():
+    for acting, first in ((0.35, "logging-io"), (0.45, "slow-rollout")):
+        where = (replace(STEPS_ENVIRONMENT, share=acting), at("print(row, file=log)", 0.2, "log"))
+        found, _ = ask(RULES, profile(other_ms=70, where=where))
+        assert found[0].rule == first
+
+
+def test_a_policy_that_acts_with_gradients_is_to_compute_an_episode_in_one_call():
+    example = RULES["small-operators"].fires_on[0]
+    acts = at("action = dist.sample()", 0.05, "rollout", phase=Phase.DATA_WAIT)
+    found = found_in(replace(example, where=(acts,)))["small-operators"]
+    assert (found.fix.startswith("Choose the actions without gradients"), found.code) == (True, "")
+    assert found_in(example)["small-operators"].code
+
+
+def test_a_line_that_few_steps_run_is_jitter_and_what_each_step_does_beside_it_is_overhead():
+    example = RULES["step-jitter"].fires_on[-1]
+    found = found_in(example)
+    assert set(found) == {"step-jitter"}
+    (settles,) = example.where
+    jitter = found["step-jitter"]
+    assert (jitter.file, jitter.line) == (settles.file, settles.line)
+    assert jitter.lost_ns == pytest.approx({Phase.OTHER: 17e6})
+    assert settles.text in jitter.fix
+    assert not any("in other," in each for each in jitter.evidence)
+    books = replace(at("book.update(batch)", 0.2), line=50)
+    both = replace(profile(other_ms=40), series=example.series, host=example.host, where=(settles, books))
+    found = found_in(both)
+    assert set(found) == {"step-jitter", "python-overhead"}
+    assert found["python-overhead"].line == 50
+    assert found["python-overhead"].lost_ns_per_step == pytest.approx(21e6)
+    assert found["step-jitter"].lost_ns_per_step == pytest.approx(17e6)
+    regular = replace(both, series=replace(example.series, period={Phase.OTHER: 10}))
+    assert found_in(regular)["python-overhead"].lost_ns_per_step == pytest.approx(38e6)
+
+
+@pytest.mark.parametrize(
+    ("forward_ns", "jitter", "overhead"),
+    [(8e6, {Phase.OTHER: 17e6}, {}), (20e6, {Phase.FORWARD: 20e6}, {Phase.OTHER: 18e6})],
+)
+def test_long_steps_of_a_line_are_told_alone_or_left_to_overhead(forward_ns, jitter, overhead):
+    example = RULES["step-jitter"].fires_on[-1]
+    series = example.series
+    series = replace(
+        series,
+        spike_ns={**series.spike_ns, Phase.FORWARD: forward_ns},
+        spike_share={**series.spike_share, Phase.FORWARD: 0.05},
+    )
+    found = found_in(replace(example, series=series))
+    assert set(found) == {"step-jitter"} | ({"python-overhead"} if overhead else set())
+    assert found["step-jitter"].lost_ns == pytest.approx(jitter)
+    assert bool(found["step-jitter"].file) is (Phase.OTHER in jitter)
+    assert not overhead or found["python-overhead"].lost_ns == pytest.approx(overhead)
+
+
+def test_what_step_jitter_cannot_tell_remains_overhead():
+    example = RULES["step-jitter"].fires_on[-1]
+    found = found_in(replace(example, host=HostStats()))
+    assert set(found) == {"python-overhead"}
+    assert found["python-overhead"].lost_ns == pytest.approx({Phase.OTHER: 18e6})
+    hook = at("norms = spectra(p)", 0.1, "hook", phase=Phase.OPTIMIZER)
+    beside = profile(other_ms=20, optimizer_ms=30, series=example.series, host=example.host)
+    found = found_in(replace(beside, where=(*example.where, replace(hook, irregular=0.09))))
+    assert set(found) == {"step-jitter", "python-overhead"}
+    assert found["python-overhead"].lost_ns == pytest.approx({Phase.OPTIMIZER: 10e6, Phase.OTHER: 1e6})
+
+
+@pytest.mark.parametrize(
+    ("share", "jitter", "overhead"), [(0.2, {Phase.OTHER: 9e6}, {}), (0.3, {}, {Phase.OTHER: 20e6})]
+)
+def test_of_a_helper_that_acting_calls_too_each_part_is_told_once(share, jitter, overhead):
+    helper = replace(at("seen = observe(place)", share), acting=0.1, irregular=0.09)
+    example = RULES["step-jitter"].fires_on[-1]
+    found = found_in(
+        profile(other_ms=70, series=example.series, host=example.host, where=(STEPS_ENVIRONMENT, helper))
+    )
+    assert found.pop("slow-rollout").lost_ns == pytest.approx({Phase.OTHER: 40e6})
+    told = {rule: finding.lost_ns for rule, finding in found.items()}
+    assert told.get("step-jitter", {}) == pytest.approx(jitter)
+    assert told.get("python-overhead", {}) == pytest.approx(overhead)
+
+
+def test_a_copy_of_the_model_in_each_step_is_to_be_made_once():
+    line = at("current = copy.deepcopy(model)", 0.14)
+    found = found_in(profile(other_ms=15, where=(line,)))["python-overhead"]
+    assert found.fix.startswith("Make the copy once")
