@@ -166,7 +166,7 @@ def _supplies(finding: Finding) -> bool:
 def _answer(name: str, rule: Rule, profile: Profile) -> Finding | Abstention | None:
     if not rule.applies(profile):
         return None
-    missing = [need for need in rule.needs if reading(profile, need) is None]
+    missing = [need for need in rule.needed(profile) if reading(profile, need) is None]
     if missing:
         return Abstention(rule=name, missing=missing[0])
     finding = rule.check(profile)

@@ -86,7 +86,7 @@ def fires(rule: Rule, example: Profile) -> None:
 
 def has_its_readings(rule: Rule, example: Profile) -> None:
     """Every reading that the rule needs is in its example; a path that leads nowhere would never be."""
-    for need in rule.needs:
+    for need in rule.needed(example):
         _demand(reading(example, need) is not None, f"{rule.name} needs {need}, which its example lacks")
 
 

@@ -64,6 +64,10 @@ class Rule(ABC):
         """Whether the fault could be there at all: no loader, no slow loader. Asked before `needs`."""
         return True
 
+    def needed(self, profile: Profile) -> tuple[str, ...]:
+        """Returns those of `needs` that it cannot do without in a run of this kind."""
+        return self.needs
+
     def explained(self, finding: Finding, profile: Profile) -> tuple[str, ...]:
         """Returns which of `explains` see the time of a finding less exactly; `check` has just found it."""
         return self.explains
