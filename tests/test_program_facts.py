@@ -116,6 +116,68 @@ def test_what_is_done_to_the_weights_of_attention_is_told():
     )
 
 
+def weights_and(read: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A loss of attention, and of what else reads its weights."""
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    w = scores(q, k).softmax(-1)
+    return (w @ v).sum() + read(w).sum()
+
+
+def test_attention_whose_weights_are_read_elsewhere_cannot_be_fused():
+    assert graph(weights_and(lambda w: torch.zeros(())))["num_attentions"] == 1
+    assert graph(weights_and(lambda w: w.detach().mean()))["num_attentions"] == 1, "it is only looked at"
+    assert graph(weights_and(lambda w: w.mean(1)))["num_attentions"] == 0
+    assert graph(weights_and(lambda w: w * w.clamp(min=1e-6).log()))["num_attentions"] == 0
+    query, table = (torch.randn(2, 16, 8, requires_grad=True) for _ in range(2))
+    module = nn.MultiheadAttention(8, 2, batch_first=True)
+    out, weights = module(query, table, table, need_weights=True)
+    assert graph(out.sum())["num_attentions"] == 1
+    assert graph(out.sum() + weights.square().sum())["num_attentions"] == 0
+    assert graph(module(query, table, table, need_weights=False)[0].sum())["num_attentions"] == 0
+
+
+@pytest.mark.parametrize("kind", ["router", "features", "one query"])
+def test_a_softmax_between_products_that_is_no_attention_among_tokens_is_none(kind: str):
+    x = torch.randn(2, 16, 8, requires_grad=True)
+    if kind == "router":
+        gates = torch.einsum("bsd,de->bse", x, nn.Parameter(torch.randn(8, 4))).softmax(-1)
+        out = torch.einsum("bse,edf,bsd->bsf", gates, nn.Parameter(torch.randn(4, 8, 8)), x)
+    elif kind == "features":
+        to_q, to_k = (nn.Parameter(torch.randn(2, 8, 4)) for _ in range(2))
+        q, k = (torch.einsum("bsd,hde->bhse", x, weight) for weight in (to_q, to_k))
+        out = q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ x[:, None])
+    else:
+        query = nn.Linear(8, 8)(x.mean(1, keepdim=True))
+        out = (query @ x.transpose(1, 2)).softmax(-1) @ x
+    assert graph(out.sum())["num_attentions"] == 0
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("form", ["matmul", "einsum", "baddbmm", "chunks", "float"])
+def test_attention_is_found_however_it_is_written_and_whether_its_bias_is_trained(form: str, bias: bool):
+    q, k, v = (torch.randn(4, 16, 8, requires_grad=True) for _ in range(3))
+    table = torch.randn(31, 4, requires_grad=bias)
+    places = torch.arange(16)
+    b = table[places[:, None] - places + 15].permute(2, 0, 1)
+    if form == "matmul":
+        out = ((q @ k.mT) * 0.35 + b).softmax(-1) @ v
+    elif form == "einsum":
+        s = torch.einsum("hid,hjd->hij", q, k) + b
+        s[:, torch.ones(16, 16).triu(1).bool()] = float("-inf")
+        out = torch.einsum("hij,hjd->hid", torch.softmax(s, dim=-1), v)
+    elif form == "baddbmm":
+        out = torch.bmm(F.softmax(torch.baddbmm(b, q, k.mT, alpha=0.35), dim=-1), v)
+    elif form == "chunks":
+        parts = zip(q.chunk(2), k.chunk(2), v.chunk(2), b.chunk(2), strict=True)
+        out = torch.cat([(q @ k.mT + b).softmax(-1) @ v for q, k, v, b in parts])
+    else:
+        s = (q.bfloat16() @ k.bfloat16().mT).float() + b
+        out = s.softmax(-1, dtype=torch.float32).bfloat16() @ v.bfloat16()
+    facts = graph(out.sum())
+    assert (facts["num_attentions"], facts["attention_keys"]) == (2 if form == "chunks" else 1, 16)
+    assert facts["attention_biased"] is bias
+
+
 def test_products_that_autocast_computes_inside_of_a_model_are_told_by_their_numbers():
     layer, x = nn.Linear(64, 64), torch.randn(32, 64)
     assert graph(layer(x).sum())["product_bytes"] == 4

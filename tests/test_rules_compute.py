@@ -11,6 +11,8 @@ from torch import nn
 
 from diagnose.analysis.profile import load_profile
 from diagnose.core.finding import Finding
+from diagnose.core.graph import Graph, Work
+from diagnose.core.host import HostStats
 from diagnose.core.profile import Profile
 from diagnose.core.program import Optimizer, Program
 from diagnose.hooks._graph import walk
@@ -18,6 +20,7 @@ from diagnose.hooks._graph_facts import summarize
 from diagnose.rules import diagnosed
 from diagnose.rules._engine import built_in
 from diagnose.rules._examples import profile
+from diagnose.rules.anomaly_mode import BACKWARD_NS, BYTE_NS
 from diagnose.rules.slow_optimizer import SAVED, SlowOptimizer
 from tests.running import DIAGNOSE, only_run, run, write
 
@@ -169,3 +172,39 @@ def test_attention_that_torch_computes_step_by_step_is_not_said_to_be_written_ou
 def test_the_same_script_without_a_fault_has_none_of_them(tmp_path: Path):
     found = named(recorded("none", tmp_path))
     assert not set(found) & {*FAULTS, "unused-gradients", "unfused-attention", "padding-waste"}
+
+
+@pytest.mark.parametrize(("num_bytes", "part"), [(1e6, 1.5), (1e5, 1.0)])
+def test_threads_divide_the_search_for_nan_in_large_results(num_bytes: float, part: float):
+    total = Work(num_ops=60, num_bytes=60 * num_bytes)
+    program = Program(graph=Graph(num_nodes=1, total=total, searches_nan=True))
+
+    def lost_ns(threads: int) -> float:
+        host = HostStats(anomaly_share=0.9, num_threads=threads)
+        found = built_in()["anomaly-mode"].check(profile(step_ms=500, host=host, program=program))
+        return found.lost_ns_per_step - BACKWARD_NS
+
+    assert lost_ns(1) == pytest.approx(BYTE_NS * total.num_bytes)
+    assert lost_ns(2) == pytest.approx(lost_ns(1) / part)
+
+
+def test_with_few_keys_and_no_mask_the_fused_kernel_of_threads_wins_nothing():
+    """With a mask there is more between the products, and it does: as measured for 176 keys."""
+
+    def found(**work: float) -> Finding | None:
+        products = Work(num_ops=8, backward_ns=1.24e6, forward_ns=0.62e6)
+        graph = Graph(
+            num_nodes=90,
+            total=Work(num_ops=60, backward_ns=12e6, forward_ns=8e6),
+            attention=Work(num_ops=24, **work),
+            attention_products=products,
+            num_attentions=3,
+            attention_keys=176,
+        )
+        host = HostStats(num_threads=2)
+        run = profile(step_ms=20, forward_ms=8, backward_ms=12, host=host, program=Program(graph=graph))
+        return RULE.check(run)
+
+    masked = found(backward_ns=2.18e6, forward_ns=1.56e6)
+    assert masked is not None and masked.lost_ns_per_step == pytest.approx(0.92e6, rel=0.05)
+    assert found(backward_ns=1.45e6, forward_ns=0.85e6) is None

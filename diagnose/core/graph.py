@@ -60,6 +60,7 @@ class Graph:
         fused_attention: Operations that are attention in one kernel.
         attention_keys: Most keys that a query is compared with in one of these places.
         attention_drops: Whether its weights are dropped, or multiplied by anything else, after a softmax.
+        attention_biased: Whether something with a gradient of its own is added to its scores.
         pointwise: Elementwise operations whose only user is another elementwise operation.
         unaligned: Matrix products with a dimension that is no multiple of 8.
         unwanted: Operations whose gradients reach no parameter that an optimizer updates; of the products
@@ -101,6 +102,7 @@ class Graph:
     fused_attention: Work = Work()
     attention_keys: int | None = None
     attention_drops: bool = False
+    attention_biased: bool = False
     pointwise: Work = Work()
     unaligned: Work = Work()
     unwanted: Work = Work()

@@ -9,13 +9,22 @@ from diagnose.hooks._graph import MATMULS, Node, behind_views
 ATTENTION_HOPS = 10
 """Operations between a softmax and its two products: scale, mask, dropout, and the views of `matmul`."""
 SOFTMAXES = ("Softmax", "SafeSoftmax")
+BIASED = ("Add", "Baddbmm")
+"""Operations by which a bias, such as one of relative positions, gets into the scores."""
+COPIES = ("Clone", "ToCopy")
+"""Of a factor in another order or type."""
 NORMALIZER_HOPS = 4
 """Operations between an exponential, its sum and the division by that: a mask, a small number, views."""
 
 
 def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[int]]:
     """Returns the operations of each softmax between two batched products, products included, and over how
-    many keys each of these softmaxes goes."""
+    many keys each of these softmaxes goes.
+
+    What no fused kernel would compute is none: weights that something else reads, too, and products with a
+    parameter, such as those of a router with its experts. Of a single query or key there is next to nothing
+    between the products.
+    """
     found: dict[int, Node] = {}
     keys: list[int] = []
     for softmax in ops:
@@ -23,10 +32,18 @@ def written_out_attention(ops: list[Node]) -> tuple[list[Node], list[int]]:
             continue
         below = _until_product(softmax, up=False)
         above = _until_product(softmax, up=True)
-        if below and above:
-            keys.append(softmax.shape[-1])
-            found.update((id(op), op) for op in (softmax, *below, *above) if op.is_op)
+        if not (below and above) or 1 in softmax.shape[-2:] or any(map(_is_with_weight, below)):
+            continue
+        if softmax.name in SOFTMAXES and _is_read_elsewhere(softmax, above):
+            continue
+        keys.append(softmax.shape[-1])
+        found.update((id(op), op) for op in (softmax, *below, *above) if op.is_op)
     return list(found.values()), keys
+
+
+def has_trained_bias(attention: list[Node]) -> bool:
+    """Whether something with a gradient of its own is added to the scores of written-out attention."""
+    return any(len(op.inputs) > (2 if op.name == "Baddbmm" else 1) for op in attention if op.name in BIASED)
 
 
 def dropped_weights(ops: list[Node]) -> list[Node]:
@@ -83,7 +100,7 @@ def _until_product(softmax: Node, *, up: bool) -> list[Node]:
         for node in edge:
             for neighbour in node.users if up else node.inputs:
                 found = _product(neighbour, softmax, up=up)
-                product = found or product
+                product += [node for node in found if node not in product]
                 if neighbour.numel == softmax.numel and not neighbour.leaf and not found:
                     following.append(neighbour)
         passed += [node for node in following if node not in passed]
@@ -104,6 +121,26 @@ def _product(node: Node, softmax: Node, *, up: bool) -> list[Node]:
         factors = [each for each in node.inputs if each.name == "Mul" and each.numel > node.numel]
         return [*factors, node] if factors else []
     return []
+
+
+def _is_with_weight(op: Node) -> bool:
+    """Whether a product's second factor is a parameter: then it is a layer, and the softmax one of classes,
+    of experts, or of features."""
+    factors = [view for view in op.inputs if len(view.shape) > 2]
+    if op.name not in ("Bmm", "Baddbmm") or not factors:
+        return False
+    while factors[-1].inputs and (not factors[-1].is_op or factors[-1].name in COPIES):
+        factors.append(factors[-1].inputs[0])
+    return bool(factors[-1].leaf and factors[-1].weight)
+
+
+def _is_read_elsewhere(softmax: Node, above: list[Node]) -> bool:
+    """Whether anything but the product with the values reads the weights, such as a loss on them."""
+    passed = [
+        softmax,
+        *(node for node in above if node.numel == softmax.numel and node.name not in MATMULS),
+    ]
+    return any(user not in above for node in passed for user in node.users)
 
 
 def _is_summed(node: Node) -> bool:

@@ -18,7 +18,7 @@ from diagnose.hooks._graph import (
     is_small,
     views_for,
 )
-from diagnose.hooks._graph_attention import dropped_weights, written_out_attention
+from diagnose.hooks._graph_attention import dropped_weights, has_trained_bias, written_out_attention
 
 SLOW_NS = 50_000
 """A node that takes longer in the backward pass computes, and is not only dispatched, however few numbers
@@ -75,6 +75,7 @@ def summarize(nodes: list[Node], truncated: bool, wanted: Collection[int]) -> di
         "fused_attention": _work([op for op in ops if op.name.startswith(FUSED_ATTENTION)]),
         "attention_keys": max(keys, default=None),
         "attention_drops": any(op.name == "Mul" or "Dropout" in op.name for op in dropped_weights(ops)),
+        "attention_biased": has_trained_bias(attention),
         "pointwise": _work(chained),
         "unaligned": _work([op for op in ops if op.flops and _is_unaligned(op)]),
         "unwanted": unwanted,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import Any
+
 from diagnose.core.finding import Finding
 from diagnose.core.graph import Graph, Work
 from diagnose.core.host import HostStats
@@ -18,16 +21,24 @@ SAVED = (0.5, 1.0, 1.2)
 """Of what lies between the products, less one product that is computed again, what the fused kernel saves.
 It still takes the exponentials, and spares the products some memory."""
 
-SAVED_ON_CPU = (0.2, 0.8, 1.6)
-MIN_KEYS, MIN_KEYS_OF_THREADS = 128, 256
-"""Likewise on CPUs, by one thread from so many keys on and by several from so many; with fewer the fused
-kernel is slower. Measured by `benchmarks/attention.py` for 16 to 256 keys, heads of 16 and 64, one thread
-and two."""
+SAVED_ON_CPU = (0.25, 1.0, 1.6)
+"""Likewise on CPUs, of what is told by the next ones."""
+
+FUSED, FUSED_OF_THREADS = ((64, 1.5), (inf, 0.85)), ((96, 1.8), (192, 1.3), (inf, 1.05))
+"""What the fused kernel takes on a CPU of so many keys at most, as a multiple of the products and one of
+them again: of one thread, and of several. From 192 tokens on it works in larger blocks. Measured by
+`benchmarks/attention.py` for 32 to 256 keys, heads of 16 to 64, with and without a mask: 0.7 to 1.1 of one
+thread from 64 keys on; of two 1.1 to 1.9 below 96, 1.05 to 1.6 below 192, 0.95 to 1.1 above. Without a mask
+there is so little between the products that two threads are slower with it below 192 keys."""
 
 CALLED = "SafeSoftmax"
 """The softmax of `scaled_dot_product_attention` where it computes step by step; nothing else has it."""
 
 WRITTEN_OUT = "Replace softmax(q k^T) v by scaled_dot_product_attention."
+OF_LIBRARIES = (
+    " nn.MultiheadAttention calls it itself with need_weights=False, and a model of Transformers with"
+    ' attn_implementation="sdpa".'
+)
 CODE = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...)"
 ON_CPU = (
     "On a CPU no fused kernel has dropout of the attention's weights, nor a mask with gradients. Without"
@@ -40,9 +51,13 @@ ON_DEVICE = (
 )
 
 
-def written_out(num_ops: int, num_attentions: int = 4, called: int = 0, keys: int | None = None) -> Program:
+def written_out(
+    num_ops: int, num_attentions: int = 4, called: int = 0, *, masked: bool = True, **facts: Any
+) -> Program:
+    """Returns a program with so many operations of attention; without a mask most of it are products."""
     attention = Work(num_ops=num_ops, flops=num_ops * 4e6, num_bytes=num_ops * 4e6)
-    products = Work(num_ops=num_ops // 3, flops=attention.flops, num_bytes=num_ops * 1e6)
+    num_bytes = num_ops * (1e6 if masked else 2.8e6)
+    products = Work(num_ops=num_ops // 3, flops=attention.flops, num_bytes=num_bytes)
     rest = Work(num_ops=60, flops=1e9, num_bytes=4e7)
     total = Work(
         num_ops=rest.num_ops + num_ops,
@@ -56,10 +71,13 @@ def written_out(num_ops: int, num_attentions: int = 4, called: int = 0, keys: in
             attention=attention,
             attention_products=products,
             num_attentions=num_attentions,
-            attention_keys=keys,
             names={CALLED: called} if called else {},
+            **facts,
         )
     )
+
+
+TWO = HostStats(num_threads=2)
 
 
 class UnfusedAttention(Rule):
@@ -92,14 +110,17 @@ class UnfusedAttention(Rule):
         profile(program=written_out(16)),
         profile(program=written_out(30, called=4)),
         profile(program=written_out(30, called=4), device="cuda"),
-        profile(program=written_out(30, keys=MIN_KEYS)),
-        profile(program=written_out(30, keys=MIN_KEYS // 2), device="cuda"),
+        profile(program=written_out(30, attention_keys=176), host=TWO),
+        profile(program=written_out(30, masked=False, attention_keys=64)),
+        profile(program=written_out(30, masked=False, attention_keys=192), host=TWO),
+        profile(program=written_out(30, attention_biased=True), device="cuda"),
     )
     silent_on = (
         profile(program=written_out(0, num_attentions=0)),
         profile(program=written_out(1)),
-        profile(program=written_out(30, keys=MIN_KEYS - 1)),
-        profile(program=written_out(30, keys=MIN_KEYS), host=HostStats(num_threads=2)),
+        profile(program=written_out(30, masked=False, attention_keys=63)),
+        profile(program=written_out(30, masked=False, attention_keys=191), host=TWO),
+        profile(program=written_out(30, attention_biased=True)),
     )
 
     def check(self, profile: Profile) -> Finding | None:
@@ -107,11 +128,9 @@ class UnfusedAttention(Rule):
         graph = profile.program.graph
         assert graph is not None
         on_cpu = profile.run.device == "cpu"
-        least = MIN_KEYS if (profile.host.num_threads or 1) == 1 else MIN_KEYS_OF_THREADS
-        few = graph.attention_keys is not None and graph.attention_keys < least
-        if not graph.num_attentions or (on_cpu and few):
-            return None
-        saved = SAVED_ON_CPU if on_cpu else SAVED
+        if not graph.num_attentions or (on_cpu and graph.attention_biased):
+            return None  # a CPU has no fused kernel with a mask that gets gradients
+        saved, fused = (SAVED_ON_CPU, fused_on_cpu(profile, graph)) if on_cpu else (SAVED, 1.0)
         whole = of_work(profile, graph.attention, graph)
         products = products_of(profile, graph)
         lines = [
@@ -122,12 +141,13 @@ class UnfusedAttention(Rule):
         seen_ns = share_of(lines) * profile.step_time_ns
         if seen_ns:
             whole[Phase.FORWARD] = seen_ns
-        between = {phase: whole[phase] - products[phase] for phase in whole}
-        between[Phase.BACKWARD] -= products[Phase.FORWARD] / 2
-        lost = {phase: saved[1] * max(0.0, ns) for phase, ns in between.items()}
-        lost_ns = sum(lost.values())
+        between = {phase: whole[phase] - fused * products[phase] for phase in whole}
+        between[Phase.BACKWARD] -= fused * products[Phase.FORWARD] / 2
+        lost_ns = saved[1] * sum(between.values())
         if lost_ns < 0.02 * profile.step_time_ns:
             return None
+        won = {phase: max(0.0, ns) for phase, ns in between.items()}
+        lost = {phase: lost_ns * ns / sum(won.values()) for phase, ns in won.items()}
         share = sum(whole.values()) / profile.step_time_ns
         called = graph.names.get(CALLED, 0) >= graph.num_attentions
         dropped = on_cpu and graph.attention_drops
@@ -141,7 +161,7 @@ class UnfusedAttention(Rule):
             lost_ns=lost,
             low_ns=0.0 if kept else lost_ns * saved[0] / saved[1],
             high_ns=lost_ns * saved[2] / saved[1],
-            assumption="the fused kernel takes as long as the products, and one of them again",
+            assumption=f"the fused kernel takes {fused:.2g} times the products and one of them again",
             evidence=(
                 f"The graph has {graph.num_attentions} softmaxes between two batched products.",
                 f"These {graph.attention.num_ops} operations write"
@@ -150,10 +170,17 @@ class UnfusedAttention(Rule):
             ),
             file=lines[0].file if lines else "",
             line=lines[0].line if lines else 0,
-            fix=stepwise if kept else WRITTEN_OUT,
+            fix=stepwise if kept else WRITTEN_OUT if lines else WRITTEN_OUT + OF_LIBRARIES,
             code="" if kept else CODE,
             actions=self.actions,
         )
+
+
+def fused_on_cpu(profile: Profile, graph: Graph) -> float:
+    """Returns how long the fused kernel of a CPU takes, as a multiple of the products and one again."""
+    factors = FUSED if (profile.host.num_threads or 1) == 1 else FUSED_OF_THREADS
+    keys = graph.attention_keys
+    return factors[-1][1] if keys is None else next(factor for most, factor in factors if keys < most)
 
 
 def products_of(profile: Profile, graph: Graph) -> dict[Phase, float]:
