@@ -26,11 +26,6 @@ def union(start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64]) -> Ins
     return np.column_stack((start_ns[first], end_ns[last]))
 
 
-def either(one: Instants, other: Instants) -> Instants:
-    """Returns the instants of one set or the other."""
-    return union(*np.concatenate((one, other)).T)
-
-
 def both(one: Instants, other: Instants) -> Instants:
     """Returns the instants of one set and the other."""
     if not len(one) or not len(other):
