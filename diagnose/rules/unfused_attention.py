@@ -27,9 +27,9 @@ SAVED_ON_CPU = (0.25, 1.0, 1.6)
 FUSED, FUSED_OF_THREADS = ((64, 1.5), (inf, 0.85)), ((96, 1.8), (192, 1.3), (inf, 1.05))
 """What the fused kernel takes on a CPU of so many keys at most, as a multiple of the products and one of
 them again: of one thread, and of several. From 192 tokens on it works in larger blocks. Measured by
-`benchmarks/attention.py` for 32 to 256 keys, heads of 16 to 64, with and without a mask: 0.7 to 1.1 of one
-thread from 64 keys on; of two 1.1 to 1.9 below 96, 1.05 to 1.6 below 192, 0.95 to 1.1 above. Without a mask
-there is so little between the products that two threads are slower with it below 192 keys."""
+`benchmarks/attention.py` for 32 to 256 keys, heads of 16 to 64, with and without a mask: 0.5 to 0.9 of one
+thread from 64 keys on; of two 1 to 1.8 at 64, 0.9 to 1.5 below 192, 0.8 to 1.1 from there on. Without a
+mask there is so little between the products that two threads are slower with it below 192 keys."""
 
 CALLED = "SafeSoftmax"
 """The softmax of `scaled_dot_product_attention` where it computes step by step; nothing else has it."""
