@@ -28,8 +28,6 @@ from diagnose.rules.frequent_evaluation import epoch_steps
 from diagnose.rules.slow_clipping import CALL_NS, ELEMENT_NS, LEAST, SlowClipping
 from tests.findings import RULES, found_in
 
-pytestmark = pytest.mark.alone
-
 BUSY_MACHINE = HostStats(
     cpus=2, machine_cpus=2, num_threads=1, process_cpus=0.6, runnable_share=0.4, busy_cpus=2.0,
     on_cpu_share=0.6, involuntary_per_s=100.0, voluntary_per_s=2.0,

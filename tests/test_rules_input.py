@@ -22,8 +22,6 @@ from diagnose.rules._worker_examples import A_CPU_IDLE, fed_by
 from diagnose.rules.slow_collate import SlowCollate
 from tests.findings import INPUT, RULES, first
 
-pytestmark = pytest.mark.alone
-
 MS = 1e6
 COPIES = (
     "degraded-link",

@@ -15,8 +15,6 @@ from diagnose.rules._examples import profile
 from diagnose.rules._lines import at
 from tests.findings import RULES, found_in
 
-pytestmark = pytest.mark.alone
-
 
 def test_all_that_acting_takes_is_lost_and_the_fix_is_promised_half_of_it():
     (example, *_) = RULES["slow-rollout"].fires_on
